@@ -1,0 +1,1 @@
+"""The rules and their words: pure, without I/O, clock, randomness or logging."""

@@ -1,0 +1,101 @@
+"""Every error that oncely raises, and how an error is put into words for a record."""
+
+import re
+from datetime import timedelta
+
+_PASSWORD_IN_URL = re.compile(r"(\w+://[^\s/:@]*):[^\s/@]+@")
+_PASSWORD_IN_TEXT = re.compile(
+    r"(?i)\b(password|passwd|pwd|secret|token|api[_-]?key)(\s*[=:]\s*)(['\"]?)[^\s'\",;&]+"
+)
+
+
+class OncelyError(Exception):
+    """The parent of every error that oncely raises."""
+
+
+class ConfigError(OncelyError):
+    """A setting is wrong. The text says what, where, and what to type instead."""
+
+
+class MessageError(OncelyError):
+    """A message is unusable: its id, or its body when that is asked for as JSON."""
+
+
+class StoreError(OncelyError):
+    """The store could not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached, or stayed locked beyond its busy timeout."""
+
+
+class ContentionError(StoreError):
+    """A record changed hands faster than it could be written; asking again is safe."""
+
+
+class FencedError(OncelyError):
+    """The claim is not the newest of its record any more; nothing was written."""
+
+
+class RefusedError(OncelyError):
+    """The ledger does not grant what was asked, because of the state of the record."""
+
+
+class BusyError(RefusedError):
+    """Another worker holds a live claim on this message."""
+
+
+class MismatchError(RefusedError):
+    """The message id was seen before with another payload."""
+
+
+class ExhaustedError(RefusedError):
+    """The message has failed for good; it runs again only after a reset."""
+
+
+class InDoubtError(RefusedError):
+    """An earlier claim ran out, and the policy does not let the message run again."""
+
+
+class Retry(OncelyError):
+    """Raised by a handler: try this message again.
+
+    `delay` replaces the policy's backoff for this once.
+    """
+
+    def __init__(self, reason: str = "", delay: timedelta | str | None = None) -> None:
+        super().__init__(reason)
+        self.delay = delay
+
+
+class Reject(OncelyError):
+    """Raised by a handler: this message can never be handled; set it aside with this reason."""
+
+
+class Unrecoverable(OncelyError):
+    """Raised by a handler: failed, and no further try can help."""
+
+
+def mask_passwords(text: str) -> str:
+    """Replace what looks like a password in a URL or an assignment by stars."""
+    return _PASSWORD_IN_TEXT.sub(r"\1\2\3***", _PASSWORD_IN_URL.sub(r"\1:***@", text))
+
+
+def describe(error: BaseException | str, limit: int = 2_000) -> str:
+    """Put an error into words for a record: type and text, cut to `limit`, passwords masked.
+
+    Never raises, whatever the error's own `__str__` does.
+    """
+    if isinstance(error, str):
+        text = error
+    else:
+        try:
+            text = str(error)
+        except Exception:  # noqa: BLE001 - a user's __str__ may raise anything.
+            text = "(its text cannot be shown)"
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    # Cut before masking: a text of many megabytes must not be searched.
+    text = mask_passwords(text[: limit + 1])
+    # A record must be storable everywhere: no NUL, no lone surrogate.
+    text = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= limit else text[: limit - 1] + "…"

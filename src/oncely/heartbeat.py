@@ -1,0 +1,95 @@
+"""The heartbeat: extends claims while their messages are being handled, on a thread of its own."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+
+from oncely.core.errors import OncelyError
+from oncely.core.record import Claim, Key
+from oncely.core.rules import Fenced
+from oncely.ledger import Ledger
+
+_log = logging.getLogger(__name__)
+
+_BEATS_PER_LEASE = 3
+
+
+class Heartbeat:
+    """Extends the claims that it holds, three times in each lease, until they are let go.
+
+    `lease_s` is the length of every claim held; None needs no extending. The thread starts with
+    the first claim held, also again in a forked child, and ends with the process or with `stop`.
+    """
+
+    def __init__(self, ledger: Ledger, lease_s: float | None) -> None:
+        self._ledger = ledger
+        self._lease_s = lease_s
+        self._lock = threading.Lock()
+        self._held: dict[Key, Claim] = {}
+        self._good_until: dict[Key, float] = {}
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def hold(self, claims: Iterable[Claim], asked_at: float) -> None:
+        """Extend these from now on. `asked_at`: `time.monotonic()` before they were asked for."""
+        if self._lease_s is None:
+            return
+        with self._lock:
+            for claim in claims:
+                self._held[claim.key] = claim
+                self._good_until[claim.key] = asked_at + self._lease_s
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._beat, args=[self._lease_s], name="oncely-heartbeat", daemon=True
+                )
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and wait for it."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def let_go(self, claim: Claim) -> Claim:
+        """Stop extending; return the claim as it was last extended."""
+        with self._lock:
+            self._good_until.pop(claim.key, None)
+            return self._held.pop(claim.key, claim)
+
+    def is_good(self, claim: Claim) -> bool:
+        """Whether the claim is surely still live.
+
+        By this process's own monotonic clock, counted from before each exchange with the store:
+        it errs on the early side.
+        """
+        with self._lock:
+            good_until = self._good_until.get(claim.key)
+        return self._lease_s is None or (good_until is not None and time.monotonic() < good_until)
+
+    def _beat(self, lease_s: float) -> None:
+        while not self._stopped.wait(lease_s / _BEATS_PER_LEASE):
+            try:
+                self._extend_all(lease_s)
+            except OncelyError:
+                # The next beat tries again; what runs out meanwhile is not good any more.
+                _log.warning("extending_failed", exc_info=True)
+
+    def _extend_all(self, lease_s: float) -> None:
+        with self._lock:
+            claims = list(self._held.values())
+        if not claims:
+            return
+        asked_at = time.monotonic()
+        outcomes = self._ledger.extend_many(claims, timedelta(seconds=lease_s))
+        with self._lock:
+            for claim, outcome in zip(claims, outcomes, strict=True):
+                if claim.key not in self._held:
+                    continue
+                if isinstance(outcome, Fenced):
+                    del self._held[claim.key], self._good_until[claim.key]
+                    _log.warning("claim_lost", extra={"fence": claim.fence})
+                elif outcome.record is not None:
+                    self._held[claim.key] = claim._replace(record=outcome.record)
+                    self._good_until[claim.key] = asked_at + lease_s

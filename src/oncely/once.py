@@ -1,0 +1,210 @@
+"""`once`: a function that runs once for each message id, as a decorator."""
+
+import asyncio
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+
+from oncely.core.errors import (
+    BusyError,
+    ConfigError,
+    ExhaustedError,
+    InDoubtError,
+    MessageError,
+    MismatchError,
+    OncelyError,
+    Reject,
+    StoreError,
+    Unrecoverable,
+)
+from oncely.core.message import fingerprint_of
+from oncely.core.policy import Duration, Policy, lease_seconds
+from oncely.core.record import Claim, Key
+from oncely.core.rules import (
+    Busy,
+    ClaimOutcome,
+    Duplicate,
+    Exhausted,
+    Granted,
+    Handled,
+    InDoubt,
+    Mismatch,
+)
+from oncely.heartbeat import Heartbeat
+from oncely.ledger import Ledger
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class _Kept(NamedTuple):
+    """The answer to a duplicate."""
+
+    result: Any
+
+
+def once(
+    ledger: Ledger,
+    *,
+    consumer: str,
+    key: Callable[P, str],
+    keep_result: bool = False,
+    fingerprint: Callable[P, Any] | None = None,
+    lease: Duration | None = None,
+    policy: Policy = Policy(),
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run the decorated function, sync or async, once for each id that `key` gives.
+
+    `key` and `fingerprint` are called with the function's own arguments. A duplicate does not run
+    the function and returns the kept result, else None. `keep_result` keeps it, as JSON. An
+    error of the function is recorded and raised as it was; what follows is the policy's.
+
+    The call raises BusyError, MismatchError, ExhaustedError or InDoubtError where the ledger does
+    not grant the message, MessageError for an id that cannot be one or a result that is no JSON,
+    StoreUnavailable, before the function runs, when the ledger cannot be reached, and
+    FencedError, after it ran, when another worker took the message over meanwhile.
+    """
+    guard = _Guard(ledger, policy, lease or policy.lease, keep_result or policy.results == "keep")
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        def begin(*args: P.args, **kwargs: P.kwargs) -> Claim | _Kept:
+            content = None if fingerprint is None else repr(fingerprint(*args, **kwargs))
+            return guard.begin(Key(consumer, key(*args, **kwargs)), content)
+
+        if inspect.iscoroutinefunction(function):
+            return cast(Callable[P, R], _async_wrapper(function, begin, guard))
+        return _sync_wrapper(function, begin, guard)
+
+    return decorate
+
+
+def _sync_wrapper(
+    function: Callable[P, R], begin: Callable[P, Claim | _Kept], guard: "_Guard"
+) -> Callable[P, R]:
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        begun = begin(*args, **kwargs)
+        if isinstance(begun, _Kept):
+            return cast(R, begun.result)
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            guard.end_badly(begun, error)
+            raise
+        guard.end_well(begun, result)
+        return result
+
+    return wrapper
+
+
+def _async_wrapper(
+    function: Callable[P, Awaitable[T]], begin: Callable[P, Claim | _Kept], guard: "_Guard"
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    @functools.wraps(function)
+    async def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        begun = await _in_thread(functools.partial(begin, *args, **kwargs), undo=guard.release)
+        if isinstance(begun, _Kept):
+            return cast(T, begun.result)
+        try:
+            result = await function(*args, **kwargs)
+        except BaseException as error:
+            await _in_thread(functools.partial(guard.end_badly, begun, error))
+            raise
+        await _in_thread(functools.partial(guard.end_well, begun, result))
+        return result
+
+    return wrapper
+
+
+async def _in_thread(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+    """`call` on a thread, to its end even when the task is cancelled; then `undo` its result."""
+    running = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        result = await running
+        if undo is not None:
+            await asyncio.to_thread(undo, result)
+        raise
+
+
+class _Guard:
+    """What happens before and after the function, for every call of it."""
+
+    def __init__(self, ledger: Ledger, policy: Policy, lease: Duration, keep_result: bool) -> None:
+        if callable(policy.on_in_doubt):
+            raise ConfigError(
+                'on_in_doubt: a probe is asked with a message, and `once` has none; write "hold"'
+            )
+        self._ledger = ledger
+        self._policy = policy
+        self._lease = lease
+        self._keep_result = keep_result
+        self._heartbeat = Heartbeat(ledger, lease_seconds(lease))
+
+    def begin(self, key: Key, content: str | None) -> Claim | _Kept:
+        """The claim under which to run, or what a duplicate returns. Raises RefusedError."""
+        asked_at = time.monotonic()
+        fingerprint = None if content is None else fingerprint_of(content.encode())
+        outcome = self._ledger.claim(key, self._lease, self._policy, fingerprint=fingerprint)
+        if isinstance(outcome, Handled):
+            # Nothing of this function waits to be sent: the record lacks only its last mark.
+            self._ledger.complete(outcome.claim)
+            return _Kept(outcome.claim.record.result)
+        granted = _granted(outcome)
+        if isinstance(granted, Claim):
+            self._heartbeat.hold([granted], asked_at)
+        return granted
+
+    def end_well(self, claim: Claim, result: Any) -> None:
+        """Complete. The function is not to run again because of a failure here."""
+        claim = self._heartbeat.let_go(claim)
+        try:
+            self._ledger.complete(claim, result if self._keep_result else None)
+        except MessageError as error:
+            self._ledger.fail(claim, error, final=self._is_last(claim, error))
+            raise
+        except StoreError:
+            # The effect has happened. The claim runs out, and is in doubt then.
+            _log.exception("completing_failed", extra={"consumer": claim.key.consumer})
+
+    def end_badly(self, claim: Claim, error: BaseException) -> None:
+        """Record the error, or release where the function was stopped and did not fail."""
+        claim = self._heartbeat.let_go(claim)
+        try:
+            if isinstance(error, Exception):
+                self._ledger.fail(claim, error, final=self._is_last(claim, error))
+            else:
+                self._ledger.release(claim)
+        except OncelyError:
+            _log.exception("recording_failed", extra={"consumer": claim.key.consumer})
+
+    def release(self, begun: Claim | _Kept) -> None:
+        """Give back what was granted to a caller who went away."""
+        if isinstance(begun, Claim):
+            self._ledger.release(self._heartbeat.let_go(begun))
+
+    def _is_last(self, claim: Claim, error: Exception) -> bool:
+        return claim.attempts >= self._policy.tries or isinstance(error, Unrecoverable | Reject)
+
+
+def _granted(outcome: ClaimOutcome) -> Claim | _Kept:
+    match outcome:
+        case Granted(claim) | Handled(claim):
+            return claim
+        case Duplicate(record):
+            return _Kept(record.result)
+        case Busy(record):
+            raise BusyError(f"{record.key.message_id!r} is being processed by another worker")
+        case Mismatch(record):
+            raise MismatchError(f"{record.key.message_id!r} was seen before with other content")
+        case Exhausted(record):
+            raise ExhaustedError(f"{record.key.message_id!r} has failed for good: {record.error}")
+        case InDoubt(record):
+            raise InDoubtError(f"{record.key.message_id!r} is in doubt: its claim ran out")

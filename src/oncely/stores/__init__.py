@@ -1,0 +1,1 @@
+"""Where records live. Stores hold no rule."""

@@ -1,0 +1,1 @@
+"""Registers the Spark format "oncely": Spark imports top-level modules named pyspark_*."""
