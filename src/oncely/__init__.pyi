@@ -1,4 +1,4 @@
-from oncely.core.errors import (
+from .core.errors import (
     BusyError,
     ConfigError,
     ContentionError,
@@ -15,10 +15,10 @@ from oncely.core.errors import (
     StoreUnavailable,
     Unrecoverable,
 )
-from oncely.core.message import Message
-from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_once
-from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import (
+from .core.message import Message
+from .core.policy import Policy, at_least_once, at_most_once, effectively_once
+from .core.record import Claim, Key, Record, State
+from .core.rules import (
     Busy,
     Duplicate,
     Exhausted,
@@ -29,8 +29,8 @@ from oncely.core.rules import (
     Mismatch,
     Written,
 )
-from oncely.ledger import Ledger, open_ledger
-from oncely.once import once
+from .ledger import Ledger, open_ledger
+from .once import once
 
 __all__ = [
     "Busy",
