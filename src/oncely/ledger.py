@@ -285,8 +285,9 @@ class Ledger:
         for n, (key, command, believed) in pending:
             decision = decide(believed, command, now or 0.0)
             if decision.new is not believed:
-                # Of two for one key the other waits for the next round.
-                writes.setdefault(key, (n, decision, believed))
+                # Of two for one key the other waits for the next round, unless it need not.
+                if writes.setdefault(key, (n, decision, believed))[0] != n and decision.optional:
+                    outcomes[n] = decision.outcome
             elif now is not None:
                 outcomes[n] = decision.outcome
         written = self._store_all(writes.values(), now or 0.0)

@@ -86,7 +86,7 @@ class Message:
         try:
             return _decode_json(self.body.decode())
         except (ValueError, RecursionError) as error:
-            raise MessageError(f"body is not JSON: {error}") from error
+            raise MessageError("body is not JSON") from error
 
     def get(self, name: str, default: Any = None) -> Any:
         """One field of a JSON object body; `default` where it is absent. Raises as `json` does."""

@@ -1,0 +1,1 @@
+"""oncely on Spark: the sink `format("oncely")` and the pipeline."""

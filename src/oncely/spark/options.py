@@ -1,0 +1,175 @@
+"""The options of the sink: from the strings that Spark carries to values, checked."""
+
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from oncely.core.errors import ConfigError, MessageError
+from oncely.core.message import Message, check_id
+from oncely.core.policy import POLICY_FIELDS, Policy
+
+Handler = Callable[[Message], Any]
+
+_DEFAULT_CHUNK = 1_000
+_NAMES = frozenset(
+    {"chunk", "channel", "channel_token", "consumer", "handler", "handler_path", "ledger", "mode"}
+    | {"quarantine", "since"}
+    | set(POLICY_FIELDS)
+)
+_FIXED = ("on_outage", "on_missing_id", "on_too_old")
+_SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What `format("oncely")` was told, checked; travels to the executors."""
+
+    consumer: str
+    ledger: str
+    """A ledger's URL, or env:NAME or file:PATH, read where the ledger is opened."""
+    handler: str
+    """module:function"""
+    handler_path: str | None
+    """A folder to import the handler from."""
+    policy: Policy
+    chunk: int
+    """How many messages are claimed at once, at most."""
+    quarantine: str
+    """Where rows that are no message go, as Parquet."""
+    since: float | None
+    """Duplicates of what was first seen from then on (the store's clock, seconds since 1970) are
+    counted as duplicates in the input; None: from the start of the task."""
+    channel: str | None
+    """host:port of the driver's channel."""
+    channel_token: str
+    """What the channel asks for; Spark masks options with such a name."""
+
+
+def read_options(options: Mapping[str, str]) -> SinkOptions:
+    """Check the options of the sink. Raises ConfigError, which names the option."""
+    given = {name.lower(): value for name, value in options.items()}
+    _refuse_unknown(given)
+    mode = given.get("mode", "leased")
+    if mode != "leased":
+        raise ConfigError(f'option mode: {mode!r} is not offered; write "leased"')
+    return SinkOptions(
+        consumer=_consumer(_required(given, "consumer", "billing")),
+        ledger=_shared(_required(given, "ledger", "sqlite:////var/lib/ledger.db")),
+        handler=_required(given, "handler", "shop.billing:charge"),
+        handler_path=given.get("handler_path"),
+        policy=read_policy(_policy_values(given), given.get("handler_path")),
+        chunk=_whole_number(given, "chunk", _DEFAULT_CHUNK),
+        quarantine=given.get("quarantine") or str(Path("oncely-quarantine").absolute()),
+        since=float(given["since"]) if "since" in given else None,
+        channel=given.get("channel"),
+        channel_token=given.get("channel_token", ""),
+    )
+
+
+def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
+    """A policy that the sink can follow. Raises ConfigError, which names the field.
+
+    `on_in_doubt` may be a probe, as "module:function", importable from `folder`.
+    """
+    for name in table.keys() - set(POLICY_FIELDS):
+        raise ConfigError(unknown(name, POLICY_FIELDS))
+    values = dict(table)
+    if ":" in str(values.get("on_in_doubt")):
+        values["on_in_doubt"] = import_function(values["on_in_doubt"], "on_in_doubt", folder)
+    policy = Policy(**values)
+    if policy.lease_s is None:
+        raise ConfigError(
+            'lease: the claim of a killed task would be waited for for ever; write "5m"'
+        )
+    for name in _FIXED:
+        if getattr(policy, name) != getattr(Policy(), name):
+            raise ConfigError(f"{name}: on Spark it is always {getattr(Policy(), name)!r}")
+    return policy
+
+
+def _policy_values(given: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {name: given[name] for name in POLICY_FIELDS if name in given}
+    if "tries" in values:
+        values["tries"] = _whole_number(given, "tries", 0)
+    if "backoff" in values:
+        values["backoff"] = [delay.strip() for delay in values["backoff"].split(",")]
+    return values
+
+
+def import_function(name: str, what: str, folder: str | None = None) -> Callable[..., Any]:
+    """The function that "module:function" names. Raises ConfigError, which starts with `what`."""
+    if folder is not None and folder not in sys.path:
+        sys.path.insert(0, folder)
+    if ":" not in name:
+        raise ConfigError(f'{what}: {name!r} names no function; write "module:function"')
+    try:
+        function = pkgutil.resolve_name(name)
+    except Exception as error:
+        # Importing runs the user's own code, which may raise anything.
+        raise ConfigError(
+            f"{what}: {name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(function):
+        raise ConfigError(f"{what}: {name!r} is not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def read_secret(value: str, what: str) -> str:
+    """`value`, or what env:NAME or file:PATH stands for. Raises ConfigError."""
+    kind, _, name = value.partition(":")
+    if kind == "env":
+        if name not in os.environ:
+            raise ConfigError(f"{what}: the environment variable {name} is not set")
+        return os.environ[name]
+    if kind == "file":
+        try:
+            return Path(name).read_text().strip()
+        except OSError as error:
+            raise ConfigError(f"{what}: {name!r} cannot be read: {error.strerror}") from error
+    return value
+
+
+def unknown(name: str, known: Any) -> str:
+    """Words for a name that is not known, with the one that may have been meant."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"{name}: there is no such key" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _refuse_unknown(given: Mapping[str, str]) -> None:
+    for name in given.keys() - _NAMES - _SPARKS_OWN:
+        # Spark hands its own settings over too; those have a dot.
+        if "." not in name:
+            raise ConfigError(f"option {unknown(name, _NAMES)}")
+
+
+def _required(given: Mapping[str, str], name: str, example: str) -> str:
+    if not given.get(name):
+        raise ConfigError(f'option {name}: missing; write .option("{name}", "{example}")')
+    return given[name]
+
+
+def _consumer(name: str) -> str:
+    try:
+        return check_id(name, "consumer")
+    except MessageError as error:
+        raise ConfigError(f"option consumer: {error}") from error
+
+
+def _shared(ledger: str) -> str:
+    if ledger.startswith("memory:"):
+        raise ConfigError(
+            'option ledger: "memory://" is seen by one process only; write "sqlite:///ledger.db"'
+        )
+    return ledger
+
+
+def _whole_number(given: Mapping[str, str], name: str, default: int) -> int:
+    text = given.get(name, str(default))
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{name}: {text!r} is no whole number of 1 or more")
+    return int(text)

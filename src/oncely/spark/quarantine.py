@@ -1,0 +1,108 @@
+"""The quarantine: rows that are no message, as Parquet, with the reason and the original row."""
+
+import json
+from collections.abc import Collection
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from oncely.spark.rows import Row
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+_BUFFERED_ROWS = 1_000
+
+
+class Quarantine:
+    """One Parquet file for one task, there under its own name once it is whole.
+
+    The name is the same for every attempt of a task, so that the rows of an attempt that failed
+    are replaced and not doubled. `folder` is a path, or a URI that Arrow knows (s3:, gs:, hdfs:).
+    """
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        # Two attempts of one task may run at a time.
+        self._unfinished_name = f".{name}.{uuid4().hex}"
+        self._rows: list[dict[str, Any]] = []
+        self._writer: Any = None
+
+    def add(self, row: Row, reason: str) -> None:
+        """Set `row` aside."""
+        self._rows.append(
+            {
+                "reason": reason,
+                "id": row.id,
+                "row": _as_text(row) if row.original is None else row.original,
+                "quarantined_at": datetime.now(UTC),
+            }
+        )
+        if len(self._rows) >= _BUFFERED_ROWS:
+            self._flush()
+
+    def close(self) -> str | None:
+        """Finish the file; return its name, None where no row was set aside."""
+        if self._rows:
+            self._flush()
+        if self._writer is None:
+            return None
+        self._writer.close()
+        files, path = self._open()
+        files.move(f"{path}/{self._unfinished_name}", f"{path}/{self._name}")
+        return self._name
+
+    def discard(self) -> None:
+        """Remove what an attempt that fails has written."""
+        if self._writer is not None:
+            self._writer.close()
+            files, path = self._open()
+            files.delete_file(f"{path}/{self._unfinished_name}")
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = pa.schema(
+            {
+                "reason": pa.string(),
+                "id": pa.string(),
+                "row": pa.string(),
+                "quarantined_at": pa.timestamp("us", tz="UTC"),
+            }
+        )
+        if self._writer is None:
+            files, path = self._open()
+            files.create_dir(path, recursive=True)
+            # Readers of Parquet folders pass over names with a dot in front.
+            self._writer = pq.ParquetWriter(
+                f"{path}/{self._unfinished_name}", schema, filesystem=files
+            )
+        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=schema))
+        self._rows.clear()
+
+    def _open(self) -> "tuple[FileSystem, str]":
+        from pyarrow.fs import FileSystem
+
+        return FileSystem.from_uri(self._folder)  # type: ignore[no-any-return]
+
+
+def remove_stale(folder: str, prefix: str, whole: Collection[str | None]) -> None:
+    """Remove the files of one batch that an earlier attempt at it wrote under other names."""
+    from pyarrow.fs import FileSelector, FileSystem
+
+    files, path = FileSystem.from_uri(folder)
+    for found in files.get_file_info(FileSelector(path, allow_not_found=True)):
+        if found.base_name.lstrip(".").startswith(prefix) and found.base_name not in whole:
+            files.delete_file(found.path)
+
+
+def _as_text(row: Row) -> str:
+    """What is known of a row that came without its original."""
+    columns = {name: value for name, value in row._asdict().items() if value is not None}
+    return json.dumps(columns, default=_plain)
+
+
+def _plain(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

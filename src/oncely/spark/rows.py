@@ -1,0 +1,97 @@
+"""Rows of a message DataFrame: checked by schema, read from Arrow in chunks, made messages."""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from oncely.core.errors import ConfigError
+from oncely.core.message import Message, fingerprint_of
+from oncely.core.record import Claim
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql.types import StructType
+
+ROW_COLUMN = "oncely_row"
+"""The original row as text, for the quarantine; the pipeline adds it."""
+BROKEN_COLUMN = "oncely_broken"
+"""Why the row is no message, where the source's format already tells; the pipeline adds it."""
+
+COLUMN_TYPES = {
+    "id": ("string",),
+    "type": ("string",),
+    "body": ("string", "binary"),
+    "headers": ("map<string,string>",),
+    "source": ("string",),
+    "time": ("timestamp", "timestamp_ntz"),
+    "key": ("string",),
+    ROW_COLUMN: ("string",),
+    BROKEN_COLUMN: ("string",),
+}
+"""The columns of a message DataFrame, of which only `id` is required, and their Spark types."""
+
+
+class Row(NamedTuple):
+    """One delivery, as the source gave it. The fields stand in the order of COLUMN_TYPES."""
+
+    id: str
+    type: str | None
+    body: str | bytes | None
+    headers: list[tuple[str, str]] | None
+    source: str | None
+    time: datetime | None
+    key: str | None
+    original: str | None
+    broken: str | None
+
+    def body_bytes(self) -> bytes:
+        """The body; empty where there is none."""
+        return self.body.encode() if isinstance(self.body, str) else self.body or b""
+
+    def fingerprint(self) -> str | None:
+        """What tells two bodies under one id apart; None without a body."""
+        return None if self.body is None else fingerprint_of(self.body_bytes())
+
+    def message(self, claim: Claim | None) -> Message:
+        """The message as its handler gets it."""
+        return Message(
+            self.id,
+            self.body_bytes(),
+            self.type or "",
+            dict(self.headers or ()),
+            self.source or "",
+            self.time,
+            key=self.key,
+            claim=claim,
+        )
+
+
+def check_schema(schema: "StructType") -> None:
+    """Raises ConfigError for a DataFrame that is none of messages."""
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if "id" not in types:
+        raise ConfigError(f"the DataFrame has no column 'id', only {', '.join(sorted(types))}")
+    for name, type_ in types.items():
+        if name not in COLUMN_TYPES:
+            raise ConfigError(
+                f"column {name!r} is no part of a message; drop it, or put it into 'body'"
+            )
+        if type_ not in COLUMN_TYPES[name]:
+            raise ConfigError(f"column {name!r} is {type_}; it must be {COLUMN_TYPES[name][0]}")
+
+
+def read_chunks(batches: Iterable["RecordBatch"], size: Callable[[], int]) -> Iterator[list[Row]]:
+    """The rows of `batches` in lists of at most `size()`, asked anew for each."""
+    for batch in batches:
+        start = 0
+        while start < batch.num_rows:
+            chunk = batch.slice(start, size())
+            start += chunk.num_rows
+            yield list(map(Row._make, zip(*_columns(chunk), strict=False)))
+
+
+def _columns(batch: "RecordBatch") -> Iterator[Iterable[Any]]:
+    names = set(batch.schema.names)
+    for name in COLUMN_TYPES:
+        yield batch.column(name).to_pylist() if name in names else repeat(None)

@@ -1,0 +1,150 @@
+"""The Spark format "oncely": a sink that hands every message to a handler once."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from oncely.core.errors import ConfigError
+from oncely.ledger import Ledger, open_ledger
+from oncely.spark.channel import TaskChannel, report_batch
+from oncely.spark.counts import Counts
+from oncely.spark.options import SinkOptions, import_function, read_options, read_secret
+from oncely.spark.quarantine import Quarantine, remove_stale
+from oncely.spark.rows import check_schema
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql.types import StructType
+
+
+@dataclass
+class TaskReport(WriterCommitMessage):
+    """What a task tells the driver: its counts, and the file of what it set aside."""
+
+    counts: Counts
+    batch: str
+    """What the quarantine files of the batch start with."""
+    quarantined_file: str | None
+
+
+class OncelyDataSource(DataSource):
+    """`format("oncely")`, for batch and streaming writes of a DataFrame of messages."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "oncely"
+
+    def writer(self, schema: "StructType", overwrite: bool) -> "OncelyWriter":
+        """The writer of a batch; raises ConfigError for wrong options or columns."""
+        if overwrite:
+            raise ConfigError('mode overwrite: effects cannot be undone; write .mode("append")')
+        check_schema(schema)
+        return OncelyWriter(read_options(self.options))
+
+    def streamWriter(  # noqa: N802 - Spark's name.
+        self,
+        schema: "StructType",
+        overwrite: bool,  # noqa: ARG002 - Spark's own signature.
+    ) -> "OncelyStreamWriter":
+        """The writer of a stream; raises ConfigError for wrong options or columns."""
+        check_schema(schema)
+        return OncelyStreamWriter(read_options(self.options))
+
+
+class OncelyWriter(DataSourceArrowWriter):
+    """Writes one batch. Lives on the driver, and as a copy in every task."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._run = uuid4().hex
+
+    def write(self, iterator: Iterator["RecordBatch"]) -> TaskReport:
+        """Settle the rows of one partition."""
+        return _run_task(self._options, f"{self._run}-", iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Add up what the tasks report."""
+        _commit(self._options, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Undo nothing: effects have happened, and the ledger knows which."""
+
+
+class OncelyStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the batches of a stream. Lives on the driver, and as a copy in every task."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator["RecordBatch"]) -> TaskReport:
+        """Settle the rows of one partition of one batch."""
+        batch = _property("streaming.sql.batchId")
+        query = _property("sql.streaming.queryId")
+        return _run_task(self._options, f"{query}-{batch}-", iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """Add up what the tasks report."""
+        _commit(self._options, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Undo nothing: effects have happened, and the ledger knows which."""
+
+
+def _property(name: str) -> str | None:
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(name)
+
+
+def _run_task(options: SinkOptions, batch: str, batches: Iterator["RecordBatch"]) -> TaskReport:
+    from oncely.spark.task import LeasedTask
+
+    context = TaskContext.get()
+    partition = 0 if context is None else context.partitionId()
+    quarantine = Quarantine(options.quarantine, f"{batch}{partition:05d}.parquet")
+    channel = TaskChannel(options.channel, options.channel_token)
+    task = LeasedTask(
+        _ledger(options.ledger),
+        options,
+        import_function(options.handler, "handler", options.handler_path),
+        quarantine,
+        channel,
+    )
+    try:
+        task.run(batches)
+        return TaskReport(task.counts, batch, quarantine.close())
+    except BaseException:
+        quarantine.discard()
+        raise
+    finally:
+        channel.close(task.counts)
+
+
+def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    reports = [message for message in messages if isinstance(message, TaskReport)]
+    total = Counts()
+    for report in reports:
+        total.add(report.counts)
+    whole = {report.quarantined_file for report in reports}
+    for batch in {report.batch for report in reports}:
+        remove_stale(options.quarantine, batch, whole)
+    if options.channel is not None:
+        report_batch(options.channel, options.channel_token, total)
+
+
+@lru_cache(maxsize=8)
+def _ledger(location: str) -> Ledger:
+    """One ledger for a Python worker, however many tasks it runs."""
+    ledger = open_ledger(read_secret(location, "ledger"))
+    ledger.migrate()
+    return ledger

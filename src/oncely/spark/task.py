@@ -1,0 +1,386 @@
+"""What one Spark task does with its rows in mode `leased`: claim, run, complete, in chunks.
+
+The order of things in a chunk: one claim for all ids; the effects, while a heartbeat extends the
+claims; completion under the fence. What another worker holds, and what is to be tried again,
+waits until the task's own rows are through. No delivery is left out: each is counted exactly once.
+"""
+
+import heapq
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from oncely.core.errors import (
+    FencedError,
+    MessageError,
+    OncelyError,
+    Reject,
+    Retry,
+    Unrecoverable,
+    describe,
+)
+from oncely.core.message import check_id
+from oncely.core.policy import Finding, seconds
+from oncely.core.record import Claim, Key, Record
+from oncely.core.rules import (
+    Busy,
+    ClaimOutcome,
+    Duplicate,
+    Exhausted,
+    Granted,
+    Handled,
+    InDoubt,
+    Mismatch,
+    WriteOutcome,
+    Written,
+)
+from oncely.heartbeat import Heartbeat
+from oncely.ledger import Ledger
+from oncely.spark.channel import TaskChannel
+from oncely.spark.counts import Counts
+from oncely.spark.options import Handler, SinkOptions
+from oncely.spark.quarantine import Quarantine
+from oncely.spark.rows import Row, read_chunks
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+_FIRST_CHUNK = 100
+_QUICK_S = 0.5
+_SLOW_S = 2.0
+_FIRST_POLL_S = 0.2
+_LAST_POLL_S = 5.0
+_MAX_REASONS = 50
+_OTHER_REASONS = "other reasons"
+_MISMATCH = "mismatch: the id was seen before with another body"
+_REJECTED = "Reject: "
+
+
+class Stopped(OncelyError):
+    """The task was told to stop. What was done is completed, what was not begun is released."""
+
+
+class _Delay(NamedTuple):
+    """When to ask for an id again, and since when that goes on (both monotonic)."""
+
+    due: float
+    since: float
+
+
+class _End(NamedTuple):
+    """How the handler's run over one row ended."""
+
+    row: Row
+    claim: Claim
+    result: Any = None
+    error: Exception | None = None
+
+
+class LeasedTask:
+    """One run over the rows of one partition."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        options: SinkOptions,
+        handler: Handler,
+        quarantine: Quarantine,
+        channel: TaskChannel,
+    ) -> None:
+        self.counts = Counts()
+        self._ledger = ledger
+        self._options = options
+        self._policy = options.policy
+        self._handler = handler
+        self._quarantine = quarantine
+        self._channel = channel
+        self._heartbeat = Heartbeat(ledger, self._policy.lease_s)
+        self._since = ledger.now() if options.since is None else options.since
+        self._chunk = min(_FIRST_CHUNK, options.chunk)
+        self._waiting: list[tuple[float, int, Row]] = []
+        """A heap of deliveries by when they are due."""
+        self._order = itertools.count()
+        self._delays: dict[str, _Delay] = {}
+        """For every id that waits, until it is settled."""
+
+    def run(self, batches: Iterable["RecordBatch"]) -> None:
+        """Settle every row. Raises Stopped; StoreError and whatever ends a process come through."""
+        try:
+            for chunk in read_chunks(batches, lambda: self._chunk):
+                self.counts.received += len(chunk)
+                self._in_pace(self._take, chunk)
+                self._take_due()
+            while self._waiting:
+                self._wait(until=self._waiting[0][0])
+                self._take_due()
+        finally:
+            self._heartbeat.stop()
+
+    # ---- Chunks --------------------------------------------------------------------------------
+
+    def _in_pace(self, take: Callable[[Sequence[Row]], None], chunk: Sequence[Row]) -> None:
+        """Take a chunk, and size the next so that a kill leaves little in doubt."""
+        began = time.monotonic()
+        take(chunk)
+        took_s = time.monotonic() - began
+        if took_s < _QUICK_S and len(chunk) >= self._chunk:
+            self._chunk = min(self._chunk * 2, self._options.chunk)
+        elif took_s > _SLOW_S:
+            self._chunk = max(self._chunk // 2, 1)
+        self._channel.report(self.counts)
+
+    def _take(self, chunk: Sequence[Row]) -> None:
+        firsts: dict[str, Row] = {}
+        copies = []
+        for row in chunk:
+            reason = _unusable(row)
+            if reason is not None:
+                self._set_aside(row, reason)
+            elif row.id in firsts:
+                copies.append(row)
+            else:
+                firsts[row.id] = row
+        # In the order of their ids: two tasks that claim the same ones cannot deadlock.
+        self._settle([firsts[id_] for id_ in sorted(firsts)])
+        self._settle_copies(copies)
+
+    def _settle_copies(self, copies: Sequence[Row]) -> None:
+        free = []
+        for row in copies:
+            delay = self._delays.get(row.id)
+            if delay is None:
+                free.append(row)
+            else:
+                # Asking now would spend a try of the first before its time.
+                self._put_off(row, delay)
+        self._settle(free)
+
+    def _take_due(self) -> None:
+        """Ask again for what is due."""
+        due: list[Row] = []
+        now = time.monotonic()
+        while self._waiting and self._waiting[0][0] <= now and len(due) < self._options.chunk:
+            due.append(heapq.heappop(self._waiting)[2])
+        if due:
+            self._take(due)
+
+    def _put_off(self, row: Row, delay: _Delay) -> None:
+        self._delays[row.id] = delay
+        heapq.heappush(self._waiting, (delay.due, next(self._order), row))
+
+    def _wait(self, until: float) -> None:
+        self._channel.report(self.counts)
+        self._channel.stopping.wait(max(0.0, until - time.monotonic()))
+        self._raise_if_stopping()
+
+    def _raise_if_stopping(self) -> None:
+        if self._channel.stopping.is_set():
+            raise Stopped("the pipeline was told to stop")
+
+    # ---- Claims --------------------------------------------------------------------------------
+
+    def _settle(self, rows: Sequence[Row]) -> None:
+        """Ask for every row, and bring those that are granted to an end."""
+        if not rows:
+            return
+        self._raise_if_stopping()
+        asked_at = time.monotonic()
+        granted = []
+        for row, outcome in zip(rows, self._ask(rows), strict=True):
+            claim = self._answer(row, outcome)
+            if claim is not None:
+                granted.append((row, claim))
+        if granted:
+            self._run(granted, asked_at)
+
+    def _ask(self, rows: Sequence[Row], finding: Finding | None = None) -> list[ClaimOutcome]:
+        compared = self._policy.on_mismatch != "ignore"
+        return self._ledger.claim_many(
+            [Key(self._options.consumer, row.id) for row in rows],
+            policy=self._policy,
+            fingerprints=[row.fingerprint() for row in rows] if compared else None,
+            finding=finding,
+        )
+
+    def _answer(self, row: Row, outcome: ClaimOutcome) -> Claim | None:
+        """Count or put off what was not granted; return the claim that was."""
+        match outcome:
+            case Granted(claim):
+                self._delays.pop(row.id, None)
+                return claim
+            case Busy(_, retry_at):
+                self._count_busy(row, ends=retry_at is not None)
+                return None
+            case InDoubt():
+                return self._probe(row)
+            case Handled(claim):
+                # Only its last mark is missing: nothing is deferred by a task.
+                self._ledger.complete(claim, claim.record.result)
+                self._count_duplicate(claim.record)
+            case Duplicate(record):
+                self._count_duplicate(record)
+            case Exhausted(record):
+                self._count_exhausted(row, record)
+            case Mismatch():
+                self._set_aside(row, _MISMATCH)
+        self._delays.pop(row.id, None)
+        return None
+
+    def _count_busy(self, row: Row, *, ends: bool) -> None:
+        """Wait for the other worker; not for ever where its claim has no end."""
+        now = time.monotonic()
+        since = self._delays.get(row.id, _Delay(now, now)).since
+        waited_s = now - since
+        if self._policy.on_busy == "discard":
+            self.counts.duplicates_input += 1
+        elif not ends and waited_s > (self._policy.lease_s or 0.0):
+            self.counts.in_doubt += 1
+        else:
+            poll_s = min(max(waited_s / 4, _FIRST_POLL_S), _LAST_POLL_S)
+            self._put_off(row, _Delay(now + poll_s, since))
+            return
+        self._delays.pop(row.id, None)
+
+    def _count_duplicate(self, record: Record) -> None:
+        if record.first_seen >= self._since:
+            self.counts.duplicates_input += 1
+        else:
+            self.counts.duplicates_ledger += 1
+
+    def _count_exhausted(self, row: Row, record: Record) -> None:
+        error = record.error or ""
+        if error.startswith(_REJECTED):
+            self._set_aside(row, error.removeprefix(_REJECTED))
+        else:
+            self.counts.failed += 1
+
+    def _probe(self, row: Row) -> Claim | None:
+        """Ask the user's probe what became of a claim in doubt; without one it stays in doubt."""
+        probe = self._policy.on_in_doubt
+        if callable(probe):
+            finding = probe(row.message(None))
+            [outcome] = self._ask([row], finding)
+            if not isinstance(outcome, InDoubt):
+                return self._answer(row, outcome)
+        self._delays.pop(row.id, None)
+        self.counts.in_doubt += 1
+        return None
+
+    # ---- Effects -------------------------------------------------------------------------------
+
+    def _run(self, granted: Sequence[tuple[Row, Claim]], asked_at: float) -> None:
+        """Run the handler for each; whatever ends the run, no claim is left behind in silence."""
+        self._heartbeat.hold((claim for _, claim in granted), asked_at)
+        ends: list[_End] = []
+        try:
+            for row, claim in granted:
+                self._raise_if_stopping()
+                ends.append(self._run_one(row, claim))
+        except BaseException:
+            # Told to stop between two messages, or ended inside of one by what is no failure.
+            self._write(ends)
+            unfinished = [self._heartbeat.let_go(claim) for _, claim in granted[len(ends) :]]
+            self._ledger.release_many(unfinished)
+            raise
+        self._write(ends)
+
+    def _run_one(self, row: Row, claim: Claim) -> _End:
+        if not self._heartbeat.is_good(claim):
+            return _End(row, claim, error=FencedError("the claim ran out before its turn came"))
+        try:
+            result = self._handler(row.message(claim))
+            if self._policy.results == "keep":
+                json.dumps(result)
+        except MessageError as error:
+            return _End(row, claim, error=Reject(str(error)))
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything.
+            return _End(row, claim, error=error)
+        return _End(row, claim, result=result)
+
+    def _write(self, ends: Sequence[_End]) -> None:
+        """Store how the runs ended, in one exchange for each kind of end, and count them."""
+        kinds: dict[_Kind, list[_End]] = {}
+        for end in ends:
+            kinds.setdefault(self._kind(end), []).append(end)
+        for kind, alike in kinds.items():
+            claims = [self._heartbeat.let_go(end.claim) for end in alike]
+            for end, written in zip(alike, self._store(kind, claims, alike), strict=True):
+                if written:
+                    self._count_end(kind, end)
+                else:
+                    # Another worker took over, and settles it: its record will tell.
+                    self._put_off(end.row, self._delay(_FIRST_POLL_S))
+
+    def _kind(self, end: _End) -> "_Kind":
+        match end.error:
+            case None:
+                return _Kind.DONE
+            case FencedError():
+                return _Kind.LOST
+            case Reject():
+                return _Kind.REJECTED
+            case Unrecoverable():
+                return _Kind.FAILED
+        if self._policy.on_failed != "retry" or end.claim.attempts >= self._policy.tries:
+            return _Kind.FAILED
+        return _Kind.AGAIN
+
+    def _store(self, kind: "_Kind", claims: Sequence[Claim], ends: Sequence[_End]) -> list[bool]:
+        if kind is _Kind.LOST:
+            return [False] * len(claims)
+        outcomes: list[WriteOutcome]
+        if kind is _Kind.DONE:
+            kept = [end.result for end in ends] if self._policy.results == "keep" else None
+            outcomes = self._ledger.complete_many(claims, kept)
+        else:
+            errors = [end.error or "" for end in ends]
+            outcomes = self._ledger.fail_many(claims, errors, final=kind is not _Kind.AGAIN)
+        return [isinstance(outcome, Written) for outcome in outcomes]
+
+    def _count_end(self, kind: "_Kind", end: _End) -> None:
+        if kind is _Kind.DONE:
+            self.counts.handled += 1
+        elif kind is _Kind.REJECTED:
+            self._set_aside(end.row, describe(end.error or "").removeprefix(_REJECTED))
+        elif kind is _Kind.FAILED:
+            self.counts.failed += 1
+        else:
+            own = end.error.delay if isinstance(end.error, Retry) else None
+            delay_s = self._policy.delay_s(end.claim.attempts)
+            self._put_off(end.row, self._delay(delay_s if own is None else seconds(own)))
+
+    @staticmethod
+    def _delay(delay_s: float) -> _Delay:
+        now = time.monotonic()
+        return _Delay(now + delay_s, now)
+
+    def _set_aside(self, row: Row, reason: str) -> None:
+        self._quarantine.add(row, reason)
+        known = reason in self.counts.quarantined or len(self.counts.quarantined) < _MAX_REASONS
+        self.counts.quarantined[reason if known else _OTHER_REASONS] += 1
+
+
+class _Kind(Enum):
+    """What is to be stored for an end."""
+
+    DONE = auto()
+    REJECTED = auto()
+    FAILED = auto()
+    """For good."""
+    AGAIN = auto()
+    LOST = auto()
+    """Nothing: the claim was not good any more."""
+
+
+def _unusable(row: Row) -> str | None:
+    """Why no message can be made of `row`, if so."""
+    if row.broken is not None:
+        return row.broken
+    try:
+        check_id(row.id)
+    except MessageError as error:
+        return str(error)
+    return None

@@ -1,0 +1,283 @@
+# ruff: noqa: S101 - asserts are what a conformance suite is made of.
+"""How claims have to behave on a store, asked through the Ledger."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from oncely.core.errors import FencedError
+from oncely.core.policy import Policy
+from oncely.core.record import Key, Record, State
+from oncely.core.rules import (
+    Busy,
+    Duplicate,
+    Exhausted,
+    Fenced,
+    Granted,
+    Handled,
+    InDoubt,
+    Mismatch,
+    Written,
+)
+from oncely.ledger import Ledger
+from oncely.stores.base import Store
+from oncely.testing.tools import AdvancingClock, at_once, granted
+
+KEY = Key("billing", "abc-123")
+_RACERS = 20
+
+
+class ClaimConformance:
+    """The half of StoreConformance that speaks to the Ledger."""
+
+    @pytest.fixture
+    def ledger(self, store: Store) -> Ledger:
+        """The ledger over the store under test."""
+        return Ledger(store)
+
+    # ---- Asking --------------------------------------------------------------------------------
+
+    def test_first_claim_is_granted(self, ledger: Ledger) -> None:
+        """The first claim is granted, and stored as the first attempt under fence 1."""
+        claim = granted(ledger.claim(KEY, metadata={"tenant": "a"}))
+        record = ledger.find(KEY)
+        assert record is not None
+        assert (record.state, record.attempts, record.fence) == (State.PROCESSING, 1, 1)
+        assert record.metadata == {"tenant": "a"}
+        assert claim.fence == 1
+
+    def test_live_claim_makes_others_busy(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """While the lease lives every other claim is busy, and told when it ends."""
+        ends = ledger.now() + 60
+        granted(ledger.claim(KEY, "60s"))
+        clock.advance(59)
+        outcome = ledger.claim(KEY, "60s")
+        assert isinstance(outcome, Busy)
+        assert outcome.retry_at == pytest.approx(ends, abs=1)
+
+    def test_lease_runs_out_by_the_stores_clock(
+        self, ledger: Ledger, clock: AdvancingClock
+    ) -> None:
+        """A claim whose lease ran out is granted to the next, one fence and one attempt later."""
+        granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        claim = granted(ledger.claim(KEY, "60s"))
+        assert (claim.fence, claim.attempts) == (2, 2)
+        assert isinstance(ledger.claim(KEY), Busy)
+
+    def test_endless_lease(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """A claim without a lease is held for ever."""
+        granted(ledger.claim(KEY, "none"))
+        clock.advance(10 * 365 * 86_400)
+        assert ledger.claim(KEY) == Busy(_found(ledger), retry_at=None)
+
+    def test_in_doubt_can_be_held(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Under on_in_doubt="hold" a claim that ran out is in doubt, and nothing changes."""
+        granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        before = _found(ledger)
+        assert ledger.claim(KEY, policy=Policy(on_in_doubt="hold")) == InDoubt(before)
+        assert _found(ledger) == before
+
+    def test_tries_are_spent(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """A message that kills its workers is exhausted after its tries, though none failed it."""
+        policy = Policy(tries=3, lease="60s")
+        for attempt in (1, 2, 3):
+            assert granted(ledger.claim(KEY, policy=policy)).attempts == attempt
+            clock.advance(61)
+        assert isinstance(ledger.claim(KEY, policy=policy), Exhausted)
+        assert _found(ledger).exhausted
+
+    def test_mismatch(self, ledger: Ledger) -> None:
+        """Another fingerprint under an id already seen is never accepted."""
+        claim = granted(ledger.claim(KEY, fingerprint="one"))
+        assert isinstance(ledger.claim(KEY, fingerprint="two"), Mismatch)
+        ledger.complete(claim)
+        assert isinstance(ledger.claim(KEY, fingerprint="two"), Mismatch)
+        assert isinstance(ledger.claim(KEY, fingerprint="one"), Duplicate)
+
+    def test_claims_race(self, ledger: Ledger) -> None:
+        """Twenty racing claims of one key: exactly one is granted, the others are busy."""
+        outcomes = at_once(_RACERS, lambda _: ledger.claim(KEY))
+        assert _kinds(outcomes) == ["Busy"] * (_RACERS - 1) + ["Granted"]
+
+    def test_claims_race_for_what_ran_out(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Twenty racing claims of what ran out: exactly one is granted, one fence later."""
+        granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        outcomes = at_once(_RACERS, lambda _: ledger.claim(KEY))
+        assert _kinds(outcomes) == ["Busy"] * (_RACERS - 1) + ["Granted"]
+        assert _found(ledger).fence == 2
+
+    def test_many_in_one(self, ledger: Ledger) -> None:
+        """Many claims have one outcome each, in order; of two for one key the other is busy."""
+        keys = [Key("billing", str(n)) for n in range(500)]
+        ledger.complete(granted(ledger.claim(keys[7])))
+        outcomes = ledger.claim_many([*keys, keys[3]])
+        assert isinstance(outcomes.pop(), Busy)
+        assert isinstance(outcomes.pop(7), Duplicate)
+        assert all(isinstance(outcome, Granted) for outcome in outcomes)
+
+    def test_consumers_do_not_meet(self, ledger: Ledger) -> None:
+        """Two consumers never see each other's records."""
+        ledger.complete(granted(ledger.claim(Key("billing", "1"))), "billed")
+        other = Key("mailing", "1")
+        assert ledger.find(other) is None
+        ledger.fail(granted(ledger.claim(other)), "no address")
+        assert _found(ledger, Key("billing", "1")).result == "billed"
+
+    # ---- With a claim --------------------------------------------------------------------------
+
+    def test_completed_is_a_duplicate(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """A completed message never runs again, and duplicates find its result."""
+        ledger.complete(granted(ledger.claim(KEY, "60s")), {"charged": [1, 2.5, None, "€"]})
+        clock.advance(365 * 86_400)
+        outcome = ledger.claim(KEY)
+        assert isinstance(outcome, Duplicate)
+        assert outcome.record.result == {"charged": [1, 2.5, None, "€"]}
+        assert _found(ledger).duplicates == 1
+
+    def test_complete_can_be_repeated(self, ledger: Ledger) -> None:
+        """The same complete again succeeds, and the first result stays."""
+        claim = granted(ledger.claim(KEY))
+        ledger.complete(claim, "first")
+        ledger.complete(claim, "second")
+        assert _found(ledger).result == "first"
+
+    def test_complete_after_the_lease(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """A claim that ran out, and that nobody took over, may still complete."""
+        claim = granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        ledger.complete(claim)
+        assert _found(ledger).state is State.COMPLETED
+
+    def test_old_fence_changes_nothing(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """After a takeover whatever the former holder writes is fenced, and changes nothing."""
+        old = granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        new = granted(ledger.claim(KEY, "60s"))
+        before = _found(ledger)
+        outcomes = [
+            *ledger.handled_many([old]),
+            *ledger.complete_many([old], ["old"]),
+            *ledger.fail_many([old], ["old"]),
+            *ledger.release_many([old]),
+            *ledger.extend_many([old], "60s"),
+        ]
+        assert outcomes == [Fenced(before)] * 5
+        assert _found(ledger) == before
+        ledger.complete(new)
+
+    def test_failed_can_be_claimed_again(self, ledger: Ledger) -> None:
+        """A failed message keeps its error beside its metadata, and runs again."""
+        ledger.fail(granted(ledger.claim(KEY, metadata={"tenant": "a"})), ValueError("no"))
+        record = _found(ledger)
+        assert (record.state, record.error) == (State.FAILED, "ValueError: no")
+        assert record.metadata == {"tenant": "a", "error": "ValueError: no"}
+        claim = granted(ledger.claim(KEY))
+        assert (claim.fence, claim.attempts) == (2, 2)
+
+    def test_final_failure(self, ledger: Ledger) -> None:
+        """After a final failure no claim is granted until an operator resets the record."""
+        ledger.fail(granted(ledger.claim(KEY)), "no", final=True)
+        assert isinstance(ledger.claim(KEY), Exhausted)
+        ledger.reset(KEY)
+        claim = granted(ledger.claim(KEY))
+        assert (claim.fence, claim.attempts) == (2, 1)
+
+    def test_release_of_the_first_claim(self, ledger: Ledger) -> None:
+        """A first claim that is released was never there."""
+        old = granted(ledger.claim(KEY))
+        ledger.release(old)
+        assert ledger.find(KEY) is None
+        assert granted(ledger.claim(KEY)).attempts == 1
+        with pytest.raises(FencedError):
+            ledger.complete(old)
+
+    def test_release_of_a_later_claim(self, ledger: Ledger) -> None:
+        """A later claim that is released leaves the former state; only the fence stays grown."""
+        ledger.fail(granted(ledger.claim(KEY)), "no")
+        ledger.release(granted(ledger.claim(KEY)))
+        record = _found(ledger)
+        assert (record.state, record.attempts, record.fence) == (State.FAILED, 1, 2)
+        assert record.error == "no"
+        assert granted(ledger.claim(KEY)).fence == 3
+
+    def test_extend_counts_from_now(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """An extended lease counts from the moment of extending, by the store's clock."""
+        claim = granted(ledger.claim(KEY, "60s"))
+        clock.advance(50)
+        claim = ledger.extend(claim, "60s")
+        clock.advance(50)
+        assert isinstance(ledger.claim(KEY), Busy)
+        clock.advance(11)
+        assert granted(ledger.claim(KEY)).fence == 2
+        with pytest.raises(FencedError):
+            ledger.extend(claim, "60s")
+
+    def test_handled_then_completed(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """What is handled is busy while its claim lives; then another may only send, not run."""
+        first = ledger.handled(granted(ledger.claim(KEY, "60s")))
+        assert isinstance(ledger.claim(KEY), Busy)
+        clock.advance(61)
+        outcome = ledger.claim(KEY, "60s")
+        assert isinstance(outcome, Handled)
+        assert (outcome.claim.fence, outcome.claim.attempts) == (2, 1)
+        assert isinstance(ledger.complete_many([first])[0], Fenced)
+        ledger.complete(outcome.claim)
+        assert _found(ledger).state is State.COMPLETED
+
+    def test_many_claims_written_at_once(self, ledger: Ledger) -> None:
+        """Many completes have one answer each, in order, and one old fence spoils no other."""
+        keys = [Key("billing", str(n)) for n in range(100)]
+        claims = [granted(outcome) for outcome in ledger.claim_many(keys)]
+        ledger.release(claims[42])
+        outcomes = ledger.complete_many(claims, list(range(100)))
+        assert outcomes.pop(42) == Fenced(None)
+        assert all(isinstance(outcome, Written) for outcome in outcomes)
+        assert _found(ledger, keys[99]).result == 99
+
+    # ---- Operators -----------------------------------------------------------------------------
+
+    def test_forgotten_claims_are_fenced(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """A claim from before a forget never fits the record that begins after it."""
+        old = granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        ledger.forget(KEY)
+        new = granted(ledger.claim(KEY, "60s"))
+        assert new.fence == old.fence
+        with pytest.raises(FencedError):
+            ledger.complete(old)
+        ledger.complete(new)
+
+    def test_purge_keeps_what_is_not_done(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Purge removes what is completed or failed, never processing or handled."""
+        keys = [Key("billing", name) for name in ("processing", "handled", "sent", "failed")]
+        claims = [granted(outcome) for outcome in ledger.claim_many(keys, "60s")]
+        ledger.handled(claims[1])
+        ledger.complete(claims[2])
+        ledger.fail(claims[3], "no")
+        assert ledger.purge("30d") == 0
+        clock.advance(31 * 86_400)
+        assert ledger.purge("30d", batch=1) == 2
+        assert [ledger.find(key) is None for key in keys] == [False, False, True, True]
+
+    def test_duplicates_keep_a_record_alive(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Retention counts from the last time seen, and a duplicate is such a time."""
+        ledger.complete(granted(ledger.claim(KEY)))
+        clock.advance(20 * 86_400)
+        assert isinstance(ledger.claim(KEY), Duplicate)
+        clock.advance(20 * 86_400)
+        assert ledger.purge("30d") == 0
+        clock.advance(11 * 86_400)
+        assert ledger.purge("30d") == 1
+
+
+def _found(ledger: Ledger, key: Key = KEY) -> Record:
+    record = ledger.find(key)
+    assert record is not None
+    return record
+
+
+def _kinds(outcomes: Sequence[object]) -> list[str]:
+    return sorted(type(outcome).__name__ for outcome in outcomes)

@@ -1,0 +1,176 @@
+"""Every store that is built in passes the conformance suite; SQLite also among processes."""
+
+import os
+import signal
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oncely.core.errors import StoreError, StoreUnavailable
+from oncely.core.record import Key, State
+from oncely.core.rules import Duplicate
+from oncely.ledger import Ledger, open_ledger
+from oncely.stores.base import Store
+from oncely.stores.memory import MemoryStore
+from oncely.stores.sql import SqlStore
+from oncely.testing import ManualClock, StoreConformance, granted
+from oncely.testing.processes import (
+    claim_all,
+    key_of,
+    migrate_and_count,
+    run_at_once,
+    start_completing,
+)
+
+_DEADLINE_S = 60.0
+
+
+class TestMemoryStore(StoreConformance):
+    """The suite on MemoryStore."""
+
+    @pytest.fixture
+    def store(self, clock: ManualClock) -> Store:
+        return MemoryStore(clock)
+
+
+class TestSqlStoreOnSqlite(StoreConformance):
+    """The suite on SqlStore, in a file."""
+
+    @pytest.fixture
+    def store(self, clock: ManualClock, open_sqlite: Callable[..., SqlStore]) -> Store:
+        store = open_sqlite(clock)
+        store.migrate()
+        return store
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The URL of a SQLite file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+def test_processes_claim_the_same_keys(url: str) -> None:
+    """Eight processes claim 2,000 keys at once: each key is granted exactly once."""
+    open_ledger(url).migrate()
+    answers = run_at_once(8, url, claim_all, 2_000)
+    assert sorted(number for answer in answers for number in answer) == list(range(2_000))
+
+
+def test_processes_migrate_a_fresh_file(url: str) -> None:
+    """Ten processes migrate a fresh file at once: all succeed, and one table is there."""
+    assert run_at_once(10, url, migrate_and_count) == [0] * 10
+
+
+def test_fork_with_open_connections(url: str, key: Key) -> None:
+    """A child forked while connections are open uses the ledger, and so does its parent."""
+    ledger = open_ledger(url)
+    ledger.migrate()
+    claim = granted(ledger.claim(key))
+    child = os.fork()
+    if child == 0:
+        os._exit(_status_of(lambda: claim_all(ledger, 100)))
+    assert claim_all(ledger, 0) == []
+    ledger.complete(claim)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    processing = (key_of(0).consumer, State.PROCESSING)
+    assert ledger.counts() == {(key.consumer, State.COMPLETED): 1, processing: 100}
+    _check_integrity(url)
+
+
+@pytest.mark.parametrize("batch", [1, 50, 500])
+def test_kill_in_the_middle_of_batches(url: str, batch: int) -> None:
+    """After SIGKILL the file is good, each batch is whole, and what was answered is stored."""
+    ledger = open_ledger(url)
+    ledger.migrate()
+    answered = _completed_until_killed(url, batch)
+    _check_integrity(url)
+    stored = ledger.counts()
+    assert stored[key_of(0).consumer, State.COMPLETED] >= answered
+    assert all(number % batch == 0 for number in stored.values())
+    outcomes = ledger.claim_many([key_of(number) for number in range(answered)])
+    assert all(isinstance(outcome, Duplicate) for outcome in outcomes)
+
+
+def test_locked_file(open_sqlite: Callable[..., SqlStore], tmp_path: Path, key: Key) -> None:
+    """A file locked beyond the busy timeout raises StoreUnavailable; afterwards all is well."""
+    store = open_sqlite(timeout_s=0.05)
+    ledger = Ledger(store)
+    ledger.migrate()
+    other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable, match="locked"):
+        ledger.claim(key)
+    other.execute("ROLLBACK")
+    other.close()
+    granted(ledger.claim(key))
+
+
+def test_unreachable_file(url: str, tmp_path: Path, key: Key) -> None:
+    """A file that is no database raises StoreError, without the driver's own error types."""
+    (tmp_path / "ledger.db").write_bytes(b"this is no database, however long it may be" * 100)
+    with pytest.raises(StoreError):
+        open_ledger(url).claim(key)
+
+
+def test_missing_table(url: str, key: Key) -> None:
+    """Without its table every call says to migrate."""
+    ledger = open_ledger(url)
+    calls: list[Callable[[], object]] = [
+        lambda: ledger.claim(key),
+        lambda: ledger.find(key),
+        ledger.counts,
+        ledger.purge,
+        lambda: list(ledger.scan()),
+    ]
+    for call in calls:
+        with pytest.raises(StoreError, match=r"migrate\(\)"):
+            call()
+
+
+def test_stores_on_one_file(open_sqlite: Callable[..., SqlStore], key: Key) -> None:
+    """What one store has written the next one finds, also when the first is closed."""
+    first = open_sqlite()
+    first.migrate()
+    Ledger(first).complete(granted(Ledger(first).claim(key)), {"total": 3})
+    first.close()
+    record = Ledger(open_sqlite()).find(key)
+    assert record is not None
+    assert record.result == {"total": 3}
+
+
+def _status_of(call: Callable[[], object]) -> int:
+    """An exit status for a forked child: 0 when `call` ends well."""
+    try:
+        call()
+    except BaseException:  # noqa: BLE001 - a child of fork must never run on into pytest.
+        return 1
+    return 0
+
+
+def _completed_until_killed(url: str, batch: int) -> int:
+    """Kill a process that completes batches, after it answered for ten; how many it answered."""
+    process, question = start_completing(url, batch)
+    answered = 0
+    while answered < 10 * batch:
+        assert question.poll(_DEADLINE_S), "the process gave no answer"
+        answered = question.recv()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(_DEADLINE_S)
+    assert process.exitcode == -signal.SIGKILL
+    while question.poll():
+        try:
+            answered = question.recv()
+        except EOFError:
+            break
+    return answered
+
+
+def _check_integrity(url: str) -> None:
+    connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+    try:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    finally:
+        connection.close()

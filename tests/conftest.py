@@ -1,0 +1,58 @@
+"""Fixtures that tests of every kind share."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, event
+
+from oncely.core.record import Claim, Key
+from oncely.ledger import Ledger
+from oncely.stores.base import Clock
+from oncely.stores.memory import MemoryStore
+from oncely.stores.sql import SqlStore, prepare_sqlite
+from oncely.testing import ManualClock, granted
+
+OpenSqlite = Callable[..., SqlStore]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The store's clock, moved by hand."""
+    return ManualClock()
+
+
+@pytest.fixture
+def ledger(clock: ManualClock) -> Ledger:
+    """A ledger in memory that reads `clock`."""
+    return Ledger(MemoryStore(clock))
+
+
+@pytest.fixture
+def key() -> Key:
+    """The key that tests of one message use."""
+    return Key("billing", "abc-123")
+
+
+@pytest.fixture
+def claim(ledger: Ledger, key: Key) -> Claim:
+    """A claim on `key`, with a lease of 60 seconds."""
+    return granted(ledger.claim(key, "60s"))
+
+
+@pytest.fixture
+def open_sqlite(tmp_path: Path) -> Iterator[OpenSqlite]:
+    """Opens stores on one SQLite file, and closes them all at the end."""
+    with ExitStack() as opened:
+
+        def open_store(clock: Clock | None = None, timeout_s: float = 30.0) -> SqlStore:
+            engine = create_engine(
+                f"sqlite:///{tmp_path / 'ledger.db'}", connect_args={"timeout": timeout_s}
+            )
+            event.listen(engine, "connect", prepare_sqlite)
+            store = SqlStore(engine, clock)
+            opened.callback(store.close)
+            return store
+
+        yield open_store

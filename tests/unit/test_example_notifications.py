@@ -1,0 +1,341 @@
+"""The notifications example: its stream is what it says, and its judge sees what is wrong."""
+
+import importlib.util
+import json
+import re
+import sys
+import tomllib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncely import Claim, Key, Message, MessageError, Policy, Record, Reject, State
+from oncely.core.message import check_id
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "notifications"
+COUNT = 3000
+
+
+def _load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(
+        f"example_notifications_{name}", EXAMPLE / f"{name}.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = _load("generate")
+audit = _load("audit")
+
+
+@pytest.fixture
+def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = _load("provider")
+    monkeypatch.setitem(sys.modules, "provider", module)
+    monkeypatch.setenv(module.LOG_VARIABLE, str(tmp_path / "log" / "provider.jsonl"))
+    return module
+
+
+@pytest.fixture
+def notify(provider: Any) -> Any:
+    return _load("handlers").notify
+
+
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("example") / "messages"
+    _generate(folder)
+    return folder
+
+
+def _generate(out: Path, seed: int = 7, count: int = COUNT) -> None:
+    assert generate.main(["--count", str(count), "--seed", str(seed), "--out", str(out)]) == 0
+
+
+def _expected(messages: Path) -> dict[str, Any]:
+    path = messages.with_name("messages.expected.json")
+    expected: dict[str, Any] = json.loads(path.read_bytes())
+    return expected
+
+
+def _bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def _deliveries(messages: Path) -> list[tuple[str, bytes]]:
+    """Each line, with the name of its file."""
+    files = _bytes(messages).items()
+    return [(name, line) for name, content in files for line in content.split(b"\n")[:-1]]
+
+
+def _message(fields: dict[str, Any]) -> Message:
+    body = json.dumps(fields["payload"]).encode()
+    message = Message(fields["id"], body, type=fields["event"])
+    key = Key("notification-service", message.id)
+    return message.under(Claim(Record(key, State.PROCESSING, 2, 5, 0.0, 0.0)))
+
+
+def _fate(line: bytes, notify: Any) -> tuple[str, str]:
+    """The message id of a delivery that is handled; the reason of one that is not."""
+    try:
+        fields = json.loads(line.decode())
+    except ValueError:
+        return "", "not json"
+    try:
+        message_id = check_id(fields.get("id"))
+        notify(_message(fields))
+    except (MessageError, Reject) as error:
+        return "", str(error)
+    return message_id, ""
+
+
+def _send_all(messages: Path, provider: Any) -> None:
+    """What a faultless run does: every good message, once."""
+    seen: set[str] = set()
+    for _, line in _deliveries(messages):
+        message_id, _ = _fate(line, lambda message: None)
+        fields = json.loads(line.decode()) if message_id else {}
+        if message_id and message_id not in seen and fields["payload"].get("to"):
+            seen.add(message_id)
+            _send(provider, message_id)
+
+
+def _send(provider: Any, message_id: str) -> None:
+    provider.send("sms", "+1", "text", message_id=message_id, fence=1, attempt=1, key="k")
+
+
+def _judge(messages: Path, provider: Any, *options: str) -> int:
+    log = str(provider.log_path())
+    code: int = audit.main(["--log", log, "--messages", str(messages), *options])
+    return code
+
+
+def test_same_seed_same_bytes(messages: Path, tmp_path: Path) -> None:
+    """The stream depends on the arguments alone, and on the seed among them."""
+    _generate(tmp_path / "messages")
+    _generate(tmp_path / "others", seed=8)
+    assert _bytes(tmp_path / "messages") == _bytes(messages)
+    assert _expected(tmp_path / "messages") == _expected(messages)
+    assert _bytes(tmp_path / "others") != _bytes(messages)
+
+
+def test_expected_counts_are_true(messages: Path, notify: Any) -> None:
+    """Counted with the ledger's own check of ids and the handler, the counts are the same."""
+    fates = [_fate(line, notify) for _, line in _deliveries(messages)]
+    ids = [message_id for message_id, reason in fates if not reason]
+    expected = _expected(messages)
+    assert expected["deliveries"] == len(fates) == COUNT
+    assert expected["unique"] == len(set(ids))
+    assert expected["duplicates"] == len(ids) - len(set(ids)) == COUNT // 10
+    assert expected["broken"] == Counter(reason for _, reason in fates if reason)
+    assert sum(expected["broken"].values()) == COUNT // 100
+
+
+def test_duplicates_are_of_three_kinds(messages: Path, notify: Any) -> None:
+    """A third each: redelivered, copied in its file, copied into another; the payload is one."""
+    good = [row for row in _deliveries(messages) if _fate(row[1], notify)[0]]
+    fields = {line: json.loads(line) for _, line in good}
+    unique = _expected(messages)["unique"]
+    assert len(fields) - unique == COUNT // 30
+    assert len({(of["id"], of["created_at"], str(of["payload"])) for of in fields.values()}) == (
+        unique
+    )
+    # Two copies of one line may land in one other file.
+    moved = len(set(good)) - len(fields)
+    assert COUNT // 30 - 5 <= moved <= COUNT // 30
+
+
+def test_some_come_late_and_out_of_order(messages: Path, notify: Any) -> None:
+    """Deliveries follow neither the order of creation nor, strictly, that of arrival."""
+    lines = [line for _, line in sorted(_deliveries(messages), key=lambda row: row[0])]
+    good = [json.loads(line) for line in lines if _fate(line, notify)[0]]
+    for name in ("created_at", "delivered_at"):
+        times = [fields[name] for fields in good]
+        assert times != sorted(times)
+    assert all(fields["created_at"] < fields["delivered_at"] for fields in good)
+
+
+@pytest.mark.parametrize("count", [1, 2, 19, 110])
+def test_small_streams_have_the_size_asked_for(tmp_path: Path, count: int) -> None:
+    """Shares are rounded so that the whole is what was asked for."""
+    _generate(tmp_path / "messages", count=count)
+    expected = _expected(tmp_path / "messages")
+    parts = expected["unique"] + expected["duplicates"] + sum(expected["broken"].values())
+    assert expected["deliveries"] == parts == len(_deliveries(tmp_path / "messages")) == count
+
+
+def test_an_interrupted_generation_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing half done is ever seen, and nothing is left lying about."""
+    out = tmp_path / "messages"
+    _generate(out, count=100)
+    before = _bytes(out), _expected(out)
+
+    def interrupted(stream: Any, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "notifications-00.jsonl").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "_write_files", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _generate(out, seed=8, count=100)
+    assert (_bytes(out), _expected(out)) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "messages",
+        "messages.expected.json",
+    ]
+
+
+def test_a_new_stream_replaces_the_former(tmp_path: Path) -> None:
+    """Also where a killed generation left its temporary folder behind."""
+    _generate(tmp_path / "messages", count=100)
+    (tmp_path / ".messages.partial" / "messages").mkdir(parents=True)
+    _generate(tmp_path / "messages", count=200)
+    assert _expected(tmp_path / "messages")["deliveries"] == 200
+    assert len(_deliveries(tmp_path / "messages")) == 200
+
+
+def test_foreign_files_are_never_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that holds anything else is refused, in one line, and stays as it is."""
+    (tmp_path / "letters.txt").write_text("dear")
+    with pytest.raises(SystemExit) as exit_:
+        _generate(tmp_path, count=10)
+    assert exit_.value.code == 2
+    assert "letters.txt was not generated here" in capsys.readouterr().err
+    assert (tmp_path / "letters.txt").read_text() == "dear"
+
+
+def test_the_pipeline_file_fits(messages: Path) -> None:
+    """Its handler is there, its policy is one, and its schema names every field."""
+    with (EXAMPLE / "pipeline.toml").open("rb") as file:
+        pipeline = tomllib.load(file)
+    assert pipeline["pipeline"]["handler"] == "handlers:notify"
+    assert Policy(**pipeline["policy"]).tries == 3
+    declared = set(re.findall(r"(\w+):", pipeline["source"]["schema"]))
+    lines = [line for _, line in _deliveries(messages) if _fate(line, lambda message: None)[0]]
+    assert {name for line in lines for name in json.loads(line)["payload"]} == declared
+
+
+def test_the_handler_hands_the_claim_to_the_provider(notify: Any, provider: Any) -> None:
+    """Fence, attempt and idempotency key reach the outside service."""
+    payload = {"to": "+447700900123", "text": "hello"}
+    message = _message({"id": "m-1", "event": "notification.sms.send", "payload": payload})
+    notify(message)
+    effect = json.loads(provider.log_path().read_bytes())
+    assert effect.pop("pid") > 0
+    assert effect == {
+        "message_id": "m-1",
+        "channel": "sms",
+        "fence": 5,
+        "attempt": 2,
+        "idempotency_key": message.idempotency_key,
+    }
+
+
+def test_the_handler_rejects_what_no_try_can_help(notify: Any, provider: Any) -> None:
+    """An event of somebody else; a call without a claim is the caller's mistake."""
+    fields = {"id": "m-1", "event": "invoice.created", "payload": {"to": "a@example.com"}}
+    with pytest.raises(Reject, match="unknown event"):
+        notify(_message(fields))
+    with pytest.raises(RuntimeError, match="claim"):
+        notify(Message("m-1", b"{}"))
+    assert not provider.log_path().exists()
+
+
+def test_the_log_takes_many_writers(provider: Any) -> None:
+    """Every effect is a whole line, also when the folder is made by several at once."""
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda n: _send(provider, f"m-{n}"), range(400)))
+    lines = provider.log_path().read_bytes().splitlines()
+    assert {json.loads(line)["message_id"] for line in lines} == {f"m-{n}" for n in range(400)}
+
+
+def test_audit_passes_a_faultless_run(
+    messages: Path, provider: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last line says the maximum, and the exit code that all is well."""
+    _send_all(messages, provider)
+    assert _judge(messages, provider) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["effects", str(_expected(messages)["unique"])]
+    assert lines[-1] == "effects per message: max 1"
+
+
+def test_audit_finds_a_doubled_effect(
+    messages: Path, provider: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One message sent twice among thousands."""
+    _send_all(messages, provider)
+    log = provider.log_path().read_bytes()
+    _send(provider, json.loads(log.splitlines()[0])["message_id"])
+    assert _judge(messages, provider) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [
+        "wrong: messages sent more than once: 1",
+        "effects per message: max 2",
+    ]
+
+
+def test_audit_finds_a_missing_effect(
+    messages: Path, provider: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One good message never sent, unless the run is not over yet."""
+    _send_all(messages, provider)
+    lines = provider.log_path().read_bytes().splitlines(keepends=True)
+    provider.log_path().write_bytes(b"".join(lines[1:]))
+    assert _judge(messages, provider) == 1
+    assert "wrong: good messages never sent: 1" in capsys.readouterr().out
+    assert _judge(messages, provider, "--allow-missing") == 0
+
+
+def test_audit_finds_what_should_not_be_there(
+    messages: Path, provider: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An effect of no good message, and a line that is no effect."""
+    _send(provider, "nobody")
+    with provider.log_path().open("ab") as log:
+        log.write(b'{"message_id": "cut of')
+    assert _judge(messages, provider, "--allow-missing") == 1
+    out = capsys.readouterr().out
+    assert "wrong: messages sent that are none of the good ones: 1" in out
+    assert "wrong: lines of the log that are no effect: 1" in out
+
+
+def test_audit_without_log_or_messages(
+    messages: Path, provider: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing sent: all is missing. No messages: only repetitions can be seen."""
+    assert _judge(messages, provider) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "effects per message: max 0"
+    _send(provider, "m-1")
+    assert _judge(tmp_path / "nothing", provider) == 0
+    assert "not known" in capsys.readouterr().out
+
+
+def test_audit_does_not_trust_the_counts_alone(
+    provider: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that lost a file does not fit the counts beside it."""
+    messages = tmp_path / "messages"
+    _generate(messages, count=80)
+    (messages / "notifications-00.jsonl").unlink()
+    assert _judge(messages, provider, "--allow-missing") == 1
+    assert "wrong: good messages expected: 72, in the folder:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["generate", "provider", "audit"])
+def test_the_judge_and_its_witnesses_do_not_know_oncely(name: str) -> None:
+    """Their word counts because none of our code is in it."""
+    lines = (EXAMPLE / f"{name}.py").read_text().splitlines()
+    imports = [line for line in lines if line.lstrip().startswith(("import ", "from "))]
+    assert imports
+    assert not any("oncely" in line for line in imports)

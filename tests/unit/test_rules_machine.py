@@ -1,0 +1,443 @@
+"""The rules under any order of events: workers that race, stall and come back, and operators.
+
+A worker's step is two: it reads and decides, and any time later it writes if nothing has changed.
+What must hold is told by a model that knows none of the rules' code: who got the newest grant of
+each record, and what that holder has done with it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from oncely.core.policy import Policy
+from oncely.core.record import Claim, Key, Record, State
+from oncely.core.rules import (
+    PURGEABLE,
+    Ask,
+    Busy,
+    Command,
+    Complete,
+    Decision,
+    Duplicate,
+    Exhausted,
+    Extend,
+    Fail,
+    Fenced,
+    Forget,
+    Granted,
+    Handled,
+    Held,
+    InDoubt,
+    MarkHandled,
+    Mismatch,
+    Outcome,
+    Refused,
+    Release,
+    Reset,
+    Written,
+    decide,
+)
+
+KEYS = [Key("billing", "1"), Key("mailing", "1")]
+LEASE_S = 10.0
+
+POLICIES = [
+    Policy(tries=3),
+    Policy(tries=2, on_failed="skip", on_in_doubt="hold"),
+    Policy(tries=3, on_failed="dead_letter", on_in_doubt="dead_letter"),
+    Policy(tries=4, on_in_doubt=lambda message: "unknown", on_mismatch="ignore"),
+]
+
+
+@dataclass
+class Model:
+    """What is true of one key, as somebody would note it who watches and knows the five rules."""
+
+    exists: bool = False
+    state: State = State.PROCESSING
+    holder: int = -1
+    """The number of the newest grant; grants are numbered over all time."""
+    fence: int = 0
+    attempts: int = 0
+    ends: float | None = 0.0
+    exhausted: bool = False
+    fingerprint: str | None = None
+    result: Any = None
+    duplicates: int = 0
+    writes: int = 0
+    """Every change of the record; a write decided before the last of them must not succeed."""
+
+    def lives(self, now: float) -> bool:
+        """Whether somebody holds it."""
+        held = self.exists and self.state in (State.PROCESSING, State.HANDLED)
+        return held and (self.ends is None or now < self.ends)
+
+    def restored(self, before: "Model", now: float) -> None:
+        """As it was before the newest grant, but that grant's fence is spent for good."""
+        self.exists, self.state, self.attempts = before.exists, before.state, before.attempts
+        self.exhausted, self.fingerprint = before.exhausted, before.fingerprint
+        self.ends = now
+
+
+class Grant(NamedTuple):
+    """A claim that somebody got, its number, and the model as it was before."""
+
+    claim: Claim
+    number: int
+    before: Model
+
+
+class Step(NamedTuple):
+    """What somebody has decided, from what they read, and not yet written."""
+
+    key: Key
+    command: Command
+    grant: Grant | None
+    believed: Record | None
+    decision: Decision
+    expected: type[Outcome]
+    decided_at: float
+    writes: int
+
+
+@dataclass
+class World:
+    """The records, the clock, and the claims that were ever granted."""
+
+    now: float = 100.0
+    draws: int = 0
+    records: dict[Key, Record] = field(default_factory=dict)
+    models: dict[Key, Model] = field(default_factory=lambda: {key: Model() for key in KEYS})
+    grants: list[Grant] = field(default_factory=list)
+    completed: dict[Key, Record] = field(default_factory=dict)
+    """Each completed record as it was when it was completed."""
+
+
+# ---- What has to be answered -------------------------------------------------------------------
+
+
+def expected_of_asking(model: Model, ask: Ask, now: float) -> type[Outcome]:
+    """What rules 1, 2 and 5 and the policy leave as the only answer."""
+    policy = ask.policy
+    if not model.exists:
+        return Granted
+    if policy.on_mismatch != "ignore" and {ask.fingerprint, model.fingerprint} == {"one", "two"}:
+        return Mismatch
+    if model.state is State.COMPLETED:
+        return Duplicate
+    if model.lives(now):
+        return Busy
+    if model.state is State.HANDLED:
+        return Handled
+    if model.exhausted:
+        return Exhausted
+    spent = Exhausted if model.attempts >= policy.tries else Granted
+    if model.state is State.FAILED:
+        return {"retry": spent, "skip": Duplicate, "dead_letter": Exhausted}[policy.on_failed]
+    if callable(policy.on_in_doubt):
+        findings = {"happened": Duplicate, "not_happened": spent}
+        return findings.get(str(ask.finding), InDoubt)
+    return {"retry": spent, "hold": InDoubt, "dead_letter": Exhausted}[policy.on_in_doubt]
+
+
+_MAY_WRITE: dict[State, tuple[type[Command], ...]] = {
+    State.PROCESSING: (MarkHandled, Complete, Fail, Release, Extend),
+    State.HANDLED: (MarkHandled, Complete, Release, Extend),
+    State.COMPLETED: (Complete,),
+    State.FAILED: (Fail,),
+}
+
+
+def expected_of_holding(model: Model, command: Held, grant: Grant) -> type[Outcome]:
+    """Rule 3: only the newest grant may write, and only what does not undo an end."""
+    if not model.exists or grant.number != model.holder:
+        return Fenced
+    return Written if isinstance(command, _MAY_WRITE[model.state]) else Fenced
+
+
+def expected_of_operating(model: Model, command: Reset | Forget, now: float) -> type[Outcome]:
+    """Operators never touch a live claim, nor reset what has been handled."""
+    if isinstance(command, Forget):
+        return Refused if model.lives(now) else Written
+    over = model.exists and not model.lives(now)
+    resettable = over and model.state in (State.PROCESSING, State.FAILED)
+    return Written if resettable else Refused
+
+
+# ---- What has to be stored ---------------------------------------------------------------------
+
+
+def note_asking(model: Model, ask: Ask, outcome: Outcome, now: float) -> None:
+    """A grant makes a holder; an end by policy makes none."""
+    match outcome:
+        case Granted() | Handled():
+            begins = not model.exists
+            model.fence = 1 if begins else model.fence + 1
+            if isinstance(outcome, Granted):
+                model.attempts = 1 if begins else model.attempts + 1
+                model.state, model.exhausted = State.PROCESSING, False
+                model.fingerprint = (None if begins else model.fingerprint) or ask.fingerprint
+            if begins:
+                model.result, model.duplicates = None, 0
+            model.exists, model.ends = True, None if ask.lease_s is None else now + ask.lease_s
+        case Duplicate() if model.state is State.COMPLETED:
+            model.duplicates += 1
+        case Duplicate():
+            model.state = State.COMPLETED
+        case Exhausted():
+            model.state, model.exhausted = State.FAILED, True
+
+
+def note_holding(model: Model, command: Held, grant: Grant, now: float) -> None:
+    """What the holder of the newest grant did."""
+    match command:
+        case MarkHandled(claim):
+            model.state = State.HANDLED
+            model.ends = None if claim.lease_s is None else now + claim.lease_s
+        case Complete(_, result):
+            model.state, model.result = State.COMPLETED, result
+        case Fail(_, _, final):
+            model.state, model.exhausted = State.FAILED, final
+        case Release() if model.state is State.HANDLED:
+            model.ends = now
+        case Release():
+            model.restored(grant.before, now)
+        case Extend(_, lease_s):
+            model.ends = None if lease_s is None else now + lease_s
+
+
+def note_operating(model: Model, command: Reset | Forget) -> None:
+    """What an operator did."""
+    if isinstance(command, Forget):
+        model.exists = False
+    else:
+        model.state, model.exhausted, model.attempts = State.FAILED, False, 0
+
+
+def copy_of(model: Model) -> Model:
+    """The model as it is now."""
+    return Model(**vars(model))
+
+
+# ---- The machine -------------------------------------------------------------------------------
+
+keys = st.sampled_from(KEYS)
+policies = st.sampled_from(POLICIES)
+findings = st.sampled_from(["happened", "not_happened", "unknown", None])
+fingerprints = st.sampled_from(["one", "one", "one", "two", None])
+leases = st.sampled_from([LEASE_S, LEASE_S, LEASE_S, None])
+results = st.sampled_from([None, "first", "second"])
+picks = st.integers(0, 9)
+HELD_COMMANDS: list[Callable[[Claim, Any, float | None], Held]] = [
+    lambda claim, _, __: MarkHandled(claim),
+    lambda claim, result, _: Complete(claim, result),
+    lambda claim, result, _: Fail(claim, "no", final=result == "second"),
+    lambda claim, _, __: Release(claim),
+    lambda claim, _, lease_s: Extend(claim, lease_s),
+]
+commands = st.sampled_from(HELD_COMMANDS)
+
+
+class RulesMachine(RuleBasedStateMachine):
+    """Several workers, each with every claim that it ever got, and steps left unfinished."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.unfinished: list[Step] = []
+
+    # ---- Steps -----------------------------------------------------------------------------
+
+    @rule(key=keys, policy=policies, lease=leases, finding=findings, fingerprint=fingerprints)
+    def ask(self, key: Key, **given: Any) -> None:
+        """A worker asks for a claim, and does not stop in between."""
+        self.write(self.decide_asking(key, **given))
+
+    @rule(key=keys, policy=policies, lease=leases, finding=findings, fingerprint=fingerprints)
+    def ask_slowly(self, key: Key, **given: Any) -> None:
+        """A worker asks for a claim, and stalls before writing."""
+        self.unfinished.append(self.decide_asking(key, **given))
+
+    @rule(key=keys, policy=policies, racers=st.integers(2, 5))
+    def race(self, key: Key, policy: Policy, racers: int) -> None:
+        """Rule 1: of workers that ask at the same moment at most one is granted.
+
+        Those who lose read again, and all find it busy.
+        """
+        given = {"policy": policy, "lease": LEASE_S, "finding": None, "fingerprint": None}
+        steps = [self.decide_asking(key, **given) for _ in range(racers)]
+        won = [self.write(step) for step in steps if step.expected in (Granted, Handled)]
+        assert won in ([], [True] + [False] * (racers - 1))
+        if won:
+            assert self.decide_asking(key, **given).expected is Busy
+            self.write(self.decide_asking(key, **given))
+
+    @precondition(lambda self: self.world.grants)
+    @rule(pick=picks, command=commands, result=results, lease=leases)
+    def hold(self, pick: int, command: Any, result: Any, lease: float | None) -> None:
+        """Somebody uses a claim that they got at any time, newest or not."""
+        self.write(self.decide_holding(pick, command, result, lease))
+
+    @precondition(lambda self: self.world.grants)
+    @rule(pick=picks, command=commands, result=results, lease=leases)
+    def hold_slowly(self, pick: int, command: Any, result: Any, lease: float | None) -> None:
+        """The same, and they stall before writing."""
+        self.unfinished.append(self.decide_holding(pick, command, result, lease))
+
+    @precondition(lambda self: self.world.grants)
+    @rule(pick=picks, first=results, second=results)
+    def complete_twice(self, pick: int, first: Any, second: Any) -> None:
+        """Rule 3: when a complete was written, the same again succeeds and writes nothing."""
+        step = self.decide_holding(pick, lambda c, _, __: Complete(c, first), None, None)
+        self.write(step)
+        if step.expected is Written:
+            again = self.decide_holding(pick, lambda c, _, __: Complete(c, second), None, None)
+            assert again.expected is Written
+            assert again.decision.new is self.world.records[step.key]
+
+    @rule(key=keys, command=st.sampled_from([Reset(), Forget()]), slowly=st.booleans())
+    def operate(self, key: Key, command: Reset | Forget, slowly: bool) -> None:
+        """An operator resets or forgets a record."""
+        expected = expected_of_operating(self.world.models[key], command, self.world.now)
+        step = self.decide(key, command, None, expected)
+        if slowly:
+            self.unfinished.append(step)
+        else:
+            self.write(step)
+
+    @precondition(lambda self: self.unfinished)
+    @rule(pick=picks)
+    def finish(self, pick: int) -> None:
+        """Somebody who stalled goes on."""
+        self.write(self.unfinished.pop(pick % len(self.unfinished)))
+
+    @rule(seconds=st.sampled_from([1.0, 9.0, 10.0, 30.0]))
+    def wait(self, seconds: float) -> None:
+        """Time passes, and leases run out."""
+        self.world.now += seconds
+
+    @rule(key=keys)
+    def purge(self, key: Key) -> None:
+        """A cleaner removes what is old enough."""
+        record = self.world.records.get(key)
+        if record is not None and record.state in PURGEABLE:
+            self.store(key, None)
+            self.world.models[key].exists = False
+
+    # ---- How a step is decided and written -------------------------------------------------
+
+    def decide_asking(self, key: Key, policy: Policy, lease: float | None, **given: Any) -> Step:
+        self.world.draws += 1
+        ask = Ask(key, policy, lease, self.world.draws, **given)
+        expected = expected_of_asking(self.world.models[key], ask, self.world.now)
+        return self.decide(key, ask, None, expected)
+
+    def decide_holding(self, pick: int, command: Any, result: Any, lease: float | None) -> Step:
+        # Counted from the newest, so that both the newest and the oldest are often picked.
+        grant = self.world.grants[-1 - pick % len(self.world.grants)]
+        asked = command(grant.claim, result, lease)
+        key = grant.claim.key
+        expected = expected_of_holding(self.world.models[key], asked, grant)
+        return self.decide(key, asked, grant, expected)
+
+    def decide(
+        self, key: Key, command: Command, grant: Grant | None, expected: type[Outcome]
+    ) -> Step:
+        """Read and decide. The answer is the expected one, whether or not it gets written."""
+        believed, now = self.world.records.get(key), self.world.now
+        decision = decide(believed, command, now)
+        assert type(decision.outcome) is expected
+        if expected in (Fenced, Refused, Busy, InDoubt, Mismatch):
+            assert decision.new is believed
+        writes = self.world.models[key].writes
+        return Step(key, command, grant, believed, decision, expected, now, writes)
+
+    def write(self, step: Step) -> bool:
+        """Write what was decided, if the version is still the same; whether it was."""
+        new = step.decision.new
+        if new is step.believed:
+            return False
+        stored = self.world.records.get(step.key)
+        if (stored and stored.version) != (step.believed and step.believed.version):
+            return False
+        # The version says that nothing was written since; it must be true. (An absent record has
+        # none: it may have come and gone.)
+        assert step.believed is None or self.world.models[step.key].writes == step.writes
+        self.store(step.key, new)
+        self.note(step)
+        return True
+
+    def store(self, key: Key, new: Record | None) -> None:
+        self.world.models[key].writes += 1
+        if new is None:
+            del self.world.records[key]
+            self.world.completed.pop(key, None)
+        else:
+            self.world.records[key] = new
+
+    def note(self, step: Step) -> None:
+        model, outcome = self.world.models[step.key], step.decision.outcome
+        before = copy_of(model)
+        match step.command:
+            case Ask() as ask:
+                note_asking(model, ask, outcome, step.decided_at)
+            case Reset() | Forget() as command:
+                note_operating(model, command)
+            case held:
+                assert step.grant is not None
+                note_holding(model, held, step.grant, step.decided_at)
+        if isinstance(outcome, Granted | Handled):
+            model.holder = len(self.world.grants)
+            self.world.grants.append(Grant(outcome.claim, model.holder, before))
+        if model.exists and model.state is State.COMPLETED:
+            self.world.completed.setdefault(step.key, self.world.records[step.key])
+
+    # ---- What holds at any time ------------------------------------------------------------
+
+    @invariant()
+    def records_are_as_noted(self) -> None:
+        """Rules 3, 4 and 5: state, fence and attempts are what the grants and holders made."""
+        for key, model in self.world.models.items():
+            record = self.world.records.get(key)
+            assert (record is not None) == model.exists
+            if record is not None:
+                assert (record.state, record.fence) == (model.state, model.fence)
+                assert (record.attempts, record.exhausted) == (model.attempts, model.exhausted)
+                assert (record.result, record.duplicates) == (model.result, model.duplicates)
+                assert record.fingerprint == model.fingerprint
+
+    @invariant()
+    def leases_are_as_noted(self) -> None:
+        """A record is held exactly as long as its newest holder may think so."""
+        for key, model in self.world.models.items():
+            if model.exists and model.state in (State.PROCESSING, State.HANDLED):
+                assert self.world.records[key].lease_until == model.ends
+
+    @invariant()
+    def completed_records_stay(self) -> None:
+        """Rule 2: a completed record never changes, but for its duplicates being counted."""
+        for key, completed in self.world.completed.items():
+            record = self.world.records[key]
+            assert record.duplicates >= completed.duplicates
+            assert record == completed._replace(
+                duplicates=record.duplicates, last_seen=record.last_seen, version=record.version
+            )
+
+    @invariant()
+    def claims_are_told_apart(self) -> None:
+        """Rule 4: no two grants of one key have the same fence and the same birth."""
+        seen = [(g.claim.key, g.claim.record.birth, g.claim.fence) for g in self.world.grants]
+        assert len(seen) == len(set(seen))
+
+
+RulesMachine.TestCase.settings = settings(
+    max_examples=300,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestRules = RulesMachine.TestCase
