@@ -20,8 +20,10 @@ from oncely.spark.counts import Counts
 _log = logging.getLogger(__name__)
 
 _STOP = b"stop"
+_HEARD = b"heard"
 _POLL_S = 0.1
 _REPORT_EVERY_S = 0.25
+_HEARD_WITHIN_S = 30.0
 
 
 class DriverChannel:
@@ -107,6 +109,7 @@ class DriverChannel:
             else:
                 self._committed = _sum(self._committed, counts)
                 self._tasks.clear()
+                _send(connection, _HEARD)
 
 
 class TaskChannel:
@@ -158,6 +161,9 @@ def report_batch(address: str, token: str, counts: Counts) -> None:
         raise OncelyError("the pipeline's driver cannot be reached to report a batch")
     with connection:
         _send(connection, _said("batch", counts))
+        # Once this returns Spark may end the query, and the pipeline reads what it has heard.
+        if not connection.poll(_HEARD_WITHIN_S) or connection.recv_bytes() != _HEARD:
+            raise OncelyError("the pipeline's driver did not hear of a batch")
 
 
 def _connect(address: str, token: str) -> Connection | None:

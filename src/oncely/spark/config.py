@@ -9,8 +9,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from oncely.core.errors import ConfigError
-from oncely.core.policy import Policy, seconds
-from oncely.spark.options import read_policy, read_secret, unknown
+from oncely.core.policy import seconds
+from oncely.ledger import open_ledger
+from oncely.spark.options import (
+    check_shared,
+    import_function,
+    read_policy,
+    read_secret,
+    unknown,
+)
 from oncely.stores.opening import sqlite_file
 
 Scalar = str | int | float | bool
@@ -72,12 +79,13 @@ class PipelineConfig:
         self.pipeline = tables.pipeline
         self.source = tables.source
         self.message = tables.message
-        self.policy_table = {
+        self.spark = {name: as_option(value) for name, value in tables.spark.items()}
+        self._check_policy(tables.policy)
+        self.policy_options = {
             name: ",".join(value) if isinstance(value, list) else str(value)
             for name, value in tables.policy.items()
         }
-        self.spark = {name: as_option(value) for name, value in tables.spark.items()}
-        self.policy = self._read_policy(tables.policy)
+        self._check_handler()
         self.ledger = self._ledger()
         self.source_path = self._source_path()
         self.checkpoint = self._absolute(self.pipeline.checkpoint)
@@ -88,11 +96,15 @@ class PipelineConfig:
         """The error for `key` of this file."""
         return ConfigError(f"{self.file}: {key}: {text}")
 
-    def _read_policy(self, table: Mapping[str, Any]) -> Policy:
+    def _check_policy(self, table: Mapping[str, Any]) -> None:
         try:
-            return read_policy(table, str(self.folder))
+            read_policy(table, str(self.folder))
         except ConfigError as error:
             raise ConfigError(f"{self.file}: [policy] {error}") from error
+
+    def _check_handler(self) -> None:
+        key = f"{self.file}: [pipeline] handler"
+        import_function(self.pipeline.handler, key, str(self.folder))
 
     def _ledger(self) -> str:
         """The ledger's URL: a file's made absolute, a server's with its secrets still unread."""
@@ -102,13 +114,19 @@ class PipelineConfig:
             if kind == "file":
                 url = f"file:{self._absolute(name)}"
             plain = read_secret(url, "ledger")
-            if not plain.startswith("sqlite:"):
-                return url
-            file = self.folder / sqlite_file(plain)
+            if plain.startswith("sqlite:"):
+                url = plain = f"sqlite:///{self._made(sqlite_file(plain))}"
+            check_shared(plain)
+            open_ledger(plain)
         except ConfigError as error:
             raise self.wrong("[pipeline] ledger", str(error).removeprefix("ledger: ")) from error
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return f"sqlite:///{file}"
+        return url
+
+    def _made(self, file: Path) -> Path:
+        """`file` beside the pipeline file, its folder made."""
+        beside = self.folder / file
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        return beside
 
     def _source_path(self) -> str | None:
         if self.source.path is None:
@@ -169,6 +187,8 @@ def _first_error(error: ValidationError) -> str:
     where = f"[{path[0]}]" + (f" {'.'.join(path[1:])}" if path[1:] else "")
     if first["type"] == "missing":
         return f"{where}: is missing"
+    if first["type"] == "extra_forbidden" and len(path) == 1:
+        return unknown(where, [f"[{name}]" for name in _keys([])], "table")
     if first["type"] == "extra_forbidden":
         return f"{where.removesuffix(path[-1])}{unknown(path[-1], _keys(path[:-1]))}"
     return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"

@@ -3,8 +3,8 @@
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,9 @@ class SinkOptions:
     handler_path: str | None
     """A folder to import the handler from."""
     policy: Policy
+    probe: str | None
+    """module:function, the policy's `on_in_doubt` where that is a probe. The policy here travels
+    without it: a function from `handler_path` can be imported only where that is known."""
     chunk: int
     """How many messages are claimed at once, at most."""
     quarantine: str
@@ -49,6 +52,13 @@ class SinkOptions:
     channel_token: str
     """What the channel asks for; Spark masks options with such a name."""
 
+    def whole_policy(self) -> Policy:
+        """The policy with its probe. Raises ConfigError where that cannot be imported."""
+        if self.probe is None:
+            return self.policy
+        probe = import_function(self.probe, "on_in_doubt", self.handler_path)
+        return replace(self.policy, on_in_doubt=probe)
+
 
 def read_options(options: Mapping[str, str]) -> SinkOptions:
     """Check the options of the sink. Raises ConfigError, which names the option."""
@@ -57,12 +67,14 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     mode = given.get("mode", "leased")
     if mode != "leased":
         raise ConfigError(f'option mode: {mode!r} is not offered; write "leased"')
+    policy = read_policy(_policy_values(given), given.get("handler_path"))
     return SinkOptions(
         consumer=_consumer(_required(given, "consumer", "billing")),
-        ledger=_shared(_required(given, "ledger", "sqlite:////var/lib/ledger.db")),
+        ledger=check_shared(_required(given, "ledger", "sqlite:////var/lib/ledger.db")),
         handler=_required(given, "handler", "shop.billing:charge"),
         handler_path=given.get("handler_path"),
-        policy=read_policy(_policy_values(given), given.get("handler_path")),
+        policy=replace(policy, on_in_doubt="hold") if callable(policy.on_in_doubt) else policy,
+        probe=given["on_in_doubt"] if callable(policy.on_in_doubt) else None,
         chunk=_whole_number(given, "chunk", _DEFAULT_CHUNK),
         quarantine=given.get("quarantine") or str(Path("oncely-quarantine").absolute()),
         since=float(given["since"]) if "since" in given else None,
@@ -134,10 +146,19 @@ def read_secret(value: str, what: str) -> str:
     return value
 
 
-def unknown(name: str, known: Any) -> str:
+def check_shared(ledger: str) -> str:
+    """`ledger`, if every task would see the same one. Raises ConfigError."""
+    if ledger.startswith("memory:"):
+        raise ConfigError(
+            'ledger: "memory://" is seen by one process only; write "sqlite:///ledger.db"'
+        )
+    return ledger
+
+
+def unknown(name: str, known: Iterable[str], kind: str = "key") -> str:
     """Words for a name that is not known, with the one that may have been meant."""
     near = get_close_matches(name, list(known), n=1)
-    return f"{name}: there is no such key" + (f"; did you mean {near[0]!r}?" if near else "")
+    return f"{name}: there is no such {kind}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
@@ -158,14 +179,6 @@ def _consumer(name: str) -> str:
         return check_id(name, "consumer")
     except MessageError as error:
         raise ConfigError(f"option consumer: {error}") from error
-
-
-def _shared(ledger: str) -> str:
-    if ledger.startswith("memory:"):
-        raise ConfigError(
-            'option ledger: "memory://" is seen by one process only; write "sqlite:///ledger.db"'
-        )
-    return ledger
 
 
 def _whole_number(given: Mapping[str, str], name: str, default: int) -> int:

@@ -13,7 +13,7 @@ from oncely.ledger import open_ledger
 from oncely.spark.channel import DriverChannel
 from oncely.spark.config import PipelineConfig
 from oncely.spark.counts import Counts
-from oncely.spark.options import import_function, read_secret
+from oncely.spark.options import read_secret
 from oncely.spark.session import open_session
 from oncely.spark.source import first_line, read_messages
 
@@ -52,7 +52,6 @@ def run_pipeline(config: PipelineConfig, on_progress: OnProgress = lambda _: Non
     `on_progress` is called a few times a second. Raises ConfigError for what is wrong with the
     file, StoreError when the ledger cannot be opened, OncelyError when Spark gives up.
     """
-    _check_handler(config)
     ledger = open_ledger(read_secret(config.ledger, "ledger"))
     ledger.migrate()
     since = ledger.now()
@@ -65,11 +64,6 @@ def run_pipeline(config: PipelineConfig, on_progress: OnProgress = lambda _: Non
                 return _run(spark, config, since, stop, on_progress)
         finally:
             spark.stop()
-
-
-def _check_handler(config: PipelineConfig) -> None:
-    key = f"{config.file}: [pipeline] handler"
-    import_function(config.pipeline.handler, key, str(config.folder))
 
 
 def _run(
@@ -110,7 +104,7 @@ def _start(
             since=repr(since),
             channel=channel.address,
             channel_token=channel.token,
-            **config.policy_table,
+            **config.policy_options,
         )
         .start()
     )

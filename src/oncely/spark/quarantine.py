@@ -34,8 +34,8 @@ class Quarantine:
         self._rows.append(
             {
                 "reason": reason,
-                "id": row.id,
-                "row": _as_text(row) if row.original is None else row.original,
+                "id": row.id and _storable(row.id),
+                "row": _as_text(row) if row.original is None else _storable(row.original),
                 "quarantined_at": datetime.now(UTC),
             }
         )
@@ -102,6 +102,11 @@ def _as_text(row: Row) -> str:
     """What is known of a row that came without its original."""
     columns = {name: value for name, value in row._asdict().items() if value is not None}
     return json.dumps(columns, default=_plain)
+
+
+def _storable(text: str) -> str:
+    """`text` with what is no character written out, so that Parquet takes it."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(value: object) -> str:

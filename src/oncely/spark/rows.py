@@ -10,7 +10,7 @@ from oncely.core.message import Message, fingerprint_of
 from oncely.core.record import Claim
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+    from pyarrow import Array, RecordBatch
     from pyspark.sql.types import StructType
 
 ROW_COLUMN = "oncely_row"
@@ -47,7 +47,9 @@ class Row(NamedTuple):
 
     def body_bytes(self) -> bytes:
         """The body; empty where there is none."""
-        return self.body.encode() if isinstance(self.body, str) else self.body or b""
+        if isinstance(self.body, str):
+            return self.body.encode("utf-8", "surrogateescape")
+        return self.body or b""
 
     def fingerprint(self) -> str | None:
         """What tells two bodies under one id apart; None without a body."""
@@ -94,4 +96,16 @@ def read_chunks(batches: Iterable["RecordBatch"], size: Callable[[], int]) -> It
 def _columns(batch: "RecordBatch") -> Iterator[Iterable[Any]]:
     names = set(batch.schema.names)
     for name in COLUMN_TYPES:
-        yield batch.column(name).to_pylist() if name in names else repeat(None)
+        yield _values(batch.column(name)) if name in names else repeat(None)
+
+
+def _values(column: "Array") -> list[Any]:
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except UnicodeDecodeError:
+        # Spark does not look into the bytes of a string. Those that are no UTF-8 become lone
+        # surrogates here: no id has one, and a body gets its own bytes back.
+        return [
+            None if bytes_ is None else bytes_.decode("utf-8", "surrogateescape")
+            for bytes_ in column.cast("binary").to_pylist()
+        ]

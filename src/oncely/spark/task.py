@@ -93,7 +93,7 @@ class LeasedTask:
         self.counts = Counts()
         self._ledger = ledger
         self._options = options
-        self._policy = options.policy
+        self._policy = options.whole_policy()
         self._handler = handler
         self._quarantine = quarantine
         self._channel = channel

@@ -49,6 +49,6 @@ def at_once(runners: int, call: Callable[[int], T]) -> list[T]:
 
 def granted(outcome: Outcome) -> Claim:
     """The claim of an outcome that has to be Granted. Raises AssertionError for any other."""
-    if not isinstance(outcome, Granted):
-        raise AssertionError(f"not granted: {outcome}")
-    return outcome.claim
+    if isinstance(outcome, Granted):
+        return outcome.claim
+    raise AssertionError(f"not granted: {outcome}")

@@ -1,0 +1,36 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+BIN := .venv/bin
+EXAMPLE := examples/notifications
+
+.PHONY: help setup run test check bench-pipeline clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/.ready ## make .venv, with a Java runtime where the machine has none
+
+.venv/.ready: pyproject.toml uv.lock scripts/setup.sh
+	@scripts/setup.sh
+
+$(EXAMPLE)/messages.expected.json: | .venv/.ready
+	@$(BIN)/python $(EXAMPLE)/generate.py
+
+run: .venv/.ready $(EXAMPLE)/messages.expected.json ## run the main job: the notifications example on Spark
+	@$(BIN)/oncely pipeline run $(EXAMPLE)/pipeline.toml
+	@$(BIN)/python $(EXAMPLE)/audit.py
+
+test: .venv/.ready check ## all tests, after lint, types and import rules
+	@$(BIN)/pytest
+
+check: .venv/.ready ## lint, types, import rules
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench-pipeline: .venv/.ready ## the sink beside bare loops, Parquet and dropDuplicates
+	@$(BIN)/python benchmarks/pipeline.py
+
+clean: ## remove what the targets made
+	rm -rf .venv .tools $(EXAMPLE)/messages $(EXAMPLE)/messages.expected.json $(EXAMPLE)/out

@@ -1,0 +1,137 @@
+"""A folder with a pipeline file, and the command run over it in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+HANDLERS = """
+import json, os, time
+from pathlib import Path
+
+LOG = Path(__file__).with_name("effects.jsonl")
+PAUSE_S = float(os.environ.get("PAUSE_S", "0"))
+
+def handle(message):
+    line = {"id": message.id, "fence": message.claim.fence, "pid": os.getpid()}
+    log = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(log, (json.dumps(line) + "\\n").encode())
+    os.close(log)
+    time.sleep(PAUSE_S)
+
+def fail(message):
+    raise ValueError("never")
+
+not_callable = 3
+"""
+
+TABLES = {
+    "pipeline": {
+        "name": "test",
+        "consumer": "tests",
+        "ledger": "sqlite:///out/ledger.db",
+        "handler": "handlers:handle",
+        "checkpoint": "out/checkpoint",
+        "quarantine": "out/quarantine",
+    },
+    "source": {"format": "json", "path": "in", "schema": "id STRING, body STRING"},
+    "message": {"id": "id", "body": "body"},
+    "policy": {},
+}
+
+Tables = dict[str, dict[str, Any]]
+
+
+class Project:
+    """A pipeline's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tables: Tables = {name: dict(table) for name, table in TABLES.items()}
+        (folder / "in").mkdir()
+        (folder / "handlers.py").write_text(HANDLERS)
+
+    @property
+    def file(self) -> Path:
+        """The pipeline file."""
+        return self.folder / "pipeline.toml"
+
+    def save(self) -> Path:
+        """Write the pipeline file from `tables`."""
+        lines = []
+        for name, table in self.tables.items():
+            lines.append(f"[{name}]")
+            # TOML's strings, numbers, lists and booleans are written as JSON's.
+            lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+        self.file.write_text("\n".join(lines))
+        return self.file
+
+    def put(self, name: str, ids: list[str]) -> None:
+        """A file of messages in the source's folder."""
+        rows = [json.dumps({"id": id_, "body": "{}"}) for id_ in ids]
+        (self.folder / "in" / name).write_text("\n".join(rows))
+
+    def effects(self) -> Counter[str]:
+        """How many effects each message had."""
+        log = self.folder / "effects.jsonl"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return Counter(json.loads(line)["id"] for line in lines)
+
+    def start(self, *arguments: str, stdout: int | IO[Any] = subprocess.PIPE, **env: str) -> "Run":
+        """Start the command on the pipeline file, in a process group of its own."""
+        return Run(
+            [sys.executable, "-m", "oncely", "pipeline", "run", str(self.save()), *arguments],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **env},
+        )
+
+    def run(self, **env: str) -> dict[str, Any]:
+        """Run it to its end; return what `--json` prints."""
+        with self.start("--json", **env) as run:
+            out, err = run.communicate(timeout=240)
+        assert run.returncode in {0, 1}, err
+        report: dict[str, Any] = json.loads(out)
+        assert report["received"] == settled(report)
+        return report
+
+
+Run = subprocess.Popen
+
+
+def settled(report: dict[str, Any]) -> int:
+    """What became of the deliveries, added up."""
+    parts = [*report["duplicates"].values(), *report["quarantined"].values()]
+    return int(report["handled"] + report["failed"] + report["in_doubt"] + sum(parts))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A pipeline's folder, its source still empty."""
+    return Project(tmp_path)
+
+
+Main = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def main(capsys: pytest.CaptureFixture[str]) -> Main:
+    """Run the command in this process; return its exit code and what it said on stderr."""
+    from oncely.cli import main as run_main
+
+    def run(*arguments: str) -> tuple[int, str]:
+        try:
+            code = run_main(arguments)
+        except SystemExit as left:
+            code = int(left.code or 0)
+        return code, capsys.readouterr().err
+
+    return run

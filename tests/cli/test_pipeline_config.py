@@ -1,0 +1,114 @@
+"""A wrong pipeline file: exit code 2, one line that names the file and the key, no traceback."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Main, Project
+
+GONE = object()
+
+WRONG: list[tuple[str, str, Any, str]] = [
+    ("pipeline", "name", GONE, "[pipeline] name: is missing"),
+    ("pipeline", "consumer", GONE, "[pipeline] consumer: is missing"),
+    ("pipeline", "ledger", GONE, "[pipeline] ledger: is missing"),
+    ("pipeline", "handler", GONE, "[pipeline] handler: is missing"),
+    ("pipeline", "checkpoint", GONE, "[pipeline] checkpoint: is missing"),
+    ("source", "format", GONE, "[source] format: is missing"),
+    ("message", "id", GONE, "[message] id: is missing"),
+    (
+        "pipeline",
+        "handlr",
+        "a:b",
+        "[pipeline] handlr: there is no such key; did you mean 'handler'",
+    ),
+    ("source", "fmt", "json", "[source] fmt: there is no such key"),
+    ("message", "subject", "x", "[message] subject: there is no such key"),
+    ("policy", "tires", 3, "[policy] tires: there is no such key; did you mean 'tries'"),
+    ("pipeline", "name", 7, "[pipeline] name: input should be a valid string, got 7"),
+    ("pipeline", "chunk", "many", "[pipeline] chunk: input should be a valid integer"),
+    ("source", "options", "x", "[source] options: input should be a valid dictionary"),
+    ("policy", "tries", "three", "[policy] tries: 'three' is no whole number"),
+    ("policy", "tries", 0, "[policy] tries: 0 is no whole number"),
+    ("policy", "backoff", [5], "[policy] backoff: 5 is no duration"),
+    ("policy", "backoff", 5, "[policy] backoff: give a list of delays"),
+    ("policy", "lease", "0s", "[policy] lease: a lease of zero"),
+    ("policy", "on_failed", "explode", "[policy] on_failed: 'explode' is none of retry, skip"),
+    ("policy", "on_in_doubt", "nowhere:f", "[policy] on_in_doubt: 'nowhere:f' cannot be imported"),
+    ("pipeline", "handler", "handlers", "[pipeline] handler: 'handlers' names no function"),
+    ("pipeline", "handler", "nowhere:f", "[pipeline] handler: 'nowhere:f' cannot be imported"),
+    ("pipeline", "handler", "handlers:gone", "'handlers:gone' cannot be imported: AttributeError"),
+    ("pipeline", "handler", "handlers:not_callable", "is not a function"),
+    ("pipeline", "ledger", "oracle://u:secret@h/db", "[pipeline] ledger: 'oracle://u:***@h/db' is"),
+    ("pipeline", "ledger", "sqlite://", "[pipeline] ledger: 'sqlite://' names no file"),
+    ("pipeline", "ledger", "memory://", "is seen by one process only"),
+    ("pipeline", "ledger", "env:NOT_SET_ANYWHERE", "variable NOT_SET_ANYWHERE is not set"),
+    ("pipeline", "ledger", "file:nowhere.txt", "cannot be read: No such file"),
+    ("pipeline", "trigger", "sometimes", "[pipeline] trigger: 'sometimes' is none"),
+    ("pipeline", "mode", "rows", "[pipeline] mode: input should be 'leased', got 'rows'"),
+    ("source", "path", "nowhere", "[source] path: "),
+]
+
+
+@pytest.mark.parametrize(("table", "key", "value", "said"), WRONG)
+def test_a_wrong_file_says_what_is_wrong(
+    project: "Project", main: "Main", table: str, key: str, value: Any, said: str
+) -> None:
+    """One line, with the file, the table and the key."""
+    if value is GONE:
+        del project.tables[table][key]
+    else:
+        project.tables[table][key] = value
+    code, err = main("pipeline", "run", str(project.save()))
+    assert code == 2
+    assert err.startswith(f"oncely: {project.file}: ")
+    assert said in err
+    assert err.count("\n") == 1
+    assert "secret" not in err
+
+
+def test_a_missing_table(project: "Project", main: "Main") -> None:
+    """A table that is not there is named."""
+    del project.tables["source"]
+    code, err = main("pipeline", "run", str(project.save()))
+    assert (code, err) == (2, f"oncely: {project.file}: [source]: is missing\n")
+
+
+def test_an_unknown_table(project: "Project", main: "Main") -> None:
+    """A table that does not exist is named."""
+    project.tables["polcy"] = {}
+    code, err = main("pipeline", "run", str(project.save()))
+    assert code == 2
+    assert "[polcy]: there is no such table; did you mean '[policy]'?" in err
+
+
+def test_a_file_that_is_not_there(main: "Main", tmp_path: Path) -> None:
+    """A missing file is said to be missing."""
+    code, err = main("pipeline", "run", str(tmp_path / "gone.toml"))
+    assert code == 2
+    assert "gone.toml: cannot be read: No such file" in err
+
+
+def test_a_file_that_is_no_toml(main: "Main", tmp_path: Path) -> None:
+    """Broken TOML is said to be that, with the place."""
+    file = tmp_path / "broken.toml"
+    file.write_text("[pipeline\n")
+    code, err = main("pipeline", "run", str(file))
+    assert code == 2
+    assert "broken.toml: is no TOML: " in err
+    assert "line 1" in err
+
+
+def test_wrong_usage(main: "Main") -> None:
+    """Wrong arguments are exit code 2 too."""
+    assert main("pipeline")[0] == 2
+    assert main("pipeline", "run", "a.toml", "--jsn")[0] == 2
+
+
+def test_the_ledger_may_come_from_outside(project: "Project", main: "Main") -> None:
+    """`--ledger` stands in for the file's."""
+    del project.tables["pipeline"]["ledger"]
+    _, err = main("pipeline", "run", str(project.save()), "--ledger", "oracle://")
+    assert "[pipeline] ledger: 'oracle://' is of no known kind" in err

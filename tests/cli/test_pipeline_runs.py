@@ -1,0 +1,172 @@
+"""Whole runs of `oncely pipeline run`, in processes of their own."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from oncely import State, open_ledger
+
+if TYPE_CHECKING:
+    from conftest import Project, Run
+
+KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "10"))
+REAL_INPUT = os.environ.get("ONCELY_REAL_INPUT")
+
+
+def wait_for_effects(project: "Project", more: int, run: "Run[str]") -> None:
+    """Return when `more` effects have happened, or the run is over."""
+    log = project.folder / "effects.jsonl"
+    wanted = log.stat().st_size if log.exists() else 0
+    wanted += more * 90  # A line has about 90 bytes.
+    deadline = time.monotonic() + 120
+    while run.poll() is None and time.monotonic() < deadline:
+        if log.exists() and log.stat().st_size >= wanted:
+            return
+        time.sleep(0.01)
+
+
+def kill(run: "Run[str]", *, all_of_it: bool) -> None:
+    """SIGKILL to the driver alone, whose workers then find out, or to all at once."""
+    with contextlib.suppress(ProcessLookupError):
+        if all_of_it:
+            os.killpg(run.pid, signal.SIGKILL)
+        run.kill()
+    run.communicate()
+
+
+def test_a_run_its_repetition_and_a_lost_checkpoint(project: "Project") -> None:
+    """What was handled is handled no more, neither with the checkpoint nor without it."""
+    project.put("1.json", [f"m{n}" for n in range(300)] + ["m1", "m2", ""])
+    project.put("2.json", [f"m{n}" for n in range(290, 400)])
+    first = project.run()
+    assert first["handled"] == 400
+    assert first["duplicates"] == {"input": 12, "ledger": 0}
+    assert first["quarantined"] == {"empty id": 1}
+    assert project.run()["received"] == 0
+    project.put("3.json", ["m5", "m500"])
+    third = project.run()
+    assert (third["handled"], third["duplicates"]) == (1, {"input": 0, "ledger": 1})
+    shutil.rmtree(project.folder / "out" / "checkpoint")
+    lost = project.run()
+    assert (lost["handled"], lost["duplicates"]) == (0, {"input": 0, "ledger": 414})
+    assert set(project.effects().values()) == {1}
+    assert len(project.effects()) == 401
+
+
+def test_failures_end_with_one(project: "Project") -> None:
+    """A run whose messages fail for good says so in its table and its exit code."""
+    project.put("1.json", ["a", "b"])
+    project.tables["pipeline"]["handler"] = "handlers:fail"
+    project.tables["policy"] = {"tries": 1}
+    with project.start() as run:
+        out, err = run.communicate(timeout=240)
+    assert run.returncode == 1, err
+    assert "failed" in out
+    assert "Traceback" not in err
+
+
+def test_a_wrong_expression_names_its_key(project: "Project") -> None:
+    """What only Spark can tell is said in the same way as the rest."""
+    project.put("1.json", ["a"])
+    project.tables["message"]["type"] = "no_such_column"
+    with project.start() as run:
+        _, err = run.communicate(timeout=240)
+    assert run.returncode == 2
+    assert f"oncely: {project.file}: [message] type: " in err
+    assert "no_such_column" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("on_in_doubt", ["hold", "retry"])
+def test_killed_runs_lose_and_double_nothing(project: "Project", on_in_doubt: str) -> None:
+    """SIGKILL at random moments: one effect or in doubt under `hold`, at least one under `retry`."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    ids = [f"m{n:05}" for n in range(KILLS * 600)]
+    for n in range(4):
+        project.put(f"{n}.json", ids[n::4] + ids[n : 400 : 8])
+    project.tables["policy"] = {"on_in_doubt": on_in_doubt, "lease": "2s", "tries": 1_000}
+    kills = 0
+    while kills < KILLS:
+        run = project.start("--json", PAUSE_S="0.002")
+        wait_for_effects(project, draw.randrange(600), run)
+        assert run.poll() is None, "the input was too short for so many kills"
+        kill(run, all_of_it=bool(kills % 2))
+        kills += 1
+    last = project.run()
+    done = project.effects()
+    ledger = open_ledger(f"sqlite:///{project.folder}/out/ledger.db")
+    doubtful = {r.key.message_id for r in ledger.scan(state=State.PROCESSING, limit=len(ids))}
+    if on_in_doubt == "hold":
+        assert set(done.values()) == {1}
+        assert set(ids) - set(done) <= doubtful
+        assert last["in_doubt"] >= len(doubtful & set(ids)) > 0
+    else:
+        assert set(done) == set(ids)
+        assert not doubtful
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_leaves_no_claim(project: "Project", number: signal.Signals) -> None:
+    """SIGTERM and SIGINT release what was not begun; the next run starts at once and ends it all."""
+    ids = [f"m{n:05}" for n in range(3_000)]
+    project.put("1.json", ids)
+    run = project.start("--json", PAUSE_S="0.005")
+    wait_for_effects(project, 150, run)
+    run.send_signal(number)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, err
+    assert "stopped" in err
+    assert json.loads(out)["received"] == settled_of(out)
+    ledger = open_ledger(f"sqlite:///{project.folder}/out/ledger.db")
+    assert set(ledger.counts()) == {("tests", State.COMPLETED)}
+    assert 0 < len(project.effects()) < len(ids)
+    report = project.run()
+    assert report["in_doubt"] == 0
+    assert project.effects() == dict.fromkeys(ids, 1)
+
+
+def settled_of(out: str) -> int:
+    """What became of the deliveries of a report, added up."""
+    report = json.loads(out)
+    parts = [*report["duplicates"].values(), *report["quarantined"].values()]
+    return int(report["handled"] + report["failed"] + report["in_doubt"] + sum(parts))
+
+
+@pytest.mark.skipif(not REAL_INPUT, reason="set ONCELY_REAL_INPUT to a file of GitHub deliveries")
+def test_real_input(project: "Project") -> None:
+    """Real webhook deliveries come to exactly the counts that were found in them independently."""
+    source = Path(str(REAL_INPUT))
+    expected = json.loads(source.with_name("github-webhooks.expected.json").read_text())
+    project.tables["source"] = {"format": "json", "path": str(source)}
+    project.tables["message"] = {
+        "id": "delivery",
+        "type": "event",
+        "time": "delivered_at",
+        "body": "to_json(payload)",
+    }
+    report = project.run()
+    assert report["received"] == expected["rows"]
+    assert report["handled"] == expected["unique"]
+    assert report["duplicates"] == {"input": expected["duplicates"], "ledger": 0}
+    assert report["quarantined"] == expected["broken"]
+    assert (report["failed"], report["in_doubt"]) == (0, 0)
+    reasons = [
+        row["reason"]
+        for file in (project.folder / "out" / "quarantine").glob("*.parquet")
+        for row in pq.read_table(file).to_pylist()
+    ]
+    assert {reason: reasons.count(reason) for reason in set(reasons)} == expected["broken"]
+    assert set(project.effects().values()) == {1}

@@ -1,0 +1,112 @@
+"""One Spark session for all tests here, and ways to write to the sink and look at its effects."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from oncely import Ledger, open_ledger
+from oncely.spark.channel import DriverChannel
+from oncely.spark.counts import Counts
+from oncely.spark.session import open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HERE = Path(__file__).parent
+SCHEMA = "id string, body string, source string"
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """A session that tries a failed task again."""
+    session = open_session("tests", {"spark.master": "local[2,4]"})
+    yield session
+    session.stop()
+
+
+class Effects:
+    """What handlers did, as they wrote it down: one line for each effect."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Every effect, in the order in which they happened."""
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def per_message(self) -> Counter[str]:
+        """How many effects each message had."""
+        return Counter(line["id"] for line in self.lines())
+
+
+@pytest.fixture
+def effects(tmp_path: Path) -> Effects:
+    """The log of the handlers in handlers.py, whose path travels in a message's source."""
+    return Effects(tmp_path / "effects.jsonl")
+
+
+@pytest.fixture
+def ledger_url(tmp_path: Path) -> str:
+    """The URL of a fresh ledger."""
+    return f"sqlite:///{tmp_path}/ledger.db"
+
+
+@pytest.fixture
+def ledger(ledger_url: str) -> Ledger:
+    """The ledger that the sink of a test writes to."""
+    opened = open_ledger(ledger_url)
+    opened.migrate()
+    return opened
+
+
+@pytest.fixture
+def frame(spark: "SparkSession", effects: Effects) -> Callable[..., "DataFrame"]:
+    """A DataFrame of messages from ids, or from (id, body)."""
+
+    def make(*rows: Any, partitions: int = 1) -> "DataFrame":
+        given = [row if isinstance(row, tuple) else (row, "{}") for row in rows]
+        made = [(id_, body, str(effects.path)) for id_, body in given]
+        return spark.createDataFrame(made, SCHEMA).coalesce(1).repartition(partitions)
+
+    return make
+
+
+Write = Callable[..., Counts]
+
+
+@pytest.fixture
+def write(tmp_path: Path, ledger: Ledger, ledger_url: str) -> Iterator[Write]:
+    """Write a DataFrame of messages to the sink; return what it counted."""
+    channels: list[DriverChannel] = []
+
+    def write_once(messages: "DataFrame", function: str = "work", **options: str) -> Counts:
+        channel = DriverChannel("127.0.0.1")
+        channels.append(channel)
+        settings = {
+            "consumer": "tests",
+            "ledger": ledger_url,
+            "handler": f"handlers:{function}",
+            "handler_path": str(HERE),
+            "quarantine": str(tmp_path / "quarantine"),
+            "lease": "30s",
+            "channel": channel.address,
+            "channel_token": channel.token,
+        }
+        messages.write.format("oncely").options(**settings | options).mode("append").save()
+        return channel.committed()
+
+    yield write_once
+    for channel in channels:
+        channel.close()
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a command under test."""
+    return {name: value for name, value in os.environ.items() if name != "ONCELY_LEDGER"} | more
