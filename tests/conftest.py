@@ -12,7 +12,7 @@ from oncely.ledger import Ledger
 from oncely.stores.base import Clock
 from oncely.stores.memory import MemoryStore
 from oncely.stores.sql import SqlStore, prepare_sqlite
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock, MeddlingStore, granted
 
 OpenSqlite = Callable[..., SqlStore]
 
@@ -24,9 +24,21 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def ledger(clock: ManualClock) -> Ledger:
-    """A ledger in memory that reads `clock`."""
-    return Ledger(MemoryStore(clock))
+def meddling(clock: ManualClock) -> MeddlingStore:
+    """A store in memory that reads `clock`, and in which a test can meddle."""
+    return MeddlingStore(MemoryStore(clock))
+
+
+@pytest.fixture
+def ledger(meddling: MeddlingStore) -> Ledger:
+    """The ledger over `meddling`."""
+    return Ledger(meddling)
+
+
+@pytest.fixture
+def rival(meddling: MeddlingStore) -> Ledger:
+    """Another worker on the same records, whom nobody meddles with."""
+    return Ledger(meddling.store)
 
 
 @pytest.fixture

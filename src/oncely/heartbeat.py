@@ -1,6 +1,7 @@
 """The heartbeat: extends claims while their messages are being handled, on a thread of its own."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ class Heartbeat:
         self._ledger = ledger
         self._lease_s = lease_s
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._held: dict[Key, Claim] = {}
         self._good_until: dict[Key, float] = {}
         self._stopped = threading.Event()
@@ -37,6 +39,7 @@ class Heartbeat:
         if self._lease_s is None:
             return
         with self._lock:
+            self._leave_claims_to_parent()
             for claim in claims:
                 self._held[claim.key] = claim
                 self._good_until[claim.key] = asked_at + self._lease_s
@@ -45,6 +48,13 @@ class Heartbeat:
                     target=self._beat, args=[self._lease_s], name="oncely-heartbeat", daemon=True
                 )
                 self._thread.start()
+
+    def _leave_claims_to_parent(self) -> None:
+        """In a forked child: what was held when it was forked is not its own to extend."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._held.clear()
+            self._good_until.clear()
 
     def stop(self) -> None:
         """End the thread, and wait for it."""
@@ -85,7 +95,7 @@ class Heartbeat:
         outcomes = self._ledger.extend_many(claims, timedelta(seconds=lease_s))
         with self._lock:
             for claim, outcome in zip(claims, outcomes, strict=True):
-                if claim.key not in self._held:
+                if self._held.get(claim.key) is not claim:
                     continue
                 if isinstance(outcome, Fenced):
                     del self._held[claim.key], self._good_until[claim.key]

@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Kept(NamedTuple):
@@ -53,12 +54,12 @@ def once(
     ledger: Ledger,
     *,
     consumer: str,
-    key: Callable[P, str],
+    key: Callable[..., str],
     keep_result: bool = False,
-    fingerprint: Callable[P, Any] | None = None,
+    fingerprint: Callable[..., Any] | None = None,
     lease: Duration | None = None,
     policy: Policy = Policy(),
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
+) -> Callable[[F], F]:
     """Run the decorated function, sync or async, once for each id that `key` gives.
 
     `key` and `fingerprint` are called with the function's own arguments. A duplicate does not run
@@ -81,7 +82,7 @@ def once(
             return cast(Callable[P, R], _async_wrapper(function, begin, guard))
         return _sync_wrapper(function, begin, guard)
 
-    return decorate
+    return cast(Callable[[F], F], decorate)
 
 
 def _sync_wrapper(
@@ -128,10 +129,19 @@ async def _in_thread(call: Callable[[], T], undo: Callable[[T], object] | None =
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        result = await running
-        if undo is not None:
-            await asyncio.to_thread(undo, result)
+        await _ended(running)
+        if undo is not None and running.exception() is None:
+            await _ended(asyncio.ensure_future(asyncio.to_thread(undo, running.result())))
         raise
+
+
+async def _ended(running: "asyncio.Future[Any]") -> None:
+    """Wait to the end, however often this task is cancelled meanwhile."""
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            continue
 
 
 class _Guard:

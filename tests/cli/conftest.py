@@ -100,17 +100,17 @@ class Project:
             out, err = run.communicate(timeout=240)
         assert run.returncode in {0, 1}, err
         report: dict[str, Any] = json.loads(out)
-        assert report["received"] == settled(report)
+        assert report["received"] == self.settled(report)
         return report
+
+    @staticmethod
+    def settled(report: dict[str, Any]) -> int:
+        """What became of the deliveries of a report, added up."""
+        parts = [*report["duplicates"].values(), *report["quarantined"].values()]
+        return int(report["handled"] + report["failed"] + report["in_doubt"] + sum(parts))
 
 
 Run = subprocess.Popen
-
-
-def settled(report: dict[str, Any]) -> int:
-    """What became of the deliveries, added up."""
-    parts = [*report["duplicates"].values(), *report["quarantined"].values()]
-    return int(report["handled"] + report["failed"] + report["in_doubt"] + sum(parts))
 
 
 @pytest.fixture

@@ -46,11 +46,15 @@ KEYS = [Key("billing", "1"), Key("mailing", "1")]
 LEASE_S = 10.0
 
 POLICIES = [
+    Policy(tries=2),
     Policy(tries=3),
     Policy(tries=2, on_failed="skip", on_in_doubt="hold"),
     Policy(tries=3, on_failed="dead_letter", on_in_doubt="dead_letter"),
     Policy(tries=4, on_in_doubt=lambda message: "unknown", on_mismatch="ignore"),
 ]
+
+
+NOBODY = -1
 
 
 @dataclass
@@ -59,7 +63,7 @@ class Model:
 
     exists: bool = False
     state: State = State.PROCESSING
-    holder: int = -1
+    holder: int = NOBODY
     """The number of the newest grant; grants are numbered over all time."""
     fence: int = 0
     attempts: int = 0
@@ -80,7 +84,7 @@ class Model:
         """As it was before the newest grant, but that grant's fence is spent for good."""
         self.exists, self.state, self.attempts = before.exists, before.state, before.attempts
         self.exhausted, self.fingerprint = before.exhausted, before.fingerprint
-        self.ends = now
+        self.ends, self.holder = now, NOBODY
 
 
 class Grant(NamedTuple):
@@ -203,7 +207,7 @@ def note_holding(model: Model, command: Held, grant: Grant, now: float) -> None:
         case Fail(_, _, final):
             model.state, model.exhausted = State.FAILED, final
         case Release() if model.state is State.HANDLED:
-            model.ends = now
+            model.ends, model.holder = now, NOBODY
         case Release():
             model.restored(grant.before, now)
         case Extend(_, lease_s):
@@ -231,7 +235,8 @@ findings = st.sampled_from(["happened", "not_happened", "unknown", None])
 fingerprints = st.sampled_from(["one", "one", "one", "two", None])
 leases = st.sampled_from([LEASE_S, LEASE_S, LEASE_S, None])
 results = st.sampled_from([None, "first", "second"])
-picks = st.integers(0, 9)
+# Counted from the newest grant: old ones are used at any time, but the newest the most.
+picks = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3, 5, 8])
 HELD_COMMANDS: list[Callable[[Claim, Any, float | None], Held]] = [
     lambda claim, _, __: MarkHandled(claim),
     lambda claim, result, _: Complete(claim, result),
@@ -268,13 +273,28 @@ class RulesMachine(RuleBasedStateMachine):
 
         Those who lose read again, and all find it busy.
         """
-        given = {"policy": policy, "lease": LEASE_S, "finding": None, "fingerprint": None}
+        given: dict[str, Any] = {
+            "policy": policy,
+            "lease": LEASE_S,
+            "finding": None,
+            "fingerprint": None,
+        }
         steps = [self.decide_asking(key, **given) for _ in range(racers)]
         won = [self.write(step) for step in steps if step.expected in (Granted, Handled)]
         assert won in ([], [True] + [False] * (racers - 1))
         if won:
             assert self.decide_asking(key, **given).expected is Busy
             self.write(self.decide_asking(key, **given))
+
+    @rule(key=keys, policy=policies, dies=st.booleans())
+    def attempt(self, key: Key, policy: Policy, dies: bool) -> None:
+        """Rule 5: a message that fails, or kills its worker, spends one of its tries."""
+        step = self.decide_asking(key, policy, LEASE_S, finding=None, fingerprint=None)
+        if self.write(step) and step.expected is Granted:
+            if dies:
+                self.world.now += LEASE_S
+            else:
+                self.write(self.decide_holding(0, HELD_COMMANDS[2], None, None))
 
     @precondition(lambda self: self.world.grants)
     @rule(pick=picks, command=commands, result=results, lease=leases)
@@ -337,7 +357,6 @@ class RulesMachine(RuleBasedStateMachine):
         return self.decide(key, ask, None, expected)
 
     def decide_holding(self, pick: int, command: Any, result: Any, lease: float | None) -> Step:
-        # Counted from the newest, so that both the newest and the oldest are often picked.
         grant = self.world.grants[-1 - pick % len(self.world.grants)]
         asked = command(grant.claim, result, lease)
         key = grant.claim.key
@@ -372,6 +391,9 @@ class RulesMachine(RuleBasedStateMachine):
         return True
 
     def store(self, key: Key, new: Record | None) -> None:
+        stored = self.world.records.get(key)
+        # Whoever has read what was stored before must be able to tell.
+        assert stored is None or new is None or new.version > stored.version
         self.world.models[key].writes += 1
         if new is None:
             del self.world.records[key]

@@ -106,6 +106,10 @@ def then(state: State | None = None, **changes: Any) -> dict[str, Any]:
 AGAIN = then(State.PROCESSING, attempts=3, fence=4, lease_until=17.0)
 """Granted once more, at 12."""
 SPENT = {"tenant": "a", "error": "gave up after 2 attempts"}
+REBORN = ((BIRTH >> 24) + 1) << 24
+"""A release begins a new birth: the claim that is given back fits nothing any more."""
+TAKEN_BACK = then(State.FAILED, attempts=1, last_seen=5.0, lease_until=None, version=REBORN)
+"""As FORMER, but with the fence of the claim that was given back."""
 NO = {"tenant": "a", "error": "no"}
 DOUBT = {"tenant": "a", "error": "in doubt: a claim ran out"}
 PROCESSING = State.PROCESSING
@@ -153,10 +157,10 @@ CELLS: list[Row] = [
     (COMPLETED, FAIL,     12,   Fenced,    SAME),
 
     (ABSENT,    RELEASE,  12,   Fenced,    SAME),
-    (HELD,      RELEASE,  9,    Written,   then(State.FAILED, attempts=1, last_seen=5.0, lease_until=None)),
-    (IN_DOUBT,  RELEASE,  12,   Written,   then(State.FAILED, attempts=1, last_seen=5.0, lease_until=None)),
-    (SENDING,   RELEASE,  9,    Written,   then(last_seen=5.0, lease_until=9.0)),
-    (UNSENT,    RELEASE,  12,   Written,   then(last_seen=5.0, lease_until=12.0)),
+    (HELD,      RELEASE,  9,    Written,   TAKEN_BACK),
+    (IN_DOUBT,  RELEASE,  12,   Written,   TAKEN_BACK),
+    (SENDING,   RELEASE,  9,    Written,   then(last_seen=5.0, lease_until=9.0, version=REBORN)),
+    (UNSENT,    RELEASE,  12,   Written,   then(last_seen=5.0, lease_until=12.0, version=REBORN)),
     (FAILED,    RELEASE,  12,   Fenced,    SAME),
     (EXHAUSTED, RELEASE,  12,   Fenced,    SAME),
     (COMPLETED, RELEASE,  12,   Fenced,    SAME),
@@ -205,6 +209,11 @@ UNCHECKED = replace(under(on_mismatch="ignore"), fingerprint="two")
 BARE = replace(ASK, fingerprint=None)
 ENDLESS = replace(ASK, lease_s=None)
 
+FIRST = CLAIM._replace(former=None)
+UNLIMITED = CLAIM._replace(lease_s=None)
+TAKEOVER = CLAIM._replace(former=BASE._replace(attempts=1, fence=2))
+SENDS = then(State.HANDLED)
+DOUBTFUL = then(attempts=1, last_seen=5.0, lease_until=9.0, version=REBORN)
 GIVEN_UP = then(State.FAILED, exhausted=True, lease_until=None)
 """Set aside for people."""
 
@@ -212,7 +221,7 @@ POLICIES: list[Row] = [
     # stored    asked                              at   answered   then stored
     # The end of a lease belongs to the next.
     (HELD,      ASK,                               9.999999, Busy, SAME),
-    (IN_DOUBT,  ASK,                               10,  Granted,   then(PROCESSING, attempts=3, fence=4, lease_until=15.0)),
+    (IN_DOUBT,  ASK,                               10,  Granted,   {**AGAIN, "lease_until": 15.0}),
     (UNSENT,    ASK,                               10,  Handled,   then(fence=4, lease_until=15.0)),
     # What failed.
     (FAILED,    under(on_failed="retry"),          12,  Granted,   AGAIN),
@@ -251,15 +260,15 @@ POLICIES: list[Row] = [
     (ABSENT,    ENDLESS,                           12,  Granted,   NEW._replace(lease_until=None)),
     (FAILED,    ENDLESS,                           12,  Granted,   {**AGAIN, "lease_until": None}),
     (HELD,      Extend(CLAIM, None),               9,   Written,   then(lease_until=None)),
-    (HELD,      MarkHandled(CLAIM._replace(lease_s=None)), 9, Written, then(State.HANDLED, lease_until=None)),
+    (HELD,      MarkHandled(UNLIMITED),            9,   Written,   {**SENDS, "lease_until": None}),
     # Failed for good, at once.
     (HELD,      FINAL,                             9,   Written,   {**GIVEN_UP, "metadata": NO}),
     (EXHAUSTED, FAIL,                              12,  Written,   SAME),
     # A first claim that is released was never there.
-    (HELD,      Release(CLAIM._replace(former=None)), 9, Written,  GONE),
-    (IN_DOUBT,  Release(CLAIM._replace(former=None)), 12, Written, GONE),
+    (HELD,      Release(FIRST),                    9,   Written,   GONE),
+    (IN_DOUBT,  Release(FIRST),                    12,  Written,   GONE),
     # What was in doubt before the claim is in doubt again, from now on.
-    (HELD,      Release(CLAIM._replace(former=BASE._replace(attempts=1, fence=2))), 9, Written, then(attempts=1, last_seen=5.0, lease_until=9.0)),
+    (HELD,      Release(TAKEOVER),                 9,   Written,   DOUBTFUL),
 ]
 # fmt: on
 
@@ -290,20 +299,26 @@ def test_row(row: Row) -> None:
 @pytest.mark.parametrize("row", CELLS + POLICIES, ids=map(_name, CELLS + POLICIES))
 def test_answer_carries_what_is_stored(row: Row) -> None:
     """An answer carries the record as it is then stored, or the claim on it."""
-    stand, command, at, answered, _ = row
+    stand, command, at, *_ = row
     stored = STORED[stand]
-    match decide(stored, command, at):
-        case (Granted(claim) | Handled(claim), new, _):
-            assert isinstance(command, Ask)
-            assert claim == Claim(claim.record, command.lease_s, former=stored)
-            assert claim.record == new
-        case (Duplicate(record), new, True):
-            assert record == stored
-        case (outcome, new, optional):
-            assert not optional
-            assert not isinstance(outcome, Granted | Handled)
-            assert outcome.record == new
-    assert answered is not Busy or decide(stored, command, at).outcome == Busy(stored or NEW, 10.0)
+    outcome, new, optional = decide(stored, command, at)
+    if isinstance(outcome, Granted | Handled):
+        assert isinstance(command, Ask)
+        assert new is not None
+        assert outcome.claim == Claim(new, command.lease_s, former=stored)
+    elif isinstance(outcome, Duplicate) and optional:
+        assert outcome.record == stored
+    else:
+        assert outcome.record == new
+    assert optional is (stand is COMPLETED and isinstance(outcome, Duplicate))
+
+
+@pytest.mark.parametrize("stand", [HELD, SENDING])
+def test_busy_tells_when_to_come_back(stand: Standing) -> None:
+    """Who finds a message busy is told when its lease runs out."""
+    outcome = decide(STORED[stand], ASK, 9).outcome
+    assert isinstance(outcome, Busy)
+    assert outcome.retry_at == 10.0
 
 
 def test_every_cell_has_a_row() -> None:

@@ -3,9 +3,11 @@
 import re
 from datetime import timedelta
 
-_PASSWORD_IN_URL = re.compile(r"(\w+://[^\s/:@]*):[^\s/@]+@")
+# A password may stand where a text was cut off: then the URL has no @ after it.
+_PASSWORD_IN_URL = re.compile(r"(\w+://[^\s/:@]*):[^\s/@]+(@|$)")
 _PASSWORD_IN_TEXT = re.compile(
-    r"(?i)\b(password|passwd|pwd|secret|token|api[_-]?key)(\s*[=:]\s*)(['\"]?)[^\s'\",;&]+"
+    r"(?i)([\w-]*(?:password|passwd|pwd|secret|token|api[_-]?key)[\"']?\s*[=:]\s*)"
+    r"([\"']?)[^\s\"',;&}]+"
 )
 
 
@@ -78,7 +80,7 @@ class Unrecoverable(OncelyError):
 
 def mask_passwords(text: str) -> str:
     """Replace what looks like a password in a URL or an assignment by stars."""
-    return _PASSWORD_IN_TEXT.sub(r"\1\2\3***", _PASSWORD_IN_URL.sub(r"\1:***@", text))
+    return _PASSWORD_IN_TEXT.sub(r"\1\2***", _PASSWORD_IN_URL.sub(r"\1:***\2", text))
 
 
 def describe(error: BaseException | str, limit: int = 2_000) -> str:

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 _WRITES_BITS = 24
+_BIRTHS = 1 << 39
 
 
 class State(StrEnum):
@@ -44,8 +45,9 @@ class Record(NamedTuple):
     duplicates: int = 0
     """Deliveries turned away since the record was completed."""
     version: int = 0
-    """Compared by swaps. The low 24 bits count writes; the high ones are drawn when the record
-    begins, so that a claim from before a release, a purge or a forget never fits its successor."""
+    """Compared by swaps. The low 24 bits count writes; the high ones, its birth, are drawn when
+    the record begins and change with a release, so that a claim from before a release, a purge or
+    a forget is never taken for a later one."""
 
     @property
     def error(self) -> str | None:
@@ -87,4 +89,4 @@ class Claim(NamedTuple):
 
 def first_version(draw: int) -> int:
     """The version of a new record, from `draw`, a random number of up to 39 bits."""
-    return draw << _WRITES_BITS
+    return draw % _BIRTHS << _WRITES_BITS

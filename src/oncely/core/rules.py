@@ -389,18 +389,18 @@ def _release(record: Record, release: Release, now: float) -> Decision:
     if former is None:
         return Decision(Written(None), None)
     # The fence stays where it is: it never shrinks while the record exists. What was in doubt
-    # is in doubt again, from now on.
+    # is in doubt again, from now on. The new birth ends the claim that is released.
     new = former._replace(
         fence=record.fence,
         lease_until=None if former.lease_until is None else now,
-        version=record.version + 1,
+        version=first_version(record.birth + 1),
     )
     return Decision(Written(new), new)
 
 
 def _release_sending(record: Record, _: Release, now: float) -> Decision:
     # The handler has run: only the right to send goes back.
-    new = record._replace(lease_until=now, version=record.version + 1)
+    new = record._replace(lease_until=now, version=first_version(record.birth + 1))
     return Decision(Written(new), new)
 
 

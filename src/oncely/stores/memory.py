@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 
 from oncely.core.record import Key, Record, State
 from oncely.stores.base import Change, Clock, Loaded, Query
@@ -27,7 +28,7 @@ class MemoryStore:
 
     def load(self, keys: Collection[Key]) -> Loaded:
         with self._lock:
-            found = {key: self._records[key] for key in keys if key in self._records}
+            found = {key: _own(self._records[key]) for key in keys if key in self._records}
             return Loaded(found, self._clock())
 
     def swap(self, changes: Sequence[Change]) -> set[Key]:
@@ -47,7 +48,10 @@ class MemoryStore:
 
     def scan(self, query: Query) -> Sequence[Record]:
         with self._lock:
-            return sorted(self._fitting(query), key=_last_seen)[: query.limit]
+            return [
+                _own(record)
+                for record in sorted(self._fitting(query), key=_last_seen)[: query.limit]
+            ]
 
     def counts(self) -> Mapping[tuple[str, State], int]:
         with self._lock:
@@ -81,7 +85,14 @@ class MemoryStore:
 
 def _at(record: Record, now: float) -> Record:
     lease_until = None if record.lease_until is None else now + record.lease_until
-    return record._replace(last_seen=now, lease_until=lease_until)
+    return _own(record)._replace(last_seen=now, lease_until=lease_until)
+
+
+def _own(record: Record) -> Record:
+    """A record that shares no part with this one which somebody could change."""
+    if record.metadata is None and record.result is None:
+        return record
+    return record._replace(metadata=deepcopy(record.metadata), result=deepcopy(record.result))
 
 
 def _last_seen(record: Record) -> float:

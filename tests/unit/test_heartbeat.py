@@ -1,0 +1,229 @@
+"""The heartbeat: what it extends, when it stops, and what it tells about the claims it holds."""
+
+import os
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from oncely.core.errors import StoreUnavailable
+from oncely.core.policy import Duration
+from oncely.core.record import Claim, Key
+from oncely.core.rules import WriteOutcome
+from oncely.heartbeat import Heartbeat
+from oncely.ledger import Ledger
+from oncely.testing import ManualClock, MeddlingStore, granted
+
+_DEADLINE_S = 30.0
+_LEASE_S = 0.06
+
+
+class WatchedLedger(Ledger):
+    """A ledger that tells of each extending, and lets a test do something at its end."""
+
+    def __init__(self, store: MeddlingStore) -> None:
+        super().__init__(store)
+        self.extended: queue.Queue[list[Claim]] = queue.Queue()
+        self.afterwards: Callable[[], object] = lambda: None
+
+    def extend_many(self, claims: Sequence[Claim], lease: Duration) -> list[WriteOutcome]:
+        try:
+            outcomes = super().extend_many(claims, lease)
+            self.afterwards()
+            return outcomes
+        finally:
+            self.extended.put(list(claims))
+
+    def beats(self, number: int) -> list[Claim]:
+        """Wait for so many extendings from now on; the claims of the last."""
+        while not self.extended.empty():
+            self.extended.get_nowait()
+        for _ in range(number):
+            claims = self.extended.get(timeout=_DEADLINE_S)
+        return claims
+
+
+@pytest.fixture
+def ledger(meddling: MeddlingStore) -> WatchedLedger:
+    return WatchedLedger(meddling)
+
+
+@pytest.fixture
+def heartbeat(ledger: WatchedLedger) -> Iterator[Heartbeat]:
+    heartbeat = Heartbeat(ledger, _LEASE_S)
+    yield heartbeat
+    heartbeat.stop()
+
+
+@pytest.fixture
+def monotonic(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """The monotonic clock that the heartbeat reads, moved by hand."""
+    by_hand = ManualClock(1_000.0)
+    monkeypatch.setattr("oncely.heartbeat.time", SimpleNamespace(monotonic=by_hand))
+    return by_hand
+
+
+def test_held_claims_are_extended(
+    ledger: WatchedLedger, heartbeat: Heartbeat, clock: ManualClock, monotonic: ManualClock
+) -> None:
+    """Each held claim is extended again and again, by a whole lease from the store's now."""
+    claims = [granted(ledger.claim(Key("billing", str(n)))) for n in range(3)]
+    heartbeat.hold(claims, monotonic.now)
+    clock.advance(3_600)
+    ledger.beats(2)
+    for claim in claims:
+        record = ledger.find(claim.key)
+        assert record is not None
+        assert record.lease_until == pytest.approx(clock.now + _LEASE_S)
+        assert record.fence == claim.fence
+
+
+def test_let_go(ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim) -> None:
+    """What is let go comes back as it was last extended, and is extended no more."""
+    other = granted(ledger.claim(Key("billing", "other")))
+    heartbeat.hold([claim, other], 0.0)
+    ledger.beats(2)
+    let_go = heartbeat.let_go(claim)
+    assert let_go.fence == claim.fence
+    assert let_go.record.version > claim.record.version
+    assert [extended.key for extended in ledger.beats(2)] == [other.key]
+
+
+def test_let_go_of_what_is_not_held(heartbeat: Heartbeat, claim: Claim) -> None:
+    """What is not held is let go as it is."""
+    assert heartbeat.let_go(claim) is claim
+
+
+def test_completing_costs_one_exchange(
+    ledger: WatchedLedger, heartbeat: Heartbeat, meddling: MeddlingStore, claim: Claim
+) -> None:
+    """The claim that `let_go` returns is completed by one swap, however often it was extended."""
+    heartbeat.hold([claim], 0.0)
+    ledger.beats(3)
+    claim = heartbeat.let_go(claim)
+    heartbeat.stop()
+    meddling.calls.clear()
+    ledger.complete(claim)
+    assert meddling.calls == ["swap"]
+
+
+def test_fenced_claims_are_dropped(
+    ledger: WatchedLedger,
+    heartbeat: Heartbeat,
+    clock: ManualClock,
+    claim: Claim,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A claim that another worker took over is not extended again, nor good; it is logged."""
+    other = granted(ledger.claim(Key("billing", "other")))
+    clock.advance(61)
+    newest = granted(ledger.claim(claim.key))
+    heartbeat.hold([claim, other], 0.0)
+    ledger.beats(1)
+    assert [extended.key for extended in ledger.beats(2)] == [other.key]
+    assert not heartbeat.is_good(claim)
+    assert "claim_lost" in caplog.messages
+    assert ledger.find(claim.key) == newest.record
+
+
+def test_outage(
+    ledger: WatchedLedger,
+    heartbeat: Heartbeat,
+    meddling: MeddlingStore,
+    monotonic: ManualClock,
+    claim: Claim,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """While the store is away the claims run out for their holder; then they are extended again."""
+
+    def away() -> None:
+        raise StoreUnavailable("away")
+
+    meddling.meddle = away
+    heartbeat.hold([claim], monotonic.now)
+    ledger.beats(2)
+    assert heartbeat.is_good(claim)
+    monotonic.advance(_LEASE_S)
+    assert not heartbeat.is_good(claim)
+    assert "extending_failed" in caplog.messages
+    meddling.meddle = lambda: None
+    ledger.beats(3)
+    assert heartbeat.is_good(claim)
+
+
+def test_good_from_before_asking(ledger: Ledger, claim: Claim, monotonic: ManualClock) -> None:
+    """A claim is good for one lease from before it was asked for: it errs on the early side."""
+    heartbeat = Heartbeat(ledger, 60.0)
+    assert not heartbeat.is_good(claim)
+    heartbeat.hold([claim], monotonic.now)
+    monotonic.advance(59.9)
+    assert heartbeat.is_good(claim)
+    monotonic.advance(0.1)
+    assert not heartbeat.is_good(claim)
+    heartbeat.stop()
+
+
+def test_endless_claims(ledger: WatchedLedger, claim: Claim) -> None:
+    """Claims without a lease need no extending, and are always good."""
+    heartbeat = Heartbeat(ledger, None)
+    heartbeat.hold([claim], 0.0)
+    assert heartbeat.is_good(claim)
+    assert heartbeat.let_go(claim) is claim
+    heartbeat.stop()
+    assert ledger.extended.empty()
+
+
+def test_nothing_held(ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim) -> None:
+    """While nothing is held the store is not asked."""
+    heartbeat.hold([claim], 0.0)
+    ledger.beats(1)
+    heartbeat.let_go(claim)
+    heartbeat.stop()
+    assert all(claims for claims in ledger.extended.queue)
+
+
+def test_claimed_again_during_a_beat(
+    ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim, key: Key
+) -> None:
+    """A message claimed again while its former claim is being extended is held by the new one."""
+    newer: list[Claim] = []
+
+    def fail_and_claim_again() -> None:
+        ledger.afterwards = lambda: None
+        ledger.fail(heartbeat.let_go(claim), "no")
+        newer.append(granted(ledger.claim(key)))
+        heartbeat.hold(newer, 0.0)
+
+    ledger.afterwards = fail_and_claim_again
+    heartbeat.hold([claim], 0.0)
+    ledger.extended.get(timeout=_DEADLINE_S)
+    heartbeat.stop()
+    held = heartbeat.let_go(newer[0])
+    assert held.fence == 2
+    ledger.complete(held)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_fork(ledger: WatchedLedger, claim: Claim) -> None:
+    """A forked child extends the claims that it holds itself, and not those of its parent."""
+    # Long enough that no beat, and none of its locks, is under way at the fork.
+    heartbeat = Heartbeat(ledger, 1.0)
+    heartbeat.hold([claim], 0.0)
+    child = os.fork()
+    if child == 0:
+        os._exit(_extended_in_child(ledger, heartbeat))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    heartbeat.stop()
+    assert status == 0
+
+
+def _extended_in_child(ledger: WatchedLedger, heartbeat: Heartbeat) -> int:
+    """An exit status: 0 when only the child's own claim is extended."""
+    try:
+        ledger.extended = queue.Queue()
+        own = granted(ledger.claim(Key("billing", "child")))
+        heartbeat.hold([own], 0.0)
+        return 0 if [claim.key for claim in ledger.beats(1)] == [own.key] else 1
+    except BaseException:  # noqa: BLE001 - a child of fork must never run on into pytest.
+        return 2

@@ -1,0 +1,62 @@
+"""`import oncely` is light, and every public name comes when it is asked for."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import oncely
+
+HEAVY = ("sqlalchemy", "pyspark", "pydantic", "rich", "pyarrow")
+
+TIMED = """
+import json, sys, time
+before = time.perf_counter()
+import oncely
+seconds = time.perf_counter() - before
+print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules)}))
+"""
+ALL_NAMES = """
+import json, sys
+import oncely
+for name in oncely.__all__:
+    getattr(oncely, name)
+print(json.dumps({"modules": sorted(sys.modules)}))
+"""
+
+
+def in_fresh_process(program: str) -> Any:
+    """What the program prints as JSON, in a process of its own."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    )
+    return json.loads(ended.stdout)
+
+
+def test_import_is_quick() -> None:
+    """The import takes less than 0.3 s, at the best of five."""
+    assert min(in_fresh_process(TIMED)["seconds"] for _ in range(5)) < 0.3
+
+
+@pytest.mark.parametrize("program", [TIMED, ALL_NAMES], ids=["import", "every name"])
+def test_import_is_light(program: str) -> None:
+    """Neither the import nor any public name brings in a driver, Spark, or what the CLI needs."""
+    assert not set(HEAVY) & set(in_fresh_process(program)["modules"])
+
+
+def test_names() -> None:
+    """Every public name exists, and is listed by dir()."""
+    assert all(hasattr(oncely, name) for name in oncely.__all__)
+    assert set(oncely.__all__) <= set(dir(oncely))
+
+
+def test_unknown_name() -> None:
+    """A name that does not exist is an AttributeError."""
+    with pytest.raises(AttributeError, match="nothing"):
+        oncely.nothing  # type: ignore[attr-defined] # noqa: B018

@@ -1,0 +1,530 @@
+"""The ledger: its loop of deciding and swapping, what it keeps, and what operators may do."""
+
+from collections.abc import Callable
+
+import pytest
+
+from oncely.core.errors import ConfigError, ContentionError, FencedError, MessageError, RefusedError
+from oncely.core.policy import Policy
+from oncely.core.record import Claim, Key, Record, State
+from oncely.core.rules import (
+    Busy,
+    Duplicate,
+    Exhausted,
+    Fenced,
+    Granted,
+    Handled,
+    InDoubt,
+    Mismatch,
+    Written,
+)
+from oncely.ledger import Ledger, open_ledger
+from oncely.stores.memory import MemoryStore
+from oncely.testing import ManualClock, MeddlingStore, at_once, granted
+
+
+def found(ledger: Ledger, key: Key) -> Record:
+    record = ledger.find(key)
+    assert record is not None
+    return record
+
+
+# ---- Races -------------------------------------------------------------------------------------
+
+
+def test_first_claim_lost(ledger: Ledger, rival: Ledger, meddling: MeddlingStore, key: Key) -> None:
+    """A first claim that another worker wins meanwhile finds the message busy."""
+    meddling.once(lambda: rival.claim(key))
+    assert isinstance(ledger.claim(key), Busy)
+    assert found(ledger, key).fence == 1
+
+
+def test_winner_gone_again(
+    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, claim: Claim, key: Key
+) -> None:
+    """A takeover whose record is gone when it writes starts over, and is a first claim."""
+    rival.fail(claim, "no")
+    meddling.once(lambda: meddling.once(lambda: rival.forget(key)))
+    assert granted(ledger.claim(key)).attempts == 1
+
+
+def test_takeover_lost(
+    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, clock: ManualClock, key: Key
+) -> None:
+    """Of two that take over what ran out, one is granted and the other finds it busy."""
+    granted(rival.claim(key, "60s"))
+    clock.advance(61)
+    # The first write is an insert that fails: the race is for the swap after it.
+    meddling.once(lambda: meddling.once(lambda: rival.claim(key)))
+    assert isinstance(ledger.claim(key), Busy)
+    assert found(ledger, key).fence == 2
+
+
+def test_complete_races_with_takeover(
+    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, clock: ManualClock, key: Key
+) -> None:
+    """A complete that a takeover overtakes is fenced; the new claim stands."""
+    claim = granted(ledger.claim(key, "60s"))
+    clock.advance(61)
+    meddling.once(lambda: rival.claim(key))
+    with pytest.raises(FencedError, match="at fence 2"):
+        ledger.complete(claim)
+    assert found(ledger, key).state is State.PROCESSING
+
+
+def test_complete_races_with_own_extend(
+    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, claim: Claim, key: Key
+) -> None:
+    """A complete that the holder's own extend overtakes is written all the same."""
+    meddling.once(lambda: rival.extend(claim, "60s"))
+    ledger.complete(claim, "done")
+    assert found(ledger, key).result == "done"
+
+
+def test_complete_races_with_forget(
+    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, clock: ManualClock, key: Key
+) -> None:
+    """A complete of a record that is forgotten meanwhile is fenced, and brings nothing back."""
+    claim = granted(ledger.claim(key, "60s"))
+    clock.advance(61)
+    meddling.once(lambda: rival.forget(key))
+    with pytest.raises(FencedError, match="gone"):
+        ledger.complete(claim)
+    assert ledger.find(key) is None
+
+
+def test_lost_answer_of_complete(
+    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, claim: Claim, key: Key
+) -> None:
+    """A complete that was stored already, its answer lost, succeeds."""
+    meddling.once(lambda: rival.complete(claim, "first"))
+    ledger.complete(claim, "second")
+    assert found(ledger, key).result == "first"
+
+
+def test_duplicate_need_not_be_counted(
+    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, claim: Claim, key: Key
+) -> None:
+    """A duplicate is answered though counting it lost a race; it does not start over."""
+    rival.complete(claim)
+    meddling.calls.clear()
+    meddling.once(lambda: meddling.once(lambda: rival.claim(key)))
+    assert isinstance(ledger.claim(key), Duplicate)
+    assert meddling.calls == ["insert", "load", "swap"]
+    assert found(ledger, key).duplicates == 1
+
+
+def test_losing_for_ever(
+    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, claim: Claim, key: Key
+) -> None:
+    """A record that changes before every write ends in ContentionError, and is not written."""
+    meddling.meddle = lambda: rival.extend(claim, "60s")
+    with pytest.raises(ContentionError, match="1 records changed 50 times"):
+        ledger.complete(claim)
+    assert found(ledger, key).state is State.PROCESSING
+    meddling.meddle = lambda: None
+    ledger.complete(claim)
+
+
+def test_only_losers_start_over(
+    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, clock: ManualClock
+) -> None:
+    """In a batch those that lost start over alone, and outcomes stay in their order."""
+    keys = [Key("billing", str(n)) for n in range(5)]
+    meddling.once(lambda: rival.claim(keys[3]))
+    outcomes = ledger.claim_many(keys)
+    assert [type(outcome) for outcome in outcomes] == [Granted, Granted, Granted, Busy, Granted]
+
+
+# ---- Exchanges with the store ------------------------------------------------------------------
+
+
+def test_new_messages_cost_two_exchanges(ledger: Ledger, meddling: MeddlingStore) -> None:
+    """A batch of new messages is one insert, and completing it one swap."""
+    claims = [granted(o) for o in ledger.claim_many([Key("c", str(n)) for n in range(50)])]
+    ledger.complete_many(claims)
+    assert meddling.calls == ["insert", "swap"]
+
+
+def test_renewed_claims_cost_one_exchange(
+    ledger: Ledger, meddling: MeddlingStore, claim: Claim
+) -> None:
+    """With the claim as `extend` and `handled` return it the next write is one swap."""
+    meddling.calls.clear()
+    claim = ledger.extend(claim, "60s")
+    claim = ledger.handled(claim)
+    ledger.complete(claim)
+    assert meddling.calls == ["swap"] * 3
+
+
+def test_nothing_costs_nothing(ledger: Ledger, meddling: MeddlingStore) -> None:
+    """To ask for nothing asks the store for nothing."""
+    assert ledger.claim_many([]) == []
+    assert ledger.complete_many([]) == []
+    assert meddling.calls == []
+
+
+# ---- Copies ------------------------------------------------------------------------------------
+
+
+def test_copies_of_a_new_message(ledger: Ledger, key: Key) -> None:
+    """Of a key that stands many times in a batch the first is granted, the others are busy."""
+    outcomes = ledger.claim_many([key] * 1_000)
+    assert isinstance(outcomes[0], Granted)
+    assert all(isinstance(outcome, Busy) for outcome in outcomes[1:])
+
+
+def test_copies_of_a_completed_message(ledger: Ledger, claim: Claim) -> None:
+    """A thousand copies of a completed message are a thousand duplicates, in bounded work."""
+    ledger.complete(claim)
+    outcomes = ledger.claim_many([claim.key] * 1_000)
+    assert all(isinstance(outcome, Duplicate) for outcome in outcomes)
+
+
+def test_copies_of_a_failed_message(ledger: Ledger, claim: Claim) -> None:
+    """Of copies of a failed message one is granted, the others are busy."""
+    ledger.fail(claim, "no")
+    outcomes = ledger.claim_many([claim.key] * 1_000)
+    assert isinstance(outcomes[0], Granted)
+    assert all(isinstance(outcome, Busy) for outcome in outcomes[1:])
+
+
+def test_copies_with_another_payload(ledger: Ledger, key: Key) -> None:
+    """Of copies under one id those with another payload are a mismatch."""
+    outcomes = ledger.claim_many([key] * 3, fingerprints=["one", "two", "one"])
+    assert [type(outcome) for outcome in outcomes] == [Granted, Mismatch, Busy]
+
+
+def test_copies_of_what_is_found_to_have_happened(
+    ledger: Ledger, clock: ManualClock, claim: Claim
+) -> None:
+    """Where a probe found that it happened, every copy is a duplicate."""
+    clock.advance(61)
+    policy = Policy(on_in_doubt=lambda message: "happened")
+    outcomes = ledger.claim_many([claim.key] * 100, policy=policy, finding="happened")
+    assert all(isinstance(outcome, Duplicate) for outcome in outcomes)
+
+
+def test_one_claim_completed_many_times(ledger: Ledger, claim: Claim) -> None:
+    """The same claim many times in a batch is completed, and the first result stays."""
+    outcomes = ledger.complete_many([claim] * 100, list(range(100)))
+    assert all(isinstance(outcome, Written) for outcome in outcomes)
+    assert found(ledger, claim.key).result == 0
+
+
+def test_fingerprints_fit_keys(ledger: Ledger, key: Key) -> None:
+    """As many fingerprints as keys, or it is an error before anything is stored."""
+    with pytest.raises(ValueError, match="zip"):
+        ledger.claim_many([key], fingerprints=["one", "two"])
+    assert ledger.counts() == {}
+
+
+# ---- With a claim ------------------------------------------------------------------------------
+
+
+def test_many_forms_tell_each_fence(ledger: Ledger, clock: ManualClock) -> None:
+    """In the many form an old fence is reported for its item, and the others are written."""
+    keys = [Key("billing", str(n)) for n in range(3)]
+    claims = [granted(outcome) for outcome in ledger.claim_many(keys, "60s")]
+    clock.advance(61)
+    granted(ledger.claim(keys[1]))
+    assert [type(o) for o in ledger.extend_many(claims, "60s")] == [Written, Fenced, Written]
+    assert [type(o) for o in ledger.handled_many(claims)] == [Written, Fenced, Written]
+    assert [type(o) for o in ledger.complete_many(claims)] == [Written, Fenced, Written]
+    assert [type(o) for o in ledger.release_many(claims)] == [Fenced] * 3
+    assert [type(o) for o in ledger.fail_many(claims, ["no"] * 3)] == [Fenced] * 3
+
+
+def test_single_forms_raise(ledger: Ledger, clock: ManualClock, claim: Claim) -> None:
+    """In the single form an old fence raises FencedError, whatever was asked."""
+    clock.advance(61)
+    granted(ledger.claim(claim.key))
+    calls: list[Callable[[], object]] = [
+        lambda: ledger.handled(claim),
+        lambda: ledger.complete(claim),
+        lambda: ledger.fail(claim, "no"),
+        lambda: ledger.release(claim),
+        lambda: ledger.extend(claim, "60s"),
+    ]
+    for call in calls:
+        with pytest.raises(FencedError, match="not the newest"):
+            call()
+
+
+def test_errors_of_many(ledger: Ledger) -> None:
+    """Each failed message keeps its own error."""
+    keys = [Key("billing", str(n)) for n in range(3)]
+    claims = [granted(outcome) for outcome in ledger.claim_many(keys)]
+    ledger.fail_many(claims, [ValueError("a"), "b", KeyError("c")])
+    assert [found(ledger, key).error for key in keys] == ["ValueError: a", "b", "KeyError: 'c'"]
+
+
+def test_error_beside_metadata(ledger: Ledger, key: Key) -> None:
+    """The error stands in metadata under "error", beside what was there; the newest stays."""
+    claim = granted(ledger.claim(key, metadata={"tenant": "a", "error": "mine"}))
+    ledger.fail(claim, "first")
+    ledger.fail(granted(ledger.claim(key, metadata={"tenant": "b"})), "second")
+    assert found(ledger, key).metadata == {"tenant": "a", "error": "second"}
+
+
+def test_error_is_masked(ledger: Ledger, claim: Claim) -> None:
+    """A password in an error does not get into the ledger."""
+    ledger.fail(claim, ConnectionError("amqp://guest:hunter2@localhost is away"))
+    error = found(ledger, claim.key).error
+    assert error == "ConnectionError: amqp://guest:***@localhost is away"
+
+
+def test_metadata_is_the_ledgers_own(ledger: Ledger, key: Key) -> None:
+    """What the caller does with the metadata later changes nothing in the ledger."""
+    metadata = {"tags": ["a"]}
+    ledger.claim(key, metadata=metadata)
+    metadata["tags"].append("b")
+    assert found(ledger, key).metadata == {"tags": ["a"]}
+
+
+def test_results_are_the_ledgers_own(ledger: Ledger, claim: Claim) -> None:
+    """What a reader does with a result that they found changes nothing in the ledger."""
+    ledger.complete(claim, {"tags": ["a"]})
+    found(ledger, claim.key).result["tags"].append("b")
+    assert found(ledger, claim.key).result == {"tags": ["a"]}
+
+
+NO_JSON = [object(), {1, 2}, b"bytes", float("nan"), float("inf"), 1j]
+
+
+@pytest.mark.parametrize("value", NO_JSON, ids=lambda value: type(value).__name__)
+def test_result_that_is_no_json(ledger: Ledger, claim: Claim, value: object) -> None:
+    """A result that is no JSON is refused before anything is written."""
+    with pytest.raises(MessageError, match="JSON"):
+        ledger.complete(claim, value)
+    with pytest.raises(MessageError, match="JSON"):
+        ledger.complete_many([claim, claim], [1, value])
+    assert found(ledger, claim.key).state is State.PROCESSING
+
+
+@pytest.mark.parametrize("value", NO_JSON, ids=lambda value: type(value).__name__)
+def test_metadata_that_is_no_json(ledger: Ledger, key: Key, value: object) -> None:
+    """Metadata that is no JSON is refused before anything is written."""
+    with pytest.raises(MessageError, match="JSON"):
+        ledger.claim(key, metadata={"value": value})
+    assert ledger.find(key) is None
+
+
+def test_endless_result(ledger: Ledger, claim: Claim) -> None:
+    """A result that contains itself, or is nested too deep, is refused."""
+    endless: list[object] = []
+    endless.append(endless)
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (endless, deep):
+        with pytest.raises(MessageError, match="JSON"):
+            ledger.complete(claim, value)
+
+
+def test_lease_replaces_the_policys(ledger: Ledger, key: Key) -> None:
+    """A lease given with the claim replaces the policy's."""
+    now = ledger.now()
+    ledger.claim(key, "10s", Policy(lease="1h"))
+    assert found(ledger, key).lease_until == now + 10
+    other = Key("billing", "other")
+    ledger.claim(other, policy=Policy(lease="1h"))
+    assert found(ledger, other).lease_until == now + 3_600
+
+
+@pytest.mark.parametrize("lease", ["0s", "later"])
+def test_bad_lease(ledger: Ledger, claim: Claim, lease: str) -> None:
+    """A lease that is none is a ConfigError wherever it is given."""
+    with pytest.raises(ConfigError, match="lease"):
+        ledger.claim(Key("billing", "other"), lease)
+    with pytest.raises(ConfigError, match="lease"):
+        ledger.extend(claim, lease)
+
+
+def test_endless_lease_extended(ledger: Ledger, clock: ManualClock, claim: Claim) -> None:
+    """A claim extended to "none" never runs out."""
+    ledger.extend(claim, "none")
+    clock.advance(1e9)
+    assert isinstance(ledger.claim(claim.key), Busy)
+
+
+def test_release_puts_doubt_back(ledger: Ledger, clock: ManualClock, claim: Claim) -> None:
+    """What was in doubt before a claim that is released is in doubt again, at once."""
+    clock.advance(61)
+    ledger.release(granted(ledger.claim(claim.key, "1h")))
+    assert isinstance(ledger.claim(claim.key, policy=Policy(on_in_doubt="hold")), InDoubt)
+    assert found(ledger, claim.key).attempts == 1
+
+
+def test_release_of_sending(ledger: Ledger, claim: Claim) -> None:
+    """Released after the handler has run, a claim gives back the right to send, at once."""
+    ledger.release(ledger.handled(claim))
+    outcome = ledger.claim(claim.key)
+    assert isinstance(outcome, Handled)
+    assert outcome.claim.attempts == 1
+
+
+def test_store_clock_at_zero(key: Key) -> None:
+    """A store whose clock stands at zero is as good as any."""
+    ledger = Ledger(MemoryStore(clock := ManualClock(0.0)))
+    granted(ledger.claim(key, "60s"))
+    assert isinstance(ledger.claim(key), Busy)
+    clock.advance(60)
+    assert granted(ledger.claim(key, "60s")).fence == 2
+
+
+def test_takeover_long_after(ledger: Ledger, clock: ManualClock, claim: Claim) -> None:
+    """The lease of a later claim counts from that claim, not from the record's beginning."""
+    clock.advance(10_000)
+    granted(ledger.claim(claim.key, "60s"))
+    assert found(ledger, claim.key).lease_until == ledger.now() + 60
+
+
+def test_many_threads(ledger: Ledger) -> None:
+    """Threads that claim and complete the same keys at once handle each exactly once."""
+    keys = [Key("billing", str(n)) for n in range(200)]
+
+    def work(number: int) -> int:
+        outcomes = ledger.claim_many(keys[number * 20 :] + keys[: number * 20])
+        claims = [outcome.claim for outcome in outcomes if isinstance(outcome, Granted)]
+        ledger.complete_many(claims)
+        return len(claims)
+
+    assert sum(at_once(8, work)) == len(keys)
+    assert ledger.counts() == {("billing", State.COMPLETED): len(keys)}
+
+
+# ---- Operators ---------------------------------------------------------------------------------
+
+
+def test_reset_of_what_failed(ledger: Ledger, claim: Claim) -> None:
+    """What failed for good runs again after a reset, with attempts from zero and its error kept."""
+    ledger.fail(claim, "no", final=True)
+    assert isinstance(ledger.claim(claim.key), Exhausted)
+    ledger.reset(claim.key)
+    assert found(ledger, claim.key).error == "no"
+    again = granted(ledger.claim(claim.key))
+    assert (again.attempts, again.fence) == (1, 2)
+
+
+def test_reset_of_what_is_in_doubt(ledger: Ledger, clock: ManualClock, claim: Claim) -> None:
+    """What is in doubt runs again after a reset, also under a policy that holds it."""
+    policy = Policy(on_in_doubt="hold")
+    clock.advance(61)
+    assert isinstance(ledger.claim(claim.key, policy=policy), InDoubt)
+    ledger.reset(claim.key)
+    granted(ledger.claim(claim.key, policy=policy))
+    with pytest.raises(FencedError):
+        ledger.complete(claim)
+
+
+def test_reset_ends_the_old_claim(ledger: Ledger, clock: ManualClock, claim: Claim) -> None:
+    """After a reset the former holder can neither complete nor extend."""
+    clock.advance(61)
+    ledger.reset(claim.key)
+    with pytest.raises(FencedError):
+        ledger.complete(claim)
+    with pytest.raises(FencedError):
+        ledger.extend(claim, "60s")
+
+
+def test_reset_of_anything_else(ledger: Ledger, claim: Claim) -> None:
+    """A live claim, what is completed, and what is not there cannot be reset; the text says why."""
+    with pytest.raises(RefusedError, match=r"'abc-123' \(billing\) is processing"):
+        ledger.reset(claim.key)
+    ledger.complete(claim)
+    with pytest.raises(RefusedError, match="is sent"):
+        ledger.reset(claim.key)
+    with pytest.raises(RefusedError, match="not in the ledger"):
+        ledger.reset(Key("billing", "unknown"))
+
+
+def test_forget(ledger: Ledger, claim: Claim) -> None:
+    """A live claim cannot be forgotten; what is completed can, and begins anew."""
+    with pytest.raises(RefusedError, match="live claim"):
+        ledger.forget(claim.key)
+    ledger.complete(claim)
+    ledger.forget(claim.key)
+    assert ledger.find(claim.key) is None
+    assert granted(ledger.claim(claim.key)).fence == 1
+
+
+def test_forget_what_is_not_there(ledger: Ledger, key: Key) -> None:
+    """To forget what is not there is done already."""
+    ledger.forget(key)
+
+
+def test_forget_races_with_claim(
+    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, clock: ManualClock, claim: Claim
+) -> None:
+    """A record that is claimed while it is being forgotten stays."""
+    clock.advance(61)
+    meddling.once(lambda: rival.claim(claim.key))
+    with pytest.raises(RefusedError):
+        ledger.forget(claim.key)
+    assert found(ledger, claim.key).fence == 2
+
+
+def test_scan(ledger: Ledger, clock: ManualClock) -> None:
+    """Scan gives records that fit, longest unseen first, and at most the limit."""
+    for n in range(5):
+        granted(ledger.claim(Key("billing", str(n))))
+        clock.advance(60)
+    ledger.claim(Key("mailing", "0"))
+    assert [r.key.message_id for r in ledger.scan("billing", limit=3)] == ["0", "1", "2"]
+    assert [r.key.message_id for r in ledger.scan("billing", older_than="3m")] == ["0", "1"]
+    assert [r.key.consumer for r in ledger.scan(older_than="0s")] == ["billing"] * 5
+    assert list(ledger.scan(state=State.FAILED)) == []
+
+
+def test_counts(ledger: Ledger) -> None:
+    """Counts tells how many records each consumer has in each state."""
+    keys = [Key("billing", "1"), Key("billing", "2"), Key("mailing", "1")]
+    claims = [granted(outcome) for outcome in ledger.claim_many(keys)]
+    ledger.complete_many(claims[:2])
+    assert ledger.counts() == {("billing", State.COMPLETED): 2, ("mailing", State.PROCESSING): 1}
+
+
+def test_purge(ledger: Ledger, clock: ManualClock) -> None:
+    """Purge removes in batches what was last seen long enough ago, of one consumer or of all."""
+    for consumer in ("billing", "mailing"):
+        keys = [Key(consumer, str(n)) for n in range(25)]
+        ledger.complete_many([granted(outcome) for outcome in ledger.claim_many(keys)])
+    clock.advance(86_400)
+    assert ledger.purge("1d") == 0
+    clock.advance(1)
+    assert ledger.purge("1d", consumer="billing", batch=10) == 25
+    assert ledger.purge("1d", batch=10) == 25
+
+
+def test_blocked_until_purged(ledger: Ledger, clock: ManualClock, claim: Claim) -> None:
+    """However old a completed record is, it blocks duplicates until it is purged."""
+    ledger.complete(claim)
+    clock.advance(365 * 86_400)
+    assert isinstance(ledger.claim(claim.key), Duplicate)
+
+
+# ---- Opening -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "billing.db", "oracle://db", "sqlite://", "sqlite:///", "sqlite:/x.db", "://"],
+)
+def test_bad_urls(url: str) -> None:
+    """A URL that names no store is a ConfigError that shows what to type."""
+    with pytest.raises(ConfigError, match="sqlite:///"):
+        open_ledger(url)
+
+
+def test_passwords_in_bad_urls() -> None:
+    """A password in a wrong URL is not repeated."""
+    with pytest.raises(ConfigError) as caught:
+        open_ledger("oracle://anna:hunter2@db/ledger")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_missing_folder() -> None:
+    """A file in a folder that does not exist is a ConfigError that names it."""
+    with pytest.raises(ConfigError, match="folder does not exist"):
+        open_ledger("sqlite:////no/such/folder/ledger.db")

@@ -1,0 +1,183 @@
+"""Messages: which ids are usable, what a body is as JSON, and the idempotency key."""
+
+import unicodedata
+from typing import Any
+
+import pytest
+
+from oncely.core.errors import MessageError
+from oncely.core.message import MAX_ID_LENGTH, Message, check_id, check_key, fingerprint_of
+from oncely.core.record import Claim, Key
+from oncely.ledger import Ledger
+from oncely.testing import granted
+from oncely.testing.stores import DISTINCT_IDS
+
+BAD_IDS: list[tuple[Any, str]] = [
+    (None, "missing"),
+    ("", "empty"),
+    (" ", "empty"),
+    ("\t\n\r", "empty"),
+    ("\u2003\u00a0", "empty"),
+    (7, "not a string"),
+    (b"abc", "not a string"),
+    (1.5, "not a string"),
+    (True, "not a string"),
+    (["a"], "not a string"),
+    ({"id": "a"}, "not a string"),
+    ("a\0b", "NUL"),
+    ("\0", "NUL"),
+    ("a\ud800", "surrogate"),
+    ("\udfff", "surrogate"),
+    ("x" * (MAX_ID_LENGTH + 1), "too long"),
+    ("🧾" * (MAX_ID_LENGTH + 1), "too long"),
+    ("x" * 10_000_000, "too long"),
+]
+HALVES = ["consumer", "message_id"]
+
+
+@pytest.mark.parametrize(("value", "reason"), BAD_IDS, ids=lambda value: ascii(value)[:20])
+def test_bad_ids(value: Any, reason: str) -> None:
+    """What cannot identify a message is refused, with a short reason that does not repeat it."""
+    with pytest.raises(MessageError, match=reason) as caught:
+        check_id(value)
+    assert len(str(caught.value)) < 60
+
+
+@pytest.mark.parametrize("value", DISTINCT_IDS, ids=lambda value: ascii(value)[:20])
+def test_good_ids(value: str) -> None:
+    """Any other string is an id, and stays exactly what it is."""
+    assert check_id(value) is value
+
+
+def test_ids_are_not_normalized() -> None:
+    """Ids that only look alike are different: nothing is trimmed, folded or composed."""
+    composed, decomposed = (unicodedata.normalize(form, "é") for form in ("NFC", "NFD"))
+    assert check_id(composed) != check_id(decomposed)
+    assert len({check_id(value) for value in DISTINCT_IDS}) == len(DISTINCT_IDS)
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize(("value", "reason"), BAD_IDS, ids=lambda value: ascii(value)[:20])
+def test_bad_keys(half: str, value: Any, reason: str) -> None:
+    """Both halves of a key are checked; the reason says which one is wrong."""
+    key = Key("billing", "abc-123")._replace(**{half: value})
+    with pytest.raises(MessageError, match="consumer" if half == "consumer" else "id"):
+        check_key(key)
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize(("value", "reason"), BAD_IDS, ids=lambda value: ascii(value)[:20])
+def test_ledger_checks_keys(ledger: Ledger, half: str, value: Any, reason: str) -> None:
+    """Every door of the ledger that takes a key refuses a bad one, and stores nothing."""
+    key = Key("billing", "abc-123")._replace(**{half: value})
+    doors = (ledger.claim, ledger.find, ledger.reset, ledger.forget)
+    for door in doors:
+        with pytest.raises(MessageError, match=reason):
+            door(key)
+    with pytest.raises(MessageError, match=reason):
+        ledger.claim_many([Key("billing", "good"), key])
+    assert ledger.counts() == {}
+
+
+BAD_BODIES: dict[str, bytes] = {
+    "empty": b"",
+    "deep": b"[" * 100_000 + b"]" * 100_000,
+    "deep objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "deep and cut off": b"[" * 100_000,
+    "a million digits": b"1" * 1_000_000,
+    "a million digits inside": b'{"n": -' + b"1" * 1_000_000 + b"}",
+    "NaN": b'{"n": NaN}',
+    "Infinity": b"[Infinity]",
+    "-Infinity": b"[-Infinity]",
+    "a name twice": b'{"a": 1, "a": 2}',
+    "a name twice inside": b'[{"b": {"a": 1, "a": 1}}]',
+    "a name twice by escape": b'{"a": 1, "\\u0061": 2}',
+    "cut off": b'{"a": [1, 2',
+    "cut off string": b'{"a": "b',
+    "two values": b"1 2",
+    "invalid UTF-8": b'{"a": "\xff"}',
+    "overlong UTF-8": b'"\xc0\x80"',
+    "surrogate in UTF-8": b'"\xed\xa0\x80"',
+    "UTF-16": '{"a": 1}'.encode("utf-16"),
+    "control character": b'"a\x00b"',
+    "single quotes": b"{'a': 1}",
+    "comment": b"{} // done",
+    "trailing comma": b"[1,]",
+    "pickle": b"\x80\x04K\x01.",
+}
+
+
+@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES.keys())
+def test_bad_bodies(body: bytes) -> None:
+    """A body that is no JSON is refused when it is asked for as JSON, and only then."""
+    message = Message("1", body)
+    for ask in (message.json, lambda: message.get("a")):
+        with pytest.raises(MessageError, match="not JSON"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b'{"a": [1, 2.5, null, true, "\xc3\xa9"]}', {"a": [1, 2.5, None, True, "é"]}),
+        (b" \n1 ", 1),
+        (b"null", None),
+        (b'[{"a": 1}, {"a": 2}]', [{"a": 1}, {"a": 2}]),
+        (b"[" * 100 + b"]" * 100, eval("[" * 99 + "[]" + "]" * 99)),  # Nested, and safe to read.
+    ],
+)
+def test_good_bodies(body: bytes, value: Any) -> None:
+    """A body that is JSON is read as it is."""
+    assert Message("1", body).json() == value
+
+
+def test_get() -> None:
+    """One field of an object; the default only where it is absent."""
+    message = Message("1", b'{"to": "a", "cc": null}')
+    assert message.get("to") == "a"
+    assert message.get("cc", "default") is None
+    assert message.get("bcc") is None
+    assert message.get("bcc", "default") == "default"
+
+
+@pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null"])
+def test_get_of_no_object(body: bytes) -> None:
+    """What is JSON but no object has no fields."""
+    with pytest.raises(MessageError, match="not a JSON object"):
+        Message("1", body).get("to")
+
+
+def test_idempotency_key_is_stable(claim: Claim) -> None:
+    """Every delivery to one consumer has the same idempotency key, whatever else differs."""
+    first = Message("1", b"one").under(claim).idempotency_key
+    assert first == Message("1", b"two", type="other").under(claim).idempotency_key
+    assert len(first) == 64
+    assert int(first, 16) >= 0
+
+
+def test_idempotency_keys_differ(ledger: Ledger) -> None:
+    """Two ids, two consumers, or another cut between them have different idempotency keys."""
+    keys = [Key("a", "b:c"), Key("a:b", "c"), Key("a", "b"), Key('a", "b', "c"), Key("A", "b")]
+    claims = [granted(outcome) for outcome in ledger.claim_many(keys)]
+    under = [Message(claim.key.message_id).under(claim).idempotency_key for claim in claims]
+    assert len(set(under)) == len(keys)
+
+
+def test_idempotency_key_needs_a_consumer() -> None:
+    """Outside a handler no consumer is known, and no idempotency key either."""
+    with pytest.raises(MessageError, match="consumer"):
+        _ = Message("1").idempotency_key
+
+
+def test_claim_is_not_part_of_a_message(claim: Claim) -> None:
+    """A message under a claim equals the message, and does not show the claim."""
+    assert Message("1").under(claim) == Message("1")
+    assert "claim" not in repr(Message("1").under(claim))
+
+
+def test_fingerprints() -> None:
+    """Equal payloads have equal fingerprints, others do not; they fit into their column."""
+    payloads = [b"", b"a", b"A", b"a ", b"a" * 1_000_000]
+    assert len({fingerprint_of(payload) for payload in payloads}) == len(payloads)
+    assert fingerprint_of(b"a") == fingerprint_of(bytes([97]))
+    assert all(len(fingerprint_of(payload)) <= 64 for payload in payloads)

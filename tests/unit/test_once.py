@@ -1,0 +1,610 @@
+"""`once`: when the function runs, what its callers get, and what is recorded."""
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from oncely.core.errors import (
+    BusyError,
+    ConfigError,
+    ExhaustedError,
+    FencedError,
+    InDoubtError,
+    MessageError,
+    MismatchError,
+    Reject,
+    StoreUnavailable,
+    Unrecoverable,
+)
+from oncely.core.policy import Policy
+from oncely.core.record import Key, Record, State
+from oncely.ledger import Ledger
+from oncely.once import once
+from oncely.stores.memory import MemoryStore
+from oncely.testing import ManualClock, MeddlingStore, granted
+
+_DEADLINE_S = 30.0
+
+
+class Order(NamedTuple):
+    """What the functions of these tests are called with."""
+
+    id: str = "abc-123"
+    amount: Any = 10
+
+
+Charge = Callable[[Order], Any]
+Decorate = Callable[..., Charge]
+
+
+@pytest.fixture(params=["sync", "async"])
+def decorated(request: pytest.FixtureRequest, ledger: Ledger) -> Decorate:
+    """Decorates a function as it is, or as a coroutine function, and calls it either way."""
+
+    def decorate(function: Charge, **options: Any) -> Charge:
+        guard = once(ledger, consumer="billing", key=lambda order: order.id, **options)
+        if request.param == "sync":
+            return guard(function)
+
+        async def coroutine(order: Order) -> Any:
+            return function(order)
+
+        wrapped = guard(coroutine)
+        return lambda order: asyncio.run(wrapped(order))
+
+    return decorate
+
+
+@pytest.fixture
+def runs() -> list[Order]:
+    """The orders with which a function ran."""
+    return []
+
+
+def found(ledger: Ledger, key: Key) -> Record:
+    record = ledger.find(key)
+    assert record is not None
+    return record
+
+
+def raising(error: BaseException) -> Charge:
+    """A function that raises."""
+
+    def charge(order: Order) -> None:
+        raise error
+
+    return charge
+
+
+def away() -> None:
+    """What a store does that cannot be reached."""
+    raise StoreUnavailable("the store is away")
+
+
+# ---- Running once ------------------------------------------------------------------------------
+
+
+def test_runs_once(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]) -> None:
+    """The function runs for the first delivery of an id, and for no other."""
+    charge = decorated(runs.append)
+    for order in (Order(), Order(), Order("other"), Order()):
+        charge(order)
+    assert runs == [Order(), Order("other")]
+    assert found(ledger, key).state is State.COMPLETED
+
+
+def test_first_caller_gets_the_result(decorated: Decorate) -> None:
+    """The first caller gets the result as it is, a duplicate None, where none is kept."""
+    result = object()
+    charge = decorated(lambda order: result)
+    assert charge(Order()) is result
+    assert charge(Order()) is None
+
+
+@pytest.mark.parametrize("options", [{"keep_result": True}, {"policy": Policy(results="keep")}])
+@pytest.mark.parametrize("result", [{"paid": [10, "€"]}, 0, False, "", None])
+def test_duplicates_get_the_kept_result(
+    decorated: Decorate, options: dict[str, Any], result: Any
+) -> None:
+    """Where results are kept, a duplicate gets an equal one."""
+    charge = decorated(lambda order: result, **options)
+    assert [charge(Order()), charge(Order())] == [result, result]
+
+
+def test_kept_result_is_the_ledgers_own(decorated: Decorate) -> None:
+    """What a caller does with a kept result changes nothing for the next."""
+    charge = decorated(lambda order: {"paid": []}, keep_result=True)
+    charge(Order())
+    charge(Order())["paid"].append("changed")
+    assert charge(Order()) == {"paid": []}
+
+
+def test_result_that_is_no_json(decorated: Decorate, ledger: Ledger, key: Key) -> None:
+    """A result that is to be kept and is no JSON fails, and is recorded as a failure."""
+    charge = decorated(lambda order: object(), keep_result=True)
+    with pytest.raises(MessageError, match="JSON"):
+        charge(Order())
+    record = found(ledger, key)
+    assert record.state is State.FAILED
+    assert "JSON" in str(record.error)
+
+
+def test_handled_before(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]) -> None:
+    """What was handled and never completed is completed, and does not run again."""
+    ledger.release(ledger.handled(granted(ledger.claim(key))))
+    assert decorated(runs.append)(Order()) is None
+    assert runs == []
+    assert found(ledger, key).state is State.COMPLETED
+
+
+def test_arguments(ledger: Ledger) -> None:
+    """`key` and `fingerprint` are called with the function's own arguments, by name too."""
+    seen: list[tuple[Any, ...]] = []
+
+    def note(first: str, /, second: int, *, third: str = "c") -> str:
+        seen.append((first, second, third))
+        return first
+
+    guard = once(ledger, consumer="billing", key=note, fingerprint=note)
+
+    @guard
+    def charge(first: str, /, second: int, *, third: str = "c") -> None:
+        seen.append((first, second, third))
+
+    charge("a", second=2, third="x")
+    assert seen == [("a", 2, "x")] * 3
+
+
+def test_methods(ledger: Ledger) -> None:
+    """A method can be decorated like any function."""
+
+    class Billing:
+        @once(ledger, consumer="billing", key=lambda self, order: order.id, keep_result=True)
+        def charge(self, order: Order) -> str:
+            return f"charged {order.amount}"
+
+    assert [Billing().charge(Order()) for _ in range(2)] == ["charged 10", "charged 10"]
+
+
+def test_wraps(ledger: Ledger) -> None:
+    """The decorated function keeps its name and documentation, and whether it is a coroutine's."""
+
+    def charge(order: Order) -> None:
+        """Charge it."""
+
+    async def charge_async(order: Order) -> None:
+        """Charge it."""
+
+    guard = once(ledger, consumer="billing", key=lambda order: order.id)
+    assert (guard(charge).__name__, guard(charge).__doc__) == ("charge", "Charge it.")
+    assert inspect.iscoroutinefunction(guard(charge_async))
+    assert not inspect.iscoroutinefunction(guard(charge))
+
+
+def test_two_consumers(ledger: Ledger, runs: list[Order]) -> None:
+    """Functions of two consumers both run for one id; two of one consumer do not."""
+    for consumer in ("billing", "mailing", "billing"):
+        once(ledger, consumer=consumer, key=lambda order: order.id)(runs.append)(Order())
+    assert len(runs) == 2
+
+
+# ---- What is not granted -----------------------------------------------------------------------
+
+
+def test_busy(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]) -> None:
+    """While another worker holds the message the call raises BusyError."""
+    granted(ledger.claim(key))
+    with pytest.raises(BusyError, match="abc-123"):
+        decorated(runs.append)(Order())
+    assert runs == []
+
+
+def test_busy_by_itself(ledger: Ledger) -> None:
+    """A function that calls itself for the same message finds it busy."""
+
+    @once(ledger, consumer="billing", key=lambda order: order.id)
+    def charge(order: Order) -> None:
+        charge(order)
+
+    with pytest.raises(BusyError):
+        charge(Order())
+
+
+def test_mismatch(decorated: Decorate, runs: list[Order]) -> None:
+    """The same id with another fingerprint raises MismatchError; an equal one is a duplicate."""
+    charge = decorated(runs.append, fingerprint=lambda order: order.amount)
+    charge(Order())
+    charge(Order())
+    with pytest.raises(MismatchError, match="abc-123"):
+        charge(Order(amount=11))
+    assert runs == [Order()]
+
+
+@pytest.mark.parametrize(("one", "two"), [(1, "1"), (1, 1.0), (None, "None"), ([1], (1,))])
+def test_fingerprints_tell_types_apart(decorated: Decorate, one: Any, two: Any) -> None:
+    """Fingerprints of different types differ; None is a fingerprint like any other."""
+    charge = decorated(lambda order: None, fingerprint=lambda order: order.amount)
+    charge(Order(amount=one))
+    with pytest.raises(MismatchError):
+        charge(Order(amount=two))
+
+
+def test_mismatch_ignored(decorated: Decorate, runs: list[Order]) -> None:
+    """Under on_mismatch="ignore" another fingerprint is a duplicate."""
+    policy = Policy(on_mismatch="ignore")
+    charge = decorated(runs.append, fingerprint=lambda order: order.amount, policy=policy)
+    charge(Order())
+    charge(Order(amount=11))
+    assert runs == [Order()]
+
+
+def test_in_doubt(
+    decorated: Decorate, ledger: Ledger, clock: ManualClock, key: Key, runs: list[Order]
+) -> None:
+    """What is in doubt raises InDoubtError where it is held, and runs again where it is not."""
+    granted(ledger.claim(key, "60s"))
+    clock.advance(61)
+    with pytest.raises(InDoubtError, match="abc-123"):
+        decorated(runs.append, policy=Policy(on_in_doubt="hold"))(Order())
+    assert runs == []
+    decorated(runs.append)(Order())
+    assert runs == [Order()]
+
+
+@pytest.mark.parametrize("bad", ["", "  ", "a\0", None, 7, "x" * 256])
+def test_bad_ids(decorated: Decorate, ledger: Ledger, runs: list[Order], bad: Any) -> None:
+    """An id that cannot be one raises MessageError, and nothing runs."""
+    with pytest.raises(MessageError):
+        decorated(runs.append)(Order(bad))
+    assert runs == []
+    assert ledger.counts() == {}
+
+
+def test_probe_is_refused(ledger: Ledger) -> None:
+    """A policy with a probe is a ConfigError: there is no message to ask it with."""
+    policy = Policy(on_in_doubt=lambda message: "unknown")
+    with pytest.raises(ConfigError, match="on_in_doubt"):
+        once(ledger, consumer="billing", key=str, policy=policy)
+
+
+def test_bad_lease_is_refused(ledger: Ledger) -> None:
+    """A lease that is none is a ConfigError when the function is decorated, not when called."""
+    with pytest.raises(ConfigError, match="lease"):
+        once(ledger, consumer="billing", key=str, lease="0s")
+
+
+# ---- Failures ----------------------------------------------------------------------------------
+
+
+def test_error_is_recorded_and_raised(decorated: Decorate, ledger: Ledger, key: Key) -> None:
+    """An error is recorded, and raised as it was."""
+    error = ValueError("no address")
+    with pytest.raises(ValueError, match="no address") as caught:
+        decorated(raising(error))(Order())
+    assert caught.value is error
+    record = found(ledger, key)
+    assert (record.state, record.error) == (State.FAILED, "ValueError: no address")
+
+
+def test_failed_runs_again(decorated: Decorate, ledger: Ledger, runs: list[Order]) -> None:
+    """After a failure the function runs again, and may succeed."""
+    with pytest.raises(ValueError, match="no"):
+        decorated(raising(ValueError("no")))(Order())
+    decorated(runs.append)(Order())
+    assert runs == [Order()]
+
+
+def test_failed_is_skipped(decorated: Decorate, runs: list[Order]) -> None:
+    """Under on_failed="skip" a failure is never repeated: the next call is a duplicate."""
+    policy = Policy(on_failed="skip")
+    with pytest.raises(ValueError, match="no"):
+        decorated(raising(ValueError("no")), policy=policy)(Order())
+    assert decorated(runs.append, policy=policy)(Order()) is None
+    assert runs == []
+
+
+def test_tries_are_spent(decorated: Decorate, ledger: Ledger, key: Key) -> None:
+    """After its tries a message is exhausted at once, with its last error, and raises so."""
+    charge = decorated(raising(ValueError("no")), policy=Policy(tries=2))
+    for exhausted in (False, True):
+        with pytest.raises(ValueError, match="no"):
+            charge(Order())
+        assert found(ledger, key).exhausted is exhausted
+    with pytest.raises(ExhaustedError, match="ValueError: no"):
+        charge(Order())
+
+
+@pytest.mark.parametrize("error", [Unrecoverable("never"), Reject("never")])
+def test_final_errors(decorated: Decorate, error: Exception) -> None:
+    """An error that says that no try can help is final."""
+    charge = decorated(raising(error))
+    with pytest.raises(type(error)):
+        charge(Order())
+    with pytest.raises(ExhaustedError):
+        charge(Order())
+
+
+def test_error_whose_recording_fails(
+    decorated: Decorate,
+    meddling: MeddlingStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error is raised as it was, also when it cannot be recorded; that is logged."""
+    error = ValueError("no address")
+
+    def charge(order: Order) -> None:
+        meddling.meddle = away
+        raise error
+
+    with pytest.raises(ValueError, match="no address") as caught:
+        decorated(charge)(Order())
+    assert caught.value is error
+    assert "recording_failed" in caplog.messages
+
+
+def test_error_after_a_takeover(
+    decorated: Decorate, rival: Ledger, clock: ManualClock, key: Key
+) -> None:
+    """An error after a takeover is raised as it was, and changes nothing for the new holder."""
+
+    def charge(order: Order) -> None:
+        clock.advance(301)
+        granted(rival.claim(key))
+        raise ValueError("no address")
+
+    with pytest.raises(ValueError, match="no address"):
+        decorated(charge)(Order())
+    assert found(rival, key).state is State.PROCESSING
+
+
+def test_store_away_before(decorated: Decorate, meddling: MeddlingStore, runs: list[Order]) -> None:
+    """When the store cannot be reached the call raises StoreUnavailable, and nothing runs."""
+    meddling.meddle = away
+    with pytest.raises(StoreUnavailable):
+        decorated(runs.append)(Order())
+    assert runs == []
+
+
+def test_store_away_after(
+    decorated: Decorate,
+    ledger: Ledger,
+    meddling: MeddlingStore,
+    clock: ManualClock,
+    key: Key,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """When it cannot be completed the result is returned all the same; it is in doubt later."""
+
+    def charge(order: Order) -> str:
+        meddling.meddle = away
+        return "charged"
+
+    policy = Policy(on_in_doubt="hold")
+    charged = decorated(charge, policy=policy)
+    assert charged(Order()) == "charged"
+    assert "completing_failed" in caplog.messages
+    meddling.meddle = lambda: None
+    with pytest.raises(BusyError):
+        charged(Order())
+    clock.advance(301)
+    with pytest.raises(InDoubtError):
+        charged(Order())
+
+
+def test_fenced_after_takeover(
+    decorated: Decorate, rival: Ledger, clock: ManualClock, key: Key
+) -> None:
+    """When another worker took the message over, the call raises FencedError after it ran."""
+
+    def charge(order: Order) -> str:
+        clock.advance(301)
+        granted(rival.claim(key))
+        return "charged"
+
+    with pytest.raises(FencedError):
+        decorated(charge)(Order())
+    record = found(rival, key)
+    assert (record.state, record.fence) == (State.PROCESSING, 2)
+
+
+def test_long_function_keeps_its_claim(meddling: MeddlingStore, key: Key) -> None:
+    """A function that runs longer than its lease keeps the message: the claim is extended."""
+    ledger = Ledger(meddling := MeddlingStore(MemoryStore()))
+    extended = threading.Semaphore(0)
+
+    @once(ledger, consumer="billing", key=lambda order: order.id, lease="150ms")
+    def charge(order: Order) -> float:
+        started = ledger.now()
+        meddling.meddle = extended.release
+        while ledger.now() < started + 0.3:
+            assert extended.acquire(timeout=_DEADLINE_S)
+        with pytest.raises(BusyError):
+            charge(order)
+        return ledger.now() - started
+
+    assert charge(Order()) >= 0.3
+    assert found(ledger, key).fence == 1
+    assert found(ledger, key).state is State.COMPLETED
+
+
+# ---- Stopped, and not failed -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_stopped_is_released(
+    decorated: Decorate, ledger: Ledger, key: Key, stop: BaseException
+) -> None:
+    """A function that was stopped has not failed: its claim is released, and the stop goes on."""
+    with pytest.raises(type(stop)) as caught:
+        decorated(raising(stop))(Order())
+    assert caught.value is stop
+    assert ledger.find(key) is None
+
+
+def test_stopped_retry_is_released(decorated: Decorate, ledger: Ledger, key: Key) -> None:
+    """A retry that was stopped leaves the failure before it, and spends no try."""
+    with pytest.raises(ValueError, match="no"):
+        decorated(raising(ValueError("no")))(Order())
+    with pytest.raises(SystemExit):
+        decorated(raising(SystemExit()))(Order())
+    record = found(ledger, key)
+    assert (record.state, record.attempts, record.error) == (State.FAILED, 1, "ValueError: no")
+
+
+async def within_deadline(awaited: Awaitable[Any]) -> Any:
+    """The result of `awaited`, or an error when it takes too long."""
+    return await asyncio.wait_for(awaited, _DEADLINE_S)
+
+
+async def stalled_call(
+    charge: Callable[[Order], Awaitable[Any]], meddling: MeddlingStore, at: int
+) -> "tuple[asyncio.Task[Any], threading.Event]":
+    """A call that stalls at its so-manyth write, and the event that lets it go on."""
+    reached, go_on = threading.Event(), threading.Event()
+    writes = iter(range(1, 100))
+
+    def stall() -> None:
+        if next(writes) == at:
+            reached.set()
+            assert go_on.wait(_DEADLINE_S)
+
+    meddling.meddle = stall
+    task = asyncio.ensure_future(charge(Order()))
+    assert await asyncio.to_thread(reached.wait, _DEADLINE_S)
+    return task, go_on
+
+
+@pytest.fixture
+def charge_async(ledger: Ledger, runs: list[Order]) -> Callable[[Order], Awaitable[Any]]:
+    """A coroutine function that runs once and notes that."""
+
+    @once(ledger, consumer="billing", key=lambda order: order.id)
+    async def charge(order: Order) -> str:
+        runs.append(order)
+        return "charged"
+
+    return charge
+
+
+def test_cancelled_while_running(ledger: Ledger, key: Key) -> None:
+    """A call cancelled while its function runs is released, and ends cancelled."""
+
+    async def main() -> None:
+        running = asyncio.Event()
+
+        @once(ledger, consumer="billing", key=lambda order: order.id)
+        async def charge(order: Order) -> None:
+            running.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(charge(Order()))
+        await within_deadline(running.wait())
+        assert ledger.find(key) is not None
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await within_deadline(task)
+
+    asyncio.run(main())
+    assert ledger.find(key) is None
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_cancelled_while_claiming(
+    charge_async: Callable[[Order], Awaitable[Any]],
+    ledger: Ledger,
+    meddling: MeddlingStore,
+    key: Key,
+    runs: list[Order],
+    times: int,
+) -> None:
+    """A call cancelled while it claims releases what it is granted, however often it is cancelled.
+
+    Otherwise a message that nobody handles would be held, and extended, for ever.
+    """
+
+    async def main() -> None:
+        task, go_on = await stalled_call(charge_async, meddling, at=1)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await within_deadline(task)
+
+    asyncio.run(main())
+    assert runs == []
+    assert ledger.find(key) is None
+
+
+def test_cancelled_while_claiming_what_is_busy(
+    charge_async: Callable[[Order], Awaitable[Any]],
+    rival: Ledger,
+    meddling: MeddlingStore,
+    key: Key,
+) -> None:
+    """A call that was cancelled ends cancelled, also where its claim is not granted."""
+    granted(rival.claim(key))
+
+    async def main() -> None:
+        task, go_on = await stalled_call(charge_async, meddling, at=1)
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await within_deadline(task)
+
+    asyncio.run(main())
+
+
+def test_cancelled_while_completing(
+    charge_async: Callable[[Order], Awaitable[Any]],
+    ledger: Ledger,
+    meddling: MeddlingStore,
+    key: Key,
+) -> None:
+    """A call cancelled while it completes is completed: the effect has happened."""
+
+    async def main() -> None:
+        task, go_on = await stalled_call(charge_async, meddling, at=2)
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await within_deadline(task)
+
+    asyncio.run(main())
+    assert found(ledger, key).state is State.COMPLETED
+
+
+def test_loop_is_not_blocked(
+    charge_async: Callable[[Order], Awaitable[Any]], meddling: MeddlingStore
+) -> None:
+    """While a call waits for the store other tasks go on."""
+
+    async def main() -> Any:
+        task, go_on = await stalled_call(charge_async, meddling, at=1)
+        # Still running here is the proof.
+        go_on.set()
+        return await within_deadline(task)
+
+    assert asyncio.run(main()) == "charged"
+
+
+def test_logs_hold_no_payloads(
+    decorated: Decorate, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is logged has a constant name, and neither message id nor payload in it."""
+    caplog.set_level(logging.DEBUG)
+
+    def charge(order: Order) -> None:
+        meddling.meddle = away
+
+    decorated(charge)(Order(amount="my payload"))
+    assert caplog.messages
+    assert "my payload" not in caplog.text
+    assert "abc-123" not in caplog.text

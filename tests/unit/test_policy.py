@@ -1,0 +1,161 @@
+"""Policies and durations: what may be written, and what is said about what may not."""
+
+import dataclasses
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from oncely.core.errors import ConfigError
+from oncely.core.policy import (
+    POLICY_FIELDS,
+    Policy,
+    at_least_once,
+    at_most_once,
+    effectively_once,
+    lease_seconds,
+    seconds,
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "length_s"),
+    [
+        ("250ms", 0.25),
+        ("30s", 30),
+        ("5m", 300),
+        ("2h", 7_200),
+        ("30d", 2_592_000),
+        ("1.5h", 5_400),
+        ("1h30m", 5_400),
+        ("1m500ms", 60.5),
+        ("0s", 0),
+        (timedelta(minutes=5), 300),
+        (timedelta(0), 0),
+    ],
+)
+def test_durations(written: str | timedelta, length_s: float) -> None:
+    """A timedelta, or numbers with units, is so many seconds."""
+    assert seconds(written) == pytest.approx(length_s)
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "5", "m", "5 m", " 5m", "5m ", "-5m", "5M", "5w", "5m,", "fünf", "1e3s", "none", 5, None],
+)
+def test_no_durations(written: Any) -> None:
+    """Anything else is a ConfigError that names the setting and shows what to type."""
+    with pytest.raises(ConfigError, match=r"pause: .*write \"30s\""):
+        seconds(written, "pause")
+
+
+def test_negative_durations() -> None:
+    """A span of time is never negative."""
+    with pytest.raises(ConfigError, match=r"retention: .* negative"):
+        Policy(retention=timedelta(seconds=-1))
+
+
+def test_lease_none() -> None:
+    """The lease "none" never runs out."""
+    assert lease_seconds("none") is None
+    assert Policy(lease="none").lease_s is None
+
+
+@pytest.mark.parametrize("lease", ["0s", "0ms", timedelta(0), timedelta(seconds=-5), "", "never"])
+def test_bad_leases(lease: Any) -> None:
+    """A lease of zero, a negative one, or what is no duration, is refused by name."""
+    with pytest.raises(ConfigError, match="lease"):
+        Policy(lease=lease)
+
+
+def test_defaults() -> None:
+    """The defaults are those that the documentation promises."""
+    assert dataclasses.asdict(Policy()) == {
+        "on_failed": "retry",
+        "tries": 5,
+        "backoff": ("30s", "2m", "5m"),
+        "on_busy": "requeue",
+        "lease": "5m",
+        "on_in_doubt": "retry",
+        "on_outage": "pause",
+        "on_mismatch": "dead_letter",
+        "on_missing_id": "dead_letter",
+        "on_too_old": "dead_letter",
+        "retention": "30d",
+        "results": "off",
+    }
+    assert tuple(dataclasses.asdict(Policy())) == POLICY_FIELDS
+
+
+def test_last_delay_repeats() -> None:
+    """After each attempt comes the next delay; the last one repeats."""
+    policy = Policy()
+    assert [policy.delay_s(attempts) for attempts in (1, 2, 3, 4, 99)] == [30, 120, 300, 300, 300]
+
+
+def test_single_delay() -> None:
+    """One delay may stand alone, and repeats from the start."""
+    assert Policy(backoff="10s").delay_s(3) == 10
+    assert Policy(backoff=timedelta(seconds=7)).delay_s(1) == 7
+
+
+@pytest.mark.parametrize("name", [name for name in POLICY_FIELDS if name.startswith("on_")])
+def test_unknown_choices(name: str) -> None:
+    """A value that is no choice is refused; the text names the field and the choices."""
+    with pytest.raises(ConfigError, match=rf"{name}: 'sometimes' is none of \w+, \w+"):
+        Policy(**{name: "sometimes"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("on_failed", None),
+        ("on_failed", []),
+        ("on_failed", lambda message: "retry"),
+        ("results", True),
+        ("tries", 0),
+        ("tries", -1),
+        ("tries", 2.0),
+        ("tries", True),
+        ("tries", "5"),
+        ("backoff", ()),
+        ("backoff", None),
+        ("backoff", 30),
+        ("backoff", [30]),
+        ("backoff", ["30s", "later"]),
+        ("retention", "for ever"),
+    ],
+)
+def test_bad_fields(name: str, value: Any) -> None:
+    """A wrong value is refused when the policy is made, by the name of its field."""
+    with pytest.raises(ConfigError, match=f"^{name}: "):
+        Policy(**{name: value})
+
+
+def test_probe() -> None:
+    """A function may be the policy for what is in doubt."""
+    policy = Policy(on_in_doubt=lambda message: "happened")
+    assert callable(policy.on_in_doubt)
+
+
+def test_policies_do_not_change() -> None:
+    """A policy is made once: it can be shared, also as a default argument."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Policy().tries = 7  # type: ignore[misc]
+
+
+def test_presets() -> None:
+    """Each preset says what repeats: at most once nothing, at least once all, else failures."""
+    chosen = [
+        (preset.on_failed, preset.on_in_doubt)
+        for preset in (at_most_once(), at_least_once(), effectively_once())
+    ]
+    assert chosen == [("skip", "hold"), ("retry", "retry"), ("retry", "hold")]
+
+
+@pytest.mark.parametrize("preset", [at_most_once, at_least_once, effectively_once])
+def test_presets_take_changes(preset: Any) -> None:
+    """A preset takes changes, checks them, and leaves the rest as it is."""
+    assert preset(lease="2m", tries=3) == dataclasses.replace(preset(), lease="2m", tries=3)
+    with pytest.raises(ConfigError, match="tries"):
+        preset(tries=0)
