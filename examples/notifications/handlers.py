@@ -1,6 +1,6 @@
 """The handler of the pipeline: one notification request in, one call of the provider out."""
 
-import provider  # type: ignore[import-not-found]  # Stands beside this file, in no package.
+import provider  # Stands beside this file, in no package.
 
 import oncely
 

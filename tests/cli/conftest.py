@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -43,9 +43,12 @@ TABLES = {
     "source": {"format": "json", "path": "in", "schema": "id STRING, body STRING"},
     "message": {"id": "id", "body": "body"},
     "policy": {},
+    # Short runs: compiling hot code well would take longer than it saves.
+    "spark": {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
 }
 
 Tables = dict[str, dict[str, Any]]
+Run = subprocess.Popen[str]
 
 
 class Project:
@@ -68,7 +71,7 @@ class Project:
         for name, table in self.tables.items():
             lines.append(f"[{name}]")
             # TOML's strings, numbers, lists and booleans are written as JSON's.
-            lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+            lines += [f'"{key}" = {json.dumps(value)}' for key, value in table.items()]
         self.file.write_text("\n".join(lines))
         return self.file
 
@@ -83,11 +86,11 @@ class Project:
         lines = log.read_text().splitlines() if log.exists() else []
         return Counter(json.loads(line)["id"] for line in lines)
 
-    def start(self, *arguments: str, stdout: int | IO[Any] = subprocess.PIPE, **env: str) -> "Run":
+    def start(self, *arguments: str, **env: str) -> Run:
         """Start the command on the pipeline file, in a process group of its own."""
         return Run(
             [sys.executable, "-m", "oncely", "pipeline", "run", str(self.save()), *arguments],
-            stdout=stdout,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -108,9 +111,6 @@ class Project:
         """What became of the deliveries of a report, added up."""
         parts = [*report["duplicates"].values(), *report["quarantined"].values()]
         return int(report["handled"] + report["failed"] + report["in_doubt"] + sum(parts))
-
-
-Run = subprocess.Popen
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Main, Project
+    from tests.cli.conftest import Main, Project
 
 GONE = object()
 

@@ -17,13 +17,13 @@ import pytest
 from oncely import State, open_ledger
 
 if TYPE_CHECKING:
-    from conftest import Project, Run
+    from tests.cli.conftest import Project, Run
 
 KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "10"))
 REAL_INPUT = os.environ.get("ONCELY_REAL_INPUT")
 
 
-def wait_for_effects(project: "Project", more: int, run: "Run[str]") -> None:
+def wait_for_effects(project: "Project", more: int, run: "Run") -> None:
     """Return when `more` effects have happened, or the run is over."""
     log = project.folder / "effects.jsonl"
     wanted = log.stat().st_size if log.exists() else 0
@@ -35,13 +35,24 @@ def wait_for_effects(project: "Project", more: int, run: "Run[str]") -> None:
         time.sleep(0.01)
 
 
-def kill(run: "Run[str]", *, all_of_it: bool) -> None:
-    """SIGKILL to the driver alone, whose workers then find out, or to all at once."""
-    with contextlib.suppress(ProcessLookupError):
-        if all_of_it:
-            os.killpg(run.pid, signal.SIGKILL)
-        run.kill()
+def kill(run: "Run", *, all_of_it: bool) -> None:
+    """SIGKILL to the driver alone, whose workers then find out, or to all processes of the run."""
+    pids = [run.pid]
+    if all_of_it:
+        # Spark's Python workers have a process group of their own, but share the session.
+        everything = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+        pids += [pid for pid in everything if _session_of(pid) == run.pid]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     run.communicate()
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def test_a_run_its_repetition_and_a_lost_checkpoint(project: "Project") -> None:
@@ -114,7 +125,7 @@ def test_killed_runs_lose_and_double_nothing(
     if on_in_doubt == "hold":
         assert set(done.values()) == {1}
         assert set(ids) - set(done) <= doubtful
-        assert last["in_doubt"] >= len(doubtful & set(ids)) > 0
+        assert last["in_doubt"] >= len(doubtful)
     else:
         assert set(done) == set(ids)
         assert not doubtful

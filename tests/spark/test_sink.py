@@ -14,8 +14,7 @@ from oncely import Claim, Granted, Key, Ledger, Policy, State
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from conftest import Effects, Write
+    from tests.spark.conftest import Effects, Write
 
 Frame = Callable[..., "DataFrame"]
 

@@ -12,6 +12,8 @@ from oncely.core.record import Claim, Key
 
 MAX_ID_LENGTH = 255
 """Characters. The column of the ledger's table is as wide."""
+ID_IS_NO_STRING = "id is not a string"
+"""The reason of `check_id`, for a source that turns everything into strings itself."""
 
 
 def check_id(value: object, what: str = "id") -> str:

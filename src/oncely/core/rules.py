@@ -15,18 +15,21 @@ table only when its fence is the newest of the record; otherwise the answer is F
     COMPLETED   done
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, State, first_version
 
+# Commands and outcomes are values, made for every message: freezing them would cost a microsecond
+# each, and nothing changes them.
+
 # ---- What can be asked -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
     """Ask for a claim."""
 
@@ -41,83 +44,82 @@ class Ask:
     """What a probe found out about the claim in doubt, where the policy has one."""
 
 
-@dataclass(frozen=True, slots=True)
-class MarkHandled:
+@dataclass(slots=True)
+class Held:
+    """A command of the holder of a claim."""
+
+    claim: Claim
+
+
+@dataclass(slots=True)
+class MarkHandled(Held):
     """The handler has succeeded; deferred messages may still wait. Renews the lease."""
 
-    claim: Claim
 
-
-@dataclass(frozen=True, slots=True)
-class Complete:
+@dataclass(slots=True)
+class Complete(Held):
     """Handled, and nothing waits any more."""
 
-    claim: Claim
     result: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+@dataclass(slots=True)
+class Fail(Held):
     """The handler has failed; `final` when no further try may follow."""
 
-    claim: Claim
     error: str
     final: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+@dataclass(slots=True)
+class Release(Held):
     """Give the claim back as if it had never been granted."""
 
-    claim: Claim
 
-
-@dataclass(frozen=True, slots=True)
-class Extend:
+@dataclass(slots=True)
+class Extend(Held):
     """Renew the lease, counted from now."""
 
-    claim: Claim
     lease_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reset:
     """An operator allows a failed or in-doubt record to run again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forget:
     """An operator removes a record that nobody works on."""
 
 
-Held = MarkHandled | Complete | Fail | Release | Extend
 Command = Ask | Held | Reset | Forget
 
 # ---- What is answered --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Granted:
     """The message is the asker's to process."""
 
     claim: Claim
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Handled:
     """The handler has run before; the asker may send what is still deferred."""
 
     claim: Claim
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Duplicate:
     """Nothing is left to do."""
 
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Busy:
     """Another worker holds a live claim until `retry_at` (store's clock; None: no end is set)."""
 
@@ -125,28 +127,28 @@ class Busy:
     retry_at: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Exhausted:
     """The message has failed for good."""
 
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InDoubt:
     """An earlier claim ran out, and the policy does not let the message run again unasked."""
 
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Mismatch:
     """The id was seen before with another payload."""
 
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Written:
     """The claim was good, and what was asked is stored. `record` is None after a release of a
     first claim, and after a forget.
@@ -155,14 +157,14 @@ class Written:
     record: Record | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fenced:
     """The claim is not the newest of its record; nothing was written."""
 
     record: Record | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refused:
     """The state of the record does not allow what the operator asked."""
 
@@ -187,17 +189,17 @@ class Decision(NamedTuple):
 # ---- Where a record stands ---------------------------------------------------------------------
 
 
-class Standing(Enum):
+class Standing(IntEnum):
     """The columns of the table."""
 
-    ABSENT = auto()
-    HELD = auto()
-    IN_DOUBT = auto()
-    SENDING = auto()
-    UNSENT = auto()
-    FAILED = auto()
-    EXHAUSTED = auto()
-    COMPLETED = auto()
+    ABSENT = 0
+    HELD = 1
+    IN_DOUBT = 2
+    SENDING = 3
+    UNSENT = 4
+    FAILED = 5
+    EXHAUSTED = 6
+    COMPLETED = 7
 
 
 PURGEABLE = (State.COMPLETED, State.FAILED)
@@ -458,12 +460,15 @@ def _failed(record: Record, error: str | None, now: float, *, exhausted: bool) -
 _Rule = Callable[[Any, Any, float], Decision]
 
 
-def _row(*rules: _Rule) -> Mapping[Standing, _Rule]:
-    return dict(zip(Standing, rules, strict=True))
+def _row(*rules: _Rule) -> Sequence[_Rule]:
+    """One rule for each standing, in their order."""
+    if len(rules) != len(Standing):
+        raise ValueError("a row of the table has a cell for every standing")
+    return rules
 
 
 # fmt: off
-TABLE: Mapping[type[Command], Mapping[Standing, _Rule]] = {
+TABLE: Mapping[type[Command], Sequence[_Rule]] = {
     #                 ABSENT        HELD           IN_DOUBT       SENDING           UNSENT            FAILED          EXHAUSTED   COMPLETED
     Ask:         _row(_grant_first, _busy,         _after_doubt,  _busy,            _grant_sending,   _after_failure, _exhausted, _duplicate),
     MarkHandled: _row(_fenced,      _mark_handled, _mark_handled, _again,           _again,           _fenced,        _fenced,    _fenced),

@@ -36,7 +36,8 @@ def open_session(name: str, settings: Mapping[str, str]) -> "SparkSession":
         chosen.setdefault("spark.driver.host", _LOOPBACK)
         chosen.setdefault("spark.driver.bindAddress", _LOOPBACK)
     quiet = Path(__file__).with_name("log4j2.properties")
-    chosen.setdefault("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile=file:{quiet}")
+    java = chosen.get("spark.driver.extraJavaOptions", "")
+    chosen["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile=file:{quiet} {java}"
     builder = SparkSession.builder.appName(name)
     for key, value in chosen.items():
         builder = builder.config(key, value)

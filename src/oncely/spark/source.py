@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from oncely.core.message import ID_IS_NO_STRING
 from oncely.spark.config import PipelineConfig, as_option
 from oncely.spark.rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _CORRUPT = "_corrupt_record"
+_RAW_ID = "oncely_raw_id"
 _CAN_BE_CORRUPT = frozenset({"json", "csv", "xml"})
 _SCHEMA_FROM_FILES = frozenset({"json", "csv", "xml", "parquet", "orc", "avro"})
 
@@ -26,7 +28,7 @@ def read_messages(spark: "SparkSession", config: PipelineConfig) -> "DataFrame":
         _column(rows, config, name, expression)
         for name, expression in config.message.model_dump(exclude_none=True).items()
     ]
-    return rows.select(*columns, *_diagnosis(rows, config.source.format))
+    return rows.select(*columns, *_diagnosis(rows, config))
 
 
 def _read_rows(spark: "SparkSession", config: PipelineConfig) -> "DataFrame":
@@ -39,7 +41,7 @@ def _read_rows(spark: "SparkSession", config: PipelineConfig) -> "DataFrame":
         schema = _schema(spark, config, options)
         if schema is not None:
             reader = reader.schema(schema)
-        return reader.load(_streamable(config.source_path))
+        return _with_text_id(reader.load(_streamable(config.source_path)), config)
     except PySparkException as error:
         raise config.wrong("[source]", first_line(error)) from error
 
@@ -67,7 +69,33 @@ def _schema(
         return None
     if source.format in _CAN_BE_CORRUPT and _CORRUPT not in schema.fieldNames():
         schema = schema.add(_CORRUPT, StringType())
-    return schema
+    return _with_raw_id(schema, config) if source.format == "json" else schema
+
+
+def _with_raw_id(schema: "StructType", config: PipelineConfig) -> "StructType":
+    """The schema with the id's column as JSON has it: a reader of strings takes 17 for "17"."""
+    from pyspark.sql.types import StringType, StructField, StructType, VariantType
+
+    return StructType(
+        [
+            StructField(field.name, VariantType())
+            if field.name == config.message.id and field.dataType == StringType()
+            else field
+            for field in schema.fields
+        ]
+    )
+
+
+def _with_text_id(rows: "DataFrame", config: PipelineConfig) -> "DataFrame":
+    """The rows with the id's column as the string that it is declared to be, and raw beside it."""
+    from pyspark.sql import functions as f
+
+    name = config.message.id
+    if name not in rows.columns or rows.schema[name].dataType.simpleString() != "variant":
+        return rows
+    return rows.withColumn(_RAW_ID, f.col(name)).withColumn(
+        name, f.variant_get(_RAW_ID, "$", "string")
+    )
 
 
 def _column(rows: "DataFrame", config: PipelineConfig, name: str, expression: str) -> "Column":
@@ -90,22 +118,40 @@ def _column(rows: "DataFrame", config: PipelineConfig, name: str, expression: st
     return column
 
 
-def _diagnosis(rows: "DataFrame", format_: str) -> "list[Column]":
-    """The original row as text, and why it is no message where the source's format tells."""
+def _diagnosis(rows: "DataFrame", config: PipelineConfig) -> "list[Column]":
+    """The original row as text, and why it is no message where the source already tells."""
     from pyspark.sql import functions as f
 
-    whole = f.to_json(f.struct(*(f.col(f"`{name}`") for name in rows.columns if name != _CORRUPT)))
-    if _CORRUPT not in rows.columns:
-        return [whole.alias(ROW_COLUMN), f.lit(None).cast("string").alias(BROKEN_COLUMN)]
-    reason = f.lit(f"not {format_}")
-    if format_ == "json":
-        unfit = f.lit("row does not fit the schema")
-        reason = f.when(f.try_parse_json(_CORRUPT).isNull(), reason).otherwise(unfit)
-    broken = f.when(f.col(_CORRUPT).isNotNull(), reason)
+    original = f.to_json(f.struct(*_original_columns(rows, config)))
+    broken = f.lit(None).cast("string")
+    if _RAW_ID in rows.columns:
+        is_text = f.schema_of_variant(_RAW_ID).isin("STRING", "VOID")
+        broken = f.when(~is_text, f.lit(ID_IS_NO_STRING))
+    if _CORRUPT in rows.columns:
+        original = f.coalesce(f.col(_CORRUPT), original)
+        broken = f.when(f.col(_CORRUPT).isNotNull(), _why_corrupt(config)).otherwise(broken)
+    return [original.alias(ROW_COLUMN), broken.alias(BROKEN_COLUMN)]
+
+
+def _original_columns(rows: "DataFrame", config: PipelineConfig) -> "list[Column]":
+    from pyspark.sql import functions as f
+
+    raw = {config.message.id: _RAW_ID} if _RAW_ID in rows.columns else {}
     return [
-        f.coalesce(f.col(_CORRUPT), whole).alias(ROW_COLUMN),
-        broken.alias(BROKEN_COLUMN),
+        f.col(f"`{raw.get(name, name)}`").alias(name)
+        for name in rows.columns
+        if name not in (_CORRUPT, _RAW_ID)
     ]
+
+
+def _why_corrupt(config: PipelineConfig) -> "Column":
+    from pyspark.sql import functions as f
+
+    unreadable = f.lit(f"not {config.source.format}")
+    if config.source.format != "json":
+        return unreadable
+    unfit = f.lit("row does not fit the schema")
+    return f.when(f.try_parse_json(_CORRUPT).isNull(), unreadable).otherwise(unfit)
 
 
 def first_line(error: Exception) -> str:

@@ -10,9 +10,6 @@ from oncely.stores.memory import MemoryStore
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-_BUSY_TIMEOUT_S = 30.0
-"""How long to wait for another process that writes to the same SQLite file."""
-
 
 def open_store(url: "str | Engine") -> Store:
     """The store that `url` names. Raises ConfigError, which says what to type instead."""
@@ -56,9 +53,6 @@ def _open_sqlite(file: Path) -> Store:
 
     if not file.absolute().parent.is_dir():
         raise ConfigError(f"ledger: {str(file)!r} cannot be made: its folder does not exist")
-    engine = create_engine(
-        URL.create("sqlite+pysqlite", database=str(file.absolute())),
-        connect_args={"timeout": _BUSY_TIMEOUT_S},
-    )
+    engine = create_engine(URL.create("sqlite+pysqlite", database=str(file.absolute())))
     event.listen(engine, "connect", prepare_sqlite)
     return SqlStore(engine)
