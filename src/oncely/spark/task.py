@@ -53,6 +53,7 @@ _QUICK_S = 0.5
 _SLOW_S = 2.0
 _FIRST_POLL_S = 0.2
 _LAST_POLL_S = 5.0
+_MAX_WAITING = 10_000
 _MAX_REASONS = 50
 _OTHER_REASONS = "other reasons"
 _MISMATCH = "mismatch: the id was seen before with another body"
@@ -113,9 +114,9 @@ class LeasedTask:
                 self.counts.received += len(chunk)
                 self._in_pace(self._take, chunk)
                 self._take_due()
-            while self._waiting:
-                self._wait(until=self._waiting[0][0])
-                self._take_due()
+                # Where most messages fail, the input waits for them, and not they in memory.
+                self._wait_for_all_but(_MAX_WAITING)
+            self._wait_for_all_but(0)
         finally:
             self._heartbeat.stop()
 
@@ -162,10 +163,15 @@ class LeasedTask:
         """Ask again for what is due."""
         due: list[Row] = []
         now = time.monotonic()
-        while self._waiting and self._waiting[0][0] <= now and len(due) < self._options.chunk:
+        while self._waiting and self._waiting[0][0] <= now and len(due) < self._chunk:
             due.append(heapq.heappop(self._waiting)[2])
         if due:
             self._take(due)
+
+    def _wait_for_all_but(self, number: int) -> None:
+        while len(self._waiting) > number:
+            self._wait(until=self._waiting[0][0])
+            self._take_due()
 
     def _put_off(self, row: Row, delay: _Delay) -> None:
         self._delays[row.id] = delay
