@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oncely.core.errors import OncelyError
 from oncely.spark.java import ensure_java
 
 if TYPE_CHECKING:
@@ -26,13 +27,19 @@ _DEFAULTS = {
 
 
 def open_session(name: str, settings: Mapping[str, str]) -> "SparkSession":
-    """A session with our defaults and, over them, `settings`. Raises ConfigError without Java."""
+    """A session with our defaults and, over them, `settings`.
+
+    Raises ConfigError without Java, and OncelyError when Spark cannot be started.
+    """
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     chosen = {**_DEFAULTS, **_submitted(), **settings}
     if chosen["spark.master"].startswith("local"):
+        # Spark looks up the machine's own name otherwise, and that need not resolve.
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         chosen.setdefault("spark.driver.host", _LOOPBACK)
         chosen.setdefault("spark.driver.bindAddress", _LOOPBACK)
     quiet = Path(__file__).with_name("log4j2.properties")
@@ -41,7 +48,10 @@ def open_session(name: str, settings: Mapping[str, str]) -> "SparkSession":
     builder = SparkSession.builder.appName(name)
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except PySparkException as error:
+        raise OncelyError(f"Spark cannot be started: {error}") from error
 
 
 def _submitted() -> dict[str, str]:
