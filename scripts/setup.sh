@@ -26,7 +26,7 @@ find_uv() {
     if [ ! -x .tools/bin/uv ]; then
         say "installing uv into .tools"
         make_tools_venv
-        .tools/bin/pip install --quiet --disable-pip-version-check uv >&2
+        .tools/bin/pip install --quiet --disable-pip-version-check 'uv>=0.9' >&2
     fi
     echo .tools/bin/uv
 }
@@ -50,6 +50,9 @@ has_java() {
     major=$("$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1)
     [ "${major:-0}" -ge 17 ]
 }
+
+# Without a home of one's own uv has nowhere to keep what it downloads.
+[ -w "${HOME:-/nowhere}" ] || export UV_CACHE_DIR="$PWD/.tools/cache"
 
 python=$(find_python)
 uv=$(find_uv)

@@ -38,8 +38,8 @@ class Heartbeat:
         """Extend these from now on. `asked_at`: `time.monotonic()` before they were asked for."""
         if self._lease_s is None:
             return
+        self._leave_claims_to_parent()
         with self._lock:
-            self._leave_claims_to_parent()
             for claim in claims:
                 self._held[claim.key] = claim
                 self._good_until[claim.key] = asked_at + self._lease_s
@@ -53,6 +53,7 @@ class Heartbeat:
         """In a forked child: what was held when it was forked is not its own to extend."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
+            self._lock = threading.Lock()
             self._held.clear()
             self._good_until.clear()
 

@@ -16,9 +16,7 @@ from oncely.core.errors import (
     MessageError,
     MismatchError,
     OncelyError,
-    Reject,
     StoreError,
-    Unrecoverable,
 )
 from oncely.core.message import fingerprint_of
 from oncely.core.policy import Duration, Policy, lease_seconds
@@ -32,6 +30,7 @@ from oncely.core.rules import (
     Handled,
     InDoubt,
     Mismatch,
+    is_final,
 )
 from oncely.heartbeat import Heartbeat
 from oncely.ledger import Ledger
@@ -74,15 +73,26 @@ def once(
     guard = _Guard(ledger, policy, lease or policy.lease, keep_result or policy.results == "keep")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(
+                f"once: {function.__qualname__} is a generator, which runs after it has returned; "
+                "decorate a function that does its work when it is called"
+            )
+
         def begin(*args: P.args, **kwargs: P.kwargs) -> Claim | _Kept:
             content = None if fingerprint is None else repr(fingerprint(*args, **kwargs))
             return guard.begin(Key(consumer, key(*args, **kwargs)), content)
 
-        if inspect.iscoroutinefunction(function):
-            return cast(Callable[P, R], _async_wrapper(function, begin, guard))
+        if _is_async(function):
+            return cast(Callable[P, R], _async_wrapper(cast(Any, function), begin, guard))
         return _sync_wrapper(function, begin, guard)
 
     return cast(Callable[[F], F], decorate)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    call = getattr(type(function), "__call__", None)  # noqa: B004 - an object may have it.
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _sync_wrapper(
@@ -178,7 +188,7 @@ class _Guard:
         try:
             self._ledger.complete(claim, result if self._keep_result else None)
         except MessageError as error:
-            self._ledger.fail(claim, error, final=self._is_last(claim, error))
+            self._ledger.fail(claim, error, final=is_final(self._policy, claim, error))
             raise
         except StoreError:
             # The effect has happened. The claim runs out, and is in doubt then.
@@ -189,9 +199,10 @@ class _Guard:
         claim = self._heartbeat.let_go(claim)
         try:
             if isinstance(error, Exception):
-                self._ledger.fail(claim, error, final=self._is_last(claim, error))
-            else:
+                self._ledger.fail(claim, error, final=is_final(self._policy, claim, error))
+            elif self._policy.repeats_doubts:
                 self._ledger.release(claim)
+            # Else nobody knows how far it came: the claim runs out, and is in doubt then.
         except OncelyError:
             _log.exception("recording_failed", extra={"consumer": claim.key.consumer})
 
@@ -199,9 +210,6 @@ class _Guard:
         """Give back what was granted to a caller who went away."""
         if isinstance(begun, Claim):
             self._ledger.release(self._heartbeat.let_go(begun))
-
-    def _is_last(self, claim: Claim, error: Exception) -> bool:
-        return claim.attempts >= self._policy.tries or isinstance(error, Unrecoverable | Reject)
 
 
 def _granted(outcome: ClaimOutcome) -> Claim | _Kept:

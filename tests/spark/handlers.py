@@ -37,6 +37,12 @@ def slowly(message: oncely.Message) -> None:
     time.sleep(0.002)
 
 
+def very_slowly(message: oncely.Message) -> None:
+    """An effect that takes longer still."""
+    work(message)
+    time.sleep(0.02)
+
+
 def fail_first(message: oncely.Message) -> None:
     """Fail at the first attempt of every message."""
     assert message.claim is not None
@@ -85,6 +91,47 @@ def wait_for_go(message: oncely.Message) -> None:
     deadline = time.monotonic() + 60
     while not go.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+class NoRecipient(oncely.Reject):
+    """A rejection with a type of its own."""
+
+
+def reject_by_type(message: oncely.Message) -> None:
+    """Reject in ways that say little."""
+    raise NoRecipient("nobody") if message.id == "a" else oncely.Reject()
+
+
+def nest(message: oncely.Message) -> None:
+    """Meet a fence that is somebody else's."""
+    if message.claim is not None and message.claim.attempts == 1:
+        raise oncely.FencedError("an inner claim was lost")
+    work(message)
+
+
+def retry_oddly(message: oncely.Message) -> None:
+    """Ask for a delay that is none."""
+    if message.get("bad"):
+        raise oncely.Retry(delay="soon")
+    work(message)
+
+
+def keep_nan(message: oncely.Message) -> float:
+    """Give a result that no JSON holds."""
+    work(message)
+    return float("nan") if message.get("bad") else 1.0
+
+
+def act_and_exit(message: oncely.Message) -> None:
+    """Have the effect, and then end the process by a wrong way out."""
+    work(message)
+    if message.get("breaks"):
+        sys.exit("done, I thought")
+
+
+def probe_down(message: oncely.Message) -> str:
+    """A probe whose service is away."""
+    raise OSError("no answer")
 
 
 def happened(message: oncely.Message) -> str:

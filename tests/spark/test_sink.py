@@ -203,6 +203,110 @@ def test_a_probe_decides_what_is_in_doubt(
     assert effects.per_message() == {"not_happened": 1}
 
 
+def test_a_probe_that_fails_leaves_the_doubt(
+    frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
+) -> None:
+    """A probe that raises ends nothing: its message stays in doubt, the others are handled."""
+    claimed(ledger, "b", "500ms")
+    counts = write(frame("a", "b", "c"), on_in_doubt="handlers:probe_down")
+    assert (counts.handled, counts.in_doubt) == (2, 1)
+    assert effects.per_message() == {"a": 1, "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("function", "options"), [("retry_oddly", {}), ("keep_nan", {"results": "keep"})]
+)
+def test_a_bad_message_keeps_no_other_from_being_stored(
+    frame: Frame, write: "Write", effects: "Effects", function: str, options: dict[str, str]
+) -> None:
+    """What goes wrong with one message of a chunk is that message's failure alone."""
+    messages = frame(("a", '{"bad": true}'), "b", "c")
+    counts = write(messages, function, tries="1", **options)
+    assert (counts.handled, counts.failed) == (2, 1)
+    assert (effects.per_message()["b"], effects.per_message()["c"]) == (1, 1)
+
+
+def test_a_full_quarantine_keeps_no_other_from_being_stored(
+    frame: Frame, write: "Write", ledger: Ledger, tmp_path: Path
+) -> None:
+    """Where the quarantine cannot be written the task fails, but what was done is completed."""
+    (tmp_path / "quarantine").write_text("no folder")
+    with pytest.raises(PySparkException, match="quarantine"):
+        write(frame(("a", '{"bad": true}'), "b", "c"), "reject_bad")
+    assert ledger.counts() == {("tests", State.COMPLETED): 2, ("tests", State.FAILED): 1}
+
+
+def test_rejections_keep_their_reason(frame: Frame, write: "Write") -> None:
+    """A rejection of a type of its own, or without a text, is the same when it comes again."""
+    first, again = (write(frame("a", "b"), "reject_by_type") for _ in range(2))
+    assert first.quarantined == again.quarantined == {"nobody": 1, "no reason given": 1}
+
+
+def test_a_handlers_own_fence_is_a_failure_like_others(
+    frame: Frame, write: "Write", effects: "Effects"
+) -> None:
+    """An error about another claim, raised by the handler, says nothing about this one."""
+    assert write(frame("a"), "nest", backoff="10ms").handled == 1
+    assert [line["attempt"] for line in effects.lines()] == [2]
+
+
+def test_hold_does_not_repeat_what_was_interrupted(
+    frame: Frame, write: "Write", effects: "Effects"
+) -> None:
+    """Under `hold` a handler that was ended midway leaves its message in doubt, and runs once."""
+    messages = frame("a", ("b", '{"breaks": true}'), "c")
+    counts = write(messages, "act_and_exit", on_in_doubt="hold", lease="1s")
+    assert counts.in_doubt == 1
+    assert effects.per_message() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_skip_leaves_the_record_failed(frame: Frame, write: "Write", ledger: Ledger) -> None:
+    """Under `skip` a failure is not tried again, and a redelivery passes as a duplicate."""
+    messages = frame(("a", '{"bad": true}'))
+    assert write(messages, "fail_bad", on_failed="skip").failed == 1
+    assert write(messages, "fail_bad", on_failed="skip").duplicates_ledger == 1
+    record = ledger.find(Key("tests", "a"))
+    assert record is not None
+    assert (record.state, record.exhausted, record.attempts) == (State.FAILED, False, 1)
+
+
+def test_values_that_python_cannot_hold(
+    write: "Write", spark: "SparkSession", effects: "Effects"
+) -> None:
+    """A time beyond year 9999 and headers that are no text are set aside; the others go on."""
+    source = f"'{effects.path}' as source, '{{}}' as body"
+    late, text = "timestamp_seconds(1e12)", "cast(X'FF41' as string)"
+    messages = spark.sql(
+        f"select 'a' as id, {late} as time, map('h', 'x') as headers, {source} union all "
+        f"select 'b', null, map('h', {text}), {source} union all "
+        f"select 'c', null, null, {source}"
+    )
+    counts = write(messages)
+    assert counts.quarantined == {"unreadable time": 1, "unreadable headers": 1}
+    assert effects.per_message() == {"c": 1}
+
+
+def test_a_slow_chunk_is_stored_as_it_goes(
+    frame: Frame, write: "Write", ledger: Ledger, tmp_path: Path
+) -> None:
+    """What a long chunk has done is completed before the chunk is through."""
+    seen: list[int] = []
+
+    def look() -> None:
+        deadline = time.monotonic() + 60
+        while not seen and time.monotonic() < deadline:
+            counts = ledger.counts()
+            if counts.get(("tests", State.COMPLETED)) and ("tests", State.PROCESSING) in counts:
+                seen.append(counts["tests", State.COMPLETED])
+            time.sleep(0.01)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    write(frame(*(f"m{n}" for n in range(100))), "very_slowly")
+    looking.join()
+    assert 0 < seen[0] < 100
+
+
 def test_a_claim_without_end_is_not_waited_for_for_ever(
     frame: Frame, write: "Write", ledger: Ledger
 ) -> None:

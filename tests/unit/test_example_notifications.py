@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def _message(fields: dict[str, Any]) -> Message:
     body = json.dumps(fields["payload"]).encode()
     message = Message(fields["id"], body, type=fields["event"])
     key = Key("notification-service", message.id)
-    return message.under(Claim(Record(key, State.PROCESSING, 2, 5, 0.0, 0.0)))
+    claim = Claim(Record(key, State.PROCESSING, 2, 5, 0.0, 0.0))
+    return replace(message, claim=claim)
 
 
 def _fate(line: bytes, notify: Any) -> tuple[str, str]:

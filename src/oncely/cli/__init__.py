@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from oncely.cli.terminal import shown
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
 
 DONE, FAILURES, WRONG = 0, 1, 2
@@ -53,4 +54,4 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return shown(" ".join(str(error).split()))

@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
 
+from oncely.cli.terminal import shown
 from oncely.spark.config import read_config
 from oncely.spark.counts import Counts
 from oncely.spark.pipeline import Report, run_pipeline
@@ -73,7 +75,7 @@ def _progress_line(counts: Counts, took_s: float) -> str:
 
 def _table(name: str, report: Report) -> Table:
     counts = report.counts
-    table = Table(title=name, title_justify="left", show_header=False)
+    table = Table(title=Text(shown(name)), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("received", f"{counts.received:,}", end_section=True)
@@ -81,7 +83,8 @@ def _table(name: str, report: Report) -> Table:
     table.add_row("duplicates in the input", f"{counts.duplicates_input:,}")
     table.add_row("duplicates already in the ledger", f"{counts.duplicates_ledger:,}")
     for reason, count in sorted(counts.quarantined.items()):
-        table.add_row(f"quarantined: {reason}", f"{count:,}")
+        # As text: what a handler says is not markup.
+        table.add_row(Text(shown(f"quarantined: {reason}")), f"{count:,}")
     if not counts.quarantined:
         table.add_row("quarantined", "0")
     table.add_row("failed", f"{counts.failed:,}")

@@ -62,12 +62,14 @@ class InDoubtError(RefusedError):
 class Retry(OncelyError):
     """Raised by a handler: try this message again.
 
-    `delay` replaces the policy's backoff for this once.
+    `delay` replaces the policy's backoff for this once. Raises ConfigError where it is no duration.
     """
 
     def __init__(self, reason: str = "", delay: timedelta | str | None = None) -> None:
+        from oncely.core.policy import seconds  # Which needs the errors here.
+
         super().__init__(reason)
-        self.delay = delay
+        self.delay_s = None if delay is None else seconds(delay, "delay")
 
 
 class Reject(OncelyError):
@@ -83,6 +85,18 @@ def mask_passwords(text: str) -> str:
     return _PASSWORD_IN_TEXT.sub(r"\1\2***", _PASSWORD_IN_URL.sub(r"\1:***\2", text))
 
 
+def reason_of(error: BaseException, limit: int = 200) -> str:
+    """What an error says, without its type: the reason for which a message is set aside."""
+    return describe(_text_of(error), limit) or "no reason given"
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a user's __str__ may raise anything.
+        return "(its text cannot be shown)"
+
+
 def describe(error: BaseException | str, limit: int = 2_000) -> str:
     """Put an error into words for a record: type and text, cut to `limit`, passwords masked.
 
@@ -91,11 +105,7 @@ def describe(error: BaseException | str, limit: int = 2_000) -> str:
     if isinstance(error, str):
         text = error
     else:
-        try:
-            text = str(error)
-        except Exception:  # noqa: BLE001 - a user's __str__ may raise anything.
-            text = "(its text cannot be shown)"
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        text = f"{type(error).__name__}: {_text_of(error)}".removesuffix(": ")
     # Cut before masking: a text of many megabytes must not be searched.
     text = mask_passwords(text[: limit + 1])
     # A record must be storable everywhere: no NUL, no lone surrogate.

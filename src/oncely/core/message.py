@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -108,7 +108,3 @@ class Message:
             raise MessageError("idempotency_key is known only while a consumer handles the message")
         names = json.dumps([self.claim.key.consumer, self.id])
         return hashlib.sha256(names.encode()).hexdigest()
-
-    def under(self, claim: Claim) -> "Message":
-        """This message as it is handed to a handler, under `claim`."""
-        return replace(self, claim=claim)

@@ -100,6 +100,15 @@ class Policy:
         """The backoff as a sequence."""
         return (self.backoff,) if isinstance(self.backoff, str | timedelta) else self.backoff
 
+    @property
+    def repeats_doubts(self) -> bool:
+        """Whether an effect that may have happened is allowed to happen again."""
+        return self.on_in_doubt == "retry"
+
+    def is_spent(self, attempts: int) -> bool:
+        """Whether no further attempt may follow that many."""
+        return attempts >= self.tries
+
     def delay_s(self, attempts: int) -> float:
         """How long to wait after that many attempts, in seconds."""
         delays = self.delays

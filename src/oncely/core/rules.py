@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from oncely.core.errors import Reject, Unrecoverable
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, State, first_version
 
@@ -247,6 +248,11 @@ def _differs(record: Record, ask: Ask) -> bool:
     )
 
 
+def is_final(policy: Policy, claim: Claim, error: BaseException) -> bool:
+    """Whether no further try may follow the failure of a handler under `claim`."""
+    return isinstance(error, Unrecoverable | Reject) or policy.is_spent(claim.attempts)
+
+
 # ---- Rules for asking --------------------------------------------------------------------------
 
 
@@ -268,7 +274,7 @@ def _grant_first(_: None, ask: Ask, now: float) -> Decision:
 
 def _grant_again(record: Record, ask: Ask, now: float) -> Decision:
     # A message that kills its worker never reaches Fail: attempts are counted and limited here.
-    if record.attempts >= ask.policy.tries:
+    if ask.policy.is_spent(record.attempts):
         return _exhaust(record, f"gave up after {record.attempts} attempts", now)
     new = record._replace(
         state=State.PROCESSING,

@@ -4,13 +4,13 @@ Spark kills a task without a word; a task that holds claims wants to be asked. A
 a batch are added up in a process of Spark's own, from where the pipeline has to hear of them.
 """
 
+import hmac
 import json
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Mapping
-from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
@@ -19,11 +19,11 @@ from oncely.spark.counts import Counts
 
 _log = logging.getLogger(__name__)
 
-_STOP = b"stop"
-_HEARD = b"heard"
+_GO, _STOP, _HEARD = b"go", b"stop", b"heard"
+_BACKLOG = 128
 _POLL_S = 0.1
 _REPORT_EVERY_S = 0.25
-_HEARD_WITHIN_S = 30.0
+_ANSWER_WITHIN_S = 30.0
 
 
 class DriverChannel:
@@ -31,18 +31,20 @@ class DriverChannel:
 
     def __init__(self, host: str) -> None:
         self.token = secrets.token_hex(16)
-        self._listener = Listener((host, 0), authkey=self.token.encode())
+        self._listener = Listener((host, 0), backlog=_BACKLOG)
+        self._address: tuple[str, int] = self._listener.address
         self._lock = threading.Lock()
         self._tasks: dict[Connection, Counts] = {}
         self._open = 0
         self._committed = Counts()
         self._stopping = False
+        self._closed = False
         threading.Thread(target=self._accept, name="oncely-channel", daemon=True).start()
 
     @property
     def address(self) -> str:
         """host:port, for the sink's option."""
-        host, port = self._listener.address
+        host, port = self._address
         return f"{host}:{port}"
 
     def committed(self) -> Counts:
@@ -71,57 +73,83 @@ class DriverChannel:
 
     def close(self) -> None:
         """Accept no further task."""
-        self._listener.close()
+        if not self._closed:
+            self._closed = True
+            # Closing alone does not wake the thread that accepts.
+            Client(self._address).close()
 
     def _running(self) -> int:
         with self._lock:
             return self._open
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
+            connection = self._listener.accept()
+            threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+        self._listener.close()
+
+    def _serve(self, connection: Connection) -> None:
+        """Serve one task, or turn away who does not know the token. Nobody holds up the others."""
+        with connection:
             try:
-                connection = self._listener.accept()
-            except (AuthenticationError, EOFError, ConnectionError):
-                continue
-            except OSError:
-                return  # closed
-            with self._lock:
-                self._open += 1
-                self._tasks[connection] = Counts()
-                if self._stopping:
-                    _send(connection, _STOP)
-            threading.Thread(target=self._listen, args=[connection], daemon=True).start()
+                if not self._closed and self._greet(connection):
+                    self._listen(connection)
+            except (EOFError, OSError, ValueError):
+                _log.debug("channel_broken")
+
+    def _greet(self, connection: Connection) -> bool:
+        if not connection.poll(_ANSWER_WITHIN_S):
+            return False
+        if not hmac.compare_digest(connection.recv_bytes(), self.token.encode()):
+            return False
+        with self._lock:
+            self._open += 1
+            self._tasks[connection] = Counts()
+            connection.send_bytes(_STOP if self._stopping else _GO)
+        return True
 
     def _listen(self, connection: Connection) -> None:
         try:
-            while True:
-                self._hear(connection, json.loads(connection.recv_bytes()))
+            while self._hear(connection, json.loads(connection.recv_bytes())):
+                pass
         except (EOFError, OSError):
-            connection.close()
+            with self._lock:
+                # It did not come to its end: what it had counted, its next attempt counts.
+                self._tasks.pop(connection, None)
+            raise
+        finally:
             with self._lock:
                 self._open -= 1
 
-    def _hear(self, connection: Connection, said: Mapping[str, Any]) -> None:
+    def _hear(self, connection: Connection, said: Mapping[str, Any]) -> bool:
+        """Take in what a task says; return whether it will say more."""
         counts = Counts.from_dict(said["counts"])
         with self._lock:
-            if said["is"] == "progress":
-                self._tasks[connection] = counts
-            else:
+            if said["is"] == "batch":
                 self._committed = _sum(self._committed, counts)
                 self._tasks.clear()
-                _send(connection, _HEARD)
+                connection.send_bytes(_HEARD)
+            else:
+                self._tasks[connection] = counts
+        return bool(said["is"] == "progress")
 
 
 class TaskChannel:
-    """A task's end. Without an address it reports to nobody and is never told to stop."""
+    """A task's end. Without an address it reports to nobody and is never told to stop.
+
+    Raises OncelyError where there is an address and nobody answers: the driver is gone.
+    """
 
     def __init__(self, address: str | None, token: str) -> None:
         self.stopping = threading.Event()
-        self._connection = _connect(address, token) if address else None
         self._ended = threading.Event()
+        self._connection: Connection | None = None
         self._thread: threading.Thread | None = None
         self._reported_at = 0.0
-        if self._connection is not None:
+        if address is not None:
+            self._connection, answer = _call(address, token)
+            if answer == _STOP:
+                self.stopping.set()
             self._thread = threading.Thread(
                 target=self._listen, args=[self._connection], name="oncely-channel", daemon=True
             )
@@ -134,11 +162,12 @@ class TaskChannel:
             self._reported_at = now
             _send(self._connection, _said("progress", counts))
 
-    def close(self, counts: Counts) -> None:
-        """Report a last time and hang up."""
+    def close(self, counts: Counts | None = None) -> None:
+        """Hang up; with `counts` where the task has come to its end."""
         if self._connection is None or self._thread is None:
             return
-        _send(self._connection, _said("progress", counts))
+        if counts is not None:
+            _send(self._connection, _said("end", counts))
         self._ended.set()
         self._thread.join()
         self._connection.close()
@@ -151,28 +180,35 @@ class TaskChannel:
                     return
         except (EOFError, OSError):
             # The driver is gone: nobody will commit what this task still does.
-            self.stopping.set()
+            if not self._ended.is_set():
+                self.stopping.set()
 
 
 def report_batch(address: str, token: str, counts: Counts) -> None:
     """Tell the driver what a committed batch came to. Raises OncelyError when it cannot hear."""
-    connection = _connect(address, token)
-    if connection is None:
-        raise OncelyError("the pipeline's driver cannot be reached to report a batch")
+    connection, _ = _call(address, token)
     with connection:
-        _send(connection, _said("batch", counts))
+        connection.send_bytes(_said("batch", counts))
         # Once this returns Spark may end the query, and the pipeline reads what it has heard.
-        if not connection.poll(_HEARD_WITHIN_S) or connection.recv_bytes() != _HEARD:
+        if _answer(connection) != _HEARD:
             raise OncelyError("the pipeline's driver did not hear of a batch")
 
 
-def _connect(address: str, token: str) -> Connection | None:
+def _call(address: str, token: str) -> tuple[Connection, bytes]:
+    """A connection to the driver, and how it greets."""
     host, _, port = address.rpartition(":")
     try:
-        return Client((host, int(port)), authkey=token.encode())
-    except (OSError, EOFError, AuthenticationError):
-        _log.warning("channel_unreachable")
-        return None
+        connection = Client((host, int(port)))
+        connection.send_bytes(token.encode())
+        return connection, _answer(connection)
+    except (OSError, EOFError) as error:
+        raise OncelyError("the pipeline's driver cannot be reached") from error
+
+
+def _answer(connection: Connection) -> bytes:
+    if not connection.poll(_ANSWER_WITHIN_S):
+        raise OncelyError("the pipeline's driver does not answer")
+    return connection.recv_bytes()
 
 
 def _said(what: str, counts: Counts) -> bytes:

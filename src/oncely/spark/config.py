@@ -4,16 +4,17 @@ import tomllib
 from collections.abc import Mapping
 from glob import has_magic
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from oncely.core.errors import ConfigError
+from oncely.core.errors import ConfigError, MessageError
+from oncely.core.message import check_id
 from oncely.core.policy import seconds
-from oncely.ledger import open_ledger
 from oncely.spark.options import (
     check_shared,
     import_function,
+    open_named_ledger,
     read_policy,
     read_secret,
     unknown,
@@ -21,6 +22,7 @@ from oncely.spark.options import (
 from oncely.stores.opening import sqlite_file
 
 Scalar = str | int | float | bool
+Text = Annotated[str, Field(min_length=1)]
 
 
 class _Table(BaseModel):
@@ -30,22 +32,22 @@ class _Table(BaseModel):
 class PipelineTable(_Table):
     """The table [pipeline]."""
 
-    name: str = Field(min_length=1)
-    consumer: str = Field(min_length=1)
-    ledger: str
-    handler: str
+    name: Text
+    consumer: Text
+    ledger: Text
+    handler: Text
     mode: Literal["leased"] = "leased"
     trigger: str = "available_now"
-    checkpoint: str
-    quarantine: str
+    checkpoint: Text
+    quarantine: Text
     chunk: int = Field(default=1_000, ge=1)
 
 
 class SourceTable(_Table):
     """The table [source]."""
 
-    format: str
-    path: str | None = None
+    format: Text
+    path: Text | None = None
     options: dict[str, Scalar] = {}
     schema_: str | None = Field(default=None, alias="schema")
 
@@ -53,7 +55,7 @@ class SourceTable(_Table):
 class MessageTable(_Table):
     """The table [message]: Spark SQL expressions over the source's columns."""
 
-    id: str
+    id: Text
     type: str | None = None
     body: str | None = None
     headers: str | None = None
@@ -80,6 +82,7 @@ class PipelineConfig:
         self.source = tables.source
         self.message = tables.message
         self.spark = {name: as_option(value) for name, value in tables.spark.items()}
+        self._check_consumer()
         self._check_policy(tables.policy)
         self.policy_options = {
             name: ",".join(value) if isinstance(value, list) else str(value)
@@ -88,13 +91,19 @@ class PipelineConfig:
         self._check_handler()
         self.ledger = self._ledger()
         self.source_path = self._source_path()
-        self.checkpoint = self._absolute(self.pipeline.checkpoint)
-        self.quarantine = self._absolute(self.pipeline.quarantine)
+        self.checkpoint = self._folder("checkpoint", self.pipeline.checkpoint)
+        self.quarantine = self._folder("quarantine", self.pipeline.quarantine)
         self.trigger = self._trigger()
 
     def wrong(self, key: str, text: str) -> ConfigError:
         """The error for `key` of this file."""
         return ConfigError(f"{self.file}: {key}: {text}")
+
+    def _check_consumer(self) -> None:
+        try:
+            check_id(self.pipeline.consumer, "consumer")
+        except MessageError as error:
+            raise self.wrong("[pipeline] consumer", str(error)) from error
 
     def _check_policy(self, table: Mapping[str, Any]) -> None:
         try:
@@ -108,31 +117,43 @@ class PipelineConfig:
 
     def _ledger(self) -> str:
         """The ledger's URL: a file's made absolute, a server's with its secrets still unread."""
-        url = self.pipeline.ledger
-        kind, _, name = url.partition(":")
+        location = self.pipeline.ledger
+        kind, _, name = location.partition(":")
+        if kind == "file":
+            location = f"file:{self._absolute(name)}"
         try:
-            if kind == "file":
-                url = f"file:{self._absolute(name)}"
-            plain = read_secret(url, "ledger")
-            if plain.startswith("sqlite:"):
-                url = plain = f"sqlite:///{self._made(sqlite_file(plain))}"
-            check_shared(plain)
-            open_ledger(plain)
+            url = read_secret(location, "ledger")
+            if url.startswith("sqlite:"):
+                location = url = f"sqlite:///{self._with_folder(sqlite_file(url))}"
+            check_shared(url)
+            open_named_ledger(location)
         except ConfigError as error:
             raise self.wrong("[pipeline] ledger", str(error).removeprefix("ledger: ")) from error
-        return url
+        except OSError as error:
+            raise self.wrong(
+                "[pipeline] ledger", f"{error.filename!r} cannot be made: {error.strerror}"
+            ) from error
+        return location
 
-    def _made(self, file: Path) -> Path:
+    def _with_folder(self, file: Path) -> Path:
         """`file` beside the pipeline file, its folder made."""
         beside = self.folder / file
         beside.parent.mkdir(parents=True, exist_ok=True)
+        if beside.is_dir():
+            raise ConfigError(f"{str(beside)!r} is a folder; name a file")
         return beside
+
+    def _folder(self, key: str, path: str) -> str:
+        folder = self._absolute(path)
+        if "://" not in folder and Path(folder).exists() and not Path(folder).is_dir():
+            raise self.wrong(f"[pipeline] {key}", f"{folder!r} is a file; name a folder")
+        return folder
 
     def _source_path(self) -> str | None:
         if self.source.path is None:
             return None
         path = self._absolute(self.source.path)
-        if "://" not in path and not has_magic(path) and not Path(path).exists():
+        if "://" not in path and not _is_pattern(path) and not Path(path).exists():
             raise self.wrong("[source] path", f"{path!r} does not exist")
         return path
 
@@ -157,13 +178,17 @@ class PipelineConfig:
                 return {"processingTime": f"{int(length_s * 1000)} milliseconds"}
 
 
+def _is_pattern(path: str) -> bool:
+    return has_magic(path) or "{" in path
+
+
 def read_config(file: Path, ledger: str | None = None) -> PipelineConfig:
     """Read and check a pipeline file; `ledger` replaces or supplies the one in it.
 
     Raises ConfigError, one line that names the file and the key.
     """
     try:
-        document = tomllib.loads(file.read_text())
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -191,6 +216,8 @@ def _first_error(error: ValidationError) -> str:
         return unknown(where, [f"[{name}]" for name in _keys([])], "table")
     if first["type"] == "extra_forbidden":
         return f"{where.removesuffix(path[-1])}{unknown(path[-1], _keys(path[:-1]))}"
+    if path[0] == "spark" and first["type"].endswith("_type"):
+        return f'{where}: a name with dots stands in quotes, such as "spark.executor.memory" = "2g"'
     return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
 
 

@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from oncely.core.errors import ConfigError
@@ -48,6 +49,8 @@ def _system_version() -> int:
 def _wrap(java: Path) -> Path:
     """A JAVA_HOME of our own whose java is the wheel's, made anew where it is not there yet."""
     home = Path(sys.prefix, "share", "oncely", "java")
+    if not os.access(sys.prefix, os.W_OK):
+        home = Path(tempfile.mkdtemp(prefix="oncely-java-"))
     wrapper = home / "bin" / "java"
     text = _WRAPPER.format(java=java)
     if not wrapper.exists() or wrapper.read_text() != text:

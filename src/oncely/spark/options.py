@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import Message, check_id
 from oncely.core.policy import POLICY_FIELDS, Policy
+from oncely.ledger import Ledger, open_ledger
 
 Handler = Callable[[Message], Any]
 
@@ -76,7 +78,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         policy=replace(policy, on_in_doubt="hold") if callable(policy.on_in_doubt) else policy,
         probe=given["on_in_doubt"] if callable(policy.on_in_doubt) else None,
         chunk=_whole_number(given, "chunk", _DEFAULT_CHUNK),
-        quarantine=given.get("quarantine") or str(Path("oncely-quarantine").absolute()),
+        quarantine=_absolute(given.get("quarantine") or "oncely-quarantine"),
         since=float(given["since"]) if "since" in given else None,
         channel=given.get("channel"),
         channel_token=given.get("channel_token", ""),
@@ -115,13 +117,13 @@ def _policy_values(given: Mapping[str, str]) -> dict[str, Any]:
 
 def import_function(name: str, what: str, folder: str | None = None) -> Callable[..., Any]:
     """The function that "module:function" names. Raises ConfigError, which starts with `what`."""
-    if folder is not None and folder not in sys.path:
-        sys.path.insert(0, folder)
     if ":" not in name:
         raise ConfigError(f'{what}: {name!r} names no function; write "module:function"')
+    if folder is not None:
+        _prefer(folder, name.partition(":")[0].partition(".")[0])
     try:
         function = pkgutil.resolve_name(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Importing runs the user's own code, which may raise anything.
         raise ConfigError(
             f"{what}: {name!r} cannot be imported: {type(error).__name__}: {error}"
@@ -129,6 +131,31 @@ def import_function(name: str, what: str, folder: str | None = None) -> Callable
     if not callable(function):
         raise ConfigError(f"{what}: {name!r} is not a function")
     return function  # type: ignore[no-any-return]
+
+
+def _prefer(folder: str, package: str) -> None:
+    """Import `package` from `folder` where it is there, whatever was imported before."""
+    if sys.path[0] != folder:
+        sys.path.insert(0, folder)
+    found = PathFinder.find_spec(package, [folder])
+    loaded = sys.modules.get(package)
+    if found is not None and loaded is not None and loaded.__file__ != found.origin:
+        for name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
+            del sys.modules[name]
+
+
+def open_named_ledger(location: str) -> Ledger:
+    """The ledger at a URL, or at the URL that env:NAME or file:PATH stands for.
+
+    Raises ConfigError, which does not show what a secret holds.
+    """
+    url = read_secret(location, "ledger")
+    try:
+        return open_ledger(url)
+    except ConfigError:
+        if url == location:
+            raise
+        raise ConfigError(f"ledger: what {location!r} holds is no ledger's URL") from None
 
 
 def read_secret(value: str, what: str) -> str:
@@ -141,8 +168,9 @@ def read_secret(value: str, what: str) -> str:
     if kind == "file":
         try:
             return Path(name).read_text().strip()
-        except OSError as error:
-            raise ConfigError(f"{what}: {name!r} cannot be read: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigError(f"{what}: {name!r} cannot be read: {reason}") from error
     return value
 
 
@@ -172,6 +200,10 @@ def _required(given: Mapping[str, str], name: str, example: str) -> str:
     if not given.get(name):
         raise ConfigError(f'option {name}: missing; write .option("{name}", "{example}")')
     return given[name]
+
+
+def _absolute(folder: str) -> str:
+    return folder if "://" in folder else str(Path(folder).absolute())
 
 
 def _consumer(name: str) -> str:

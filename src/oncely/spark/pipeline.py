@@ -1,19 +1,18 @@
 """The pipeline: a source, a mapping and the sink, run to the end or until it is told to stop."""
 
+import contextlib
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from oncely.core.errors import OncelyError
-from oncely.ledger import open_ledger
 from oncely.spark.channel import DriverChannel
 from oncely.spark.config import PipelineConfig
 from oncely.spark.counts import Counts
-from oncely.spark.options import read_secret
+from oncely.spark.options import open_named_ledger
 from oncely.spark.session import open_session
 from oncely.spark.source import first_line, read_messages
 
@@ -52,18 +51,24 @@ def run_pipeline(config: PipelineConfig, on_progress: OnProgress = lambda _: Non
     `on_progress` is called a few times a second. Raises ConfigError for what is wrong with the
     file, StoreError when the ledger cannot be opened, OncelyError when Spark gives up.
     """
-    ledger = open_ledger(read_secret(config.ledger, "ledger"))
+    ledger = open_named_ledger(config.ledger)
     ledger.migrate()
     since = ledger.now()
     ledger.close()
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
     with _told_to_stop() as stop:
         spark = open_session(config.pipeline.name, config.spark)
         try:
             # Spark has set a SIGINT handler of its own meanwhile.
             with _told_to_stop(stop):
                 return _run(spark, config, since, stop, on_progress)
+        except (PySparkException, Py4JError, OSError) as error:
+            raise OncelyError(f"Spark gave up: {_cause(error)}") from error
         finally:
-            spark.stop()
+            with contextlib.suppress(Py4JError, OSError):
+                spark.stop()
 
 
 def _run(
@@ -80,8 +85,9 @@ def _run(
         _follow(query, channel, stop, on_progress)
     finally:
         channel.close()
-    on_progress(channel.committed())
-    return Report(channel.committed(), time.monotonic() - began, stop.is_set())
+    committed = channel.committed()
+    on_progress(committed)
+    return Report(committed, time.monotonic() - began, stop.is_set())
 
 
 def _start(
@@ -137,7 +143,7 @@ def _cause(error: Exception) -> str:
     return told[-1] if told else first_line(error)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _told_to_stop(stop: threading.Event | None = None) -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set."""
     stop = stop or threading.Event()

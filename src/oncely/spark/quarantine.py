@@ -1,5 +1,6 @@
 """The quarantine: rows that are no message, as Parquet, with the reason and the original row."""
 
+import contextlib
 import json
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -54,11 +55,12 @@ class Quarantine:
         return self._name
 
     def discard(self) -> None:
-        """Remove what an attempt that fails has written."""
+        """Remove what an attempt that fails has written, if that can be done."""
         if self._writer is not None:
-            self._writer.close()
-            files, path = self._open()
-            files.delete_file(f"{path}/{self._unfinished_name}")
+            with contextlib.suppress(OSError):
+                self._writer.close()
+                files, path = self._open()
+                files.delete_file(f"{path}/{self._unfinished_name}")
 
     def _flush(self) -> None:
         import pyarrow as pa

@@ -10,7 +10,7 @@ from oncely.core.message import Message, fingerprint_of
 from oncely.core.record import Claim
 
 if TYPE_CHECKING:
-    from pyarrow import Array, RecordBatch
+    from pyarrow import Array, RecordBatch, Scalar
     from pyspark.sql.types import StructType
 
 ROW_COLUMN = "oncely_row"
@@ -84,28 +84,52 @@ def check_schema(schema: "StructType") -> None:
 
 
 def read_chunks(batches: Iterable["RecordBatch"], size: Callable[[], int]) -> Iterator[list[Row]]:
-    """The rows of `batches` in lists of at most `size()`, asked anew for each."""
+    """The rows of `batches` in lists of at most `size()`, asked anew for each.
+
+    A row with a value that Python cannot hold is marked broken, and the value left out.
+    """
     for batch in batches:
         start = 0
         while start < batch.num_rows:
             chunk = batch.slice(start, size())
             start += chunk.num_rows
-            yield list(map(Row._make, zip(*_columns(chunk), strict=False)))
+            yield _rows(chunk)
 
 
-def _columns(batch: "RecordBatch") -> Iterator[Iterable[Any]]:
-    names = set(batch.schema.names)
-    for name in COLUMN_TYPES:
-        yield _values(batch.column(name)) if name in names else repeat(None)
+def _rows(chunk: "RecordBatch") -> list[Row]:
+    broken: dict[int, str] = {}
+    names = set(chunk.schema.names)
+    columns = [
+        _values(name, chunk.column(name), broken) if name in names else repeat(None)
+        for name in COLUMN_TYPES
+    ]
+    rows = list(map(Row._make, zip(*columns, strict=False)))
+    for index, reason in broken.items():
+        if rows[index].broken is None:
+            rows[index] = rows[index]._replace(broken=reason)
+    return rows
 
 
-def _values(column: "Array") -> list[Any]:
+def _values(name: str, column: "Array", broken: dict[int, str]) -> list[Any]:
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
+    except (ValueError, OverflowError):
+        values = []
+        for index, scalar in enumerate(column):
+            try:
+                values.append(_value(scalar))
+            except (ValueError, OverflowError):
+                values.append(None)
+                broken[index] = f"unreadable {name}"
+        return values
+
+
+def _value(scalar: "Scalar") -> Any:
+    try:
+        return scalar.as_py()
     except UnicodeDecodeError:
+        if scalar.type != "string":
+            raise
         # Spark does not look into the bytes of a string. Those that are no UTF-8 become lone
         # surrogates here: no id has one, and a body gets its own bytes back.
-        return [
-            None if bytes_ is None else bytes_.decode("utf-8", "surrogateescape")
-            for bytes_ in column.cast("binary").to_pylist()
-        ]
+        return scalar.as_buffer().to_pybytes().decode("utf-8", "surrogateescape")

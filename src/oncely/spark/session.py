@@ -33,6 +33,7 @@ def open_session(name: str, settings: Mapping[str, str]) -> "SparkSession":
     """
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -50,8 +51,8 @@ def open_session(name: str, settings: Mapping[str, str]) -> "SparkSession":
         builder = builder.config(key, value)
     try:
         return builder.getOrCreate()
-    except PySparkException as error:
-        raise OncelyError(f"Spark cannot be started: {error}") from error
+    except (PySparkException, Py4JError, OSError) as error:
+        raise OncelyError(f"Spark cannot be started: {str(error).splitlines()[0]}") from error
 
 
 def _submitted() -> dict[str, str]:

@@ -16,11 +16,11 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from oncely.core.errors import ConfigError
-from oncely.ledger import Ledger, open_ledger
+from oncely.core.errors import ConfigError, OncelyError
+from oncely.ledger import Ledger
 from oncely.spark.channel import TaskChannel, report_batch
 from oncely.spark.counts import Counts
-from oncely.spark.options import SinkOptions, import_function, read_options, read_secret
+from oncely.spark.options import SinkOptions, import_function, open_named_ledger, read_options
 from oncely.spark.quarantine import Quarantine, remove_stale
 from oncely.spark.rows import check_schema
 
@@ -116,24 +116,23 @@ def _run_task(options: SinkOptions, batch: str, batches: Iterator["RecordBatch"]
 
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
+    ledger = _ledger(options.ledger)
+    handler = import_function(options.handler, "handler", options.handler_path)
     quarantine = Quarantine(options.quarantine, f"{batch}{partition:05d}.parquet")
     channel = TaskChannel(options.channel, options.channel_token)
-    task = LeasedTask(
-        _ledger(options.ledger),
-        options,
-        import_function(options.handler, "handler", options.handler_path),
-        quarantine,
-        channel,
-    )
+    whole = None
     try:
+        task = LeasedTask(ledger, options, handler, quarantine, channel)
         with _rare_collections():
             task.run(batches)
-        return TaskReport(task.counts, batch, quarantine.close())
+        report = TaskReport(task.counts, batch, quarantine.close())
+        whole = task.counts
+        return report
     except BaseException:
         quarantine.discard()
         raise
     finally:
-        channel.close(task.counts)
+        channel.close(whole)
 
 
 @contextmanager
@@ -156,6 +155,8 @@ def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
     total = Counts()
     for report in reports:
         total.add(report.counts)
+    if len(reports) != len(messages) or total.received != total.settled:
+        raise OncelyError(f"of {total.received} deliveries {total.settled} are accounted for")
     whole = {report.quarantined_file for report in reports}
     for batch in {report.batch for report in reports}:
         remove_stale(options.quarantine, batch, whole)
@@ -166,6 +167,6 @@ def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
 @lru_cache(maxsize=8)
 def _ledger(location: str) -> Ledger:
     """One ledger for a Python worker, however many tasks it runs."""
-    ledger = open_ledger(read_secret(location, "ledger"))
+    ledger = open_named_ledger(location)
     ledger.migrate()
     return ledger

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _CORRUPT = "_corrupt_record"
 _RAW_ID = "oncely_raw_id"
+_FOR_EVER = "36500d"
 _CAN_BE_CORRUPT = frozenset({"json", "csv", "xml"})
 _SCHEMA_FROM_FILES = frozenset({"json", "csv", "xml", "parquet", "orc", "avro"})
 
@@ -36,6 +37,9 @@ def _read_rows(spark: "SparkSession", config: PipelineConfig) -> "DataFrame":
 
     source = config.source
     options = {name: as_option(value) for name, value in source.options.items()}
+    if source.path is not None:
+        # A stream of files passes over those that are a week older than the newest it has seen.
+        options.setdefault("maxFileAge", _FOR_EVER)
     reader = spark.readStream.format(source.format).options(**options)
     try:
         schema = _schema(spark, config, options)

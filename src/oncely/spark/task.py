@@ -7,24 +7,15 @@ waits until the task's own rows are through. No delivery is left out: each is co
 
 import heapq
 import itertools
-import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from oncely.core.errors import (
-    FencedError,
-    MessageError,
-    OncelyError,
-    Reject,
-    Retry,
-    Unrecoverable,
-    describe,
-)
+from oncely.core.errors import MessageError, OncelyError, Reject, reason_of
 from oncely.core.message import check_id
-from oncely.core.policy import Finding, seconds
-from oncely.core.record import Claim, Key, Record
+from oncely.core.policy import Finding
+from oncely.core.record import Key, Record
 from oncely.core.rules import (
     Busy,
     ClaimOutcome,
@@ -34,19 +25,19 @@ from oncely.core.rules import (
     Handled,
     InDoubt,
     Mismatch,
-    WriteOutcome,
-    Written,
 )
-from oncely.heartbeat import Heartbeat
 from oncely.ledger import Ledger
 from oncely.spark.channel import TaskChannel
 from oncely.spark.counts import Counts
+from oncely.spark.effects import Effects, End, Kind
 from oncely.spark.options import Handler, SinkOptions
 from oncely.spark.quarantine import Quarantine
 from oncely.spark.rows import Row, read_chunks
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
+
+_log = logging.getLogger(__name__)
 
 _FIRST_CHUNK = 100
 _QUICK_S = 0.5
@@ -71,15 +62,6 @@ class _Delay(NamedTuple):
     since: float
 
 
-class _End(NamedTuple):
-    """How the handler's run over one row ended."""
-
-    row: Row
-    claim: Claim
-    result: Any = None
-    error: Exception | None = None
-
-
 class LeasedTask:
     """One run over the rows of one partition."""
 
@@ -95,10 +77,9 @@ class LeasedTask:
         self._ledger = ledger
         self._options = options
         self._policy = options.whole_policy()
-        self._handler = handler
+        self._effects = Effects(ledger, self._policy, handler, self._raise_if_stopping)
         self._quarantine = quarantine
         self._channel = channel
-        self._heartbeat = Heartbeat(ledger, self._policy.lease_s)
         self._since = ledger.now() if options.since is None else options.since
         self._chunk = min(_FIRST_CHUNK, options.chunk)
         self._waiting: list[tuple[float, int, Row]] = []
@@ -118,7 +99,7 @@ class LeasedTask:
                 self._wait_for_all_but(_MAX_WAITING)
             self._wait_for_all_but(0)
         finally:
-            self._heartbeat.stop()
+            self._effects.close()
 
     # ---- Chunks --------------------------------------------------------------------------------
 
@@ -194,13 +175,15 @@ class LeasedTask:
             return
         self._raise_if_stopping()
         asked_at = time.monotonic()
-        granted = []
-        for row, outcome in zip(rows, self._ask(rows), strict=True):
-            claim = self._answer(row, outcome)
-            if claim is not None:
-                granted.append((row, claim))
-        if granted:
-            self._run(granted, asked_at)
+        outcomes = list(zip(rows, self._ask(rows), strict=True))
+        granted = [(row, said.claim) for row, said in outcomes if isinstance(said, Granted)]
+        for row, _ in granted:
+            self._delays.pop(row.id, None)
+        # First, so that nothing else can let these claims run out, or lose them by an error.
+        self._effects.run(granted, asked_at, self._count_ends)
+        for row, outcome in outcomes:
+            if not isinstance(outcome, Granted):
+                self._answer(row, outcome)
 
     def _ask(self, rows: Sequence[Row], finding: Finding | None = None) -> list[ClaimOutcome]:
         compared = self._policy.on_mismatch != "ignore"
@@ -211,17 +194,16 @@ class LeasedTask:
             finding=finding,
         )
 
-    def _answer(self, row: Row, outcome: ClaimOutcome) -> Claim | None:
-        """Count or put off what was not granted; return the claim that was."""
+    def _answer(self, row: Row, outcome: ClaimOutcome) -> None:
+        """Count a row that was not granted, or put it off."""
+        delay = self._delays.pop(row.id, None)
         match outcome:
             case Granted(claim):
-                self._delays.pop(row.id, None)
-                return claim
+                self._effects.run([(row, claim)], time.monotonic(), self._count_ends)
             case Busy(_, retry_at):
-                self._count_busy(row, ends=retry_at is not None)
-                return None
+                self._count_busy(row, delay, ends=retry_at is not None)
             case InDoubt():
-                return self._probe(row)
+                self._probe(row)
             case Handled(claim):
                 # Only its last mark is missing: nothing is deferred by a task.
                 self._ledger.complete(claim, claim.record.result)
@@ -232,13 +214,11 @@ class LeasedTask:
                 self._count_exhausted(row, record)
             case Mismatch():
                 self._set_aside(row, _MISMATCH)
-        self._delays.pop(row.id, None)
-        return None
 
-    def _count_busy(self, row: Row, *, ends: bool) -> None:
+    def _count_busy(self, row: Row, delay: _Delay | None, *, ends: bool) -> None:
         """Wait for the other worker; not for ever where its claim has no end."""
         now = time.monotonic()
-        since = self._delays.get(row.id, _Delay(now, now)).since
+        since = now if delay is None else delay.since
         waited_s = now - since
         if self._policy.on_busy == "discard":
             self.counts.duplicates_input += 1
@@ -247,8 +227,6 @@ class LeasedTask:
         else:
             poll_s = min(max(waited_s / 4, _FIRST_POLL_S), _LAST_POLL_S)
             self._put_off(row, _Delay(now + poll_s, since))
-            return
-        self._delays.pop(row.id, None)
 
     def _count_duplicate(self, record: Record) -> None:
         if record.first_seen >= self._since:
@@ -263,103 +241,44 @@ class LeasedTask:
         else:
             self.counts.failed += 1
 
-    def _probe(self, row: Row) -> Claim | None:
+    def _probe(self, row: Row) -> None:
         """Ask the user's probe what became of a claim in doubt; without one it stays in doubt."""
         probe = self._policy.on_in_doubt
+        finding: Finding = "unknown"
         if callable(probe):
-            finding = probe(row.message(None))
+            try:
+                finding = probe(row.message(None))
+            except Exception:  # noqa: BLE001 - a probe may raise anything.
+                # A probe that cannot tell is not a reason to end the task.
+                _log.warning("probe_failed", exc_info=True)
+        if finding == "unknown":
+            self.counts.in_doubt += 1
+        else:
             [outcome] = self._ask([row], finding)
-            if not isinstance(outcome, InDoubt):
-                return self._answer(row, outcome)
-        self._delays.pop(row.id, None)
-        self.counts.in_doubt += 1
-        return None
+            if isinstance(outcome, InDoubt):
+                self.counts.in_doubt += 1
+            else:
+                self._answer(row, outcome)
 
-    # ---- Effects -------------------------------------------------------------------------------
+    # ---- Ends ----------------------------------------------------------------------------------
 
-    def _run(self, granted: Sequence[tuple[Row, Claim]], asked_at: float) -> None:
-        """Run the handler for each; whatever ends the run, no claim is left behind in silence."""
-        self._heartbeat.hold((claim for _, claim in granted), asked_at)
-        ends: list[_End] = []
-        try:
-            for row, claim in granted:
-                self._raise_if_stopping()
-                ends.append(self._run_one(row, claim))
-        except BaseException:
-            # Told to stop between two messages, or ended inside of one by what is no failure.
-            self._write(ends)
-            unfinished = [self._heartbeat.let_go(claim) for _, claim in granted[len(ends) :]]
-            self._ledger.release_many(unfinished)
-            raise
-        self._write(ends)
-
-    def _run_one(self, row: Row, claim: Claim) -> _End:
-        if not self._heartbeat.is_good(claim):
-            return _End(row, claim, error=FencedError("the claim ran out before its turn came"))
-        try:
-            result = self._handler(row.message(claim))
-            if self._policy.results == "keep":
-                json.dumps(result)
-        except MessageError as error:
-            return _End(row, claim, error=Reject(str(error)))
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything.
-            return _End(row, claim, error=error)
-        return _End(row, claim, result=result)
-
-    def _write(self, ends: Sequence[_End]) -> None:
-        """Store how the runs ended, in one exchange for each kind of end, and count them."""
-        kinds: dict[_Kind, list[_End]] = {}
+    def _count_ends(self, ends: Sequence[End]) -> None:
         for end in ends:
-            kinds.setdefault(self._kind(end), []).append(end)
-        for kind, alike in kinds.items():
-            claims = [self._heartbeat.let_go(end.claim) for end in alike]
-            for end, written in zip(alike, self._store(kind, claims, alike), strict=True):
-                if written:
-                    self._count_end(kind, end)
-                else:
-                    # Another worker took over, and settles it: its record will tell.
-                    self._put_off(end.row, self._delay(_FIRST_POLL_S))
-
-    def _kind(self, end: _End) -> "_Kind":
-        match end.error:
-            case None:
-                return _Kind.DONE
-            case FencedError():
-                return _Kind.LOST
-            case Reject():
-                return _Kind.REJECTED
-            case Unrecoverable():
-                return _Kind.FAILED
-        if self._policy.on_failed != "retry" or end.claim.attempts >= self._policy.tries:
-            return _Kind.FAILED
-        return _Kind.AGAIN
-
-    def _store(self, kind: "_Kind", claims: Sequence[Claim], ends: Sequence[_End]) -> list[bool]:
-        if kind is _Kind.LOST:
-            return [False] * len(claims)
-        outcomes: list[WriteOutcome]
-        if kind is _Kind.DONE:
-            kept = [end.result for end in ends] if self._policy.results == "keep" else None
-            outcomes = self._ledger.complete_many(claims, kept)
-        else:
-            errors = [end.error or "" for end in ends]
-            outcomes = self._ledger.fail_many(claims, errors, final=kind is not _Kind.AGAIN)
-        return [isinstance(outcome, Written) for outcome in outcomes]
-
-    def _count_end(self, kind: "_Kind", end: _End) -> None:
-        if kind is _Kind.DONE:
-            self.counts.handled += 1
-        elif kind is _Kind.REJECTED:
-            self._set_aside(end.row, describe(end.error or "").removeprefix(_REJECTED))
-        elif kind is _Kind.FAILED:
-            self.counts.failed += 1
-        else:
-            own = end.error.delay if isinstance(end.error, Retry) else None
-            delay_s = self._policy.delay_s(end.claim.attempts)
-            self._put_off(end.row, self._delay(delay_s if own is None else seconds(own)))
+            if not end.stored:
+                # Another worker took over, and settles it: its record will tell.
+                self._put_off(end.row, self._after(_FIRST_POLL_S))
+            elif end.kind is Kind.DONE:
+                self.counts.handled += 1
+            elif end.kind is Kind.REJECTED:
+                self._set_aside(end.row, reason_of(end.error or Reject()))
+            elif end.kind in (Kind.FAILED, Kind.LEFT):
+                self.counts.failed += 1
+            else:
+                self._put_off(end.row, self._after(end.delay_s))
+        self._channel.report(self.counts)
 
     @staticmethod
-    def _delay(delay_s: float) -> _Delay:
+    def _after(delay_s: float) -> _Delay:
         now = time.monotonic()
         return _Delay(now + delay_s, now)
 
@@ -367,18 +286,6 @@ class LeasedTask:
         self._quarantine.add(row, reason)
         known = reason in self.counts.quarantined or len(self.counts.quarantined) < _MAX_REASONS
         self.counts.quarantined[reason if known else _OTHER_REASONS] += 1
-
-
-class _Kind(Enum):
-    """What is to be stored for an end."""
-
-    DONE = auto()
-    REJECTED = auto()
-    FAILED = auto()
-    """For good."""
-    AGAIN = auto()
-    LOST = auto()
-    """Nothing: the claim was not good any more."""
 
 
 def _unusable(row: Row) -> str | None:

@@ -38,6 +38,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.sql import ClauseElement
 
 from oncely.core.errors import StoreError, StoreUnavailable, mask_passwords
@@ -197,7 +198,9 @@ class SqlStore:
             try:
                 yield
             except BaseException:
-                connection.exec_driver_sql("ROLLBACK")
+                # A full disk has ended the transaction already.
+                if getattr(connection.connection.dbapi_connection, "in_transaction", False):
+                    connection.exec_driver_sql("ROLLBACK")
                 raise
             connection.exec_driver_sql("COMMIT")
 
@@ -380,6 +383,8 @@ def _cursor(connection: Connection) -> Any:
 
 def _translated(error: Exception, engine: Engine) -> Exception:
     """The error that the Store protocol promises, for one from the driver."""
+    if isinstance(error, PoolTimeout):
+        return StoreUnavailable(f"{engine.url!r}: no connection became free: {error}")
     driver_error = error.orig if isinstance(error, DBAPIError) else error
     if not isinstance(driver_error, engine.dialect.loaded_dbapi.Error):
         return error

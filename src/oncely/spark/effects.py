@@ -1,0 +1,164 @@
+"""The effects of a task: the handler run under claims, and how each run ended, stored."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from enum import IntEnum, auto
+from typing import Any, NamedTuple
+
+from oncely.core.errors import MessageError, Reject, Retry, reason_of
+from oncely.core.policy import Policy
+from oncely.core.record import Claim
+from oncely.core.rules import WriteOutcome, Written, is_final
+from oncely.heartbeat import Heartbeat
+from oncely.ledger import Ledger
+from oncely.spark.options import Handler
+from oncely.spark.rows import Row
+
+_STORE_EVERY_S = 0.5
+
+Granted = tuple[Row, Claim]
+
+
+class Kind(IntEnum):
+    """What is to be stored for the end of a run, in the order in which it is stored."""
+
+    DONE = auto()
+    REJECTED = auto()
+    FAILED = auto()
+    """For good."""
+    LEFT = auto()
+    """Failed, and by policy not tried again; what a redelivery meets is the policy's to say."""
+    AGAIN = auto()
+    """Failed, and to be tried again."""
+    UNBEGUN = auto()
+    """The claim ran out before its turn came: the handler was not called."""
+
+
+_FINAL = (Kind.REJECTED, Kind.FAILED)
+
+
+class End(NamedTuple):
+    """How the handler's run over one row ended."""
+
+    row: Row
+    claim: Claim
+    kind: Kind
+    result: Any = None
+    error: Exception | None = None
+    delay_s: float = 0.0
+    """For AGAIN: how long to wait."""
+    stored: bool = False
+    """Whether the ledger took it; where not, another worker has the claim."""
+
+
+class Effects:
+    """Runs the handler for what is granted."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        policy: Policy,
+        handler: Handler,
+        raise_if_stopping: Callable[[], None],
+    ) -> None:
+        self._ledger = ledger
+        self._policy = policy
+        self._handler = handler
+        self._raise_if_stopping = raise_if_stopping
+        self._heartbeat = Heartbeat(ledger, policy.lease_s)
+
+    def close(self) -> None:
+        """End the heartbeat."""
+        self._heartbeat.stop()
+
+    def run(
+        self,
+        granted: Sequence[Granted],
+        asked_at: float,
+        settled: Callable[[Sequence[End]], None],
+    ) -> None:
+        """Run the handler for each, in order; tell `settled` the ends as they are stored.
+
+        `asked_at`: `time.monotonic()` before the claims were asked for. What a long chunk has
+        done is stored twice a second. Whatever ends the run early, what was done is stored and
+        what was not begun is released.
+        """
+        self._heartbeat.hold((claim for _, claim in granted), asked_at)
+        ends: list[End] = []
+        ended = 0
+        begun: Claim | None = None
+        stored_at = time.monotonic()
+        try:
+            for row, claim in granted:
+                self._raise_if_stopping()
+                begun = claim
+                ends.append(self._run_one(row, claim))
+                begun = None
+                ended += 1
+                if time.monotonic() - stored_at > _STORE_EVERY_S:
+                    whole, ends = ends, []
+                    settled(self._store(whole))
+                    stored_at = time.monotonic()
+        except BaseException:
+            try:
+                settled(self._store(ends))
+            finally:
+                self._give_back([claim for _, claim in granted[ended:]], begun)
+            raise
+        settled(self._store(ends))
+
+    def _give_back(self, claims: Sequence[Claim], begun: Claim | None) -> None:
+        """Release what was not begun; also the one that was, where it may happen twice."""
+        ours = [self._heartbeat.let_go(claim) for claim in claims]
+        if begun is not None and not self._policy.repeats_doubts:
+            del ours[0]
+        self._ledger.release_many(ours)
+
+    def _run_one(self, row: Row, claim: Claim) -> End:
+        if not self._heartbeat.is_good(claim):
+            return End(row, claim, Kind.UNBEGUN)
+        try:
+            result = self._handler(row.message(claim))
+            if self._policy.results == "keep":
+                json.dumps(result, allow_nan=False)
+        except (Reject, MessageError) as error:
+            return End(row, claim, Kind.REJECTED, error=Reject(reason_of(error)))
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything.
+            return self._failed(row, claim, error)
+        return End(row, claim, Kind.DONE, result)
+
+    def _failed(self, row: Row, claim: Claim, error: Exception) -> End:
+        if is_final(self._policy, claim, error):
+            return End(row, claim, Kind.FAILED, error=error)
+        if self._policy.on_failed != "retry":
+            return End(row, claim, Kind.LEFT, error=error)
+        delay_s = error.delay_s if isinstance(error, Retry) else None
+        if delay_s is None:
+            delay_s = self._policy.delay_s(claim.attempts)
+        return End(row, claim, Kind.AGAIN, error=error, delay_s=delay_s)
+
+    def _store(self, ends: Sequence[End]) -> list[End]:
+        """Store the ends, in one exchange for each kind; return them with whether that went well.
+
+        What was done comes first: nothing that a failure needs may keep it from being stored.
+        """
+        stored: list[End] = []
+        for kind in sorted({end.kind for end in ends}):
+            alike = [end for end in ends if end.kind is kind]
+            outcomes = self._store_kind(kind, alike)
+            stored += [
+                end._replace(stored=isinstance(outcome, Written))
+                for end, outcome in zip(alike, outcomes, strict=True)
+            ]
+        return stored
+
+    def _store_kind(self, kind: Kind, ends: Sequence[End]) -> list[WriteOutcome]:
+        claims = [self._heartbeat.let_go(end.claim) for end in ends]
+        if kind is Kind.DONE:
+            kept = [end.result for end in ends] if self._policy.results == "keep" else None
+            return self._ledger.complete_many(claims, kept)
+        if kind is Kind.UNBEGUN:
+            return self._ledger.release_many(claims)
+        errors = [end.error or "" for end in ends]
+        return self._ledger.fail_many(claims, errors, final=kind in _FINAL)
