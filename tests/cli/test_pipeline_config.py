@@ -1,9 +1,17 @@
 """A wrong pipeline file: exit code 2, one line that names the file and the key, no traceback."""
 
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
+
+from oncely.cli.pipeline import report_table
+from oncely.spark.config import read_config
+from oncely.spark.counts import Counts
+from oncely.spark.options import import_function
+from oncely.spark.pipeline import Report
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Main, Project
@@ -49,6 +57,17 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "trigger", "sometimes", "[pipeline] trigger: 'sometimes' is none"),
     ("pipeline", "mode", "rows", "[pipeline] mode: input should be 'leased', got 'rows'"),
     ("source", "path", "nowhere", "[source] path: "),
+    ("source", "path", "", "[source] path: string should have at least 1 character"),
+    ("pipeline", "consumer", "  ", "[pipeline] consumer: empty consumer"),
+    ("pipeline", "consumer", "x" * 256, "[pipeline] consumer: too long consumer"),
+    ("pipeline", "checkpoint", "", "[pipeline] checkpoint: string should have at least 1"),
+    ("pipeline", "checkpoint", "handlers.py", "handlers.py' is a file; name a folder"),
+    ("pipeline", "quarantine", "handlers.py", "handlers.py' is a file; name a folder"),
+    ("pipeline", "ledger", "sqlite:///in", "is a folder; name a file"),
+    ("pipeline", "ledger", "sqlite:///handlers.py/l.db", "cannot be made: "),
+    ("pipeline", "ledger", "env:HOME", "what 'env:HOME' holds is no ledger's URL"),
+    ("pipeline", "ledger", "file:noise.bin", "cannot be read: it is no text"),
+    ("pipeline", "handler", "leaves:f", "'leaves:f' cannot be imported: SystemExit: 7"),
 ]
 
 
@@ -57,6 +76,8 @@ def test_a_wrong_file_says_what_is_wrong(
     project: "Project", main: "Main", table: str, key: str, value: Any, said: str
 ) -> None:
     """One line, with the file, the table and the key."""
+    (project.folder / "noise.bin").write_bytes(b"\xff\xfe\xfa")
+    (project.folder / "leaves.py").write_text("raise SystemExit(7)")
     if value is GONE:
         del project.tables[table][key]
     else:
@@ -112,3 +133,45 @@ def test_the_ledger_may_come_from_outside(project: "Project", main: "Main") -> N
     del project.tables["pipeline"]["ledger"]
     _, err = main("pipeline", "run", str(project.save()), "--ledger", "oracle://")
     assert "[pipeline] ledger: 'oracle://' is of no known kind" in err
+
+
+def test_a_setting_of_spark_without_quotes(project: "Project", main: "Main") -> None:
+    """A dotted name without quotes is a table to TOML; the line says to quote it."""
+    file = project.save()
+    file.write_text(file.read_text() + "\nspark.executor.memory = '2g'\n")
+    code, err = main("pipeline", "run", str(file))
+    assert code == 2
+    assert "[spark] spark: a name with dots stands in quotes" in err
+
+
+def test_what_is_right_passes(project: "Project") -> None:
+    """A byte order mark, a pattern with braces, and a secret in a file are all in order."""
+    (project.folder / "secret").write_text("sqlite:///out/other.db\n")
+    project.tables["source"]["path"] = "in/{a,b}.json"
+    project.tables["pipeline"]["ledger"] = "file:secret"
+    file = project.save()
+    file.write_text("\ufeff" + file.read_text())
+    config = read_config(file)
+    assert config.ledger == f"sqlite:///{project.folder}/out/other.db"
+    assert config.source_path == f"{project.folder}/in/{{a,b}}.json"
+
+
+def test_two_folders_with_handlers_of_one_name(tmp_path: Path) -> None:
+    """A handler comes from its own folder, whatever was imported before."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "same_name.py").write_text(f"def f(): return {name!r}")
+    for name in ("one", "two", "one"):
+        assert import_function("same_name:f", "handler", str(tmp_path / name))() == name
+
+
+def test_words_of_others_are_shown_as_they_are() -> None:
+    """Neither markup nor escape sequences in a reason do anything to the table."""
+    counts = Counts(received=1)
+    counts.quarantined["[/to] is \x1b[31mbad[/]"] = 1
+    console = Console(width=80, file=StringIO())
+    console.print(report_table("name", Report(counts, 1.0, stopped=False)))
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert "quarantined: [/to] is \\x1b[31mbad[/]" in text
+    assert "\x1b" not in text

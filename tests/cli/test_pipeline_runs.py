@@ -62,6 +62,9 @@ def test_a_run_its_repetition_and_a_lost_checkpoint(project: "Project") -> None:
     assert first["quarantined"] == {"empty id": 1}
     assert project.run()["received"] == 0
     project.put("3.json", ["m5", "m500"])
+    # Files that are moved in keep their time; Spark would pass over those of last week.
+    last_month = time.time() - 30 * 86_400
+    os.utime(project.folder / "in" / "3.json", (last_month, last_month))
     third = project.run()
     assert (third["handled"], third["duplicates"]) == (1, {"input": 0, "ledger": 1})
     shutil.rmtree(project.folder / "out" / "checkpoint")

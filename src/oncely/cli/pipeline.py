@@ -27,7 +27,7 @@ def run(file: str, ledger: str | None, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(report.as_dict()))
     else:
-        Console().print(_table(config.pipeline.name, report))
+        Console().print(report_table(config.pipeline.name, report))
     if report.stopped:
         print("stopped; what was not through is taken up by the next run", file=sys.stderr)
     return int(report.has_failures)
@@ -73,7 +73,8 @@ def _progress_line(counts: Counts, took_s: float) -> str:
     )
 
 
-def _table(name: str, report: Report) -> Table:
+def report_table(name: str, report: Report) -> Table:
+    """The report as a table for a terminal."""
     counts = report.counts
     table = Table(title=Text(shown(name)), title_justify="left", show_header=False)
     table.add_column()
