@@ -1,3 +1,4 @@
+from .core.control import Reject, Retry, Unrecoverable
 from .core.errors import (
     BusyError,
     ConfigError,
@@ -9,11 +10,8 @@ from .core.errors import (
     MismatchError,
     OncelyError,
     RefusedError,
-    Reject,
-    Retry,
     StoreError,
     StoreUnavailable,
-    Unrecoverable,
 )
 from .core.message import Message
 from .core.policy import Policy, at_least_once, at_most_once, effectively_once

@@ -4,11 +4,12 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
+from oncely.core.control import Reject, Unrecoverable
 from oncely.core.errors import (
     BusyError,
     ConfigError,
@@ -17,9 +18,7 @@ from oncely.core.errors import (
     InDoubtError,
     MessageError,
     MismatchError,
-    Reject,
     StoreUnavailable,
-    Unrecoverable,
 )
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
@@ -608,3 +607,26 @@ def test_logs_hold_no_payloads(
     assert caplog.messages
     assert "my payload" not in caplog.text
     assert "abc-123" not in caplog.text
+
+
+def test_generators_are_refused(ledger: Ledger) -> None:
+    """A generator does its work after it has returned, so it cannot be completed by returning."""
+
+    def work(id_: str) -> Iterator[str]:
+        yield id_
+
+    with pytest.raises(ConfigError, match="is a generator"):
+        once(ledger, consumer="billing", key=lambda id_: id_)(work)
+
+
+def test_interrupted_under_hold_stays_in_doubt(ledger: Ledger) -> None:
+    """Where an effect must not repeat, a function that was ended midway is not released."""
+
+    @once(ledger, consumer="billing", key=lambda id_: id_, policy=Policy(on_in_doubt="hold"))
+    def work(id_: str) -> None:
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        work("1")
+    with pytest.raises(BusyError):
+        work("1")

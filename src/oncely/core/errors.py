@@ -1,7 +1,6 @@
 """Every error that oncely raises, and how an error is put into words for a record."""
 
 import re
-from datetime import timedelta
 
 # A password may stand where a text was cut off: then the URL has no @ after it.
 _PASSWORD_IN_URL = re.compile(r"(\w+://[^\s/:@]*):[^\s/@]+(@|$)")
@@ -57,27 +56,6 @@ class ExhaustedError(RefusedError):
 
 class InDoubtError(RefusedError):
     """An earlier claim ran out, and the policy does not let the message run again."""
-
-
-class Retry(OncelyError):
-    """Raised by a handler: try this message again.
-
-    `delay` replaces the policy's backoff for this once. Raises ConfigError where it is no duration.
-    """
-
-    def __init__(self, reason: str = "", delay: timedelta | str | None = None) -> None:
-        from oncely.core.policy import seconds  # Which needs the errors here.
-
-        super().__init__(reason)
-        self.delay_s = None if delay is None else seconds(delay, "delay")
-
-
-class Reject(OncelyError):
-    """Raised by a handler: this message can never be handled; set it aside with this reason."""
-
-
-class Unrecoverable(OncelyError):
-    """Raised by a handler: failed, and no further try can help."""
 
 
 def mask_passwords(text: str) -> str:

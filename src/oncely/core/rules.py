@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from oncely.core.errors import Reject, Unrecoverable
+from oncely.core.control import Reject, Unrecoverable
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, State, first_version
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum, auto
 from typing import Any, NamedTuple
 
-from oncely.core.errors import MessageError, Reject, Retry, reason_of
+from oncely.core.control import Reject, Retry
+from oncely.core.errors import MessageError, reason_of
 from oncely.core.policy import Policy
 from oncely.core.record import Claim
 from oncely.core.rules import WriteOutcome, Written, is_final

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from oncely.core.errors import MessageError, OncelyError, Reject, reason_of
+from oncely.core.control import Reject
+from oncely.core.errors import MessageError, OncelyError, reason_of
 from oncely.core.message import check_id
 from oncely.core.policy import Finding
 from oncely.core.record import Key, Record
