@@ -7,6 +7,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from oncely.core.errors import (
+    ConfigError,
     ContentionError,
     FencedError,
     MessageError,
@@ -198,11 +199,14 @@ class Ledger:
     def scan(
         self,
         consumer: str | None = None,
-        state: State | None = None,
+        state: State | str | None = None,
         older_than: Duration | None = None,
         limit: int = 100,
     ) -> Iterator[Record]:
-        """At most `limit` records that fit, longest unseen first."""
+        """At most `limit` records that fit, longest unseen first.
+
+        `state` may be the status as the table has it. Raises ConfigError for one that is none.
+        """
         return iter(self._store.scan(_query(consumer, state, older_than, limit)))
 
     def counts(self) -> Mapping[tuple[str, State], int]:
@@ -347,8 +351,15 @@ def _json_value(value: Any) -> Any:
         raise MessageError(f"this cannot be kept as JSON: {error}") from error
 
 
+def _state(state: State | str) -> State:
+    try:
+        return State(state)
+    except ValueError:
+        raise ConfigError(f"state: {state!r} is none of {', '.join(State)}") from None
+
+
 def _query(
-    consumer: str | None, state: State | None, older_than: Duration | None, limit: int
+    consumer: str | None, state: State | str | None, older_than: Duration | None, limit: int
 ) -> Query:
     older_than_s = None if older_than is None else seconds(older_than, "older_than")
-    return Query(consumer, state, older_than_s, limit)
+    return Query(consumer, None if state is None else _state(state), older_than_s, limit)

@@ -528,3 +528,11 @@ def test_missing_folder() -> None:
     """A file in a folder that does not exist is a ConfigError that names it."""
     with pytest.raises(ConfigError, match="folder does not exist"):
         open_ledger("sqlite:////no/such/folder/ledger.db")
+
+
+def test_scan_takes_the_status_of_the_table(ledger: Ledger, key: Key) -> None:
+    """A state may be given as its status; one that does not exist is said to be none."""
+    ledger.claim(key)
+    assert [record.key for record in ledger.scan(state="processing")] == [key]
+    with pytest.raises(ConfigError, match="'done' is none of processing, handled, sent, failed"):
+        ledger.scan(state="done")

@@ -1,8 +1,9 @@
 """Every rule of the ledger, in one pure function: `decide(record, command, now)`.
 
-`TABLE` is the specification. A row is a command, a column is where the record stands when the
-command arrives, and the cell is the rule that answers. A command that carries a claim reaches the
-table only when its fence is the newest of the record; otherwise the answer is Fenced.
+`TABLE`, at the end of this file, is the specification. A row is a command, a column is where the
+record stands when the command arrives, and the cell is the rule that answers. A command that
+carries a claim reaches the table only when its fence is the newest of the record; otherwise the
+answer is Fenced.
 
     standing    the record is
     ABSENT      not there
