@@ -56,6 +56,10 @@ class Stopped(OncelyError):
     """The task was told to stop. What was done is completed, what was not begun is released."""
 
 
+_Refusal = Busy | InDoubt | Handled | Duplicate | Exhausted | Mismatch
+"""The outcomes that grant no run."""
+
+
 class _Delay(NamedTuple):
     """When to ask for an id again, and since when that goes on (both monotonic)."""
 
@@ -195,12 +199,10 @@ class LeasedTask:
             finding=finding,
         )
 
-    def _answer(self, row: Row, outcome: ClaimOutcome) -> None:
+    def _answer(self, row: Row, outcome: _Refusal) -> None:
         """Count a row that was not granted, or put it off."""
         delay = self._delays.pop(row.id, None)
         match outcome:
-            case Granted(claim):
-                self._effects.run([(row, claim)], time.monotonic(), self._count_ends)
             case Busy(_, retry_at):
                 self._count_busy(row, delay, ends=retry_at is not None)
             case InDoubt():
@@ -254,12 +256,15 @@ class LeasedTask:
                 _log.warning("probe_failed", exc_info=True)
         if finding == "unknown":
             self.counts.in_doubt += 1
+            return
+        asked_at = time.monotonic()
+        [outcome] = self._ask([row], finding)
+        if isinstance(outcome, Granted):
+            self._effects.run([(row, outcome.claim)], asked_at, self._count_ends)
+        elif isinstance(outcome, InDoubt):
+            self.counts.in_doubt += 1
         else:
-            [outcome] = self._ask([row], finding)
-            if isinstance(outcome, InDoubt):
-                self.counts.in_doubt += 1
-            else:
-                self._answer(row, outcome)
+            self._answer(row, outcome)
 
     # ---- Ends ----------------------------------------------------------------------------------
 
