@@ -175,3 +175,17 @@ def test_words_of_others_are_shown_as_they_are() -> None:
     text = console.file.getvalue()
     assert "quarantined: [/to] is \\x1b[31mbad[/]" in text
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("trigger", "told"),
+    [
+        ("available_now", {"availableNow": True}),
+        ("once", {"once": True}),
+        ("1m30s", {"processingTime": "90000 milliseconds"}),
+    ],
+)
+def test_triggers(project: "Project", trigger: str, told: dict[str, Any]) -> None:
+    """A trigger is what Spark is told of it."""
+    project.tables["pipeline"]["trigger"] = trigger
+    assert read_config(project.save()).trigger == told
