@@ -86,15 +86,24 @@ def test_failures_end_with_one(project: "Project") -> None:
     assert "Traceback" not in err
 
 
-def test_a_wrong_expression_names_its_key(project: "Project") -> None:
-    """What only Spark can tell is said in the same way as the rest."""
+@pytest.mark.parametrize(
+    ("table", "key", "value", "said"),
+    [
+        ("message", "type", "no_such_column", "no_such_column"),
+        ("source", "schema", "int", "is no list of columns"),
+    ],
+)
+def test_what_only_spark_can_tell_names_its_key(
+    project: "Project", table: str, key: str, value: str, said: str
+) -> None:
+    """A wrong expression or schema is said in the same way as the rest."""
     project.put("1.json", ["a"])
-    project.tables["message"]["type"] = "no_such_column"
+    project.tables[table][key] = value
     with project.start() as run:
         _, err = run.communicate(timeout=240)
     assert run.returncode == 2
-    assert f"oncely: {project.file}: [message] type: " in err
-    assert "no_such_column" in err
+    assert f"oncely: {project.file}: [{table}] {key}: " in err
+    assert said in err
     assert "Traceback" not in err
 
 

@@ -72,3 +72,15 @@ def test_only_whole_attempts_count_as_progress(driver: DriverChannel) -> None:
     assert driver.progress().received == 7
     report_batch(driver.address, driver.token, Counts(received=7))
     assert driver.progress() == driver.committed() == Counts(received=7)
+
+
+def test_stop_reaches_a_task_that_outlived_its_batch(driver: DriverChannel) -> None:
+    """A second attempt that still runs when its batch is committed hears of a stop too."""
+    zombie = TaskChannel(driver.address, driver.token)
+    report_batch(driver.address, driver.token, Counts())
+    stopped = threading.Thread(target=driver.stop, args=[60.0])
+    stopped.start()
+    assert zombie.stopping.wait(30)
+    zombie.close()
+    stopped.join(30)
+    assert not stopped.is_alive()

@@ -4,6 +4,7 @@ Spark kills a task without a word; a task that holds claims wants to be asked. A
 a batch are added up in a process of Spark's own, from where the pipeline has to hear of them.
 """
 
+import contextlib
 import hmac
 import json
 import logging
@@ -34,8 +35,9 @@ class DriverChannel:
         self._listener = Listener((host, 0), backlog=_BACKLOG)
         self._address: tuple[str, int] = self._listener.address
         self._lock = threading.Lock()
+        self._open: set[Connection] = set()
         self._tasks: dict[Connection, Counts] = {}
-        self._open = 0
+        """What each task of the open batch has come to, also those that have ended."""
         self._committed = Counts()
         self._stopping = False
         self._closed = False
@@ -65,7 +67,7 @@ class DriverChannel:
         """Tell all tasks to stop; return when they have, or after `grace_s`."""
         with self._lock:
             self._stopping = True
-            for connection in self._tasks:
+            for connection in self._open:
                 _send(connection, _STOP)
         deadline = time.monotonic() + grace_s
         while self._running() and time.monotonic() < deadline:
@@ -75,12 +77,13 @@ class DriverChannel:
         """Accept no further task."""
         if not self._closed:
             self._closed = True
-            # Closing alone does not wake the thread that accepts.
-            Client(self._address).close()
+            # Closing alone does not wake the thread that accepts; a late task may have woken it.
+            with contextlib.suppress(OSError):
+                Client(self._address).close()
 
     def _running(self) -> int:
         with self._lock:
-            return self._open
+            return len(self._open)
 
     def _accept(self) -> None:
         while not self._closed:
@@ -103,9 +106,8 @@ class DriverChannel:
         if not hmac.compare_digest(connection.recv_bytes(), self.token.encode()):
             return False
         with self._lock:
-            self._open += 1
-            self._tasks[connection] = Counts()
             connection.send_bytes(_STOP if self._stopping else _GO)
+            self._open.add(connection)
         return True
 
     def _listen(self, connection: Connection) -> None:
@@ -119,7 +121,7 @@ class DriverChannel:
             raise
         finally:
             with self._lock:
-                self._open -= 1
+                self._open.discard(connection)
 
     def _hear(self, connection: Connection, said: Mapping[str, Any]) -> bool:
         """Take in what a task says; return whether it will say more."""

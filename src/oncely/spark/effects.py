@@ -7,7 +7,7 @@ from enum import IntEnum, auto
 from typing import Any, NamedTuple
 
 from oncely.core.control import Reject, Retry
-from oncely.core.errors import MessageError, reason_of
+from oncely.core.errors import MessageError, OncelyError, reason_of
 from oncely.core.policy import Policy
 from oncely.core.record import Claim
 from oncely.core.rules import WriteOutcome, Written, is_final
@@ -98,16 +98,17 @@ class Effects:
                 begun = None
                 ended += 1
                 if time.monotonic() - stored_at > _STORE_EVERY_S:
-                    whole, ends = ends, []
-                    settled(self._store(whole))
+                    settled(self._store(ends))
+                    ends = []
                     stored_at = time.monotonic()
+            settled(self._store(ends))
         except BaseException:
+            # Where storing was what failed, it is tried once more: to store twice does no harm.
             try:
                 settled(self._store(ends))
             finally:
                 self._give_back([claim for _, claim in granted[ended:]], begun)
             raise
-        settled(self._store(ends))
 
     def _give_back(self, claims: Sequence[Claim], begun: Claim | None) -> None:
         """Release what was not begun; also the one that was, where it may happen twice."""
@@ -122,7 +123,8 @@ class Effects:
         try:
             result = self._handler(row.message(claim))
             if self._policy.results == "keep":
-                json.dumps(result, allow_nan=False)
+                # As it is now: what a handler returns may be changed by its next run.
+                result = json.loads(json.dumps(result, allow_nan=False))
         except (Reject, MessageError) as error:
             return End(row, claim, Kind.REJECTED, error=Reject(reason_of(error)))
         except Exception as error:  # noqa: BLE001 - a handler may raise anything.
@@ -142,16 +144,24 @@ class Effects:
     def _store(self, ends: Sequence[End]) -> list[End]:
         """Store the ends, in one exchange for each kind; return them with whether that went well.
 
-        What was done comes first: nothing that a failure needs may keep it from being stored.
+        What was done comes first, and no kind keeps another from being stored. Raises the first
+        error when all have been tried.
         """
         stored: list[End] = []
+        errors: list[OncelyError] = []
         for kind in sorted({end.kind for end in ends}):
             alike = [end for end in ends if end.kind is kind]
-            outcomes = self._store_kind(kind, alike)
+            try:
+                outcomes = self._store_kind(kind, alike)
+            except OncelyError as error:
+                errors.append(error)
+                continue
             stored += [
                 end._replace(stored=isinstance(outcome, Written))
                 for end, outcome in zip(alike, outcomes, strict=True)
             ]
+        if errors:
+            raise errors[0]
         return stored
 
     def _store_kind(self, kind: Kind, ends: Sequence[End]) -> list[WriteOutcome]:

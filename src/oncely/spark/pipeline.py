@@ -127,11 +127,10 @@ def _follow(
     """Wait for the query's end, or bring it about."""
     while query.isActive and not stop.wait(_LOOK_S):
         on_progress(channel.progress())
-    if stop.is_set():
+    error = query.exception()
+    if error is None and query.isActive:
         channel.stop(_GRACE_S)
         query.stop()
-        return
-    error = query.exception()
     if error is not None:
         raise OncelyError(f"Spark gave up: {_cause(error)}") from error
 

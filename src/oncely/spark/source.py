@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from oncely.core.message import ID_IS_NO_STRING
 from oncely.spark.config import PipelineConfig, as_option
@@ -66,7 +66,11 @@ def _schema(
 
     source = config.source
     if source.schema_ is not None:
-        schema = cast(StructType, StructType.fromDDL(source.schema_))
+        schema = StructType.fromDDL(source.schema_)
+        if not isinstance(schema, StructType):
+            raise config.wrong(
+                "[source] schema", 'is no list of columns; write "id STRING, body STRING"'
+            )
     elif source.format in _SCHEMA_FROM_FILES:
         schema = spark.read.format(source.format).options(**options).load(config.source_path).schema
     else:

@@ -16,7 +16,7 @@ from oncely.core.control import Reject
 from oncely.core.errors import MessageError, OncelyError, reason_of
 from oncely.core.message import check_id
 from oncely.core.policy import Finding
-from oncely.core.record import Key, Record
+from oncely.core.record import Claim, Key, Record
 from oncely.core.rules import (
     Busy,
     ClaimOutcome,
@@ -26,6 +26,7 @@ from oncely.core.rules import (
     Handled,
     InDoubt,
     Mismatch,
+    Written,
 )
 from oncely.ledger import Ledger
 from oncely.spark.channel import TaskChannel
@@ -56,8 +57,8 @@ class Stopped(OncelyError):
     """The task was told to stop. What was done is completed, what was not begun is released."""
 
 
-_Refusal = Busy | InDoubt | Handled | Duplicate | Exhausted | Mismatch
-"""The outcomes that grant no run."""
+_Refusal = Busy | InDoubt | Duplicate | Exhausted | Mismatch
+"""The outcomes that give no claim."""
 
 
 class _Delay(NamedTuple):
@@ -122,10 +123,15 @@ class LeasedTask:
     def _take(self, chunk: Sequence[Row]) -> None:
         firsts: dict[str, Row] = {}
         copies = []
+        now = time.monotonic()
         for row in chunk:
             reason = _unusable(row)
+            delay = self._delays.get(row.id)
             if reason is not None:
                 self._set_aside(row, reason)
+            elif delay is not None and delay.due > now:
+                # Asking now would spend a try of the copy that waits, before its time.
+                self._put_off(row, delay)
             elif row.id in firsts:
                 copies.append(row)
             else:
@@ -141,7 +147,6 @@ class LeasedTask:
             if delay is None:
                 free.append(row)
             else:
-                # Asking now would spend a try of the first before its time.
                 self._put_off(row, delay)
         self._settle(free)
 
@@ -184,11 +189,26 @@ class LeasedTask:
         granted = [(row, said.claim) for row, said in outcomes if isinstance(said, Granted)]
         for row, _ in granted:
             self._delays.pop(row.id, None)
-        # First, so that nothing else can let these claims run out, or lose them by an error.
+        self._complete([(row, said.claim) for row, said in outcomes if isinstance(said, Handled)])
+        # Before the rest, so that nothing there can let these claims run out, or lose them.
         self._effects.run(granted, asked_at, self._count_ends)
         for row, outcome in outcomes:
-            if not isinstance(outcome, Granted):
+            if not isinstance(outcome, Granted | Handled):
                 self._answer(row, outcome)
+
+    def _complete(self, handled: Sequence[tuple[Row, Claim]]) -> None:
+        """Make the last mark on what was handled before: nothing is deferred by a task."""
+        if not handled:
+            return
+        claims = [claim for _, claim in handled]
+        results = [claim.record.result for claim in claims]
+        outcomes = self._ledger.complete_many(claims, results)
+        for (row, claim), outcome in zip(handled, outcomes, strict=True):
+            self._delays.pop(row.id, None)
+            if isinstance(outcome, Written):
+                self._count_duplicate(claim.record)
+            else:
+                self._put_off(row, self._after(_FIRST_POLL_S))
 
     def _ask(self, rows: Sequence[Row], finding: Finding | None = None) -> list[ClaimOutcome]:
         compared = self._policy.on_mismatch != "ignore"
@@ -207,10 +227,6 @@ class LeasedTask:
                 self._count_busy(row, delay, ends=retry_at is not None)
             case InDoubt():
                 self._probe(row)
-            case Handled(claim):
-                # Only its last mark is missing: nothing is deferred by a task.
-                self._ledger.complete(claim, claim.record.result)
-                self._count_duplicate(claim.record)
             case Duplicate(record):
                 self._count_duplicate(record)
             case Exhausted(record):
@@ -261,6 +277,8 @@ class LeasedTask:
         [outcome] = self._ask([row], finding)
         if isinstance(outcome, Granted):
             self._effects.run([(row, outcome.claim)], asked_at, self._count_ends)
+        elif isinstance(outcome, Handled):
+            self._complete([(row, outcome.claim)])
         elif isinstance(outcome, InDoubt):
             self.counts.in_doubt += 1
         else:

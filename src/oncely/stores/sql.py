@@ -217,7 +217,8 @@ class SqlStore:
                     cursor.execute("BEGIN IMMEDIATE")
                     return
                 except sqlite3.OperationalError as error:
-                    if error.sqlite_errorcode not in _LOCKED or time.monotonic() > deadline:
+                    # The low byte: the rest says why it is locked, such as a recovery going on.
+                    if error.sqlite_errorcode & 0xFF not in _LOCKED or time.monotonic() > deadline:
                         raise
                     time.sleep(_RETRY_S)
         finally:

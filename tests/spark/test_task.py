@@ -1,0 +1,107 @@
+"""One task by itself, without Spark: what a chunk does when something goes wrong in its midst."""
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from oncely import Key, Ledger, Message, State, StoreUnavailable
+from oncely.spark.channel import TaskChannel
+from oncely.spark.counts import Counts
+from oncely.spark.options import read_options
+from oncely.spark.quarantine import Quarantine
+from oncely.spark.task import LeasedTask
+from oncely.stores.memory import MemoryStore
+from oncely.testing import MeddlingStore
+
+Run = Callable[..., Counts]
+
+
+@pytest.fixture
+def store() -> MeddlingStore:
+    """A store that a test can make fail."""
+    return MeddlingStore(MemoryStore())
+
+
+@pytest.fixture
+def run(store: MeddlingStore, tmp_path: Path) -> Run:
+    """Run a task over ids, in Arrow batches of `batch` rows; return what it counted."""
+
+    def run_task(
+        handler: Callable[[Message], Any], *ids: str, batch: int = 1_000, **options: str
+    ) -> Counts:
+        settings = {"consumer": "tests", "ledger": "sqlite:///unused", "handler": "unused:unused"}
+        task = LeasedTask(
+            Ledger(store),
+            read_options(settings | options),
+            handler,
+            Quarantine(str(tmp_path / "quarantine"), "0.parquet"),
+            TaskChannel(None, ""),
+        )
+        table = pa.table({"id": list(ids)})
+        task.run(table.to_batches(max_chunksize=batch))
+        return task.counts
+
+    return run_task
+
+
+def test_copies_in_other_chunks_wait_as_well(run: Run) -> None:
+    """A copy that comes while its first waits for another try does not spend that try."""
+    tried: list[float] = []
+
+    def fail(message: Message) -> None:
+        tried.append(time.monotonic())
+        raise ValueError("not yet")
+
+    counts = run(fail, "a", "a", "a", batch=1, tries="3", backoff="300ms")
+    assert counts.failed == 3
+    assert len(tried) == 3
+    assert all(later - sooner >= 0.3 for sooner, later in pairwise(tried))
+
+
+def test_a_store_that_stumbles_loses_no_effect(run: Run, store: MeddlingStore) -> None:
+    """Where storing what was done fails once, it is tried again before the task gives up."""
+    done: list[str] = []
+
+    def stumble() -> None:
+        raise StoreUnavailable("for a moment")
+
+    def work(message: Message) -> None:
+        store.once(stumble)  # At the next write, which is where this effect is to be stored.
+        done.append(message.id)
+        time.sleep(0.3)
+
+    with pytest.raises(StoreUnavailable):
+        run(work, "a", "b", "c", "d", "e", "f")
+    ledger = Ledger(store)
+    assert 0 < len(done) < 6
+    assert ledger.counts() == {("tests", State.COMPLETED): len(done)}
+
+
+def test_results_are_kept_as_they_were(run: Run, store: MeddlingStore) -> None:
+    """What a handler returns and later changes is kept as it was returned."""
+    shared: dict[str, Any] = {}
+
+    def work(message: Message) -> dict[str, Any]:
+        shared["id"] = message.id
+        return shared
+
+    assert run(work, "a", "b", results="keep").handled == 2
+    record = Ledger(store).find(Key("tests", "a"))
+    assert record is not None
+    assert record.result == {"id": "a"}
+
+
+def test_what_was_handled_before_is_completed(run: Run, store: MeddlingStore) -> None:
+    """A record that lacks only its last mark gets it, and its handler does not run."""
+    ledger = Ledger(store)
+    outcome: Any = ledger.claim(Key("tests", "a"), "50ms")
+    ledger.handled(outcome.claim)
+    ran: list[str] = []
+    counts = run(lambda message: ran.append(message.id), "a", "b")
+    assert (counts.handled, counts.duplicates_ledger, ran) == (1, 1, ["b"])
+    assert ledger.counts() == {("tests", State.COMPLETED): 2}
