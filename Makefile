@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test check bench-pipeline clean
+.PHONY: help setup run test servers check bench-pipeline clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,8 +19,11 @@ run: .venv/.ready ## run the main job: the notifications example on Spark
 	@$(BIN)/oncely pipeline run $(EXAMPLE)/pipeline.toml
 	@$(BIN)/python $(EXAMPLE)/audit.py
 
-test: .venv/.ready check ## all tests, after lint, types and import rules
+test: .venv/.ready servers check ## all tests, after lint, types and import rules
 	@$(BIN)/pytest
+
+servers: ## install the servers that tests start, where that may be done
+	@scripts/servers.sh
 
 check: .venv/.ready ## lint, types, import rules
 	@$(BIN)/ruff format --check --quiet .

@@ -5,13 +5,24 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, event
+from sqlalchemy import create_engine
+from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
+    mariadb,
+    mysql_url,
+    postgresql,
+    postgresql_url,
+    private_mariadb,
+    private_postgresql,
+    private_redis,
+    redis_server,
+    redis_url,
+)
 
 from oncely.core.record import Claim, Key
 from oncely.ledger import Ledger
 from oncely.stores.base import Clock
 from oncely.stores.memory import MemoryStore
-from oncely.stores.sql import SqlStore, prepare_sqlite
+from oncely.stores.sql import SqlStore
 from oncely.testing import ManualClock, MeddlingStore, granted
 
 OpenSqlite = Callable[..., SqlStore]
@@ -62,8 +73,7 @@ def open_sqlite(tmp_path: Path) -> Iterator[OpenSqlite]:
             engine = create_engine(
                 f"sqlite:///{tmp_path / 'ledger.db'}", connect_args={"timeout": timeout_s}
             )
-            event.listen(engine, "connect", prepare_sqlite)
-            store = SqlStore(engine, clock)
+            store = SqlStore(engine, clock=clock)
             opened.callback(store.close)
             return store
 

@@ -12,6 +12,7 @@ from oncely.core.errors import (
     FencedError,
     MessageError,
     RefusedError,
+    ReplyLost,
     describe,
 )
 from oncely.core.message import check_key
@@ -36,8 +37,8 @@ from oncely.core.rules import (
     Written,
     decide,
 )
-from oncely.stores.base import Change, Query, Store
-from oncely.stores.opening import open_store
+from oncely.stores.base import Change, Query, Store, Tally
+from oncely.stores.opening import TABLE, open_store
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -202,16 +203,34 @@ class Ledger:
         state: State | str | None = None,
         older_than: Duration | None = None,
         limit: int = 100,
+        *,
+        text: str | None = None,
+        lease_over: bool = False,
     ) -> Iterator[Record]:
         """At most `limit` records that fit, longest unseen first.
 
-        `state` may be the status as the table has it. Raises ConfigError for one that is none.
+        `state` may be the status as the table has it. `text` stands in the message id.
+        `lease_over` chooses those whose lease has run out: in processing, those in doubt. Raises
+        ConfigError for a state that is none.
         """
-        return iter(self._store.scan(_query(consumer, state, older_than, limit)))
+        query = _query(consumer, state, older_than, limit)
+        return iter(self._store.scan(query._replace(text=text, lease_over=lease_over)))
 
     def counts(self) -> Mapping[tuple[str, State], int]:
         """How many records each consumer has in each state."""
-        return self._store.counts()
+        return {name: tally.count for name, tally in self.tallies().items()}
+
+    def tallies(self) -> Mapping[tuple[str, State], Tally]:
+        """What each consumer's records in each state add up to."""
+        return self._store.tallies()
+
+    def size(self) -> int | None:
+        """The bytes that the records take up, where the store can tell."""
+        return self._store.size()
+
+    def problems(self) -> Sequence[str]:
+        """What is wrong with the schema or the settings of the store, a sentence each."""
+        return self._store.problems()
 
     # ---- For operators -------------------------------------------------------------------------
 
@@ -219,12 +238,17 @@ class Ledger:
         """Create or upgrade the schema; safe when many start at once, and to repeat."""
         self._store.migrate()
 
-    def reset(self, key: Key) -> None:
+    def migration_sql(self) -> str:
+        """What `migrate` would do now, as SQL; empty where nothing."""
+        return self._store.migration_sql()
+
+    def reset(self, key: Key, *, by: str = "", why: str = "") -> None:
         """Allow a record that has failed or is in doubt to run again, its attempts from zero.
 
-        Raises RefusedError for any other.
+        Who did it, when and why is kept under "reset" in the record's metadata. Raises
+        RefusedError for any other record.
         """
-        self._operate(key, Reset(), "only what has failed or is in doubt can be reset")
+        self._operate(key, Reset(by, why), "only what has failed or is in doubt can be reset")
 
     def forget(self, key: Key) -> None:
         """Remove a record that nobody works on; a later delivery is a first one.
@@ -234,15 +258,22 @@ class Ledger:
         self._operate(key, Forget(), "a live claim cannot be forgotten")
 
     def purge(
-        self, older_than: Duration = "30d", consumer: str | None = None, batch: int = 1_000
+        self,
+        older_than: Duration = "30d",
+        consumer: str | None = None,
+        batch: int = 1_000,
+        *,
+        on_batch: Callable[[int], None] = lambda _: None,
     ) -> int:
         """Remove records last seen longer ago than `older_than`, `batch` in one transaction.
 
-        Never those in processing, nor those with deferred messages waiting. Returns how many.
+        Never those in processing, nor those with deferred messages waiting. Returns how many;
+        `on_batch` is told how many each transaction removed.
         """
         query = _query(consumer, None, older_than, batch)
         total = 0
         while purged := self._store.purge(query, PURGEABLE):
+            on_batch(purged)
             total += purged
         return total
 
@@ -294,11 +325,23 @@ class Ledger:
                     outcomes[n] = decision.outcome
             elif now is not None:
                 outcomes[n] = decision.outcome
-        written = self._store_all(writes.values(), now or 0.0)
+        try:
+            written = self._store_all(writes.values(), now or 0.0)
+        except ReplyLost:
+            written = self._stored_after_all(writes)
         for key, (n, decision, _) in writes.items():
             if key in written or decision.optional:
                 outcomes[n] = decision.outcome
         return [item for item in pending if outcomes[item[0]] is None]
+
+    def _stored_after_all(
+        self, writes: Mapping[Key, tuple[int, Decision, Record | None]]
+    ) -> set[Key]:
+        """Which of the writes whose reply was lost are stored: a commit is never guessed."""
+        stored = self._store.load(writes).records
+        return {
+            key for key, (_, decision, _) in writes.items() if _is_stored(decision, stored.get(key))
+        }
 
     def _store_all(
         self, writes: Collection[tuple[int, Decision, Record | None]], now: float
@@ -317,18 +360,26 @@ class Ledger:
 _Pending = list[tuple[int, _Request]]
 
 
-def open_ledger(url: "str | Engine") -> Ledger:
+def open_ledger(url: "str | Engine", *, table: str = TABLE, schema: str | None = None) -> Ledger:
     """A ledger over the store that `url` names; a SQLAlchemy Engine will do as well.
 
-    Raises ConfigError for a URL of no known kind or a driver that is not installed.
+    The records are in `table`, of `schema` where one is named; in Redis, under keys that begin
+    with `table`. Raises ConfigError for a URL of no known kind, a driver that is not installed, a
+    name that is none, and a Redis that may evict records.
     """
-    return Ledger(open_store(url))
+    return Ledger(open_store(url, table, schema))
 
 
 def _from_now(record: Record, now: float) -> Record:
     if record.lease_until is None or now == 0.0:
         return record
     return record._replace(lease_until=record.lease_until - now)
+
+
+def _is_stored(decision: Decision, stored: Record | None) -> bool:
+    if decision.new is None or stored is None:
+        return decision.new is stored
+    return stored.is_same_write(decision.new)
 
 
 def _raise_if_fenced(outcome: WriteOutcome) -> Record | None:

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -119,19 +119,39 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
+class Ran(NamedTuple):
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ran]
 Main = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def main(capsys: pytest.CaptureFixture[str]) -> Main:
-    """Run the command in this process; return its exit code and what it said on stderr."""
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command in this process."""
     from oncely.cli import main as run_main
 
-    def run(*arguments: str) -> tuple[int, str]:
+    def run(*arguments: str) -> Ran:
         try:
             code = run_main(arguments)
         except SystemExit as left:
             code = int(left.code or 0)
-        return code, capsys.readouterr().err
+        return Ran(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def main(command: Command) -> Main:
+    """Run the command in this process; return its exit code and what it said on stderr."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        ran = command(*arguments)
+        return ran.code, ran.err
 
     return run

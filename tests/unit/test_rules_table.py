@@ -74,7 +74,7 @@ FAIL = Fail(CLAIM, "no")
 FINAL = Fail(CLAIM, "no", final=True)
 RELEASE = Release(CLAIM)
 EXTEND = Extend(CLAIM, 20.0)
-RESET = Reset()
+RESET = Reset("ann", "paid by hand")
 FORGET = Forget()
 
 SAME = "same"
@@ -102,13 +102,20 @@ def then(state: State | None = None, **changes: Any) -> dict[str, Any]:
     return changes if state is None else {"state": state, **changes}
 
 
-AGAIN = then(State.PROCESSING, attempts=3, fence=4, lease_until=17.0)
+DRAWN = 9 << 24
+"""The birth that an asker drew: every grant can be told from every other."""
+AGAIN = then(State.PROCESSING, attempts=3, fence=4, lease_until=17.0, version=DRAWN)
 """Granted once more, at 12."""
+SEND = then(fence=4, lease_until=17.0, version=DRAWN)
+"""Granted for sending, at 12."""
 SPENT = {"tenant": "a", "error": "gave up after 2 attempts"}
 REBORN = ((BIRTH >> 24) + 1) << 24
 """A release begins a new birth: the claim that is given back fits nothing any more."""
 TAKEN_BACK = then(State.FAILED, attempts=1, last_seen=5.0, lease_until=None, version=REBORN)
 """As FORMER, but with the fence of the claim that was given back."""
+NOTE = {"by": "ann", "at": "1970-01-01T00:00:12+00:00", "why": "paid by hand"}
+FRESH = then(State.FAILED, attempts=0, metadata={"tenant": "a", "reset": NOTE})
+"""An operator lets it run again, and says so."""
 NO = {"tenant": "a", "error": "no"}
 DOUBT = {"tenant": "a", "error": "in doubt: a claim ran out"}
 PROCESSING = State.PROCESSING
@@ -123,7 +130,7 @@ CELLS: list[Row] = [
     (HELD,      ASK,      9.9,  Busy,      SAME),
     (IN_DOUBT,  ASK,      12,   Granted,   AGAIN),
     (SENDING,   ASK,      9.9,  Busy,      SAME),
-    (UNSENT,    ASK,      12,   Handled,   then(fence=4, lease_until=17.0)),
+    (UNSENT,    ASK,      12,   Handled,   SEND),
     (FAILED,    ASK,      12,   Granted,   AGAIN),
     (EXHAUSTED, ASK,      12,   Exhausted, SAME),
     (COMPLETED, ASK,      12,   Duplicate, then(duplicates=1)),
@@ -175,11 +182,11 @@ CELLS: list[Row] = [
 
     (ABSENT,    RESET,    12,   Refused,   SAME),
     (HELD,      RESET,    9,    Refused,   SAME),
-    (IN_DOUBT,  RESET,    12,   Written,   then(State.FAILED, attempts=0, lease_until=None)),
+    (IN_DOUBT,  RESET,    12,   Written,   {**FRESH, "lease_until": None}),
     (SENDING,   RESET,    9,    Refused,   SAME),
     (UNSENT,    RESET,    12,   Refused,   SAME),
-    (FAILED,    RESET,    12,   Written,   then(State.FAILED, attempts=0)),
-    (EXHAUSTED, RESET,    12,   Written,   then(State.FAILED, attempts=0, exhausted=False)),
+    (FAILED,    RESET,    12,   Written,   FRESH),
+    (EXHAUSTED, RESET,    12,   Written,   {**FRESH, "exhausted": False}),
     (COMPLETED, RESET,    12,   Refused,   SAME),
 
     (ABSENT,    FORGET,   12,   Written,   GONE),
@@ -221,7 +228,7 @@ POLICIES: list[Row] = [
     # The end of a lease belongs to the next.
     (HELD,      ASK,                               9.999999, Busy, SAME),
     (IN_DOUBT,  ASK,                               10,  Granted,   {**AGAIN, "lease_until": 15.0}),
-    (UNSENT,    ASK,                               10,  Handled,   then(fence=4, lease_until=15.0)),
+    (UNSENT,    ASK,                               10,  Handled,   {**SEND, "lease_until": 15.0}),
     # What failed.
     (FAILED,    under(on_failed="retry"),          12,  Granted,   AGAIN),
     (FAILED,    under(on_failed="skip"),           12,  Duplicate, SAME),
@@ -237,12 +244,12 @@ POLICIES: list[Row] = [
     (IN_DOUBT,  probed(None),                      12,  InDoubt,   SAME),
     (HELD,      probed("happened"),                9,   Busy,      SAME),
     (FAILED,    probed("happened"),                12,  Granted,   AGAIN),
-    (UNSENT,    under(on_in_doubt="hold"),         12,  Handled,   then(fence=4, lease_until=17.0)),
+    (UNSENT,    under(on_in_doubt="hold"),         12,  Handled,   SEND),
     # Tries: attempts are counted when granted, so what kills its worker is limited too.
     (FAILED,    under(tries=3),                    12,  Granted,   AGAIN),
     (FAILED,    under(tries=2),                    12,  Exhausted, {**GIVEN_UP, "metadata": SPENT}),
     (IN_DOUBT,  under(tries=2),                    12,  Exhausted, {**GIVEN_UP, "metadata": SPENT}),
-    (UNSENT,    under(tries=1),                    12,  Handled,   then(fence=4, lease_until=17.0)),
+    (UNSENT,    under(tries=1),                    12,  Handled,   SEND),
     (COMPLETED, under(tries=1),                    12,  Duplicate, then(duplicates=1)),
     # The same id with another payload.
     (HELD,      OTHER,                             9,   Mismatch,  SAME),

@@ -1,10 +1,13 @@
 """The `oncely` command: arguments in, exit codes out."""
 
 import argparse
+import io
 import os
+import pkgutil
 import sys
 from collections.abc import Sequence
 
+from oncely.cli.arguments import parse
 from oncely.cli.terminal import shown
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
 
@@ -13,44 +16,40 @@ DONE, FAILURES, WRONG = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0: done; 1: finished with failures; 2: wrong usage or settings."""
-    parsed = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # An id may have characters that the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return _run(parsed)
+        code = _run(parse(arguments))
+        # Now and not when Python exits, where an error could not be told any more.
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
-        print(f"oncely: {mask_passwords(_one_line(error))}", file=sys.stderr)
-        return WRONG
+        return _say(error, WRONG)
     except OncelyError as error:
-        print(f"oncely: {mask_passwords(_one_line(error))}", file=sys.stderr)
+        return _say(error, FAILURES)
+    except KeyboardInterrupt:
+        print("oncely: stopped", file=sys.stderr)
         return FAILURES
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="oncely", description="Process every message once, over one ledger."
-    )
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    pipeline = commands.add_parser("pipeline", help="run a pipeline on Spark")
-    actions = pipeline.add_subparsers(title="actions", required=True, metavar="ACTION")
-    run = actions.add_parser("run", help="run the pipeline that a TOML file describes")
-    run.add_argument("file", metavar="FILE.toml")
-    run.add_argument(
-        "--ledger",
-        metavar="URL",
-        default=os.environ.get("ONCELY_LEDGER"),
-        help="instead of the file's (default: $ONCELY_LEDGER)",
-    )
-    run.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    return parser
+    except BrokenPipeError:
+        # Who reads has gone, as in `oncely list --json | head`. Python flushes once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURES
 
 
 def _run(parsed: argparse.Namespace) -> int:
     try:
-        from oncely.cli.pipeline import run
+        run = pkgutil.resolve_name(parsed.run)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{error.name} is not installed; type: pip install 'oncely[spark]'"
+            f"{error.name} is not installed; type: pip install 'oncely[{parsed.extra}]'"
         ) from error
-    return run(parsed.file, parsed.ledger, as_json=parsed.json)
+    return int(run(parsed))
+
+
+def _say(error: Exception, code: int) -> int:
+    print(f"oncely: {mask_passwords(_one_line(error))}", file=sys.stderr)
+    return code
 
 
 def _one_line(error: Exception) -> str:

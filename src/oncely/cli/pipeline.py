@@ -1,66 +1,35 @@
 """`oncely pipeline run`: progress while it works, a table or JSON at the end."""
 
+import argparse
 import json
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from oncely.cli.progress import Progress
 from oncely.cli.terminal import shown
 from oncely.spark.config import read_config
 from oncely.spark.counts import Counts
 from oncely.spark.pipeline import Report, run_pipeline
 
-_LINE_EVERY_S = 5.0
 
-
-def run(file: str, ledger: str | None, *, as_json: bool) -> int:
+def run(parsed: argparse.Namespace) -> int:
     """Run the pipeline; return 1 where messages failed or are in doubt, else 0."""
-    config = read_config(Path(file), ledger)
-    with _Progress(Console(stderr=True)) as progress:
-        report = run_pipeline(config, progress.show)
-    if as_json:
+    config = read_config(Path(parsed.file), parsed.ledger)
+    with Progress("starting Spark") as progress:
+        report = run_pipeline(
+            config, lambda counts: progress.show(_progress_line(counts, progress.took_s))
+        )
+    if parsed.json:
         print(json.dumps(report.as_dict()))
     else:
         Console().print(report_table(config.pipeline.name, report))
     if report.stopped:
         print("stopped; what was not through is taken up by the next run", file=sys.stderr)
     return int(report.has_failures)
-
-
-class _Progress:
-    """A counter in place on a terminal; elsewhere a line now and then."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._began = self._said_at = time.monotonic()
-        self._spinner = Spinner("dots", "starting Spark")
-        self._live = Live(self._spinner, console=console, transient=True)
-
-    def __enter__(self) -> "_Progress":
-        if self._console.is_terminal:
-            self._live.start()
-        else:
-            print("starting Spark", file=sys.stderr, flush=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def show(self, counts: Counts) -> None:
-        """Show where the run stands."""
-        now = time.monotonic()
-        text = _progress_line(counts, now - self._began)
-        if self._console.is_terminal:
-            self._spinner.update(text=text)
-        elif now - self._said_at >= _LINE_EVERY_S:
-            self._said_at = now
-            print(text, file=sys.stderr, flush=True)
 
 
 def _progress_line(counts: Counts, took_s: float) -> str:

@@ -30,6 +30,13 @@ class StoreUnavailable(StoreError):
     """The store cannot be reached, or stayed locked beyond its busy timeout."""
 
 
+class ReplyLost(StoreUnavailable):
+    """The connection broke while something was being written: it may be stored, or not.
+
+    The ledger reads again and finds out; its callers never meet this error.
+    """
+
+
 class ContentionError(StoreError):
     """A record changed hands faster than it could be written; asking again is safe."""
 

@@ -45,9 +45,9 @@ class Record(NamedTuple):
     duplicates: int = 0
     """Deliveries turned away since the record was completed."""
     version: int = 0
-    """Compared by swaps. The low 24 bits count writes; the high ones, its birth, are drawn when
-    the record begins and change with a release, so that a claim from before a release, a purge or
-    a forget is never taken for a later one."""
+    """Compared by swaps. The low 24 bits count writes; the high ones, its birth, are drawn with
+    every grant and change with a release. So a claim from before a release, a purge or a forget is
+    never taken for a later one, and a worker whose answer was lost knows its own grant again."""
 
     @property
     def error(self) -> str | None:
@@ -56,8 +56,15 @@ class Record(NamedTuple):
 
     @property
     def birth(self) -> int:
-        """Tells this record from an earlier one under the same key."""
+        """Tells this claim, or this record, from an earlier one under the same key."""
         return self.version >> _WRITES_BITS
+
+    def is_same_write(self, other: "Record") -> bool:
+        """Whether both stem from one write, and not from two that were decided side by side."""
+        return self.version == other.version and (self.fence, self.state) == (
+            other.fence,
+            other.state,
+        )
 
 
 class Claim(NamedTuple):
@@ -88,5 +95,5 @@ class Claim(NamedTuple):
 
 
 def first_version(draw: int) -> int:
-    """The version of a new record, from `draw`, a random number of up to 39 bits."""
+    """The version of a new birth, from `draw`, a random number of up to 39 bits."""
     return draw % _BIRTHS << _WRITES_BITS

@@ -18,6 +18,7 @@ answer is Fenced.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ class Ask:
     policy: Policy
     lease_s: float | None
     draw: int
-    """A random number of up to 39 bits, used if the record begins here."""
+    """A random number of up to 39 bits: the birth of what is granted."""
     fingerprint: str | None = None
     metadata: Mapping[str, Any] | None = None
     finding: Finding | None = None
@@ -88,6 +89,9 @@ class Extend(Held):
 @dataclass(slots=True)
 class Reset:
     """An operator allows a failed or in-doubt record to run again."""
+
+    by: str = ""
+    why: str = ""
 
 
 @dataclass(slots=True)
@@ -284,7 +288,7 @@ def _grant_again(record: Record, ask: Ask, now: float) -> Decision:
         last_seen=now,
         lease_until=_lease_end(ask.lease_s, now),
         fingerprint=record.fingerprint or ask.fingerprint,
-        version=record.version + 1,
+        version=first_version(ask.draw),
     )
     return Decision(Granted(Claim(new, ask.lease_s, record)), new)
 
@@ -295,7 +299,7 @@ def _grant_sending(record: Record, ask: Ask, now: float) -> Decision:
         fence=record.fence + 1,
         last_seen=now,
         lease_until=_lease_end(ask.lease_s, now),
-        version=record.version + 1,
+        version=first_version(ask.draw),
     )
     return Decision(Handled(Claim(new, ask.lease_s, record)), new)
 
@@ -427,12 +431,15 @@ def _refuse(record: Record | None, _: Command, __: float) -> Decision:
     return Decision(Refused(record), record)
 
 
-def _reset(record: Record, _: Reset, now: float) -> Decision:
+def _reset(record: Record, reset: Reset, now: float) -> Decision:
+    when = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
+    note = {"by": reset.by, "at": when, "why": reset.why}
     new = record._replace(
         state=State.FAILED,
         attempts=0,
         last_seen=now,
         lease_until=None,
+        metadata={**(record.metadata or {}), "reset": note},
         exhausted=False,
         version=record.version + 1,
     )

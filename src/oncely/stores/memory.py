@@ -2,12 +2,12 @@
 
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 
 from oncely.core.record import Key, Record, State
-from oncely.stores.base import Change, Clock, Loaded, Query
+from oncely.stores.base import Change, Clock, Loaded, Query, Tally
 
 
 class MemoryStore:
@@ -53,9 +53,13 @@ class MemoryStore:
                 for record in sorted(self._fitting(query), key=_last_seen)[: query.limit]
             ]
 
-    def counts(self) -> Mapping[tuple[str, State], int]:
+    def tallies(self) -> Mapping[tuple[str, State], Tally]:
+        groups: dict[tuple[str, State], list[Record]] = defaultdict(list)
         with self._lock:
-            return Counter((r.key.consumer, r.state) for r in self._records.values())
+            now = self._clock()
+            for record in self._records.values():
+                groups[record.key.consumer, record.state].append(record)
+            return {name: _tally(records, now) for name, records in groups.items()}
 
     def purge(self, query: Query, states: Sequence[State]) -> int:
         with self._lock:
@@ -68,6 +72,15 @@ class MemoryStore:
     def migrate(self) -> None:
         pass
 
+    def migration_sql(self) -> str:
+        return ""
+
+    def problems(self) -> Sequence[str]:
+        return []
+
+    def size(self) -> int | None:
+        return None
+
     def close(self) -> None:
         pass
 
@@ -79,6 +92,10 @@ class MemoryStore:
             if query.state is not None and record.state is not query.state:
                 continue
             if query.older_than_s is not None and now - record.last_seen <= query.older_than_s:
+                continue
+            if query.text is not None and query.text not in record.key.message_id:
+                continue
+            if query.lease_over and not _lease_is_over(record, now):
                 continue
             yield record
 
@@ -93,6 +110,19 @@ def _own(record: Record) -> Record:
     if record.metadata is None and record.result is None:
         return record
     return record._replace(metadata=deepcopy(record.metadata), result=deepcopy(record.result))
+
+
+def _lease_is_over(record: Record, now: float) -> bool:
+    return record.lease_until is not None and record.lease_until <= now
+
+
+def _tally(records: Sequence[Record], now: float) -> Tally:
+    return Tally(
+        count=len(records),
+        lease_over=sum(_lease_is_over(record, now) for record in records),
+        oldest=min(record.last_seen for record in records),
+        duplicates=sum(record.duplicates for record in records),
+    )
 
 
 def _last_seen(record: Record) -> float:

@@ -10,20 +10,48 @@ from oncely.stores.memory import MemoryStore
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+TABLE = "processed_messages"
 
-def open_store(url: "str | Engine") -> Store:
-    """The store that `url` names. Raises ConfigError, which says what to type instead."""
+_KINDS = {
+    "memory": "memory",
+    "sqlite": "sqlite",
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "redis": "redis",
+    "rediss": "redis",
+}
+_EXAMPLES = (
+    '"sqlite:///ledger.db" (a file in this folder), "postgresql://user@host/database", '
+    '"mysql://user@host/database", "redis://host:6379/0" or "memory://"'
+)
+
+
+def open_store(url: "str | Engine", table: str = TABLE, schema: str | None = None) -> Store:
+    """The store that `url` names, its records in `table`; in Redis, under keys that begin so.
+
+    Raises ConfigError, which says what to type instead.
+    """
     if not isinstance(url, str):
-        return _open_engine(url)
-    scheme = url.partition(":")[0]
-    if scheme == "memory":
-        return MemoryStore()
-    if scheme == "sqlite":
-        return _open_sqlite(sqlite_file(url))
-    raise ConfigError(
-        f'ledger: {mask_passwords(url)!r} is of no known kind; write "sqlite:///ledger.db" '
-        '(a file in this folder), "sqlite:////var/lib/ledger.db" (a full path) or "memory://"'
-    )
+        return _open_engine(url, table, schema)
+    # What stands before the first colon may name a driver too: ours is taken.
+    kind = _KINDS.get(url.partition(":")[0].partition("+")[0])
+    if schema is not None and kind not in ("postgresql", "mysql"):
+        raise ConfigError(f"schema: {schema!r}: only PostgreSQL, MariaDB and MySQL have schemas")
+    match kind:
+        case "memory":
+            return MemoryStore()
+        case "sqlite":
+            return _open_sqlite(sqlite_file(url), table)
+        case "postgresql" | "mysql":
+            return _open_server(url, table, schema)
+        case "redis":
+            return _open_redis(url, table)
+        case _:
+            raise ConfigError(
+                f"ledger: {mask_passwords(url)!r} is of no known kind; write {_EXAMPLES}"
+            )
 
 
 def sqlite_file(url: str) -> Path:
@@ -34,25 +62,51 @@ def sqlite_file(url: str) -> Path:
     return Path(name)
 
 
-def _open_engine(engine: "Engine") -> Store:
-    if engine.dialect.name != "sqlite":
-        raise ConfigError(
-            f"ledger: an engine of {engine.dialect.name} is of no known kind; open one of sqlite"
-        )
-    if not engine.url.database or engine.url.database == ":memory:":
-        raise ConfigError('ledger: the engine has no file; write "memory://" instead')
+def _open_engine(engine: "Engine", table: str, schema: str | None) -> Store:
     # Connections of one's own: the ledger sets how they commit, and that is not to be changed
     # under somebody else's feet.
-    return _open_sqlite(Path(engine.url.database))
+    match _KINDS.get(engine.dialect.name):
+        case "postgresql" | "mysql":
+            return _open_server(engine.url.render_as_string(hide_password=False), table, schema)
+        case "sqlite" if engine.url.database and engine.url.database != ":memory:":
+            return _open_sqlite(Path(engine.url.database), table)
+        case "sqlite":
+            raise ConfigError('ledger: the engine has no file; write "memory://" instead')
+        case _:
+            raise ConfigError(
+                f"ledger: an engine of {engine.dialect.name} is of no known kind; write {_EXAMPLES}"
+            )
 
 
-def _open_sqlite(file: Path) -> Store:
-    from sqlalchemy import URL, create_engine, event
+def _open_sqlite(file: Path, table: str) -> Store:
+    from oncely.stores.sql.engines import sqlite_engine
+    from oncely.stores.sql.store import SqlStore
+    from oncely.stores.sql.table import TableName
 
-    from oncely.stores.sql import SqlStore, prepare_sqlite
+    return SqlStore(sqlite_engine(file), TableName(table))
 
-    if not file.absolute().parent.is_dir():
-        raise ConfigError(f"ledger: {str(file)!r} cannot be made: its folder does not exist")
-    engine = create_engine(URL.create("sqlite+pysqlite", database=str(file.absolute())))
-    event.listen(engine, "connect", prepare_sqlite)
-    return SqlStore(engine)
+
+def _open_server(url: str, table: str, schema: str | None) -> Store:
+    from oncely.stores.sql.engines import server_engine
+    from oncely.stores.sql.store import SqlStore
+    from oncely.stores.sql.table import TableName
+
+    extra = _KINDS[url.partition(":")[0].partition("+")[0]]
+    try:
+        return SqlStore(server_engine(url), TableName(table, schema))
+    except ModuleNotFoundError as error:
+        raise _not_installed(error, extra) from error
+
+
+def _open_redis(url: str, prefix: str) -> Store:
+    try:
+        from oncely.stores.redis import open_redis
+    except ModuleNotFoundError as error:
+        raise _not_installed(error, "redis") from error
+    return open_redis(url, prefix)
+
+
+def _not_installed(error: ModuleNotFoundError, extra: str) -> ConfigError:
+    return ConfigError(
+        f"ledger: {error.name} is not installed; type: pip install 'oncely[{extra}]'"
+    )

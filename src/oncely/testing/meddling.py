@@ -4,7 +4,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from oncely.core.record import Key, Record, State
-from oncely.stores.base import Change, Loaded, Query, Store
+from oncely.stores.base import Change, Loaded, Query, Store, Tally
 
 
 class MeddlingStore:
@@ -36,14 +36,23 @@ class MeddlingStore:
     def scan(self, query: Query) -> Sequence[Record]:
         return self.store.scan(query)
 
-    def counts(self) -> Mapping[tuple[str, State], int]:
-        return self.store.counts()
+    def tallies(self) -> Mapping[tuple[str, State], Tally]:
+        return self.store.tallies()
 
     def purge(self, query: Query, states: Sequence[State]) -> int:
         return self.store.purge(query, states)
 
     def migrate(self) -> None:
         self.store.migrate()
+
+    def migration_sql(self) -> str:
+        return self.store.migration_sql()
+
+    def problems(self) -> Sequence[str]:
+        return self.store.problems()
+
+    def size(self) -> int | None:
+        return self.store.size()
 
     def close(self) -> None:
         self.store.close()

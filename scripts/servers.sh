@@ -1,0 +1,64 @@
+#!/bin/sh
+# Installs what tests start for themselves, where it is missing and where that may be done.
+# A server that a variable ONCELY_TEST_..._URL names is not needed here.
+set -eu
+
+say() { printf '%s\n' "servers: $*" >&2; }
+
+has() {
+    for program in "$@"; do
+        command -v "$program" >/dev/null 2>&1 || return 1
+    done
+}
+
+has_faketime() {
+    set -- /usr/lib/*/faketime/libfaketime.so.1
+    [ -e "$1" ]
+}
+
+find_missing() {
+    [ -n "${ONCELY_TEST_POSTGRESQL_URL:-}" ] || has initdb postgres || echo postgresql
+    [ -n "${ONCELY_TEST_MYSQL_URL:-}" ] || has mariadb-install-db mariadbd || echo mariadb-server
+    [ -n "${ONCELY_TEST_REDIS_URL:-}" ] || has redis-server || echo redis-server
+    has_faketime || echo libfaketime
+}
+
+# Debian's packages start their servers, and look here whether they may.
+forbid_starting() {
+    policy=/usr/sbin/policy-rc.d
+    [ ! -e "$policy" ] || return 0
+    trap 'rm -f "$policy"' EXIT
+    trap 'exit 1' HUP INT TERM
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+}
+
+install_packages() {
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq &&
+        apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
+}
+
+# Debian keeps programs of servers off the PATH.
+PATH=$PATH:/usr/sbin
+for folder in /usr/lib/postgresql/*/bin; do
+    PATH=$PATH:$folder
+done
+
+missing=$(find_missing | tr '\n' ' ')
+missing=${missing% }
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" != 0 ] || ! has apt-get; then
+    say "tests go without what is not installed; type: apt-get install $missing"
+    exit 0
+fi
+
+say "installing $missing"
+forbid_starting
+# One package to a word.
+# shellcheck disable=SC2086
+if ! said=$(install_packages $missing 2>&1); then
+    printf '%s\n' "$said" | tail -n 20 >&2
+    say "tests go without $missing: apt-get failed"
+fi

@@ -1,0 +1,232 @@
+"""What can be typed: every command and option, each value checked at the door."""
+
+import argparse
+import os
+import re
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from oncely import ops
+from oncely.core.errors import ConfigError, MessageError
+from oncely.core.message import check_id
+from oncely.core.policy import Duration, lease_seconds, seconds
+from oncely.stores.opening import TABLE
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_MANY = 10_000
+
+
+class _Parser(ArgumentParser):
+    """Says what is wrong in one line, as every other mistake is told."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see: {self.prog} --help")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command and its options; `run` is the function for it, `extra` what it needs installed.
+
+    Raises ConfigError for what cannot be meant.
+    """
+    return _parser().parse_args(arguments)
+
+
+def _parser() -> ArgumentParser:
+    parser = _Parser(prog="oncely", description="Process every message once, over one ledger.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_pipeline(commands)
+    _add_migrate(commands)
+    _add_check(commands)
+    _add_status(commands)
+    _add_list(commands)
+    _add_show(commands)
+    _add_reset(commands)
+    _add_forget(commands)
+    _add_purge(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
+    """A command over a ledger; `run` is where its function is, as module:name."""
+    command = _plain_command(commands, name, run, text)
+    command.set_defaults(extra="cli")
+    command.add_argument(
+        "--table", metavar="NAME", default=TABLE, help=f"of the ledger (default: {TABLE})"
+    )
+    command.add_argument("--schema", metavar="NAME", help="of the table (default: the database's)")
+    return command
+
+
+def _plain_command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
+    """A command that takes --ledger and --json."""
+    command: ArgumentParser = commands.add_parser(name, help=text, description=f"{text}.")
+    command.set_defaults(run=f"oncely.cli.{run}")
+    command.add_argument(
+        "--ledger",
+        metavar="URL",
+        default=os.environ.get("ONCELY_LEDGER"),
+        help="such as sqlite:///ledger.db, env:NAME or file:PATH (default: $ONCELY_LEDGER)",
+    )
+    command.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return command
+
+
+# ---- Commands ----------------------------------------------------------------------------------
+
+
+def _add_pipeline(commands: Any) -> None:
+    pipeline = commands.add_parser("pipeline", help="run a pipeline on Spark")
+    actions = pipeline.add_subparsers(title="actions", required=True, metavar="ACTION")
+    text = "run the pipeline that a TOML file describes; --ledger replaces the file's"
+    run = _plain_command(actions, "run", "pipeline:run", text)
+    run.set_defaults(extra="spark")
+    run.add_argument("file", metavar="FILE.toml")
+
+
+def _add_migrate(commands: Any) -> None:
+    migrate = _command(commands, "migrate", "schema:migrate", "create or upgrade the schema")
+    migrate.add_argument("--sql", action="store_true", help="print the SQL and change nothing")
+
+
+def _add_check(commands: Any) -> None:
+    text = "say what can lose or repeat messages: schema, settings of the store, retention, lease"
+    check = _command(commands, "check", "schema:check", text)
+    _add_duration(check, "--replay-window", "how long a message may be delivered again")
+    _add_duration(check, "--retention", "how long records are kept", ops.RETENTION)
+    _add_duration(check, "--broker-timeout", "how long the broker waits for an acknowledgement")
+    text = f"a claim's time limit, or none (default: {ops.LEASE})"
+    check.add_argument("--lease", metavar="TIME", type=_lease, default=ops.LEASE, help=text)
+
+
+def _add_status(commands: Any) -> None:
+    _command(commands, "status", "status:status", "count records by consumer and state")
+
+
+def _add_list(commands: Any) -> None:
+    list_ = _command(commands, "list", "records:list_records", "list records, longest unseen first")
+    _add_filters(list_)
+    _add_number(list_, "--limit", "how many at most", 100)
+
+
+def _add_show(commands: Any) -> None:
+    show = _command(commands, "show", "records:show", "show all fields of one record")
+    _add_id(show)
+    _add_consumer(show)
+
+
+def _add_reset(commands: Any) -> None:
+    text = "allow what has failed or is in doubt to run again"
+    reset = _command(commands, "reset", "changes:reset", text)
+    _add_id(reset, nargs="?")
+    _add_filters(reset, ops.RESETTABLE)
+    _add_changes(reset)
+
+
+def _add_forget(commands: Any) -> None:
+    text = "remove records that nobody works on; a later delivery is a first one"
+    forget = _command(commands, "forget", "changes:forget", text)
+    _add_id(forget, nargs="?")
+    _add_filters(forget)
+    _add_changes(forget)
+
+
+def _add_purge(commands: Any) -> None:
+    purge = _command(
+        commands, "purge", "purge:purge", "remove what was completed or failed long ago"
+    )
+    _add_duration(purge, "--older-than", "last seen longer ago than this", ops.RETENTION)
+    _add_consumer(purge)
+    purge.add_argument(
+        "--retention",
+        metavar="CONSUMER=TIME",
+        type=_retention,
+        action="append",
+        default=[],
+        help="for this consumer, instead of --older-than; may be repeated",
+    )
+    _add_number(purge, "--batch", "records in one transaction", 1_000)
+
+
+# ---- Options -----------------------------------------------------------------------------------
+
+
+def _add_id(command: ArgumentParser, **how: Any) -> None:
+    text = "the message id; one that begins with a dash stands after --"
+    command.add_argument("id", metavar="ID", type=_name("ID", "id"), help=text, **how)
+
+
+def _add_consumer(command: ArgumentParser) -> None:
+    type_ = _name("--consumer", "consumer")
+    command.add_argument("--consumer", metavar="NAME", type=type_, help="of this consumer only")
+
+
+def _add_filters(command: ArgumentParser, states: Iterable[str] = ops.STATES) -> None:
+    words = list(states)
+    command.add_argument("--state", choices=words, metavar="STATE", help=", ".join(words))
+    _add_consumer(command)
+    _add_duration(command, "--older-than", "last seen longer ago than this")
+    type_ = _name("--text", "text")
+    command.add_argument("--text", metavar="TEXT", type=type_, help="stands in the message id")
+
+
+def _add_changes(command: ArgumentParser) -> None:
+    _add_number(command, "--limit", "how many at most", _MANY)
+    command.add_argument("--yes", action="store_true", help="do not ask before many are changed")
+    command.add_argument("--why", metavar="TEXT", default="", help="noted with what is done")
+    command.add_argument("--by", metavar="NAME", help="who does it (default: your login name)")
+
+
+def _add_duration(
+    command: ArgumentParser, name: str, text: str, default: Duration | None = None
+) -> None:
+    told = f"{text}, such as 12h or 30d" if default is None else f"{text} (default: {default})"
+    command.add_argument(name, metavar="TIME", type=_duration(name), default=default, help=told)
+
+
+def _add_number(command: ArgumentParser, name: str, text: str, default: int) -> None:
+    told = f"{text} (default: {default})"
+    command.add_argument(name, metavar="N", type=_number(name), default=default, help=told)
+
+
+# ---- Values ------------------------------------------------------------------------------------
+
+
+def _name(where: str, what: str) -> Callable[[str], str]:
+    def name(text: str) -> str:
+        try:
+            return check_id(text, what)
+        except MessageError as error:
+            raise ConfigError(f"{where}: {error}; no record can have it") from error
+
+    return name
+
+
+def _duration(where: str) -> Callable[[str], str]:
+    def duration(text: str) -> str:
+        seconds(text, where)
+        return text
+
+    return duration
+
+
+def _lease(text: str) -> str:
+    lease_seconds(text)
+    return text
+
+
+def _number(where: str) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not _NUMBER.fullmatch(text):
+            raise ConfigError(f"{where}: {text!r} is no whole number from 1 to 999999999")
+        return int(text)
+
+    return number
+
+
+def _retention(text: str) -> tuple[str, str]:
+    # A consumer's name may hold an equals sign; a duration never does.
+    consumer, equals, kept = text.rpartition("=")
+    if not equals:
+        raise ConfigError(f'--retention: {text!r} names no consumer; write "billing=90d"')
+    return _name("--retention", "consumer")(consumer), _duration("--retention")(kept)

@@ -1,0 +1,52 @@
+"""Progress on stderr while a command works."""
+
+import sys
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from oncely.cli.terminal import shown
+
+_LINE_EVERY_S = 5.0
+
+
+class Progress:
+    """One line that changes in place on a terminal; elsewhere a line now and then.
+
+    `first`, where there is one, is said at once.
+    """
+
+    def __init__(self, first: str = "") -> None:
+        self._first = first
+        self._console = Console(stderr=True)
+        self._began = self._said_at = time.monotonic()
+        self._spinner = Spinner("dots", first)
+        self._live = Live(self._spinner, console=self._console, transient=True)
+
+    def __enter__(self) -> "Progress":
+        if self._console.is_terminal:
+            self._live.start()
+        elif self._first:
+            print(self._first, file=sys.stderr, flush=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    @property
+    def took_s(self) -> float:
+        """How long it has been going on."""
+        return time.monotonic() - self._began
+
+    def show(self, text: str) -> None:
+        """Show where the work stands."""
+        now = time.monotonic()
+        if self._console.is_terminal:
+            # As text: a consumer's name is not markup.
+            self._spinner.update(text=Text(shown(text)))
+        elif now - self._said_at >= _LINE_EVERY_S:
+            self._said_at = now
+            print(shown(text), file=sys.stderr, flush=True)

@@ -1,0 +1,145 @@
+"""`oncely list` and `oncely show`: looking at records."""
+
+import argparse
+import json
+import sys
+
+from rich.table import Table
+from rich.text import Text
+
+from oncely import ops
+from oncely.cli.opening import opened
+from oncely.cli.tables import cell, new_table, put
+from oncely.cli.terminal import moment, shortened, span
+from oncely.core.errors import ConfigError, RefusedError
+from oncely.core.record import Record
+from oncely.core.rules import Standing, standing
+from oncely.ledger import Ledger
+
+_NAMED = 5
+
+
+def list_records(parsed: argparse.Namespace) -> int:
+    """Print the records that fit the filters."""
+    with opened(parsed) as ledger:
+        selected = ops.select(ledger, read_filters(parsed), parsed.limit)
+        now = ledger.now()
+    if parsed.json:
+        records = [ops.record_as_dict(record, now) for record in selected.records]
+        print(json.dumps({"records": records, "more": selected.more}))
+        return 0
+    if not selected.records:
+        print("no record fits", file=sys.stderr)
+        return 0
+    put(records_table(selected, now), last_gives_way=True)
+    if selected.more:
+        print(f"the first {parsed.limit:,}; more fit, see --limit", file=sys.stderr)
+    return 0
+
+
+def show(parsed: argparse.Namespace) -> int:
+    """Print all fields of one record."""
+    with opened(parsed) as ledger:
+        record = one_record(ledger, parsed.id, parsed.consumer)
+        now = ledger.now()
+    if parsed.json:
+        print(json.dumps(ops.record_as_dict(record, now)))
+    else:
+        put(record_table(record, now))
+    return 0
+
+
+def read_filters(parsed: argparse.Namespace) -> ops.Selection:
+    """The filters that were typed."""
+    return ops.Selection(
+        consumer=parsed.consumer,
+        states=() if parsed.state is None else (parsed.state,),
+        older_than=parsed.older_than,
+        text=parsed.text,
+    )
+
+
+def one_record(ledger: Ledger, message_id: str, consumer: str | None) -> Record:
+    """The record of a message that one consumer has, or `consumer`.
+
+    Raises RefusedError where there is none, ConfigError where several consumers have one.
+    """
+    found = ops.find(ledger, message_id, consumer)
+    if not found:
+        of = "" if consumer is None else f" ({consumer})"
+        raise RefusedError(f"{message_id!r}{of} is not in the ledger")
+    if len(found) > 1:
+        names = ", ".join(record.key.consumer for record in found[:_NAMED])
+        others = f" and {len(found) - _NAMED} others" if len(found) > _NAMED else ""
+        raise ConfigError(
+            f"{message_id!r} is a message of {names}{others}; name one with --consumer"
+        )
+    return found[0]
+
+
+def records_table(selected: ops.Selected, now: float) -> Table:
+    """A row for each record."""
+    table = new_table()
+    table.add_column("consumer", overflow="fold")
+    table.add_column("id", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    table.add_column("attempts", justify="right", no_wrap=True)
+    table.add_column("fence", justify="right", no_wrap=True)
+    table.add_column("last seen", justify="right", no_wrap=True)
+    table.add_column("error")
+    for record in selected.records:
+        table.add_row(
+            cell(record.key.consumer),
+            cell(record.key.message_id),
+            _state(record, now),
+            f"{record.attempts:,}",
+            f"{record.fence:,}",
+            f"{span(now - record.last_seen)} ago",
+            Text(shortened(record.error or ""), no_wrap=True, overflow="ellipsis"),
+        )
+    return table
+
+
+def record_table(record: Record, now: float) -> Table:
+    """A row for each field."""
+    table = new_table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _fields(record, now).items():
+        table.add_row(name, cell(value))
+    return table
+
+
+def _fields(record: Record, now: float) -> dict[str, str]:
+    lease_until = record.lease_until
+    return {
+        "consumer": record.key.consumer,
+        "id": record.key.message_id,
+        "state": _state(record, now),
+        "attempts": f"{record.attempts:,}",
+        "fence": f"{record.fence:,}",
+        "first seen": moment(record.first_seen, now),
+        "last seen": moment(record.last_seen, now),
+        "lease until": "none" if lease_until is None else moment(lease_until, now),
+        "duplicates": f"{record.duplicates:,}",
+        "error": record.error or "-",
+        "metadata": _as_json(record.metadata),
+        "result": _as_json(record.result),
+        "fingerprint": record.fingerprint or "-",
+        "version": str(record.version),
+    }
+
+
+def _state(record: Record, now: float) -> str:
+    """The state, or what is more to the point: in doubt, exhausted."""
+    match standing(record, now):
+        case Standing.IN_DOUBT:
+            return "in doubt"
+        case Standing.EXHAUSTED:
+            return "exhausted"
+        case _:
+            return record.state.value
+
+
+def _as_json(value: object) -> str:
+    return "-" if value is None else json.dumps(value, ensure_ascii=False)

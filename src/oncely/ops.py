@@ -1,0 +1,377 @@
+"""What operators do, as functions over a ledger: what the command and a dashboard go through."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, NamedTuple
+
+from oncely.core.errors import ConfigError, RefusedError, describe
+from oncely.core.message import MAX_ID_LENGTH
+from oncely.core.policy import Duration, Policy, lease_seconds, seconds
+from oncely.core.record import Key, Record, State
+from oncely.core.rules import standing
+from oncely.ledger import Ledger
+from oncely.stores.base import Tally
+
+logger = logging.getLogger(__name__)
+
+RETENTION = Policy().retention
+LEASE = Policy().lease
+
+IN_DOUBT = "in-doubt"
+STATES: Mapping[str, State] = {
+    **{state.value: state for state in State},
+    "completed": State.COMPLETED,
+    IN_DOUBT: State.PROCESSING,
+}
+"""The words by which records are selected, and the state that each stands for."""
+RESETTABLE = ("failed", IN_DOUBT)
+"""The words for what `reset` is not refused for."""
+
+
+# ---- Status ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What records add up to."""
+
+    counts: Mapping[State, int]
+    in_doubt: int
+    """Of those in processing: how many have a lease that has run out."""
+    duplicates: int
+    """Deliveries turned away."""
+    oldest_processing_s: float | None
+    """How long ago the one in processing that was not seen for longest was last seen."""
+
+    @property
+    def records(self) -> int:
+        """How many there are."""
+        return sum(self.counts.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The summary as JSON has it."""
+        return {
+            "records": self.records,
+            **{state.value: self.counts.get(state, 0) for state in State},
+            "in_doubt": self.in_doubt,
+            "duplicates": self.duplicates,
+            "oldest_processing_s": self.oldest_processing_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where a ledger stands."""
+
+    consumers: Mapping[str, Summary]
+    total: Summary
+    size_bytes: int | None
+    """None where the store cannot tell."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The status as JSON has it."""
+        return {
+            "consumers": {name: summary.as_dict() for name, summary in self.consumers.items()},
+            "total": self.total.as_dict(),
+            "size_bytes": self.size_bytes,
+        }
+
+
+def status(ledger: Ledger) -> Status:
+    """Where the ledger stands, for each consumer and in total."""
+    tallies = ledger.tallies()
+    now = ledger.now()
+    return Status(
+        consumers={
+            name: _summary(
+                [(state, tally) for (owner, state), tally in tallies.items() if owner == name], now
+            )
+            for name in _names(tallies)
+        },
+        total=_summary([(state, tally) for (_, state), tally in tallies.items()], now),
+        size_bytes=ledger.size(),
+    )
+
+
+def consumers(ledger: Ledger) -> Sequence[str]:
+    """Who has records in the ledger."""
+    return _names(ledger.tallies())
+
+
+def _names(tallies: Iterable[tuple[str, State]]) -> Sequence[str]:
+    return sorted({consumer for consumer, _ in tallies})
+
+
+def _summary(tallies: Sequence[tuple[State, Tally]], now: float) -> Summary:
+    counts: Counter[State] = Counter()
+    for state, tally in tallies:
+        counts[state] += tally.count
+    processing = [tally for state, tally in tallies if state is State.PROCESSING]
+    return Summary(
+        counts=counts,
+        in_doubt=sum(tally.lease_over for tally in processing),
+        duplicates=sum(tally.duplicates for _, tally in tallies),
+        oldest_processing_s=max((now - tally.oldest for tally in processing), default=None),
+    )
+
+
+# ---- Looking at records ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which records are meant: all that fit every field that is set."""
+
+    consumer: str | None = None
+    states: Sequence[str] = ()
+    """Words of `STATES`; any of them fits."""
+    older_than: Duration | None = None
+    """Last seen longer ago than this."""
+    text: str | None = None
+    """Stands in the message id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The records that were found, longest unseen first."""
+
+    records: Sequence[Record]
+    more: bool
+    """Whether others fit that were left out, because of the limit."""
+
+
+def select(ledger: Ledger, selection: Selection, limit: int = 100) -> Selected:
+    """At most `limit` records that fit. Raises ConfigError for a state that is none."""
+    found: dict[Key, Record] = {}
+    words: Sequence[str | None] = selection.states or [None]
+    for word in words:
+        for record in ledger.scan(
+            selection.consumer,
+            None if word is None else _state(word),
+            selection.older_than,
+            limit + 1,
+            text=selection.text,
+            lease_over=word == IN_DOUBT,
+        ):
+            found[record.key] = record
+    records = sorted(found.values(), key=lambda record: record.last_seen)
+    return Selected(records[:limit], len(records) > limit)
+
+
+def _state(word: str) -> State:
+    try:
+        return STATES[word]
+    except KeyError:
+        raise ConfigError(f"state: {word!r} is none of {', '.join(STATES)}") from None
+
+
+def find(ledger: Ledger, message_id: str, consumer: str | None = None) -> Sequence[Record]:
+    """The records of a message: that of `consumer`, or those of all who have one."""
+    names = consumers(ledger) if consumer is None else [consumer]
+    found = [ledger.find(Key(name, message_id)) for name in names]
+    return [record for record in found if record is not None]
+
+
+def record_as_dict(record: Record, now: float) -> dict[str, Any]:
+    """Every field of a record as JSON has it. Times are seconds since 1970.
+
+    `standing` is where it stands at `now`, in the words of `core/rules.py`.
+    """
+    return {
+        "consumer": record.key.consumer,
+        "message_id": record.key.message_id,
+        "state": record.state.value,
+        "standing": standing(record, now).name.lower(),
+        "attempts": record.attempts,
+        "fence": record.fence,
+        "first_seen": record.first_seen,
+        "last_seen": record.last_seen,
+        "lease_until": record.lease_until,
+        "exhausted": record.exhausted,
+        "duplicates": record.duplicates,
+        "error": record.error,
+        "metadata": record.metadata,
+        "result": record.result,
+        "fingerprint": record.fingerprint,
+        "version": record.version,
+    }
+
+
+# ---- Changing records --------------------------------------------------------------------------
+
+
+class Refusal(NamedTuple):
+    """A record that was left as it is."""
+
+    key: Key
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What became of the records that were to be changed."""
+
+    done: Sequence[Key]
+    refused: Sequence[Refusal]
+    by: str
+    why: str
+    """Who and why, as they were noted: cut, and with passwords masked."""
+
+
+def reset(
+    ledger: Ledger,
+    records: Sequence[Record],
+    *,
+    by: str,
+    why: str = "",
+    on_each: Callable[[int], None] = lambda _: None,
+) -> Changed:
+    """Allow each to run again; who did it, when and why is kept with the record, and logged.
+
+    `on_each` is told how many have had their turn.
+    """
+    return _change(records, "reset", (by, why), ledger.reset, on_each)
+
+
+def forget(
+    ledger: Ledger,
+    records: Sequence[Record],
+    *,
+    by: str,
+    why: str = "",
+    on_each: Callable[[int], None] = lambda _: None,
+) -> Changed:
+    """Remove each that is still as it was found; who did it and why is logged.
+
+    A record that has changed is refused: what was failed when it was chosen may be completed by
+    now, and forgotten it would run again. `on_each` is told how many have had their turn.
+    """
+    versions = {record.key: record.version for record in records}
+
+    def forget_unchanged(key: Key, **_: str) -> None:
+        found = ledger.find(key)
+        if found is None or found.version != versions[key]:
+            raise RefusedError(f"{key.message_id!r} ({key.consumer}) has changed meanwhile")
+        ledger.forget(key)
+
+    return _change(records, "forgotten", (by, why), forget_unchanged, on_each)
+
+
+def _change(
+    records: Sequence[Record],
+    event: str,
+    note: tuple[str, str],
+    change: Callable[..., None],
+    on_each: Callable[[int], None],
+) -> Changed:
+    by, why = describe(note[0], MAX_ID_LENGTH), describe(note[1])
+    done, refused = [], []
+    for turn, record in enumerate(records, start=1):
+        try:
+            change(record.key, by=by, why=why)
+        except RefusedError as error:
+            refused.append(Refusal(record.key, str(error)))
+        else:
+            done.append(record.key)
+            logger.info(event, extra={**record.key._asdict(), "by": by, "why": why})
+        on_each(turn)
+    return Changed(done, refused, by, why)
+
+
+# ---- Purging -----------------------------------------------------------------------------------
+
+
+def purge(
+    ledger: Ledger,
+    older_than: Duration = RETENTION,
+    *,
+    consumer: str | None = None,
+    retention: Mapping[str, Duration] | None = None,
+    batch: int = 1_000,
+    on_batch: Callable[[str, int], None] = lambda _, __: None,
+) -> Mapping[str, int]:
+    """Remove what was last seen longer ago than its consumer's `retention`, or `older_than`.
+
+    Returns, and logs, how many of each consumer; of `consumer` alone where that is set.
+    `on_batch` is told of every batch: whose records, and how many. Raises ConfigError before
+    anything is removed when a name in `retention` looks like a slip.
+    """
+    own = retention or {}
+    for name, kept in own.items():
+        seconds(kept, f"retention of {name}")
+    names = consumers(ledger) if consumer is None else [consumer]
+    _refuse_slips(own, names)
+    purged = {}
+    for name in names:
+        purged[name] = ledger.purge(
+            own.get(name, older_than), name, batch, on_batch=partial(on_batch, name)
+        )
+        logger.info("purged", extra={"consumer": name, "count": purged[name]})
+    return purged
+
+
+def _refuse_slips(retention: Mapping[str, Duration], names: Sequence[str]) -> None:
+    # A consumer without records may just have none left. But if its name is a slip, the one that
+    # was meant would lose what it was to keep.
+    others = [name for name in names if name not in retention]
+    for name in retention.keys() - set(names):
+        for near in get_close_matches(name, others, n=1):
+            raise ConfigError(
+                f"retention: no record is of {name!r}; did you mean {near!r}? "
+                f"If not, give {near!r} a retention of its own as well"
+            )
+
+
+# ---- Checking ----------------------------------------------------------------------------------
+
+
+def problems(
+    ledger: Ledger,
+    *,
+    lease: Duration = LEASE,
+    broker_timeout: Duration | None = None,
+    replay_window: Duration | None = None,
+    retention: Duration = RETENTION,
+) -> Sequence[str]:
+    """What can lose or repeat messages, a sentence each: the store's own, and the settings'.
+
+    `replay_window` is how long after a message was last seen it may be delivered again;
+    `broker_timeout` how long the broker waits for an acknowledgement. Without them nothing is
+    said about retention and lease.
+    """
+    found = list(ledger.problems())
+    if replay_window is not None:
+        found += _forgotten_early(retention, replay_window)
+    if broker_timeout is not None:
+        found += _runs_out_early(lease, broker_timeout)
+    return found
+
+
+def _forgotten_early(retention: Duration, replay_window: Duration) -> Sequence[str]:
+    if seconds(retention, "retention") > seconds(replay_window, "replay_window"):
+        return []
+    sentence = (
+        f"The retention ({retention}) is not longer than the replay window ({replay_window}): a "
+        "message that is delivered again after its record was purged runs again. Keep records "
+        "for longer than producers retry, brokers redeliver and a worker holds a delivery that "
+        "it has not claimed, all together."
+    )
+    return [sentence]
+
+
+def _runs_out_early(lease: Duration, broker_timeout: Duration) -> Sequence[str]:
+    lease_s = lease_seconds(lease)
+    if lease_s is None or lease_s >= seconds(broker_timeout, "broker_timeout"):
+        return []
+    sentence = (
+        f"The lease ({lease}) is shorter than the broker's acknowledgement timeout "
+        f"({broker_timeout}). It is extended while the handler runs; but a worker that stalls for "
+        "that long loses its claim while the broker still leaves the delivery to it, and another "
+        "delivery of the message can run beside it. Set the lease to the timeout or more, or "
+        'on_in_doubt = "hold".'
+    )
+    return [sentence]

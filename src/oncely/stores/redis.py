@@ -1,0 +1,262 @@
+"""Records in Redis: a hash for each, and sorted sets that find the longest unseen.
+
+What has to be atomic is done by the scripts in `redis_lua`; their prelude tells the keys. What goes
+to them and comes back is one piece of JSON: a reply of many pieces would cost more to take apart
+than everything else.
+"""
+
+import heapq
+import json
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+from urllib.parse import urlsplit
+
+from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavailable
+from oncely.core.record import Key, Record, State
+from oncely.stores import redis_settings
+from oncely.stores.base import Change, Clock, Loaded, Query, Tally
+from oncely.stores.redis_server import RedisServer, Script
+from oncely.stores.retrying import TryAgain
+
+_BATCH = 1_000
+"""Records for one call of a script: the server does nothing else meanwhile, and Lua bounds it."""
+
+_PAGE = 100
+
+_INSERT = Script("prelude", "write", "insert")
+_SWAP = Script("prelude", "write", "swap")
+_LOAD = Script("prelude", "read", "load")
+_SCAN = Script("prelude", "read", "choose", "scan")
+_PURGE = Script("prelude", "write", "choose", "purge")
+_TALLIES = Script("prelude", "tallies")
+_SIZE = Script("prelude", "size")
+
+_log = logging.getLogger(__name__)
+
+
+def open_redis(url: str, prefix: str = "processed_messages") -> "RedisStore":
+    """The store in the Redis at `url`, with keys that begin with `prefix`.
+
+    Raises ConfigError for a wrong URL and for a server that would lose records; where that cannot
+    be reached now, the first call that reaches it does.
+    """
+    store = RedisStore(url, prefix)
+    try:
+        store.check()
+    except StoreUnavailable:
+        pass
+    except StoreError as error:
+        raise ConfigError(f"ledger: {error}") from error
+    return store
+
+
+class RedisStore:
+    """All records of one ledger in one Redis.
+
+    `clock` replaces the server's clock; only tests want that.
+    """
+
+    def __init__(
+        self, url: str, prefix: str = "processed_messages", clock: Clock | None = None
+    ) -> None:
+        if not re.fullmatch(r"[\w.-]+", prefix):
+            raise ConfigError(f"ledger: the prefix {prefix!r} may only hold letters, digits, _ . -")
+        self._server = _server(url)
+        self._prefix = prefix
+        self._clock = clock
+        self._is_checked = False
+
+    def insert(self, records: Sequence[Record]) -> set[Key]:
+        rows = [[*record.key, _written(record)] for record in records]
+        return self._write(_INSERT, rows, [record.key for record in records])
+
+    def load(self, keys: Collection[Key]) -> Loaded:
+        wanted = list(keys)
+        found: dict[Key, Record] = {}
+        times = []
+        for start in range(0, len(wanted) or 1, _BATCH):
+            batch = wanted[start : start + _BATCH]
+            time, rows = json.loads(self._run(_LOAD, batch))
+            times.append(float(time))
+            # Where the first value, the status, is false, there is no record.
+            pairs = zip(batch, rows, strict=True)
+            found.update((key, _record(key, row)) for key, row in pairs if row[0])
+        # The first: what seems to be over by then was over when it was read.
+        return Loaded(found, times[0])
+
+    def swap(self, changes: Sequence[Change]) -> set[Key]:
+        rows = [
+            [*old.key, str(old.version), False if new is None else _written(new)]
+            for old, new in changes
+        ]
+        return self._write(_SWAP, rows, [old.key for old, _ in changes])
+
+    def scan(self, query: Query) -> Sequence[Record]:
+        streams = [self._fitting(group, query) for group in self._groups(query, list(State))]
+        return list(islice(heapq.merge(*streams, key=_last_seen), query.limit))
+
+    def tallies(self) -> Mapping[tuple[str, State], Tally]:
+        tallies = {}
+        for group, count, lease_over, oldest, duplicates in json.loads(self._run(_TALLIES, [])):
+            state, _, consumer = group.partition(":")
+            tally = Tally(count, lease_over, float(oldest), int(duplicates))
+            tallies[consumer, State(state)] = tally
+        return tallies
+
+    def purge(self, query: Query, states: Sequence[State]) -> int:
+        left = query.limit
+        for group in self._groups(query, states):
+            after = None
+            while left:
+                asked = _asked(group, query, min(left, _BATCH), after)
+                after, count = json.loads(self._run(_PURGE, asked))
+                left -= count
+                if not after:
+                    break
+        return query.limit - left
+
+    def migrate(self) -> None:
+        pass
+
+    def migration_sql(self) -> str:
+        return ""
+
+    def problems(self) -> Sequence[str]:
+        try:
+            found = self._server.ask("CONFIG", "GET", "appendfsync")
+        except StoreUnavailable:
+            raise
+        except StoreError:  # A hosted Redis may not let its users ask.
+            found = []
+        return redis_settings.problems(self._server.info(), found[1] if found else None)
+
+    def size(self) -> int | None:
+        return int(self._run(_SIZE, []))
+
+    def close(self) -> None:
+        self._server.close()
+
+    def check(self) -> None:
+        """Raise ConfigError where the server would lose records. The first call does it, too."""
+        info = self._server.info()
+        why = redis_settings.refusal(info)
+        if why is not None:
+            raise ConfigError(f"ledger: {self._server.name}: {why}")
+        if not redis_settings.has_aof(info):
+            _log.warning("no_aof", extra={"store": self._server.name})
+        self._is_checked = True
+
+    def _write(
+        self, script: Script, rows: Sequence[Sequence[Any]], keys: Sequence[Key]
+    ) -> set[Key]:
+        digits = "".join(
+            self._run(script, rows[start : start + _BATCH], lost=ReplyLost)
+            for start in range(0, len(rows), _BATCH)
+        )
+        return {key for key, digit in zip(keys, digits, strict=True) if digit == "1"}
+
+    def _run(self, script: Script, asked: object, lost: type[Exception] = TryAgain) -> Any:
+        if not self._is_checked:
+            self.check()
+        clock = "" if self._clock is None else str(self._clock())
+        return self._server.run(script, self._prefix, clock, json.dumps(asked), lost=lost)
+
+    def _groups(self, query: Query, states: Collection[State]) -> Sequence["_Group"]:
+        """Where records that fit may be."""
+        return [
+            (consumer, state)
+            for consumer, state in self.tallies()
+            if query.consumer in (None, consumer)
+            and query.state in (None, state)
+            and state in states
+        ]
+
+    def _fitting(self, group: "_Group", query: Query) -> Iterator[Record]:
+        """The records of a group that fit, longest unseen first, page by page as they are used."""
+        after = None
+        found = set()
+        while True:
+            asked = _asked(group, query, min(query.limit, _PAGE), after)
+            after, rows = json.loads(self._run(_SCAN, asked))
+            for message_id, values in rows:
+                # Some come again where the one to go on after has moved.
+                if message_id not in found:
+                    found.add(message_id)
+                    yield _record(Key(group[0], message_id), values)
+            if not after:
+                return
+
+
+_Group = tuple[str, State]
+
+
+def _server(url: str) -> RedisServer:
+    example = 'write "redis://localhost:6379/0" or "rediss://user:password@host:6379/0"'
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("redis", "rediss") and parts.hostname is not None
+        if not is_one or not re.fullmatch(r"(/\d*)?", parts.path) or parts.fragment:
+            raise ValueError
+        return RedisServer(url)
+    except TypeError as error:
+        setting = str(error).rpartition(" ")[2]
+        raise ConfigError(f"ledger: a Redis URL has no setting {setting}; {example}") from None
+    except ValueError:
+        # A URL that cannot be taken apart is not shown: its password cannot be told from the rest.
+        raise ConfigError(f"ledger: this is no URL of a Redis; {example}") from None
+
+
+def _asked(group: _Group, query: Query, limit: int, after: object) -> Mapping[str, object]:
+    consumer, state = group
+    asked = {
+        "consumer": consumer,
+        "state": state,
+        "older_than_s": query.older_than_s,
+        "text": query.text,
+        "lease_over": query.lease_over,
+        "limit": limit,
+        "after": after,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _written(record: Record) -> Sequence[Any]:
+    """A record as the scripts write it: they add the times, and leave out no duplicates."""
+    fields = ["attempts", str(record.attempts), "fence", str(record.fence)]
+    if record.fingerprint is not None:
+        fields += ("fingerprint", record.fingerprint)
+    if record.metadata is not None:
+        fields += ("metadata", json.dumps(record.metadata))
+    if record.result is not None:
+        fields += ("result", json.dumps(record.result))
+    if record.exhausted:
+        fields += ("exhausted", "1")
+    lease_s = False if record.lease_until is None else record.lease_until
+    return str(record.version), record.state, record.duplicates, lease_s, fields
+
+
+def _record(key: Key, values: Sequence[Any]) -> Record:
+    status, attempts, fence, first_seen, last_seen, lease_until = values[:6]
+    metadata, result, fingerprint, exhausted, duplicates, version = values[6:]
+    return Record(
+        key=key,
+        state=State(status),
+        attempts=int(attempts),
+        fence=int(fence),
+        first_seen=float(first_seen),
+        last_seen=float(last_seen),
+        lease_until=float(lease_until) if lease_until else None,
+        metadata=json.loads(metadata) if metadata else None,
+        result=json.loads(result) if result else None,
+        fingerprint=None if fingerprint is False else fingerprint,
+        exhausted=bool(exhausted),
+        duplicates=int(duplicates),
+        version=int(version),
+    )
+
+
+def _last_seen(record: Record) -> float:
+    return record.last_seen

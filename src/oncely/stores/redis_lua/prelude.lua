@@ -1,0 +1,46 @@
+-- What every script begins with. ARGV holds the prefix of the ledger's keys, a test's clock ('' for
+-- the server's own), and what is asked, as JSON.
+--
+-- The keys, each after the prefix and a colon. The words for states hold no colon, and a length in
+-- bytes tells where a consumer's name ends, so that no key is ever taken for another.
+--
+--   7:billing:abc-123     hash        the record of message abc-123; most fields at their default
+--                                     are left out
+--   groups                set         <state>:<consumer>, for each that has records
+--   seen:sent:billing     sorted set  the ids of a group, by last_processed_at
+--   leases:sent:billing   sorted set  those of them that have a lease, by lease_until
+--   duplicates            hash        what the duplicates of a group add up to
+
+local prefix = ARGV[1] .. ':'
+local asked = cjson.decode(ARGV[3])
+
+local function store_clock()
+  if ARGV[2] ~= '' then
+    return tonumber(ARGV[2])
+  end
+  local time = redis.call('TIME')
+  return time[1] + time[2] / 1000000
+end
+
+local function time_text(seconds)
+  return string.format('%.6f', seconds)
+end
+
+local now = store_clock()
+local now_text = time_text(now)
+
+local function group_of(state, consumer)
+  return state .. ':' .. consumer
+end
+
+local function record_key(consumer, id)
+  return prefix .. #consumer .. ':' .. consumer .. ':' .. id
+end
+
+local function seen_key(group)
+  return prefix .. 'seen:' .. group
+end
+
+local function leases_key(group)
+  return prefix .. 'leases:' .. group
+end

@@ -1,0 +1,15 @@
+-- Answered: where to go on, and how many were removed.
+local ids, after = choose()
+for _, id in ipairs(ids) do
+  local state, count, lease_until = unpack(redis.call('HMGET', record_key(asked.consumer, id),
+    'status', 'duplicates', 'lease_until'))
+  if state == asked.state then
+    remove(asked.consumer, id, state, count, lease_until)
+  else
+    -- An operator removed the record by hand: what there is now stands in another group.
+    append(list_of(unseen, group), id)
+    append(list_of(ended, group), id)
+  end
+end
+update_indexes()
+return cjson.encode({after, #ids})

@@ -1,0 +1,66 @@
+"""Engines: how each kind of database is connected to."""
+
+from pathlib import Path
+
+from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from oncely.core.errors import ConfigError, mask_passwords
+from oncely.stores.sql.database import Database
+
+
+def database_of(engine: Engine) -> type[Database]:
+    """What knows the statements of the database behind an engine. Imports its driver."""
+    match engine.dialect.name:
+        case "postgresql":
+            from oncely.stores.sql.postgresql import Postgresql
+
+            return Postgresql
+        case "mysql" | "mariadb":
+            from oncely.stores.sql.mysql import Mysql
+
+            return Mysql
+        case _:
+            from oncely.stores.sql.sqlite import Sqlite
+
+            return Sqlite
+
+
+def sqlite_engine(file: Path) -> Engine:
+    """An engine on a SQLite file. Raises ConfigError where it cannot be made there."""
+    if not file.absolute().parent.is_dir():
+        raise ConfigError(f"ledger: {str(file)!r} cannot be made: its folder does not exist")
+    return create_engine(URL.create("sqlite+pysqlite", database=str(file.absolute())))
+
+
+def server_engine(url: str | URL) -> Engine:
+    """An engine on a PostgreSQL, MariaDB or MySQL server.
+
+    Raises ConfigError for a URL that cannot be read, ModuleNotFoundError for a missing driver.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise ConfigError(
+            f"ledger: {mask_passwords(str(url))!r} cannot be read as a URL; write "
+            '"postgresql://user:password@host:5432/database"'
+        ) from error
+    if not parsed.database:
+        raise ConfigError(
+            f"ledger: {parsed!r} names no database; write it last, after the host and a slash"
+        )
+    if parsed.get_backend_name() == "postgresql":
+        from oncely.stores.sql.postgresql import SETTINGS
+
+        parsed = parsed.set(drivername="postgresql+psycopg")
+        options = {"options": " ".join((*SETTINGS, *parsed.normalized_query.get("options", ())))}
+    else:
+        parsed = parsed.set(drivername="mysql+pymysql")
+        options = {"charset": "utf8mb4"}
+    try:
+        # Each statement commits by itself, so that there is nothing to roll back on return.
+        return create_engine(
+            parsed, isolation_level="AUTOCOMMIT", pool_reset_on_return=None, connect_args=options
+        )
+    except SQLAlchemyError as error:
+        raise ConfigError(f"ledger: {parsed!r} cannot be opened: {error}") from error

@@ -1,0 +1,1 @@
+"""Numbered migrations of the table, run by Alembic."""

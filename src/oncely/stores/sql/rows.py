@@ -1,0 +1,126 @@
+"""Between records and rows."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oncely.core.record import Key, Record, State
+from oncely.stores.base import Change
+
+LOADED = (
+    "provider",
+    "message_id",
+    "status",
+    "attempts",
+    "fence",
+    "first_processed_at",
+    "last_processed_at",
+    "lease_until",
+    "metadata",
+    "result",
+    "fingerprint",
+    "exhausted",
+    "duplicates",
+    "version",
+)
+"""The columns that `record_of` takes, in its order; times as seconds since 1970, JSON as text."""
+
+TIMES = ("first_processed_at", "last_processed_at", "lease_until")
+
+Columns = Mapping[str, Sequence[Any]]
+"""The values of each column, for many rows. `lease_s` is the lease, counted from the write."""
+
+
+def record_of(row: Sequence[Any]) -> Record:
+    """The record in a row of `LOADED`."""
+    (consumer, message_id, status, attempts, fence, first_seen, last_seen, lease_until) = row[:8]
+    metadata, result, fingerprint, exhausted, duplicates, version = row[8:]
+    return Record(
+        key=Key(consumer, message_id),
+        state=State(status),
+        attempts=attempts,
+        fence=fence,
+        first_seen=first_seen,
+        last_seen=last_seen,
+        lease_until=lease_until,
+        metadata=None if metadata is None else json.loads(metadata),
+        result=None if result is None else json.loads(result),
+        fingerprint=fingerprint,
+        exhausted=bool(exhausted),
+        duplicates=duplicates,
+        version=version,
+    )
+
+
+def inserted(records: Sequence[Record]) -> Columns:
+    """What an insert writes; the other columns have their defaults."""
+    return {
+        "message_id": [record.key.message_id for record in records],
+        "provider": [record.key.consumer for record in records],
+        "status": [record.state.value for record in records],
+        "attempts": [record.attempts for record in records],
+        "metadata": [_json(record.metadata) for record in records],
+        "fence": [record.fence for record in records],
+        "version": [record.version for record in records],
+        "lease_s": [record.lease_until for record in records],
+        "fingerprint": [record.fingerprint for record in records],
+    }
+
+
+def swapped(changes: Sequence[tuple[Record, Record]]) -> Columns:
+    """What a swap looks for (`message_id`, `provider`, `believed`) and writes (the rest)."""
+    news = [new for _, new in changes]
+    return {
+        **believed([old for old, _ in changes]),
+        "status": [new.state.value for new in news],
+        "attempts": [new.attempts for new in news],
+        "metadata": [_json(new.metadata) for new in news],
+        "fence": [new.fence for new in news],
+        "version": [new.version for new in news],
+        "lease_s": [new.lease_until for new in news],
+        "fingerprint": [new.fingerprint for new in news],
+        "result": [_json(new.result) for new in news],
+        "exhausted": [new.exhausted for new in news],
+        "duplicates": [new.duplicates for new in news],
+    }
+
+
+def believed(records: Sequence[Record]) -> Columns:
+    """What a swap or a removal looks for."""
+    return {
+        "message_id": [record.key.message_id for record in records],
+        "provider": [record.key.consumer for record in records],
+        "believed": [record.version for record in records],
+    }
+
+
+def key_columns(keys: Sequence[Key]) -> Columns:
+    """What a load looks for."""
+    return {
+        "message_id": [key.message_id for key in keys],
+        "provider": [key.consumer for key in keys],
+    }
+
+
+def parted(changes: Sequence[Change]) -> tuple[list[tuple[Record, Record]], list[Record]]:
+    """The swaps and the removals, each in the order of their keys: so no two writers deadlock."""
+    ordered = sorted(changes, key=_changed_key)
+    kept = [(old, new) for old, new in ordered if new is not None]
+    return kept, [old for old, new in ordered if new is None]
+
+
+def by_key(records: Sequence[Record]) -> list[Record]:
+    """The records in the order of their keys."""
+    return sorted(records, key=_key_of)
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value)
+
+
+def _key_of(record: Record) -> Key:
+    return record.key
+
+
+def _changed_key(change: Change) -> Key:
+    return change.old.key

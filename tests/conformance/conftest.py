@@ -1,0 +1,45 @@
+"""Stores on servers, and the URLs of all stores that processes can share."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from oncely.stores.base import Clock
+from oncely.stores.sql import SqlStore
+from oncely.stores.sql.engines import server_engine
+from oncely.stores.sql.table import TableName
+
+OpenSql = Callable[..., SqlStore]
+
+SHARED = ("sqlite", "postgresql", "mysql", "redis")
+"""Kinds of store that several processes can use at once."""
+
+
+@pytest.fixture
+def open_sql() -> Iterator[OpenSql]:
+    """Opens stores on SQL servers, and closes them all at the end."""
+    with ExitStack() as opened:
+
+        def open_store(
+            url: str, clock: Clock | None = None, name: TableName = TableName()
+        ) -> SqlStore:
+            store = SqlStore(server_engine(url), name, clock)
+            opened.callback(store.close)
+            return store
+
+        yield open_store
+
+
+def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    """The URL of an empty store of that kind; skips the test where its server is missing."""
+    if kind == "sqlite":
+        return f"sqlite:///{folder / 'ledger.db'}"
+    return str(request.getfixturevalue(f"{kind}_url"))
+
+
+@pytest.fixture(params=SHARED)
+def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store, of each kind that processes can share."""
+    return url_of(request.param, request, tmp_path)

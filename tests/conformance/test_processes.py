@@ -1,0 +1,18 @@
+"""One store among many processes, for each kind of store that processes can share."""
+
+from oncely.ledger import open_ledger
+from oncely.testing.processes import claim_all, migrate_and_count, run_at_once
+
+_KEYS = 10_000
+
+
+def test_processes_claim_the_same_keys(shared_url: str) -> None:
+    """Twenty processes claim 10,000 keys at once: each key is granted exactly once."""
+    open_ledger(shared_url).migrate()
+    answers = run_at_once(20, shared_url, claim_all, _KEYS)
+    assert sorted(number for answer in answers for number in answer) == list(range(_KEYS))
+
+
+def test_processes_migrate_a_fresh_store(shared_url: str) -> None:
+    """Ten processes migrate a fresh store at once: all succeed, and one table is there."""
+    assert run_at_once(10, shared_url, migrate_and_count) == [0] * 10

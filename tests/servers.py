@@ -1,0 +1,415 @@
+"""PostgreSQL, MariaDB and Redis of a test's own, from the machine's packages, on loopback."""
+
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, ClassVar, Self
+
+HOST = "127.0.0.1"
+
+_START_S = 60.0
+_STOP_S = 60.0
+_ASK_AGAIN_S = 0.02
+_ASK_TIMEOUT_S = 5
+_PORT_TRIES = 5
+# Below the ports that the kernel gives to outgoing connections: one of those would take the port
+# of a server that is down for a moment, or a client that tries again would connect to itself.
+_PORTS = range(15_000, 32_000)
+_PORT_TAKEN = "Address already in use"
+_LOG_TAIL = 3000
+
+# Outlives whoever started it. When told the end, or when its input ends because whoever started it
+# has died, it ends the server whose process id it was told last (an empty line: none runs) and
+# removes the folder. It is told, since a forked process may hold the other end of its input open.
+# It asks the server before it kills it: a PostgreSQL that is killed leaves shared memory.
+_UNDERTAKER = """
+server=
+while read -r line && [ "$line" != end ]; do server=$line; done
+if [ -n "$server" ]; then
+    kill -s "$2" -- "-$server"
+    sleep 1
+    kill -s KILL -- "-$server" 2>/dev/null
+fi
+rm -rf -- "$1"
+"""
+
+
+class MissingProgram(Exception):
+    """A server's program is not on this machine; the message says what installs it."""
+
+
+class ServerError(Exception):
+    """A server does not start or stop; the message ends with what it said last."""
+
+
+class Server(ABC):
+    """A server in a temporary folder, on a port of its own. It is not running yet.
+
+    `start` after `stop` or `kill` finds the data and the port of before. Once it is closed, or the
+    process that made it has died in whatever way, nothing of it is left.
+    Raises MissingProgram when this machine cannot run it.
+    """
+
+    name: ClassVar[str]
+    package: ClassVar[str]
+    programs: ClassVar[tuple[str, ...]]
+    account: ClassVar[str | None] = None
+    """Who runs it where the tests are run by root, whom it refuses."""
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+
+    def __init__(self) -> None:
+        self._programs = [self._find(program) for program in self.programs]
+        self._account = self.account if os.geteuid() == 0 else None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._has_answered = False
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"oncely-{self.package}-"))
+        if self._account:
+            shutil.chown(self.folder, self._account, self._account)
+        self._undertaker = subprocess.Popen(
+            ["/bin/sh", "-c", _UNDERTAKER, "undertaker", self.folder, str(int(self.stop_signal))],
+            stdin=subprocess.PIPE,
+            # Else Ctrl-C on the terminal would end it before its work.
+            start_new_session=True,
+        )
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where it is, as oncely wants to be told."""
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make `data`."""
+
+    @abstractmethod
+    def _command(self) -> Sequence[str | Path]:
+        """What runs it in the foreground."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether it serves clients."""
+
+    @property
+    def data(self) -> Path:
+        """The folder with its data."""
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        """What it said since it was last started."""
+        return self.folder / "log"
+
+    def start(self) -> None:
+        """Start it, and return once it answers. Raises ServerError when it does not."""
+        assert self._process is None, f"{self.name} is running"
+        if not self.data.exists():
+            self._prepare()
+        for _ in range(_PORT_TRIES):
+            self._launch()
+            if self._wait_for_answer():
+                return
+            # Clients already know the port of a server that was running.
+            if self._has_answered or _PORT_TAKEN not in self._last_words():
+                break
+            self.port = free_port()
+        raise ServerError(f"{self.name} does not start:\n{self._last_words()}")
+
+    def stop(self) -> None:
+        """Stop it, as an operator would. Raises ServerError when it does not stop."""
+        if self._process is None:
+            return
+        self._process.send_signal(self.stop_signal)
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServerError(f"{self.name} does not stop:\n{self._last_words()}") from None
+        self._running(None)
+
+    def restart(self) -> None:
+        """Stop it and start it again."""
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
+        """Start it, for as long as the block."""
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def kill(self) -> None:
+        """Kill it and its children at one moment; return once all are gone."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            _kill_family(self._process)
+        self._running(None)
+
+    def close(self) -> None:
+        """Stop it and remove all that is left of it."""
+        try:
+            self.stop()
+        finally:
+            self._tell("end")
+            self._undertaker.communicate()
+
+    def _find(self, program: str) -> str:
+        found = find_program(program)
+        if found is None:
+            raise MissingProgram(
+                f"{self.name} is not installed; type: apt-get install {self.package}"
+            )
+        return found
+
+    def _running(self, process: subprocess.Popen[bytes] | None) -> None:
+        """Take note, and tell the undertaker."""
+        self._process = process
+        self._tell(str(process.pid) if process else "")
+
+    def _tell(self, line: str) -> None:
+        assert self._undertaker.stdin is not None
+        self._undertaker.stdin.write(f"{line}\n".encode())
+        self._undertaker.stdin.flush()
+
+    def _launch(self) -> None:
+        with self.log.open("wb") as log:
+            process = subprocess.Popen(
+                self._command(), start_new_session=True, **self._surroundings(log)
+            )
+        self._running(process)
+
+    def _run(self, *command: str | Path) -> None:
+        """Run a program that prepares. Raises ServerError when it fails."""
+        with self.log.open("wb") as log:
+            done = subprocess.run(command, check=False, **self._surroundings(log))
+        if done.returncode != 0:
+            raise ServerError(f"{command[0]} fails:\n{self._last_words()}")
+
+    def _surroundings(self, log: IO[bytes]) -> dict[str, Any]:
+        """Arguments for a process that nothing in this process's environment can mislead."""
+        identity: dict[str, Any] = {
+            "user": self._account,
+            "group": self._account,
+            "extra_groups": [],
+        }
+        return {
+            **(identity if self._account else {}),
+            "cwd": self.folder,
+            "env": {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+            "stdin": subprocess.DEVNULL,
+            "stdout": log,
+            "stderr": subprocess.STDOUT,
+        }
+
+    def _wait_for_answer(self) -> bool:
+        """Whether it answers before it ends or the time is up; it runs only if it does."""
+        assert self._process is not None
+        deadline = time.monotonic() + _START_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            if self._answers():
+                self._has_answered = True
+                return True
+            time.sleep(_ASK_AGAIN_S)
+        self.kill()
+        return False
+
+    def _last_words(self) -> str:
+        return self.log.read_text(errors="replace")[-_LOG_TAIL:]
+
+
+class Postgresql(Server):
+    """A PostgreSQL, with the durability it has by default."""
+
+    name = "PostgreSQL"
+    package = "postgresql"
+    programs = ("initdb", "postgres")
+    account = "postgres"
+    # The default, SIGTERM, waits for clients to leave.
+    stop_signal = signal.SIGINT
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://oncely@{HOST}:{self.port}/postgres"
+
+    def _prepare(self) -> None:
+        initdb, _ = self._programs
+        options = ("--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C.UTF-8")
+        self._run(initdb, f"--pgdata={self.data}", "--username=oncely", *options)
+
+    def _command(self) -> Sequence[str | Path]:
+        _, postgres = self._programs
+        settings = {
+            "listen_addresses": HOST,
+            "port": self.port,
+            "unix_socket_directories": self.folder,
+            "max_connections": 200,
+            # In its folder, where it goes with it; one that is killed would leave it in /dev/shm.
+            "dynamic_shared_memory_type": "mmap",
+        }
+        return [postgres, "-D", self.data, *(f"--{name}={settings[name]}" for name in settings)]
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.url, connect_timeout=_ASK_TIMEOUT_S).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+class MariaDb(Server):
+    """A MariaDB, with the durability it has by default."""
+
+    name = "MariaDB"
+    package = "mariadb-server"
+    programs = ("mariadb-install-db", "mariadbd")
+    account = "mysql"
+
+    _SETUP = """
+        CREATE DATABASE IF NOT EXISTS oncely;
+        CREATE USER IF NOT EXISTS oncely@'%' IDENTIFIED BY 'secret';
+        GRANT ALL ON *.* TO oncely@'%';
+    """
+
+    @property
+    def url(self) -> str:
+        return f"mysql://oncely:secret@{HOST}:{self.port}/oncely"
+
+    def _prepare(self) -> None:
+        install, _ = self._programs
+        (self.folder / "setup.sql").write_text(self._SETUP)
+        self._run(install, "--no-defaults", "--skip-test-db", f"--datadir={self.data}")
+
+    def _command(self) -> Sequence[str | Path]:
+        _, mariadbd = self._programs
+        return [
+            mariadbd,
+            "--no-defaults",
+            f"--datadir={self.data}",
+            f"--tmpdir={self.folder}",
+            f"--socket={self.folder / 'socket'}",
+            f"--pid-file={self.folder / 'pid'}",
+            f"--init-file={self.folder / 'setup.sql'}",
+            f"--bind-address={HOST}",
+            f"--port={self.port}",
+            "--skip-name-resolve",
+            "--character-set-server=utf8mb4",
+            "--innodb-flush-log-at-trx-commit=1",
+            "--max-connections=200",
+        ]
+
+    def _answers(self) -> bool:
+        import pymysql
+
+        try:
+            pymysql.connect(
+                host=HOST,
+                port=self.port,
+                user="oncely",
+                password="secret",
+                connect_timeout=_ASK_TIMEOUT_S,
+                read_timeout=_ASK_TIMEOUT_S,
+            ).close()
+        except pymysql.OperationalError:
+            return False
+        return True
+
+
+class Redis(Server):
+    """A Redis that appends to a file, and that refuses writes rather than forget when full."""
+
+    name = "Redis"
+    package = "redis-server"
+    programs = ("redis-server",)
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}/0"
+
+    def _prepare(self) -> None:
+        self.data.mkdir()
+
+    def _command(self) -> Sequence[str | Path]:
+        settings = {
+            "bind": HOST,
+            "port": self.port,
+            "dir": self.data,
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "maxmemory-policy": "noeviction",
+            "save": "",
+        }
+        arguments = [(f"--{name}", str(value)) for name, value in settings.items()]
+        return [*self._programs, *(word for argument in arguments for word in argument)]
+
+    def _answers(self) -> bool:
+        import redis
+
+        with redis.Redis.from_url(self.url, socket_timeout=_ASK_TIMEOUT_S, retry=None) as client:
+            try:
+                return bool(client.ping())
+            except (redis.ConnectionError, redis.TimeoutError):
+                return False
+
+
+def find_program(name: str) -> str | None:
+    """Where a server's program is; Debian keeps some off the PATH."""
+    versions = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"),
+        key=lambda folder: float(folder.parent.name),
+        reverse=True,
+    )
+    folders = [os.environ.get("PATH", os.defpath), "/usr/sbin", *map(str, versions)]
+    return shutil.which(name, path=os.pathsep.join(folders))
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+
+
+def _kill_family(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its children; return once all are gone."""
+    # One that is stopped starts no more children, and its children's ids stay theirs.
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    children = [os.pidfd_open(child) for child in _children(process.pid)]
+    try:
+        for child in children:
+            signal.pidfd_send_signal(child, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        for child in children:
+            select.select([child], [], [], _STOP_S)
+    finally:
+        for child in children:
+            os.close(child)
+
+
+def _children(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for children in lists for child in children.read_text().split()]

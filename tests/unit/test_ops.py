@@ -1,0 +1,393 @@
+"""What operators do: looking, changing, purging, checking, over a ledger in memory."""
+
+import json
+import logging
+
+import pytest
+
+from oncely import ops
+from oncely.core.errors import ConfigError, StoreUnavailable
+from oncely.core.policy import Policy
+from oncely.core.record import Claim, Key, Record, State
+from oncely.core.rules import Duplicate, Granted
+from oncely.ledger import Ledger
+from oncely.stores.memory import MemoryStore
+from oncely.testing import ManualClock, MeddlingStore, granted
+
+DAY_S = 86_400.0
+
+
+def claimed(ledger: Ledger, consumer: str, message_id: str, lease: str = "60s") -> Claim:
+    return granted(ledger.claim(Key(consumer, message_id), lease))
+
+
+def completed(ledger: Ledger, consumer: str, message_id: str) -> None:
+    ledger.complete(claimed(ledger, consumer, message_id))
+
+
+def failed(ledger: Ledger, consumer: str, message_id: str, error: str = "no") -> None:
+    ledger.fail(claimed(ledger, consumer, message_id), error)
+
+
+def ids(selected: ops.Selected) -> list[str]:
+    return [record.key.message_id for record in selected.records]
+
+
+def the(ledger: Ledger, consumer: str, message_id: str) -> Record:
+    [record] = ops.find(ledger, message_id, consumer)
+    return record
+
+
+# ---- Status ------------------------------------------------------------------------------------
+
+
+def test_status_of_nothing(ledger: Ledger) -> None:
+    """A ledger without records has a status too, in numbers and not in gaps."""
+    found = ops.status(ledger)
+    assert (found.consumers, found.size_bytes) == ({}, None)
+    assert found.total.as_dict() == {
+        "records": 0,
+        "processing": 0,
+        "handled": 0,
+        "sent": 0,
+        "failed": 0,
+        "in_doubt": 0,
+        "duplicates": 0,
+        "oldest_processing_s": None,
+    }
+
+
+def test_status_adds_up(ledger: Ledger, clock: ManualClock) -> None:
+    """Counts, doubts, duplicates and ages stand with their consumer, and in the total."""
+    claimed(ledger, "billing", "old")
+    clock.advance(100)
+    claimed(ledger, "billing", "young")
+    claimed(ledger, "sms", "young")
+    # Its lease runs out as well, but it is not in doubt: its handler has run.
+    ledger.handled(claimed(ledger, "sms", "handled", "1s"))
+    completed(ledger, "sms", "done")
+    failed(ledger, "sms", "failed")
+    assert isinstance(ledger.claim(Key("sms", "done")), Duplicate)
+    clock.advance(20)
+    found = ops.status(ledger)
+    assert list(found.consumers) == ["billing", "sms"]
+    billing, sms = found.consumers["billing"], found.consumers["sms"]
+    assert billing.counts == {State.PROCESSING: 2}
+    assert (billing.in_doubt, billing.duplicates, billing.oldest_processing_s) == (1, 0, 120)
+    assert sms.counts == dict.fromkeys(State, 1)
+    assert (sms.in_doubt, sms.duplicates, sms.oldest_processing_s) == (0, 1, 20)
+    assert found.total.records == 6
+    assert (found.total.in_doubt, found.total.duplicates) == (1, 1)
+    assert found.total.oldest_processing_s == 120
+    assert json.loads(json.dumps(found.as_dict()))["consumers"]["sms"]["sent"] == 1
+
+
+# ---- Looking -----------------------------------------------------------------------------------
+
+
+def test_select_by_state(ledger: Ledger, clock: ManualClock) -> None:
+    """Every word selects its records; "in-doubt" only those whose lease has run out."""
+    claimed(ledger, "c", "doubtful")
+    clock.advance(60)
+    claimed(ledger, "c", "live")
+    ledger.handled(claimed(ledger, "c", "handled"))
+    completed(ledger, "c", "done")
+    failed(ledger, "c", "failed")
+    chosen = {
+        word: set(ids(ops.select(ledger, ops.Selection(states=[word])))) for word in ops.STATES
+    }
+    assert chosen == {
+        "processing": {"doubtful", "live"},
+        "in-doubt": {"doubtful"},
+        "handled": {"handled"},
+        "sent": {"done"},
+        "completed": {"done"},
+        "failed": {"failed"},
+    }
+
+
+def test_select_by_several_states(ledger: Ledger, clock: ManualClock) -> None:
+    """Any of several states fits; nothing stands twice; the longest unseen comes first."""
+    failed(ledger, "c", "1")
+    clock.advance(1)
+    claimed(ledger, "c", "2")
+    clock.advance(1)
+    failed(ledger, "c", "3")
+    clock.advance(60)
+    words = ops.Selection(states=["failed", "in-doubt", "processing"])
+    assert ids(ops.select(ledger, words)) == ["1", "2", "3"]
+
+
+def test_select_by_the_rest(ledger: Ledger, clock: ManualClock) -> None:
+    """Consumer, age and text have to fit, all of them."""
+    completed(ledger, "a", "order-1")
+    completed(ledger, "b", "order-1")
+    completed(ledger, "a", "receipt-1")
+    clock.advance(3_600)
+    completed(ledger, "a", "order-2")
+    chosen = ops.Selection(consumer="a", text="order", older_than="30m")
+    [record] = ops.select(ledger, chosen).records
+    assert record.key == Key("a", "order-1")
+
+
+@pytest.mark.parametrize(("limit", "count", "more"), [(2, 2, True), (3, 3, False), (4, 3, False)])
+def test_select_up_to_a_limit(ledger: Ledger, limit: int, count: int, more: bool) -> None:
+    """The limit holds over all states together, and it is said whether others fit."""
+    failed(ledger, "c", "1")
+    failed(ledger, "c", "2")
+    completed(ledger, "c", "3")
+    selected = ops.select(ledger, ops.Selection(states=["failed", "sent"]), limit)
+    assert (len(selected.records), selected.more) == (count, more)
+
+
+def test_select_by_no_state(ledger: Ledger) -> None:
+    """A word that is no state is refused, with those that are."""
+    with pytest.raises(ConfigError, match="'stuck' is none of processing, handled, sent, failed"):
+        ops.select(ledger, ops.Selection(states=["stuck"]))
+
+
+def test_find(ledger: Ledger) -> None:
+    """A message is found with every consumer that has it, or with the one that is named."""
+    completed(ledger, "a", "1")
+    completed(ledger, "b", "1")
+    completed(ledger, "b", "2")
+    assert [record.key for record in ops.find(ledger, "1")] == [Key("a", "1"), Key("b", "1")]
+    assert [record.key for record in ops.find(ledger, "1", "b")] == [Key("b", "1")]
+    assert ops.find(ledger, "2", "a") == []
+
+
+def test_a_record_as_json(ledger: Ledger, clock: ManualClock) -> None:
+    """Every field of the record is there, and where it stands."""
+    claim = granted(ledger.claim(Key("c", "1"), "60s", metadata={"a": [1]}, fingerprint="f"))
+    ledger.fail(claim, "no")
+    record = the(ledger, "c", "1")
+    found = json.loads(json.dumps(ops.record_as_dict(record, clock())))
+    fields = {name: value for name, value in record._asdict().items() if name != "key"}
+    assert found == {
+        **fields,
+        "consumer": "c",
+        "message_id": "1",
+        "standing": "failed",
+        "error": "no",
+    }
+
+
+# ---- Changing ----------------------------------------------------------------------------------
+
+
+def test_reset(ledger: Ledger, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """What is reset runs again; who did it and why is in the record and in the log."""
+    caplog.set_level(logging.INFO, "oncely.ops")
+    claimed(ledger, "c", "doubtful")
+    clock.advance(60)
+    ledger.fail(claimed(ledger, "c", "failed"), "no", final=True)
+    records = ops.select(ledger, ops.Selection(states=ops.RESETTABLE)).records
+    changed = ops.reset(ledger, records, by="ann", why="the provider is back")
+    assert changed == ops.Changed(
+        [Key("c", "doubtful"), Key("c", "failed")], [], "ann", "the provider is back"
+    )
+    metadata = the(ledger, "c", "failed").metadata
+    assert metadata is not None
+    assert metadata["reset"]["by"] == "ann"
+    assert metadata["reset"]["why"] == "the provider is back"
+    assert isinstance(ledger.claim(Key("c", "failed")), Granted)
+    [first, _] = caplog.records
+    assert (first.message, first.__dict__["message_id"]) == ("reset", "doubtful")
+    assert (first.__dict__["by"], first.__dict__["why"]) == ("ann", "the provider is back")
+
+
+def test_reset_refused(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    """What may not be reset is left alone and told; the others are reset all the same."""
+    caplog.set_level(logging.INFO, "oncely.ops")
+    completed(ledger, "c", "done")
+    failed(ledger, "c", "failed")
+    turns: list[int] = []
+    records = [the(ledger, "c", "done"), the(ledger, "c", "failed")]
+    changed = ops.reset(ledger, records, by="ann", on_each=turns.append)
+    assert changed.done == [Key("c", "failed")]
+    [refusal] = changed.refused
+    assert refusal.key == Key("c", "done")
+    assert "is sent: only what has failed or is in doubt can be reset" in refusal.reason
+    assert turns == [1, 2]
+    assert len(caplog.records) == 1
+
+
+def test_a_note_is_fit_to_be_kept(ledger: Ledger) -> None:
+    """What cannot be stored, or should not be, is not in the note."""
+    failed(ledger, "c", "1")
+    changed = ops.reset(
+        ledger, [the(ledger, "c", "1")], by="x" * 999, why="nul \0, \udc80, password=secret"
+    )
+    assert len(changed.by) == 255
+    assert changed.why == "nul \\0, \\udc80, password=***"
+    metadata = the(ledger, "c", "1").metadata
+    assert metadata is not None
+    assert metadata["reset"]["why"] == changed.why
+
+
+def test_forget(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    """What is forgotten is gone; the log tells who did it and why."""
+    caplog.set_level(logging.INFO, "oncely.ops")
+    completed(ledger, "c", "1")
+    changed = ops.forget(ledger, [the(ledger, "c", "1")], by="ann", why="sent by mistake")
+    assert changed.done == [Key("c", "1")]
+    assert ledger.find(Key("c", "1")) is None
+    [line] = caplog.records
+    assert line.message == "forgotten"
+    told = {name: line.__dict__[name] for name in ("consumer", "message_id", "by", "why")}
+    assert told == {"consumer": "c", "message_id": "1", "by": "ann", "why": "sent by mistake"}
+
+
+def test_forget_a_live_claim(ledger: Ledger) -> None:
+    """What somebody works on is refused."""
+    claimed(ledger, "c", "1")
+    changed = ops.forget(ledger, [the(ledger, "c", "1")], by="ann")
+    [refusal] = changed.refused
+    assert "a live claim cannot be forgotten" in refusal.reason
+    assert ledger.find(Key("c", "1")) is not None
+
+
+def test_forget_what_has_changed(ledger: Ledger) -> None:
+    """What was failed when it was chosen and is completed by now must not run again."""
+    failed(ledger, "c", "1")
+    failed(ledger, "c", "2")
+    chosen = [the(ledger, "c", "1"), the(ledger, "c", "2")]
+    completed(ledger, "c", "1")
+    ledger.forget(Key("c", "2"))
+    changed = ops.forget(ledger, chosen, by="ann")
+    assert [refusal.reason for refusal in changed.refused] == [
+        "'1' (c) has changed meanwhile",
+        "'2' (c) has changed meanwhile",
+    ]
+    assert the(ledger, "c", "1").state is State.COMPLETED
+
+
+# ---- Purging -----------------------------------------------------------------------------------
+
+
+def purgeable(ledger: Ledger, clock: ManualClock) -> None:
+    """Per consumer a record that was seen 100, 50 and 10 days ago, and one in processing."""
+    for consumer in ("billing", "codes", "news"):
+        granted(ledger.claim(Key(consumer, "live"), "none"))
+    for days, wait_s in ((100, 50), (50, 40), (10, 10)):
+        for consumer in ("billing", "codes", "news"):
+            completed(ledger, consumer, f"{days}")
+        clock.advance(wait_s * DAY_S)
+
+
+def left(ledger: Ledger, consumer: str) -> set[str]:
+    return set(ids(ops.select(ledger, ops.Selection(consumer=consumer)))) - {"live"}
+
+
+def test_purge_by_class(
+    ledger: Ledger, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each consumer's records are kept for its own time, else for `older_than`."""
+    caplog.set_level(logging.INFO, "oncely.ops")
+    purgeable(ledger, clock)
+    batches: list[tuple[str, int]] = []
+    purged = ops.purge(
+        ledger,
+        retention={"billing": "90d", "codes": "7d"},
+        batch=2,
+        on_batch=lambda consumer, count: batches.append((consumer, count)),
+    )
+    assert purged == {"billing": 1, "codes": 3, "news": 2}
+    assert left(ledger, "billing") == {"50", "10"}
+    assert left(ledger, "codes") == set()
+    assert left(ledger, "news") == {"10"}
+    assert ledger.counts()["codes", State.PROCESSING] == 1
+    assert batches == [("billing", 1), ("codes", 2), ("codes", 1), ("news", 2)]
+    logged = [(line.__dict__["consumer"], line.__dict__["count"]) for line in caplog.records]
+    assert logged == list(purged.items())
+    assert {line.message for line in caplog.records} == {"purged"}
+
+
+def test_purge_one_consumer(ledger: Ledger, clock: ManualClock) -> None:
+    """The others are left as they are."""
+    purgeable(ledger, clock)
+    assert ops.purge(ledger, "20d", consumer="news") == {"news": 2}
+    assert left(ledger, "codes") == {"100", "50", "10"}
+
+
+@pytest.mark.parametrize(
+    ("retention", "said"),
+    [
+        ({"biling": "90d"}, "no record is of 'biling'; did you mean 'billing'?"),
+        ({"billing": "90"}, "retention of billing: '90' is no duration"),
+    ],
+)
+def test_purge_by_mistake(
+    ledger: Ledger, clock: ManualClock, retention: dict[str, str], said: str
+) -> None:
+    """A name or a time that is wrong is found before anything is removed."""
+    purgeable(ledger, clock)
+    with pytest.raises(ConfigError) as raised:
+        ops.purge(ledger, "0s", retention=retention)
+    assert said in str(raised.value)
+    assert left(ledger, "billing") == {"100", "50", "10"}
+
+
+def test_purge_of_a_consumer_without_records(ledger: Ledger, clock: ManualClock) -> None:
+    """A name like another's is no slip where that one has a time of its own."""
+    purgeable(ledger, clock)
+    retention = {"billing": "90d", "billing2": "7d", "quite-another": "7d"}
+    assert ops.purge(ledger, retention=retention)["billing"] == 1
+
+
+# ---- Checking ----------------------------------------------------------------------------------
+
+
+class WrongStore(MemoryStore):
+    """A store that has something to say."""
+
+    def problems(self) -> list[str]:
+        return ["The eviction policy is allkeys-lru."]
+
+
+def test_problems_of_the_store() -> None:
+    """What the store finds is told."""
+    assert ops.problems(Ledger(WrongStore())) == ["The eviction policy is allkeys-lru."]
+
+
+def test_no_problems(ledger: Ledger) -> None:
+    """Nothing is said where nothing is wrong, or where nothing is known to compare with."""
+    assert ops.problems(ledger) == []
+    assert ops.problems(ledger, lease="1s", retention="1s") == []
+    assert ops.problems(ledger, replay_window="29d", broker_timeout="5m") == []
+    assert ops.problems(ledger, lease="none", broker_timeout="30m") == []
+
+
+@pytest.mark.parametrize("retention", ["7d", "13d", "14d"])
+def test_retention_too_short(ledger: Ledger, retention: str) -> None:
+    """Records have to outlive the time in which a message may come again."""
+    [sentence] = ops.problems(ledger, retention=retention, replay_window="14d")
+    assert sentence.startswith(
+        f"The retention ({retention}) is not longer than the replay window (14d): a message"
+    )
+
+
+def test_lease_too_short(ledger: Ledger) -> None:
+    """A claim must not end while the broker still leaves the delivery to its worker."""
+    [sentence] = ops.problems(ledger, lease="29m", broker_timeout="30m")
+    assert sentence.startswith(
+        "The lease (29m) is shorter than the broker's acknowledgement timeout (30m)."
+    )
+
+
+def test_an_unreachable_store(ledger: Ledger, meddling: MeddlingStore) -> None:
+    """What is done when the store goes away is raised, and not taken for a refusal."""
+    failed(ledger, "c", "1")
+    records = [the(ledger, "c", "1")]
+
+    def gone() -> None:
+        raise StoreUnavailable("gone")
+
+    meddling.meddle = gone
+    with pytest.raises(StoreUnavailable):
+        ops.reset(ledger, records, by="ann")
+
+
+def test_defaults_are_the_policy(ledger: Ledger) -> None:
+    """What is assumed is what a policy has when nothing is said."""
+    assert (Policy().retention, Policy().lease) == (ops.RETENTION, ops.LEASE)
