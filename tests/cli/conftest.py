@@ -1,15 +1,20 @@
-"""A folder with a pipeline file, and the command run over it in a process of its own."""
+"""The command in this process or one of its own; a folder with a pipeline file; a ledger."""
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from oncely import Key, Ledger, open_ledger
+from oncely.testing import granted
 
 HANDLERS = """
 import json, os, time
@@ -155,3 +160,78 @@ def main(command: Command) -> Main:
         return ran.code, ran.err
 
     return run
+
+
+InProcess = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def in_process() -> InProcess:
+    """Run the command in a process of its own; settings are those of subprocess.run."""
+
+    def run(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings}
+        return subprocess.run(
+            [sys.executable, "-m", "oncely", *arguments],
+            check=False,
+            text=True,
+            timeout=60,
+            **settings,
+        )
+
+    return run
+
+
+class OnFile:
+    """A ledger in a file, and its records made older than they are."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.url = f"sqlite:///{file}"
+        self.ledger: Ledger = open_ledger(self.url)
+        self.ledger.migrate()
+
+    def fail(
+        self, consumer: str, message_id: str, error: str = "no", *, final: bool = False
+    ) -> None:
+        """A record that has failed."""
+        self.ledger.fail(granted(self.ledger.claim(Key(consumer, message_id))), error, final)
+
+    def complete(self, consumer: str, message_id: str, result: Any = None) -> None:
+        """A record that is completed."""
+        self.ledger.complete(granted(self.ledger.claim(Key(consumer, message_id))), result)
+
+    def claim(self, consumer: str, message_id: str) -> None:
+        """A record in processing."""
+        granted(self.ledger.claim(Key(consumer, message_id)))
+
+    def age(self, seconds: float) -> None:
+        """Let all that is there have happened that much earlier."""
+        times = ("first_processed_at", "last_processed_at", "lease_until")
+        earlier = ", ".join(f"{name} = {name} - {seconds}" for name in times)
+        with closing(sqlite3.connect(self.file)) as connection, connection:
+            connection.execute(f"UPDATE processed_messages SET {earlier}")
+
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnFile]:
+    """A ledger without records, named by ONCELY_LEDGER; a terminal of 120 columns."""
+    at = OnFile(tmp_path / "ledger.db")
+    monkeypatch.setenv("ONCELY_LEDGER", at.url)
+    monkeypatch.setenv("COLUMNS", "120")
+    yield at
+    at.ledger.close()
+
+
+@pytest.fixture
+def filled(at: OnFile) -> OnFile:
+    """Records of two consumers in all states, last seen three hours and twelve minutes ago."""
+    at.claim("billing", "doubtful")
+    at.complete("billing", "order-1", {"receipt": 7})
+    at.ledger.claim(Key("billing", "order-1"))
+    at.fail("billing", "order-2", "Timeout: the bank did not answer")
+    at.fail("sms", "order-1", "Refused: no such number", final=True)
+    at.ledger.handled(granted(at.ledger.claim(Key("sms", "to-send"))))
+    at.age(3 * 3_600 + 12 * 60 + 5)
+    at.claim("sms", "live")
+    return at

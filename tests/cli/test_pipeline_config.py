@@ -65,7 +65,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "quarantine", "handlers.py", "handlers.py' is a file; name a folder"),
     ("pipeline", "ledger", "sqlite:///in", "is a folder; name a file"),
     ("pipeline", "ledger", "sqlite:///handlers.py/l.db", "cannot be made: "),
-    ("pipeline", "ledger", "env:HOME", "what 'env:HOME' holds is no ledger's URL"),
+    ("pipeline", "ledger", "env:HOME", "'env:HOME' is of no known kind"),
     ("pipeline", "ledger", "file:noise.bin", "cannot be read: it is no text"),
     ("pipeline", "handler", "leaves:f", "'leaves:f' cannot be imported: SystemExit: 7"),
 ]

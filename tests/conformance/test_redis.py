@@ -1,5 +1,6 @@
 """RedisStore passes the conformance suite; what it keeps, where, and on which servers."""
 
+import itertools
 import random
 import time
 from collections import Counter
@@ -90,6 +91,25 @@ def test_removed_by_hand(ledger: Ledger, store: RedisStore, client: Client, key:
     assert store.purge(Query(), [State.COMPLETED]) == 1
     assert ledger.counts() == {(key.consumer, State.PROCESSING): 1}
     assert ledger.find(key) is not None
+
+
+def test_keys_do_not_meet(store: RedisStore) -> None:
+    """However consumers and ids are named, no key is taken for another's, nor for an index."""
+    names = ("a", "a:b", "b", "b:c", "1:a", "1", "", ":", "groups", "seen:sent", "duplicates", "é")
+    records = [_new(id_, name, version=n) for n, name in enumerate(names) for id_ in names]
+    assert store.insert(records) == {record.key for record in records}
+    found = store.load([record.key for record in records]).records
+    assert all(found[record.key].version == record.version for record in records)
+
+
+def test_load_tells_an_early_time(redis_url: str) -> None:
+    """No record of a load of many is older than its clock: what seems over by then, is."""
+    ticks = itertools.count(1)
+    store = RedisStore(redis_url, clock=lambda: float(next(ticks)))
+    store.insert([_new("1")])
+    assert next(ticks) == 2
+    assert store.load([Key("billing", str(n)) for n in range(2_500)]).now == 3
+    assert next(ticks) == 6
 
 
 def test_prefixes_do_not_meet(redis_url: str, key: Key) -> None:
@@ -209,6 +229,21 @@ def test_wrong_database(redis_url: str) -> None:
     """A database that the server does not have is refused."""
     with pytest.raises(ConfigError, match="out of range"):
         open_redis(urlsplit(redis_url)._replace(path="/99").geturl())
+
+
+def test_user_with_few_rights(private_redis: Redis, key: Key) -> None:
+    """The rights that the documentation names are enough."""
+    rights = ["~processed_messages:*", "+@all", "-@dangerous", "+info"]
+    with Client.from_url(private_redis.url) as client:
+        client.execute_command("ACL", "SETUSER", "worker", "on", ">secret", *rights)
+        ledger = Ledger(open_redis(private_redis.url.replace("//", "//worker:secret@")))
+        ledger.complete(granted(ledger.claim(key)))
+        assert len(list(ledger.scan())) == 1
+        assert ledger.size()
+        assert "appendfsync unknown" in ledger.problems()[0]
+        client.execute_command("ACL", "SETUSER", "worker", "+config|get")
+        assert "appendfsync everysec" in ledger.problems()[0]
+    assert ledger.purge("1ms") == 1
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])

@@ -5,15 +5,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from oncely.core.errors import (
-    ConfigError,
-    ContentionError,
-    StoreError,
-    StoreUnavailable,
-    mask_passwords,
-)
-from oncely.ledger import Ledger, open_ledger
-from oncely.spark.options import check_shared, read_secret
+from oncely.core.errors import ConfigError, ContentionError, StoreError, StoreUnavailable
+from oncely.ledger import Ledger
+from oncely.locations import check_shared, open_named_ledger, read_secret
 from oncely.stores.opening import sqlite_file
 
 
@@ -41,13 +35,8 @@ def opened(parsed: argparse.Namespace) -> Iterator[Ledger]:
 @contextmanager
 def to_migrate(parsed: argparse.Namespace) -> Iterator[Ledger]:
     """As `opened`, whether or not there is a ledger yet."""
-    url = _url(parsed)
-    try:
-        ledger = open_ledger(url, table=parsed.table, schema=parsed.schema)
-    except ConfigError as error:
-        # What a secret holds is not shown.
-        text = str(error).replace(repr(mask_passwords(url)), repr(parsed.ledger))
-        raise ConfigError(text) from error
+    _url(parsed)
+    ledger = open_named_ledger(parsed.ledger, table=parsed.table, schema=parsed.schema)
     with closing(ledger):
         yield ledger
 

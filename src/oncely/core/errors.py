@@ -2,8 +2,9 @@
 
 import re
 
-# A password may stand where a text was cut off: then the URL has no @ after it.
-_PASSWORD_IN_URL = re.compile(r"(\w+://[^\s/:@]*):[^\s/@]+(@|$)")
+# A password may hold what should have been escaped, so the last @ counts; and it may stand where
+# a text was cut off: then no @ comes after it.
+_PASSWORD_IN_URL = re.compile(r"(\w+://[^\s/:@]*):(?:\S+(@)|[^\s/@]+$)")
 _PASSWORD_IN_TEXT = re.compile(
     r"(?i)([\w-]*(?:password|passwd|pwd|secret|token|api[_-]?key)[\"']?\s*[=:]\s*)"
     r"([\"']?)[^\s\"',;&}]+"

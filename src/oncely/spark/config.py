@@ -11,12 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import check_id
 from oncely.core.policy import seconds
+from oncely.locations import check_shared, open_named_ledger, read_secret
 from oncely.spark.options import (
-    check_shared,
     import_function,
-    open_named_ledger,
     read_policy,
-    read_secret,
     unknown,
 )
 from oncely.stores.opening import sqlite_file

@@ -1,6 +1,5 @@
 """The options of the sink: from the strings that Spark carries to values, checked."""
 
-import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +12,7 @@ from typing import Any
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import Message, check_id
 from oncely.core.policy import POLICY_FIELDS, Policy
-from oncely.ledger import Ledger, open_ledger
+from oncely.locations import check_shared
 
 Handler = Callable[[Message], Any]
 
@@ -142,45 +141,6 @@ def _prefer(folder: str, package: str) -> None:
     if found is not None and loaded is not None and loaded.__file__ != found.origin:
         for name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
             del sys.modules[name]
-
-
-def open_named_ledger(location: str) -> Ledger:
-    """The ledger at a URL, or at the URL that env:NAME or file:PATH stands for.
-
-    Raises ConfigError, which does not show what a secret holds.
-    """
-    url = read_secret(location, "ledger")
-    try:
-        return open_ledger(url)
-    except ConfigError:
-        if url == location:
-            raise
-        raise ConfigError(f"ledger: what {location!r} holds is no ledger's URL") from None
-
-
-def read_secret(value: str, what: str) -> str:
-    """`value`, or what env:NAME or file:PATH stands for. Raises ConfigError."""
-    kind, _, name = value.partition(":")
-    if kind == "env":
-        if name not in os.environ:
-            raise ConfigError(f"{what}: the environment variable {name} is not set")
-        return os.environ[name]
-    if kind == "file":
-        try:
-            return Path(name).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise ConfigError(f"{what}: {name!r} cannot be read: {reason}") from error
-    return value
-
-
-def check_shared(ledger: str) -> str:
-    """`ledger`, if every task would see the same one. Raises ConfigError."""
-    if ledger.startswith("memory:"):
-        raise ConfigError(
-            'ledger: "memory://" is seen by one process only; write "sqlite:///ledger.db"'
-        )
-    return ledger
 
 
 def unknown(name: str, known: Iterable[str], kind: str = "key") -> str:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from oncely.core.errors import OncelyError
+from oncely.locations import open_named_ledger
 from oncely.spark.channel import DriverChannel
 from oncely.spark.config import PipelineConfig
 from oncely.spark.counts import Counts
-from oncely.spark.options import open_named_ledger
 from oncely.spark.session import open_session
 from oncely.spark.source import first_line, read_messages
 

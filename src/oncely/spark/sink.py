@@ -18,9 +18,10 @@ from pyspark.sql.datasource import (
 
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.ledger import Ledger
+from oncely.locations import open_named_ledger
 from oncely.spark.channel import TaskChannel, report_batch
 from oncely.spark.counts import Counts
-from oncely.spark.options import SinkOptions, import_function, open_named_ledger, read_options
+from oncely.spark.options import SinkOptions, import_function, read_options
 from oncely.spark.quarantine import Quarantine, remove_stale
 from oncely.spark.rows import check_schema
 

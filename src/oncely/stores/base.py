@@ -11,7 +11,10 @@ Clock = Callable[[], float]
 
 
 class Loaded(NamedTuple):
-    """What `load` found: the records that exist, and the store's clock at that moment."""
+    """What `load` found: the records that exist, and the store's clock just before they were read.
+
+    Were it read later, a lease that was extended in between would seem to have run out.
+    """
 
     records: Mapping[Key, Record]
     now: float
@@ -68,7 +71,7 @@ class Store(Protocol):
         """
 
     def load(self, keys: Collection[Key]) -> Loaded:
-        """The records that exist, and the store's clock at that moment."""
+        """The records that exist, and the store's clock just before."""
 
     def swap(self, changes: Sequence[Change]) -> set[Key]:
         """Write each `new` whose `old` is unchanged, atomically each; return the keys written.

@@ -21,6 +21,8 @@ from oncely.stores.base import Change, Clock, Loaded, Query, Tally
 from oncely.stores.redis_server import RedisServer, Script
 from oncely.stores.retrying import TryAgain
 
+_PREFIX = "processed_messages"
+
 _BATCH = 1_000
 """Records for one call of a script: the server does nothing else meanwhile, and Lua bounds it."""
 
@@ -37,7 +39,7 @@ _SIZE = Script("prelude", "size")
 _log = logging.getLogger(__name__)
 
 
-def open_redis(url: str, prefix: str = "processed_messages") -> "RedisStore":
+def open_redis(url: str, prefix: str = _PREFIX) -> "RedisStore":
     """The store in the Redis at `url`, with keys that begin with `prefix`.
 
     Raises ConfigError for a wrong URL and for a server that would lose records; where that cannot
@@ -59,9 +61,7 @@ class RedisStore:
     `clock` replaces the server's clock; only tests want that.
     """
 
-    def __init__(
-        self, url: str, prefix: str = "processed_messages", clock: Clock | None = None
-    ) -> None:
+    def __init__(self, url: str, prefix: str = _PREFIX, clock: Clock | None = None) -> None:
         if not re.fullmatch(r"[\w.-]+", prefix):
             raise ConfigError(f"ledger: the prefix {prefix!r} may only hold letters, digits, _ . -")
         self._server = _server(url)
@@ -206,7 +206,9 @@ def _server(url: str) -> RedisServer:
         raise ConfigError(f"ledger: a Redis URL has no setting {setting}; {example}") from None
     except ValueError:
         # A URL that cannot be taken apart is not shown: its password cannot be told from the rest.
-        raise ConfigError(f"ledger: this is no URL of a Redis; {example}") from None
+        raise ConfigError(
+            f"ledger: this is no URL of a Redis, whose database is a number; {example}"
+        ) from None
 
 
 def _asked(group: _Group, query: Query, limit: int, after: object) -> Mapping[str, object]:

@@ -51,14 +51,14 @@ class RedisServer:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._start()
+        self._pool, self._pid = self._new_pool(), os.getpid()
         settings = self._pool.connection_kwargs
         # Only looks whether the settings will do: it does not connect yet.
         self._pool.connection_class(**settings)
         self.name = f"redis://{settings['host']}:{settings['port']}/{settings['db']}"
         """Where it is, for errors and logs."""
 
-    def run(self, script: Script, *words: str, lost: type[Exception] = TryAgain) -> Any:
+    def run(self, script: Script, *words: str, lost: type[Exception]) -> Any:
         """What `script` answers. Where its reply is lost it is sent again, or raises `lost`."""
 
         def exchange(connection: Any) -> Any:
@@ -83,15 +83,22 @@ class RedisServer:
 
     def close(self) -> None:
         """Give back the connections that are not in use."""
-        self._pool.disconnect(inuse_connections=False)
+        self._own_pool().disconnect(inuse_connections=False)
 
-    def _start(self) -> None:
-        self._pool = ConnectionPool.from_url(
+    def _own_pool(self) -> ConnectionPool:
+        # redis-py gives a child connections of its own, too, but takes a lock for it that another
+        # thread of the parent may have held at the moment of the fork.
+        if self._pid != os.getpid():
+            self._pool, self._pid = self._new_pool(), os.getpid()
+        return self._pool
+
+    def _new_pool(self) -> ConnectionPool:
+        return ConnectionPool.from_url(
             self._url,
             host="localhost",
             port=6379,
             db=0,
-            # By itself redis-py would send again what may have been done.
+            # The tries are counted in `patiently`.
             retry=Retry(NoBackoff(), 0),
             protocol=2,
             decode_responses=True,
@@ -99,10 +106,13 @@ class RedisServer:
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
         )
-        self._pid = os.getpid()
 
     def _try(self, exchange: Callable[[Any], Any], lost: type[Exception]) -> Any:
-        connection = self._connected()
+        pool = self._own_pool()
+        try:
+            connection: Any = pool.get_connection()
+        except exceptions.RedisError as error:
+            raise self._translated(error, lost=TryAgain) from error
         try:
             return exchange(connection)
         except BaseException as error:
@@ -113,17 +123,7 @@ class RedisServer:
                 raise self._translated(error, lost) from error
             raise
         finally:
-            self._pool.release(connection)
-
-    def _connected(self) -> Any:
-        # redis-py gives a child connections of its own, too, but takes a lock for it that another
-        # thread of the parent may have held at the moment of the fork.
-        if self._pid != os.getpid():
-            self._start()
-        try:
-            return self._pool.get_connection()
-        except exceptions.RedisError as error:
-            raise self._translated(error, lost=TryAgain) from error
+            pool.release(connection)
 
     def _translated(self, error: exceptions.RedisError, lost: type[Exception]) -> Exception:
         """The error that the Store protocol promises, for one from the driver."""

@@ -9,7 +9,7 @@ def refusal(info: Mapping[str, str]) -> str | None:
     """Why no ledger can live there, and what to type; None where it can."""
     mode, policy = info.get("redis_mode", "standalone"), info.get("maxmemory_policy", _POLICY)
     if mode != "standalone":
-        return f"it is a {mode}, which is not supported; name a single server, or its proxy"
+        return f"it is a {mode}, which is not supported; name a single server"
     if policy != _POLICY:
         return (
             f"it forgets records when memory is full (maxmemory-policy {policy}); type "

@@ -220,7 +220,8 @@ class StoreConformance(ClaimConformance):
     def test_composed_keys_stay_distinct(self, store: Store) -> None:
         """Where a consumer ends and a message id begins is never in question."""
         keys = [Key("a", "b:c"), Key("a:b", "c"), Key("a b", "c"), Key("a", "b c")]
-        store.insert([_new(key.message_id, consumer=key.consumer) for key in keys])
+        records = [_new(key.message_id, consumer=key.consumer) for key in keys]
+        assert store.insert(records) == set(keys)
         assert set(store.load(keys).records) == set(keys)
 
     @pytest.mark.parametrize("value", JSON_VALUES, ids=repr)

@@ -2,8 +2,9 @@
 local written = {}
 for n, row in ipairs(asked) do
   local consumer, id, record = unpack(row)
-  written[n] = 1 - redis.call('EXISTS', record_key(consumer, id))
-  if written[n] == 1 then
+  written[n] = '0'
+  if redis.call('EXISTS', record_key(consumer, id)) == 0 then
+    written[n] = '1'
     write(consumer, id, record, now_text)
   end
 end

@@ -33,8 +33,16 @@ local function group_of(state, consumer)
   return state .. ':' .. consumer
 end
 
+-- Made once for each consumer: to put a number into words is slow.
+local record_prefixes = {}
+
 local function record_key(consumer, id)
-  return prefix .. #consumer .. ':' .. consumer .. ':' .. id
+  local record_prefix = record_prefixes[consumer]
+  if not record_prefix then
+    record_prefix = prefix .. #consumer .. ':' .. consumer .. ':'
+    record_prefixes[consumer] = record_prefix
+  end
+  return record_prefix .. id
 end
 
 local function seen_key(group)

@@ -6,9 +6,9 @@ for n, row in ipairs(asked) do
   local stored, state, count, lease_until, first_processed_at = unpack(redis.call('HMGET',
     record_key(consumer, id), 'version', 'status', 'duplicates', 'lease_until',
     'first_processed_at'))
-  written[n] = 0
+  written[n] = '0'
   if stored == version then
-    written[n] = 1
+    written[n] = '1'
     -- Where memory is full, Redis refuses a first write that may take more, and none after it.
     -- This removal comes first, so that what was claimed can always be completed.
     remove(consumer, id, state, count, lease_until)

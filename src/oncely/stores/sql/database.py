@@ -1,16 +1,19 @@
 """What differs between databases; everything else of the SQL store is the same for all."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum, auto
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, Table, bindparam, func, literal_column
 
 from oncely.core.record import Key, Record
-from oncely.stores.base import Change, Loaded
-from oncely.stores.sql.rows import LOADED
+from oncely.stores.base import Loaded
+from oncely.stores.sql.batches import batches
+from oncely.stores.sql.rows import LOADED, Pair
+
+T = TypeVar("T")
 
 
 class Fault(Enum):
@@ -56,13 +59,19 @@ class Database(ABC):
     def insert(
         self, connection: Connection, records: Sequence[Record], now: float | None
     ) -> set[Key]:
-        """As the Store protocol says."""
+        """Write one of `batches` of records as the Store protocol says."""
 
     @abstractmethod
-    def swap(
-        self, connection: Connection, changes: Sequence[Change], now: float | None
-    ) -> set[Key]:
-        """As the Store protocol says."""
+    def swap(self, connection: Connection, pairs: Sequence[Pair], now: float | None) -> set[Key]:
+        """Replace the first by the second of each pair, as the Store protocol says."""
+
+    @abstractmethod
+    def remove(self, connection: Connection, records: Sequence[Record]) -> set[Key]:
+        """Remove those that are unchanged, as the Store protocol says."""
+
+    def batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
+        """`items` in parts that are stored whole or not at all: one can be tried again."""
+        return batches(items)
 
     @abstractmethod
     def load(self, connection: Connection, keys: Collection[Key], now: float | None) -> Loaded:

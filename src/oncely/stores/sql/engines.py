@@ -8,6 +8,9 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.stores.sql.database import Database
 
+_CONNECT_TIMEOUT_S = 5
+"""For one try: a server that is gone may not even refuse."""
+
 
 def database_of(engine: Engine) -> type[Database]:
     """What knows the statements of the database behind an engine. Imports its driver."""
@@ -43,24 +46,29 @@ def server_engine(url: str | URL) -> Engine:
     except (ArgumentError, ValueError) as error:
         raise ConfigError(
             f"ledger: {mask_passwords(str(url))!r} cannot be read as a URL; write "
-            '"postgresql://user:password@host:5432/database"'
+            '"postgresql://user@host:5432/database"'
         ) from error
+    shown = mask_passwords(repr(parsed))
     if not parsed.database:
         raise ConfigError(
-            f"ledger: {parsed!r} names no database; write it last, after the host and a slash"
+            f"ledger: {shown!r} names no database; write it last, after the host and a slash"
         )
-    if parsed.get_backend_name() == "postgresql":
+    if parsed.get_backend_name() in ("postgresql", "postgres"):
         from oncely.stores.sql.postgresql import SETTINGS
 
         parsed = parsed.set(drivername="postgresql+psycopg")
-        options = {"options": " ".join((*SETTINGS, *parsed.normalized_query.get("options", ())))}
+        own = {"options": " ".join((*SETTINGS, *parsed.normalized_query.get("options", ())))}
     else:
         parsed = parsed.set(drivername="mysql+pymysql")
-        options = {"charset": "utf8mb4"}
+        own = {"charset": "utf8mb4"}
+    patience = {} if "connect_timeout" in parsed.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
     try:
         # Each statement commits by itself, so that there is nothing to roll back on return.
         return create_engine(
-            parsed, isolation_level="AUTOCOMMIT", pool_reset_on_return=None, connect_args=options
+            parsed,
+            isolation_level="AUTOCOMMIT",
+            pool_reset_on_return=None,
+            connect_args={**own, **patience},
         )
     except SQLAlchemyError as error:
-        raise ConfigError(f"ledger: {parsed!r} cannot be opened: {error}") from error
+        raise ConfigError(f"ledger: {shown!r} cannot be opened: {error}") from error

@@ -1,7 +1,8 @@
 """The schema: brought up to date, shown as SQL, and compared with what it should be."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from alembic import command
@@ -13,6 +14,10 @@ from sqlalchemy import Connection, Table, inspect
 
 from oncely.stores.sql.table import TableName
 
+_KEY = {"message_id", "provider"}
+_EXACT = ("nopad_bin", "0900_bin")
+"""How names of collations end that take no two texts for one. Other databases have no others."""
+
 
 class Found(NamedTuple):
     """What stands in the database before the migrations run."""
@@ -21,6 +26,8 @@ class Found(NamedTuple):
     """Those of the table; None where there is none."""
     defaults: Mapping[str, Any]
     is_mariadb: bool
+    lacks_schema: bool
+    """A PostgreSQL schema that is to be created. In MariaDB it would be a whole database."""
 
 
 def upgrade(connection: Connection, name: TableName) -> None:
@@ -56,7 +63,8 @@ def drift(connection: Connection, name: TableName, table: Table) -> list[str]:
         "compare_type": True,
     }
     context = MigrationContext.configure(connection, opts=options)
-    return [text for diff in compare_metadata(context, table.metadata) for text in _told(diff)]
+    differences = [_told(diff) for diff in compare_metadata(context, table.metadata)]
+    return [*chain(*differences), *_loose_keys(connection, name)]
 
 
 def _told(diff: Any) -> list[str]:
@@ -70,10 +78,23 @@ def _told(diff: Any) -> list[str]:
             return [f"{table}: {column} is of type {is_now!r} and should be {should_be!r}"]
         case ("modify_nullable", _, table, column, *_, should_be):
             return [f"{table}: {column} should {'' if should_be else 'not '}be nullable"]
-        case ("add_constraint", constraint):
-            return [f"{constraint.table.name}: the constraint {constraint.name} is missing"]
         case _:
             return []
+
+
+def _loose_keys(connection: Connection, name: TableName) -> Iterator[str]:
+    """Why one message may be taken for two, or two for one."""
+    inspector = inspect(connection)
+    primary = inspector.get_pk_constraint(name.table, name.schema)["constrained_columns"]
+    unique = inspector.get_unique_constraints(name.table, name.schema)
+    if _KEY not in [set(primary), *(set(constraint["column_names"]) for constraint in unique)]:
+        yield f"{name.table}: nothing keeps message_id and provider together unique"
+    if connection.dialect.name != "mysql":
+        return
+    for column in inspector.get_columns(name.table, name.schema):
+        collation = getattr(column["type"], "collation", None)
+        if column["name"] in _KEY and not str(collation).endswith(_EXACT):
+            yield f"{name.table}: {column['name']} goes by {collation}: different ids are one"
 
 
 def _config(connection: Connection, name: TableName) -> Config:
@@ -86,11 +107,13 @@ def _config(connection: Connection, name: TableName) -> Config:
 def _found(connection: Connection, name: TableName) -> Found:
     is_mariadb = getattr(connection.dialect, "is_mariadb", False)
     inspector = inspect(connection)
+    can_create = connection.dialect.name == "postgresql" and name.schema is not None
+    lacks_schema = can_create and name.schema not in inspector.get_schema_names()
     if not inspector.has_table(name.table, schema=name.schema):
-        return Found(None, {}, is_mariadb)
+        return Found(None, {}, is_mariadb, lacks_schema)
     columns = inspector.get_columns(name.table, schema=name.schema)
     defaults = {column["name"]: column["default"] for column in columns}
-    return Found(frozenset(defaults), defaults, is_mariadb)
+    return Found(frozenset(defaults), defaults, is_mariadb, lacks_schema)
 
 
 def _revision(connection: Connection, name: TableName) -> str | None:

@@ -7,23 +7,22 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from pymysql.constants import CR, ER
-from pymysql.err import InterfaceError, OperationalError
+from pymysql.err import InterfaceError
 from sqlalchemy import ColumnElement, Connection, Engine, Table, delete
 
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key, Record
-from oncely.stores.base import Change, Loaded
+from oncely.stores.base import Loaded
 from oncely.stores.sql.batches import batches, split
 from oncely.stores.sql.database import Database, Fault, in_transaction, raw_cursor
 from oncely.stores.sql.rows import (
     LOADED,
     TIMES,
     Columns,
+    Pair,
     believed,
-    by_key,
     inserted,
     key_columns,
-    parted,
     record_of,
     swapped,
 )
@@ -53,9 +52,15 @@ _MIGRATION_WAIT_S = 300
 _ROLLED_BACK = (ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT)
 _NO_TABLE = (ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR)
 _CONNECTION_KILLED = 1927
-_LOST = (
-    *(CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST, CR.CR_CONNECTION_ERROR, CR.CR_CONN_HOST_ERROR),
-    *(ER.SERVER_SHUTDOWN, _CONNECTION_KILLED),
+_LOST = (ER.SERVER_SHUTDOWN, ER.NORMAL_SHUTDOWN, _CONNECTION_KILLED)
+_CLIENT_ERRORS = range(CR.CR_ERROR_FIRST, 3000)
+"""Those of the driver, about its connection."""
+_TIMED_OUT = (1969, 3024)
+_READ_ONLY = (ER.OPTION_PREVENTS_STATEMENT, 1792, 1836)
+_UNAVAILABLE = (
+    *(ER.CON_COUNT_ERROR, ER.TOO_MANY_USER_CONNECTIONS, ER.USER_LIMIT_REACHED),
+    *(ER.DISK_FULL, ER.RECORD_FILE_FULL, ER.OUTOFMEMORY, ER.OUT_OF_RESOURCES),
+    *(ER.HOST_IS_BLOCKED, ER.QUERY_INTERRUPTED, *_TIMED_OUT, *_READ_ONLY),
 )
 
 
@@ -81,39 +86,30 @@ class Mysql(Database):
     def insert(
         self, connection: Connection, records: Sequence[Record], now: float | None
     ) -> set[Key]:
-        written: set[Key] = set()
-        for batch in batches(by_key(records)):
-            cursor = _executed(connection, self._insert_text, inserted(batch), now)
-            if cursor.rowcount == len(batch):
-                written.update(record.key for record in batch)
-            else:
-                # No two inserts under one key have the same version: these are ours.
-                written |= self._unchanged(connection, batch)
-        return written
+        if _written(connection, self._insert_text, inserted(records), now) == len(records):
+            return {record.key for record in records}
+        # No two inserts under one key have the same version: these are ours.
+        return self._unchanged(connection, records)
 
-    def swap(
-        self, connection: Connection, changes: Sequence[Change], now: float | None
-    ) -> set[Key]:
-        def write(pairs: Sequence[tuple[Record, Record]]) -> int:
-            return int(_executed(connection, self._swap_text, swapped(pairs), now).rowcount)
+    def swap(self, connection: Connection, pairs: Sequence[Pair], now: float | None) -> set[Key]:
+        def write(pairs: Sequence[Pair]) -> int:
+            return _written(connection, self._swap_text, swapped(pairs), now)
 
-        def remove(records: Sequence[Record]) -> int:
-            return int(_executed(connection, self._removal_text, believed(records)).rowcount)
+        return self._write(connection, pairs, lambda pair: pair[0], write)
 
-        kept, gone = parted(changes)
-        written: set[Key] = set()
-        for pairs in batches(kept):
-            written |= self._write(connection, pairs, lambda pair: pair[0], write)
-        for records in batches(gone):
-            written |= self._write(connection, records, lambda record: record, remove)
-        return written
+    def remove(self, connection: Connection, records: Sequence[Record]) -> set[Key]:
+        def write(records: Sequence[Record]) -> int:
+            return _written(connection, self._removal_text, believed(records))
+
+        return self._write(connection, records, lambda record: record, write)
 
     def load(self, connection: Connection, keys: Collection[Key], now: float | None) -> Loaded:
+        at = self.now(connection, now)
         found: dict[Key, Record] = {}
         for batch in batches(sorted(keys)):
             rows = _executed(connection, self._load_text, key_columns(batch)).fetchall()
             found.update((record.key, record) for record in map(record_of, rows))
-        return Loaded(found, self.now(connection, now))
+        return Loaded(found, at)
 
     def purge(self, connection: Connection, condition: ColumnElement[bool], limit: int) -> int:
         removal = delete(self.table).where(condition)
@@ -146,9 +142,10 @@ class Mysql(Database):
             return Fault.ROLLED_BACK
         if code in _NO_TABLE:
             return Fault.NO_TABLE
-        if code in _LOST or isinstance(error, InterfaceError):
+        if code in _LOST or code in _CLIENT_ERRORS or isinstance(error, InterfaceError):
             return Fault.LOST
-        return Fault.UNAVAILABLE if isinstance(error, OperationalError) else Fault.OTHER
+        # PyMySQL calls nearly everything an OperationalError: its type tells nothing.
+        return Fault.UNAVAILABLE if code in _UNAVAILABLE else Fault.OTHER
 
     def loaded_text(self, column: str, of: str = "") -> str:
         return _EPOCH.format(f"{of}{column}") if column in TIMES else f"{of}{column}"
@@ -255,6 +252,16 @@ def _where_unchanged(value: dict[str, str]) -> str:
 
 class _NotAll(Exception):
     """Fewer rows were written than were meant."""
+
+
+def _written(
+    connection: Connection,
+    build: Callable[[tuple[str, ...]], str],
+    columns: Columns,
+    now: float | None = None,
+) -> int:
+    """Write these rows; how many were."""
+    return int(_executed(connection, build, columns, now).rowcount)
 
 
 def _executed(

@@ -9,18 +9,17 @@ import psycopg
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, literal_column, select
 
 from oncely.core.record import Key, Record
-from oncely.stores.base import Change, Loaded
+from oncely.stores.base import Loaded
 from oncely.stores.sql.batches import batches, split
 from oncely.stores.sql.database import Database, Fault, in_transaction, raw_cursor
 from oncely.stores.sql.rows import (
     LOADED,
     TIMES,
     Columns,
+    Pair,
     believed,
-    by_key,
     inserted,
     key_columns,
-    parted,
     record_of,
     swapped,
 )
@@ -77,28 +76,21 @@ class Postgresql(Database):
     def insert(
         self, connection: Connection, records: Sequence[Record], now: float | None
     ) -> set[Key]:
-        written: set[Key] = set()
-        for batch in batches(by_key(records)):
-            written |= _keys(_executed(connection, self._insert_text, inserted(batch), now))
-        return written
+        return _keys(_executed(connection, self._insert_text, inserted(records), now))
 
-    def swap(
-        self, connection: Connection, changes: Sequence[Change], now: float | None
-    ) -> set[Key]:
-        written: set[Key] = set()
-        kept, gone = parted(changes)
-        for pairs in batches(kept):
-            written |= _keys(_executed(connection, self._swap_text, swapped(pairs), now))
-        for records in batches(gone):
-            written |= _keys(_executed(connection, self._removal_text, believed(records)))
-        return written
+    def swap(self, connection: Connection, pairs: Sequence[Pair], now: float | None) -> set[Key]:
+        return _keys(_executed(connection, self._swap_text, swapped(pairs), now))
+
+    def remove(self, connection: Connection, records: Sequence[Record]) -> set[Key]:
+        return _keys(_executed(connection, self._removal_text, believed(records)))
 
     def load(self, connection: Connection, keys: Collection[Key], now: float | None) -> Loaded:
+        at = self.now(connection, now)
         found: dict[Key, Record] = {}
         for batch in batches(sorted(keys)):
             rows = _executed(connection, self._load_text, key_columns(batch))
             found.update((record.key, record) for record in map(record_of, rows))
-        return Loaded(found, self.now(connection, now))
+        return Loaded(found, at)
 
     def purge(self, connection: Connection, condition: ColumnElement[bool], limit: int) -> int:
         # Rows that another cleaner, or a worker, is at are left to them.

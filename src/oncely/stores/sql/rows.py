@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from oncely.core.errors import StoreError
 from oncely.core.record import Key, Record, State
 from oncely.stores.base import Change
 
@@ -27,6 +28,9 @@ LOADED = (
 
 TIMES = ("first_processed_at", "last_processed_at", "lease_until")
 
+Pair = tuple[Record, Record]
+"""What a swap replaces, and by what."""
+
 Columns = Mapping[str, Sequence[Any]]
 """The values of each column, for many rows. `lease_s` is the lease, counted from the write."""
 
@@ -37,19 +41,29 @@ def record_of(row: Sequence[Any]) -> Record:
     metadata, result, fingerprint, exhausted, duplicates, version = row[8:]
     return Record(
         key=Key(consumer, message_id),
-        state=State(status),
-        attempts=attempts,
+        state=state_of(status),
+        # A row written by hand may tell less, and more, than ours do.
+        attempts=1 if attempts is None else attempts,
         fence=fence,
         first_seen=first_seen,
         last_seen=last_seen,
         lease_until=lease_until,
-        metadata=None if metadata is None else json.loads(metadata),
+        metadata=None if metadata is None else _mapping(json.loads(metadata)),
         result=None if result is None else json.loads(result),
         fingerprint=fingerprint,
         exhausted=bool(exhausted),
         duplicates=duplicates,
         version=version,
     )
+
+
+def state_of(status: str) -> State:
+    """The state that a status column means. Raises StoreError where it means none."""
+    try:
+        return State(status)
+    except ValueError:
+        known = ", ".join(State)
+        raise StoreError(f"a row has the status {status!r}, which is none of {known}") from None
 
 
 def inserted(records: Sequence[Record]) -> Columns:
@@ -67,7 +81,7 @@ def inserted(records: Sequence[Record]) -> Columns:
     }
 
 
-def swapped(changes: Sequence[tuple[Record, Record]]) -> Columns:
+def swapped(changes: Sequence[Pair]) -> Columns:
     """What a swap looks for (`message_id`, `provider`, `believed`) and writes (the rest)."""
     news = [new for _, new in changes]
     return {
@@ -102,7 +116,7 @@ def key_columns(keys: Sequence[Key]) -> Columns:
     }
 
 
-def parted(changes: Sequence[Change]) -> tuple[list[tuple[Record, Record]], list[Record]]:
+def parted(changes: Sequence[Change]) -> tuple[list[Pair], list[Record]]:
     """The swaps and the removals, each in the order of their keys: so no two writers deadlock."""
     ordered = sorted(changes, key=_changed_key)
     kept = [(old, new) for old, new in ordered if new is not None]
@@ -112,6 +126,12 @@ def parted(changes: Sequence[Change]) -> tuple[list[tuple[Record, Record]], list
 def by_key(records: Sequence[Record]) -> list[Record]:
     """The records in the order of their keys."""
     return sorted(records, key=_key_of)
+
+
+def _mapping(metadata: Any) -> Mapping[str, Any] | None:
+    if isinstance(metadata, dict):
+        return metadata
+    return {"metadata": metadata} if metadata else None
 
 
 def _json(value: Any) -> str | None:

@@ -5,22 +5,23 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, Table, delete, select
 
 from oncely.core.record import Key, Record
-from oncely.stores.base import Change, Loaded
+from oncely.stores.base import Loaded
 from oncely.stores.sql.database import Database, Fault, raw_cursor
 from oncely.stores.sql.rows import (
     LOADED,
+    Pair,
     believed,
-    by_key,
     inserted,
-    parted,
     record_of,
     swapped,
 )
+
+T = TypeVar("T")
 
 BUSY_TIMEOUT_S = 30.0
 """How long to wait for another process that writes to the same file."""
@@ -58,29 +59,33 @@ class Sqlite(Database):
     def insert(
         self, connection: Connection, records: Sequence[Record], now: float | None
     ) -> set[Key]:
-        ordered = by_key(records)
-        rows = _rows(inserted(ordered).values(), self.now(connection, now))
+        rows = _rows(inserted(records).values(), self.now(connection, now))
         with self._writing(connection):
-            return _write_each(connection, self._insert, rows, ordered)
+            return _write_each(connection, self._insert, rows, records)
 
-    def swap(
-        self, connection: Connection, changes: Sequence[Change], now: float | None
-    ) -> set[Key]:
-        kept, gone = parted(changes)
-        rows = _rows(swapped(kept).values(), self.now(connection, now))
-        removals = list(zip(*believed(gone).values(), strict=True))
+    def swap(self, connection: Connection, pairs: Sequence[Pair], now: float | None) -> set[Key]:
+        rows = _rows(swapped(pairs).values(), self.now(connection, now))
         with self._writing(connection):
-            written = _write_each(connection, self._swap, rows, [old for old, _ in kept])
-            return written | _write_each(connection, self._remove, removals, gone)
+            return _write_each(connection, self._swap, rows, [old for old, _ in pairs])
+
+    def remove(self, connection: Connection, records: Sequence[Record]) -> set[Key]:
+        rows = list(zip(*believed(records).values(), strict=True))
+        with self._writing(connection):
+            return _write_each(connection, self._remove, rows, records)
+
+    def batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
+        # One transaction: it is undone as a whole.
+        return [items] if items else []
 
     def load(self, connection: Connection, keys: Collection[Key], now: float | None) -> Loaded:
+        at = self.now(connection, now)
         cursor = raw_cursor(connection)
         found = {}
         for key in sorted(keys):
             row = cursor.execute(self._load, (key.message_id, key.consumer)).fetchone()
             if row is not None:
                 found[key] = record_of(row)
-        return Loaded(found, self.now(connection, now))
+        return Loaded(found, at)
 
     def purge(self, connection: Connection, condition: ColumnElement[bool], limit: int) -> int:
         id_ = self.table.c.id

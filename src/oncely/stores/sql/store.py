@@ -4,6 +4,7 @@ import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, case, event, func, select, true
@@ -17,7 +18,7 @@ from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.sql import migrating
 from oncely.stores.sql.database import Database, Fault
 from oncely.stores.sql.engines import database_of
-from oncely.stores.sql.rows import record_of
+from oncely.stores.sql.rows import Pair, by_key, parted, record_of, state_of
 from oncely.stores.sql.table import TableName, processed_messages
 
 T = TypeVar("T")
@@ -43,10 +44,17 @@ class SqlStore:
     # ---- Records -------------------------------------------------------------------------------
 
     def insert(self, records: Sequence[Record]) -> set[Key]:
-        return self._write(lambda link: self._database.insert(link, records, self._now()))
+        def write(connection: Connection, batch: Sequence[Record]) -> set[Key]:
+            return self._database.insert(connection, batch, self._now())
+
+        return self._write(by_key(records), write)
 
     def swap(self, changes: Sequence[Change]) -> set[Key]:
-        return self._write(lambda link: self._database.swap(link, changes, self._now()))
+        def write(connection: Connection, batch: Sequence[Pair]) -> set[Key]:
+            return self._database.swap(connection, batch, self._now())
+
+        kept, gone = parted(changes)
+        return self._write(kept, write) | self._write(gone, self._database.remove)
 
     def load(self, keys: Collection[Key]) -> Loaded:
         return self._read(lambda link: self._database.load(link, keys, self._now()))
@@ -72,7 +80,7 @@ class SqlStore:
             totals = (func.count(), lease_over, oldest, func.sum(c.duplicates))
             grouped = select(c.provider, c.status, *totals).group_by(c.provider, c.status)
             return {
-                (consumer, State(status)): Tally(count, over, oldest, int(duplicates))
+                (consumer, state_of(status)): Tally(count, over, oldest, int(duplicates))
                 for consumer, status, count, over, oldest, duplicates in connection.execute(grouped)
             }
 
@@ -144,9 +152,18 @@ class SqlStore:
         """Work that may be done again when nobody knows whether it was."""
         return patiently(lambda: self._once(work, lost=TryAgain))
 
-    def _write(self, work: Callable[[Connection], T]) -> T:
+    def _write(
+        self, items: Sequence[T], work: Callable[[Connection, Sequence[T]], set[Key]]
+    ) -> set[Key]:
         """Work that may not: raises ReplyLost where nobody knows whether it was done."""
-        return patiently(lambda: self._once(work, lost=ReplyLost))
+
+        def once(batch: Sequence[T]) -> set[Key]:
+            return self._once(lambda link: work(link, batch), lost=ReplyLost)
+
+        # One batch after another: what is stored would seem to be another's if it was tried again
+        # because of a later one.
+        batches = self._database.batches(items)
+        return {key for batch in batches for key in patiently(partial(once, batch))}
 
     def _once(self, work: Callable[[Connection], T], *, lost: type[Exception]) -> T:
         with self._connected() as connection:
@@ -160,7 +177,7 @@ class SqlStore:
         try:
             connection = self._engine.connect()
         except PoolTimeout as error:
-            raise StoreUnavailable(f"{self._engine.url!r}: {error}") from error
+            raise StoreUnavailable(self._text(error)) from error
         except Exception as error:
             fault = self._fault(error)
             if fault in (Fault.LOST, Fault.UNAVAILABLE):
@@ -204,7 +221,8 @@ class SqlStore:
         driver_error = error.orig if isinstance(error, DBAPIError) else error
         # One line: what a driver adds are hints and positions in our statements.
         first_line = str(driver_error).partition("\n")[0]
-        return f"{self._engine.url!r}: {mask_passwords(first_line)}"
+        # A password may stand among the URL's options as well.
+        return mask_passwords(f"{self._engine.url!r}: {first_line}")
 
 
 def _start_afresh_after_fork(store: SqlStore) -> None:

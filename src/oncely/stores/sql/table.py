@@ -1,5 +1,6 @@
 """The table `processed_messages`: its name and its columns."""
 
+import hashlib
 import re
 from typing import NamedTuple
 
@@ -41,7 +42,15 @@ class TableName(NamedTuple):
     @property
     def version_table(self) -> str:
         """The table that tells which migrations this one has seen."""
-        return f"{self.table[: _MAX_BYTES - len('_version')]}_version"
+        # Alembic names its primary key with four bytes more.
+        return _shortened(f"{self.table}_version", _MAX_BYTES - len("_pkc"))
+
+    @property
+    def unique(self) -> str:
+        """The constraint that no key stands twice. In PostgreSQL it names an index as well, and
+        indexes of one schema have to differ.
+        """
+        return UNIQUE_NAME if self.table == TABLE_NAME else _shortened(f"uq_{self.table}")
 
     def checked(self) -> "TableName":
         """Itself. Raises ConfigError where a name is no identifier, or over 63 bytes long."""
@@ -58,6 +67,14 @@ class TableName(NamedTuple):
                     f"{what}: {name!r} is {len(name)} bytes long; databases take {_MAX_BYTES}"
                 )
         return self
+
+
+def _shortened(name: str, length: int = _MAX_BYTES) -> str:
+    """`name`, its end replaced by a digest of the whole where it is longer than `length`."""
+    if len(name) <= length:
+        return name
+    digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    return f"{name[: length - len(digest) - 1]}_{digest}"
 
 
 _long = BigInteger().with_variant(Integer(), "sqlite")
@@ -93,12 +110,11 @@ def processed_messages(name: TableName, dialect: str) -> Table:
         Column("exhausted", Boolean, nullable=False),
         Column("duplicates", _long, nullable=False),
     )
-    unique = UNIQUE_NAME if name.table == TABLE_NAME else f"uq_{name.table}"[:_MAX_BYTES]
     key = (table.c.message_id, table.c.provider)
     if dialect == "postgresql":
         # One index is half the work of two: `id` is there to be read, and nothing looks it up.
-        table.append_constraint(PrimaryKeyConstraint(*key, name=unique))
+        table.append_constraint(PrimaryKeyConstraint(*key, name=name.unique))
     else:
         table.append_constraint(PrimaryKeyConstraint(table.c.id))
-        table.append_constraint(UniqueConstraint(*key, name=unique))
+        table.append_constraint(UniqueConstraint(*key, name=name.unique))
     return table

@@ -3,13 +3,17 @@
 from alembic import context
 
 attributes = context.config.attributes
+name, found = attributes["name"], attributes["found"]
 context.configure(
     connection=attributes["connection"],
-    version_table=attributes["name"].version_table,
-    version_table_schema=attributes["name"].schema,
+    version_table=name.version_table,
+    version_table_schema=name.schema,
     as_sql=context.is_offline_mode(),
     literal_binds=context.is_offline_mode(),
     # Where the schema can be changed in a transaction, ours is open already.
     transactional_ddl=False,
 )
-context.run_migrations(name=attributes["name"], found=attributes["found"])
+if found.lacks_schema:
+    # Alembic's own table comes first, and is in it as well.
+    context.execute(f'CREATE SCHEMA "{name.schema}"')
+context.run_migrations(name=name, found=found)

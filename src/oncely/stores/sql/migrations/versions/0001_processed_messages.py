@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 revision = "0001"
 down_revision = None
 
-_HAND_MADE = "processed_messages"
-_UNIQUE = "uq_message_provider"
+_KEY = ("message_id", "provider")
+_TIMES = ("first_processed_at", "last_processed_at")
 
 
 def upgrade(name: "TableName", found: "Found") -> None:
@@ -58,23 +58,19 @@ def _types(dialect: str, *, is_mariadb: bool) -> dict[str, Any]:
 
 
 def _create(name: "TableName", dialect: str, types: dict[str, Any]) -> None:
-    if dialect == "postgresql" and name.schema:
-        op.execute(f'CREATE SCHEMA IF NOT EXISTS "{name.schema}"')
     now = {
         "postgresql": sa.text("now()"),
         "mysql": sa.text("CURRENT_TIMESTAMP(6)"),
         "mariadb": sa.text("CURRENT_TIMESTAMP(6)"),
     }.get(dialect)
-    # In PostgreSQL the name is that of an index too, and those of one schema have to differ.
-    unique = _UNIQUE if name.table == _HAND_MADE else f"uq_{name.table}"[:63]
     key: list[Any]
     if dialect == "postgresql":
         # One index is half the work of two: `id` is there to be read, and nothing looks it up.
         id_ = sa.Column("id", sa.BigInteger(), sa.Identity(), nullable=False)
-        key = [sa.PrimaryKeyConstraint("message_id", "provider", name=unique)]
+        key = [sa.PrimaryKeyConstraint("message_id", "provider", name=name.unique)]
     else:
         id_ = sa.Column("id", types["long"], primary_key=True, autoincrement=True)
-        key = [sa.UniqueConstraint("message_id", "provider", name=unique)]
+        key = [sa.UniqueConstraint("message_id", "provider", name=name.unique)]
     op.create_table(
         name.table,
         id_,
@@ -112,25 +108,50 @@ def _take_over(name: "TableName", dialect: str, types: dict[str, Any], found: "F
     for column in _added(types):
         if column.name not in (found.columns or ()):
             op.add_column(name.table, column, schema=name.schema)
-    if dialect == "sqlite":
-        # SQLite cannot change a column's type, and does not need to.
-        for column_name in ("first_processed_at", "last_processed_at"):
-            op.execute(
-                f'UPDATE "{name.table}" SET {column_name} ='
-                f" (julianday({column_name}) - 2440587.5) * 86400"
-                f" WHERE typeof({column_name}) = 'text'"
-            )
-        return
-    for column_name in ("message_id", "provider"):
-        op.alter_column(
-            name.table, column_name, type_=types["id"], existing_nullable=False, schema=name.schema
-        )
-    for column_name in ("first_processed_at", "last_processed_at"):
-        op.alter_column(
-            name.table,
-            column_name,
-            type_=types["time"],
-            existing_nullable=False,
-            existing_server_default=found.defaults.get(column_name),
-            schema=name.schema,
+    match dialect:
+        case "postgresql":
+            _change_postgresql(name, types)
+        case "mysql" | "mariadb":
+            _change_mysql(name, types, found)
+        case _:
+            _change_sqlite(name)
+
+
+def _change_postgresql(name: "TableName", types: dict[str, Any]) -> None:
+    # A conflict uses up an id as well: 32 bits are soon used up.
+    changes = {"id": types["long"], **dict.fromkeys(_KEY, types["id"])}
+    # What was written without a time zone is in that of the session.
+    changes |= dict.fromkeys(_TIMES, types["time"])
+    for column, type_ in changes.items():
+        op.alter_column(name.table, column, type_=type_, schema=name.schema)
+    table = f'"{name.schema}"."{name.table}"' if name.schema else f'"{name.table}"'
+    sequence = f"pg_get_serial_sequence('{table}', 'id')"
+    op.execute(
+        f"DO $$ BEGIN IF {sequence} IS NOT NULL THEN"
+        f" EXECUTE 'ALTER SEQUENCE ' || {sequence} || ' AS bigint'; END IF; END $$"
+    )
+
+
+def _change_mysql(name: "TableName", types: dict[str, Any], found: "Found") -> None:
+    def change(column: str, type_: Any, **options: Any) -> None:
+        options["existing_nullable"] = False
+        op.alter_column(name.table, column, type_=type_, schema=name.schema, **options)
+
+    change("id", types["long"], autoincrement=True)
+    for column in _KEY:
+        change(column, types["id"])
+    now = "CURRENT_TIMESTAMP(6)"
+    renewed = f"{now} ON UPDATE {now}"
+    for column in _TIMES:
+        # Old servers gave the first TIMESTAMP of a table an ON UPDATE that nobody asked for.
+        is_renewed = column != _TIMES[0] and "ON UPDATE" in (found.defaults[column] or "").upper()
+        change(column, types["time"], server_default=sa.text(renewed if is_renewed else now))
+
+
+def _change_sqlite(name: "TableName") -> None:
+    # SQLite cannot change a column's type, and does not need to.
+    for column in _TIMES:
+        op.execute(
+            f'UPDATE "{name.table}" SET {column} = (julianday({column}) - 2440587.5) * 86400'
+            f" WHERE typeof({column}) = 'text'"
         )

@@ -1,0 +1,203 @@
+"""The ledger on every store, beside the hand-written flow and each store's own limit.
+
+All loads of one store run in turn, several rounds, on its empty tables and then with rows in them;
+the medians and their ratios count. Run with `make bench-ledger`; see `--help` for smaller runs.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from tests import servers
+
+import hand_written
+from loads import Load, Measured, batches, one_by_one, raw_limit, single_calls, tasks
+from oncely import Granted, Key, Ledger, open_ledger
+
+BY_HAND = "by hand, 8 connections"
+LIMIT = "bare keys, by 1,000"
+PRELOAD_BATCH = 5_000
+
+
+@dataclass
+class Cell:
+    """One load on one store: the median round."""
+
+    store: str
+    rows: int
+    """Records there before."""
+    load: str
+    rate: float
+    """Messages a second."""
+    p50_ms: float
+    """Of a message; of a batch, where there are batches."""
+    p99_ms: float
+    rates: list[float]
+
+
+@dataclass
+class Subject:
+    """A store to measure, and what it is measured against."""
+
+    ledger: Ledger
+    by_hand: hand_written.HandWritten | None
+
+
+@contextmanager
+def opened(store: str, folder: Path) -> Iterator[Subject]:
+    """The store, on a server of its own where it needs one."""
+    with ExitStack() as stack:
+        by_hand: hand_written.HandWritten | None = None
+        match store:
+            case "memory":
+                url = "memory://"
+            case "sqlite":
+                url = f"sqlite:///{folder}/ledger.db"
+                by_hand = hand_written.Sqlite(folder / "by-hand.db")
+            case "postgresql":
+                url = stack.enter_context(servers.Postgresql()).url
+                by_hand = hand_written.Postgresql(url)
+            case "mariadb":
+                url = stack.enter_context(servers.MariaDb()).url
+                by_hand = hand_written.MariaDb(url)
+            case _:
+                url = stack.enter_context(servers.Redis()).url
+                by_hand = hand_written.Redis(url)
+        ledger = open_ledger(url)
+        ledger.migrate()
+        stack.callback(ledger.close)
+        yield Subject(ledger, by_hand)
+
+
+def loads_on(subject: Subject) -> dict[str, Load]:
+    """Every load, by the name that the report gives it."""
+    ledger, by_hand = subject.ledger, subject.by_hand
+    loads = {
+        "single calls, 1 thread": single_calls(ledger, 1),
+        "single calls, 8 threads": single_calls(ledger, 8),
+        "single calls, 64 tasks": tasks(ledger, 64),
+        **{f"batches of {size:,}": batches(ledger, size) for size in (100, 500, 1_000)},
+    }
+    if by_hand is not None:
+        loads["by hand, 1 connection"] = one_by_one(by_hand.connect, 1)
+        loads[BY_HAND] = one_by_one(by_hand.connect, 8)
+        loads[LIMIT] = raw_limit(by_hand.write_keys)
+    return loads
+
+
+def preload(ledger: Ledger, rows: int, progress: Progress, title: str) -> None:
+    """Complete so many messages that no load will ask for."""
+    bar = progress.add_task(title, total=rows)
+    for start in range(0, rows, PRELOAD_BATCH):
+        keys = [Key("bench", f"before-{n}") for n in range(start, start + PRELOAD_BATCH)]
+        outcomes = ledger.claim_many(keys)
+        ledger.complete_many([o.claim for o in outcomes if isinstance(o, Granted)])
+        progress.advance(bar, PRELOAD_BATCH)
+
+
+def measure(
+    subject: Subject, seconds: float, rounds: int, show: Callable[[str, float], None]
+) -> dict[str, list[Measured]]:
+    """Every load in every round, in turn; one round more first, short and not counted."""
+    found: dict[str, list[Measured]] = {name: [] for name in loads_on(subject)}
+    for number in range(rounds + 1):
+        for name, load in loads_on(subject).items():
+            measured = load(seconds if number else seconds / 4)
+            show(name, measured.rate)
+            if number:
+                found[name].append(measured)
+    return found
+
+
+def cell_of(store: str, rows: int, load: str, rounds: list[Measured]) -> Cell:
+    """The median of the rates, and the percentiles over all rounds."""
+    latencies = [latency for measured in rounds for latency in measured.latencies_s]
+    percentiles = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else latencies * 99
+    rates = [measured.rate for measured in rounds]
+    return Cell(
+        store=store,
+        rows=rows,
+        load=load,
+        rate=statistics.median(rates),
+        p50_ms=percentiles[49] * 1000,
+        p99_ms=percentiles[98] * 1000,
+        rates=rates,
+    )
+
+
+def measure_store(store: str, asked: argparse.Namespace, progress: Progress) -> list[Cell]:
+    """The cells of one store: with no rows, and with many."""
+    cells = []
+    with tempfile.TemporaryDirectory() as folder, opened(store, Path(folder)) as subject:
+        for rows in (0, asked.rows):
+            if rows:
+                preload(subject.ledger, rows, progress, f"{store}: {rows:,} rows")
+            if subject.by_hand is not None:
+                subject.by_hand.prepare(rows)
+
+            def show(name: str, rate: float, rows: int = rows) -> None:
+                progress.console.print(f"{store:10} {rows:9,} rows  {name:24} {rate:10,.0f}/s")
+
+            found = measure(subject, asked.seconds, asked.rounds, show)
+            cells += [cell_of(store, rows, name, rounds) for name, rounds in found.items()]
+    return cells
+
+
+def as_table(cells: list[Cell]) -> Table:
+    """A row for each load; ratios to the hand-written flow and to the store's limit."""
+    table = Table(title="messages/s, medians", title_justify="left")
+    headings = ("store", "rows", "load", "messages/s", "p50 ms", "p99 ms", "of by hand", "of limit")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in {"store", "load"} else "right")
+    rates = {(cell.store, cell.rows, cell.load): cell.rate for cell in cells}
+    for cell in cells:
+        against = [
+            f"{cell.rate / rates[cell.store, cell.rows, base]:.2f}"
+            if (cell.store, cell.rows, base) in rates
+            else ""
+            for base in (BY_HAND, LIMIT)
+        ]
+        table.add_row(
+            cell.store,
+            f"{cell.rows:,}",
+            cell.load,
+            f"{cell.rate:,.0f}",
+            f"{cell.p50_ms:.2f}",
+            f"{cell.p99_ms:.2f}",
+            *against,
+        )
+    return table
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    every = ("memory", "sqlite", "postgresql", "mariadb", "redis")
+    parser.add_argument("--stores", nargs="+", choices=every, default=every)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="records there before")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for one load in one round")
+    parser.add_argument("--json", metavar="FILE", help="write every cell there")
+    asked = parser.parse_args()
+    console = Console(stderr=True)
+    cells: list[Cell] = []
+    with Progress(console=console, transient=True) as progress:
+        for store in asked.stores:
+            cells += measure_store(store, asked, progress)
+    Console().print(as_table(cells))
+    if asked.json:
+        Path(asked.json).write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

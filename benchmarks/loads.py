@@ -1,0 +1,143 @@
+"""How deliveries reach a ledger: one at a time, from threads, from tasks, in batches."""
+
+import asyncio
+import random
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from oncely import AsyncLedger, Granted, Key, Ledger
+
+DUPLICATES = 10
+"""One delivery in so many is a copy of a message that is done."""
+_COPIED_FROM = 1_000
+
+
+class Measured(NamedTuple):
+    """What came of a load."""
+
+    messages: int
+    seconds: float
+    latencies_s: list[float]
+    """How long each message took, or each batch."""
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.messages / self.seconds
+
+
+class Deliveries:
+    """Ids of deliveries, random and new but for the copies."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._settled: deque[str] = deque(maxlen=_COPIED_FROM)
+
+    def take(self) -> str:
+        """The id of the next delivery."""
+        self._count += 1
+        if self._count % DUPLICATES == 0 and self._settled:
+            return random.choice(self._settled)
+        return str(uuid.uuid4())
+
+    def settle(self, message_id: str) -> None:
+        """This message is done; copies of it may come."""
+        self._settled.append(message_id)
+
+
+Process = Callable[[str], None]
+Load = Callable[[float], Measured]
+"""Runs for so many seconds."""
+
+
+def one_by_one(make: Callable[[], Process], callers: int) -> Load:
+    """So many threads, each with what `make` gives, one message after the other."""
+
+    def caller(until: float, start: threading.Barrier) -> list[float]:
+        process, deliveries, took = make(), Deliveries(), []
+        start.wait()
+        while (began := time.perf_counter()) < until:
+            message_id = deliveries.take()
+            process(message_id)
+            took.append(time.perf_counter() - began)
+            deliveries.settle(message_id)
+        return took
+
+    def run(seconds: float) -> Measured:
+        began = time.perf_counter()
+        start = threading.Barrier(callers)
+        with ThreadPoolExecutor(callers) as pool:
+            running = [pool.submit(caller, began + seconds, start) for _ in range(callers)]
+            latencies = [latency for future in running for latency in future.result()]
+        return Measured(len(latencies), time.perf_counter() - began, latencies)
+
+    return run
+
+
+def single_calls(ledger: Ledger, callers: int) -> Load:
+    """`claim` and `complete`, from so many threads."""
+
+    def process(message_id: str) -> None:
+        outcome = ledger.claim(Key("bench", message_id))
+        if isinstance(outcome, Granted):
+            ledger.complete(outcome.claim)
+
+    return one_by_one(lambda: process, callers)
+
+
+def tasks(ledger: Ledger, count: int) -> Load:
+    """`claim` and `complete`, from so many asyncio tasks in one loop."""
+
+    async def task(shared: AsyncLedger, until: float, took: list[float]) -> None:
+        deliveries = Deliveries()
+        while (began := time.perf_counter()) < until:
+            message_id = deliveries.take()
+            outcome = await shared.claim(Key("bench", message_id))
+            if isinstance(outcome, Granted):
+                await shared.complete(outcome.claim)
+            took.append(time.perf_counter() - began)
+            deliveries.settle(message_id)
+
+    async def run_all(seconds: float) -> Measured:
+        took: list[float] = []
+        shared = AsyncLedger(ledger)
+        began = time.perf_counter()
+        await asyncio.gather(*(task(shared, began + seconds, took) for _ in range(count)))
+        return Measured(len(took), time.perf_counter() - began, took)
+
+    return lambda seconds: asyncio.run(run_all(seconds))
+
+
+def batches(ledger: Ledger, size: int) -> Load:
+    """`claim_many` and `complete_many`, so many messages at a time, from one thread."""
+
+    def run(seconds: float) -> Measured:
+        deliveries, took, began = Deliveries(), [], time.perf_counter()
+        while (at := time.perf_counter()) < began + seconds:
+            keys = [Key("bench", deliveries.take()) for _ in range(size)]
+            outcomes = ledger.claim_many(keys)
+            ledger.complete_many([o.claim for o in outcomes if isinstance(o, Granted)])
+            took.append(time.perf_counter() - at)
+            for key in keys[:_COPIED_FROM]:
+                deliveries.settle(key.message_id)
+        return Measured(len(took) * size, time.perf_counter() - began, took)
+
+    return run
+
+
+def raw_limit(write: Callable[[list[str]], None], size: int = 1_000) -> Load:
+    """Only the writing of keys, so many at a time."""
+
+    def run(seconds: float) -> Measured:
+        took, began = [], time.perf_counter()
+        while (at := time.perf_counter()) < began + seconds:
+            write([str(uuid.uuid4()) for _ in range(size)])
+            took.append(time.perf_counter() - at)
+        return Measured(len(took) * size, time.perf_counter() - began, took)
+
+    return run

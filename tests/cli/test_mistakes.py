@@ -1,0 +1,188 @@
+"""Mistakes at the operators' commands: exit code 2 or 1, one line, no traceback, nothing done."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command, InProcess, OnFile
+
+COMMANDS = ["migrate", "check", "status", "list", "show", "reset", "forget", "purge", "pipeline"]
+WRONG: list[tuple[list[str], str]] = [
+    (["show", ""], "ID: empty id"),
+    (["show", " "], "ID: empty id"),
+    (["reset", "a\0b"], "ID: id with NUL"),
+    (["forget", "x" * 256], "ID: too long id"),
+    (["show", "a\udcff"], "ID: id with a lone surrogate"),
+    (["show", "a", "--consumer", ""], "--consumer: empty consumer"),
+    (["list", "--consumer", "a\0"], "--consumer: consumer with NUL"),
+    (["list", "--text", "a\udcff"], "--text: text with a lone surrogate"),
+    (["list", "--older-than", "soon"], "--older-than: 'soon' is no duration; write"),
+    (["list", "--older-than=-1d"], "--older-than: '-1d' is no duration"),
+    (["list", "--state", "stuck"], "--state: invalid choice: 'stuck' (choose from 'processing'"),
+    (["reset", "--state", "sent"], "--state: invalid choice: 'sent' (choose from 'failed'"),
+    (["list", "--limit", "0"], "--limit: '0' is no whole number from 1"),
+    (["list", "--limit", "9" * 5_000], "is no whole number from 1"),
+    (["purge", "--batch", "-1"], "--batch: '-1' is no whole number from 1"),
+    (["purge", "--older-than", "30"], "--older-than: '30' is no duration"),
+    (
+        ["purge", "--retention", "90d"],
+        "--retention: '90d' names no consumer; write \"billing=90d\"",
+    ),
+    (["purge", "--retention", "=90d"], "--retention: empty consumer"),
+    (["purge", "--retention", "billing=x"], "--retention: 'x' is no duration"),
+    (["list", "--text", "-x"], "--text: expected one argument; see: oncely list --help"),
+    (["check", "--lease", "0s"], "lease: a lease of zero"),
+    (["check", "--replay-window", "x"], "--replay-window: 'x' is no duration"),
+    (["status", "--table", "a b"], "table: 'a b' is no name for a table"),
+    (["status", "--schema", "s"], "only PostgreSQL, MariaDB and MySQL have schemas"),
+    (["status", "--table", "nowhere"], "type: oncely migrate"),
+    (["reset"], "reset: name an ID, or filters such as"),
+    (["forget", "--limit", "5", "--yes"], "forget: name an ID, or filters such as"),
+    (["reset", "a", "--state", "failed"], "reset: an ID takes no filters but --consumer"),
+    (["status", "--ledger", "memory://"], '"memory://" is seen by one process only'),
+    (["status", "--ledger", "oracle://u:geheim@h"], "'oracle://u:***@h' is of no known kind"),
+    (["status", "--ledger", "env:GEHEIM"], "'env:GEHEIM' is of no known kind"),
+    (["status", "--ledger", "env:NOWHERE"], "the environment variable NOWHERE is not set"),
+    (["status", "--ledger", "sqlite:///nowhere.db"], "there is no file 'nowhere.db'"),
+    (["migrate", "--ledger", "sqlite:///nowhere/l.db"], "its folder does not exist"),
+    (["status", "--ledger", ""], "no ledger is named; add --ledger sqlite:///ledger.db"),
+    (["status", "--jsn"], "unrecognized arguments: --jsn; see: oncely --help"),
+    (["stauts"], "invalid choice: 'stauts'"),
+    ([], "the following arguments are required: COMMAND; see: oncely --help"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_mistake_is_one_line(
+    at: "OnFile",
+    command: "Command",
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    """Exit code 2, and a line that says what is wrong; nothing on stdout, no file left behind."""
+    monkeypatch.setenv("GEHEIM", "geheim")
+    monkeypatch.chdir(at.file.parent)
+    before = set(at.file.parent.iterdir())
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("oncely: ")
+    assert said in err
+    assert err.count("\n") == 1
+    assert "geheim" not in err
+    assert set(at.file.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("pipeline", "migrate")])
+def test_no_ledger(
+    command: "Command", monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Every command says that it needs a ledger, and that the one which is named is not there."""
+    monkeypatch.delenv("ONCELY_LEDGER", raising=False)
+    id_ = ["a"] if name in ("show", "reset", "forget") else []
+    assert command(name, *id_).err == (
+        "oncely: no ledger is named; add --ledger sqlite:///ledger.db, or the like\n"
+    )
+    ran = command(name, *id_, "--ledger", f"sqlite:///{tmp_path}/gone.db")
+    assert ran == (
+        2,
+        "",
+        f"oncely: ledger: there is no file '{tmp_path}/gone.db'; type: oncely migrate\n",
+    )
+
+
+@pytest.mark.parametrize("name", ["status", "list", "purge", "check", "migrate"])
+def test_what_is_no_ledger(command: "Command", tmp_path: Path, name: str) -> None:
+    """A file that is no database is told in one line."""
+    file = tmp_path / "notes.txt"
+    file.write_text("This is no database. " * 100)
+    code, out, err = command(name, "--ledger", f"sqlite:///{file}")
+    assert (code, out) == (1, "")
+    assert "file is not a database" in err
+    assert err.count("\n") == 1
+
+
+def test_a_store_that_cannot_be_reached(command: "Command", tmp_path: Path) -> None:
+    """An unreachable store is one line too, without its password."""
+    url = "postgresql://ann:geheim@127.0.0.1:1/db?connect_timeout=1"
+    code, out, err = command("status", "--ledger", url)
+    assert (code, out) == (1, "")
+    assert "geheim" not in err
+    assert err.count("\n") == 1
+
+
+def test_help_lists_every_command(in_process: "InProcess") -> None:
+    """`oncely --help` names them all."""
+    ran = in_process("--help")
+    assert ran.returncode == 0
+    assert all(f"\n    {name} " in ran.stdout for name in COMMANDS)
+
+
+WITHOUT = """
+import sys
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None
+from oncely.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def without(packages: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command where some packages are not installed."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, packages, *arguments],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_missing_packages(filled: "OnFile") -> None:
+    """Operators need rich and no more; where it is missing, the extra is named."""
+    assert without("pydantic,pyspark,pyarrow", "list").returncode == 0
+    ran = without("rich", "list")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.endswith("is not installed; type: pip install 'oncely[cli]'\n")
+    assert ran.stderr.count("\n") == 1
+    assert "\n    list " in without("rich", "--help").stdout
+
+
+def test_nobody_reads_on(filled: "OnFile", monkeypatch: pytest.MonkeyPatch) -> None:
+    """`oncely list --json | head` ends without a traceback."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    reading, writing = os.pipe()
+    os.close(reading)
+    ran = subprocess.run(
+        [sys.executable, "-m", "oncely", "list", "--json"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    os.close(writing)
+    assert (ran.returncode, ran.stderr) == (1, "")
+
+
+def test_bytes_that_are_no_text(at: "OnFile", in_process: "InProcess") -> None:
+    """An argument that is no UTF-8 is a mistake like others."""
+    ran = in_process("show", os.fsdecode(b"a\xff"))
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "oncely: ID: id with a lone surrogate; no record can have it\n"
+
+
+def test_a_poor_terminal(
+    at: "OnFile", monkeypatch: pytest.MonkeyPatch, in_process: "InProcess"
+) -> None:
+    """What a terminal's encoding lacks is written out."""
+    at.fail("c", "é")
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    ran = in_process("list")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "\\xe9" in ran.stdout

@@ -1,0 +1,21 @@
+"""Plain connections to the databases of tests, as operators and other programs have them."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from tests.integration.drivers import Psycopg, PyMysql, connect_mysql, connect_postgresql
+
+
+@pytest.fixture
+def psql(postgresql_url: str) -> Iterator[Psycopg]:
+    """A plain connection to the test's database on PostgreSQL."""
+    with closing(connect_postgresql(postgresql_url)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def mysql(mysql_url: str) -> Iterator[PyMysql]:
+    """A plain connection to the test's database on MariaDB."""
+    with closing(connect_mysql(mysql_url)) as connection:
+        yield connection
