@@ -1,5 +1,7 @@
 """One store among many processes, for each kind of store that processes can share."""
 
+from contextlib import closing
+
 from oncely.ledger import open_ledger
 from oncely.testing.processes import claim_all, migrate_and_count, run_at_once
 
@@ -8,8 +10,9 @@ _KEYS = 10_000
 
 def test_processes_claim_the_same_keys(shared_url: str) -> None:
     """Twenty processes claim 10,000 keys at once: each key is granted exactly once."""
-    open_ledger(shared_url).migrate()
-    answers = run_at_once(20, shared_url, claim_all, _KEYS)
+    with closing(open_ledger(shared_url)) as ledger:
+        ledger.migrate()
+    answers = run_at_once(20, shared_url, claim_all, _KEYS, 500)
     assert sorted(number for answer in answers for number in answer) == list(range(_KEYS))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, literal_column, select
@@ -76,19 +76,21 @@ class Postgresql(Database):
     def insert(
         self, connection: Connection, records: Sequence[Record], now: float | None
     ) -> set[Key]:
-        return _keys(_executed(connection, self._insert_text, inserted(records), now))
+        cursor = _executed(connection, self._insert_text, inserted(records), now)
+        return _written(cursor, records)
 
     def swap(self, connection: Connection, pairs: Sequence[Pair], now: float | None) -> set[Key]:
-        return _keys(_executed(connection, self._swap_text, swapped(pairs), now))
+        cursor = _executed(connection, self._swap_text, swapped(pairs), now)
+        return _written(cursor, [old for old, _ in pairs])
 
     def remove(self, connection: Connection, records: Sequence[Record]) -> set[Key]:
-        return _keys(_executed(connection, self._removal_text, believed(records)))
+        return _written(_executed(connection, self._removal_text, believed(records)), records)
 
     def load(self, connection: Connection, keys: Collection[Key], now: float | None) -> Loaded:
         at = self.now(connection, now)
         found: dict[Key, Record] = {}
         for batch in batches(sorted(keys)):
-            rows = _executed(connection, self._load_text, key_columns(batch))
+            rows = _executed(connection, self._load_text, key_columns(batch)).fetchall()
             found.update((record.key, record) for record in map(record_of, rows))
         return Loaded(found, at)
 
@@ -184,14 +186,18 @@ def _executed(
     build: Callable[[tuple[str, ...], tuple[str, ...]], str],
     columns: Columns,
     now: float | None = None,
-) -> Sequence[tuple[Any, ...]]:
-    """The rows that the statement for these rows returns."""
+) -> "psycopg.Cursor[tuple[Any, ...]]":
+    """A cursor that has executed the statement for these rows."""
     varying, constant = split(columns)
     parameters = {**varying, **constant, "now": now}
-    cursor = raw_cursor(connection)
+    cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(connection)
     cursor.execute(build(tuple(varying), tuple(constant)), parameters, prepare=True, binary=True)
-    return cast(Sequence[tuple[Any, ...]], cursor.fetchall())
+    return cursor
 
 
-def _keys(rows: Sequence[tuple[Any, ...]]) -> set[Key]:
-    return {Key(*row) for row in rows}
+def _written(cursor: "psycopg.Cursor[tuple[Any, ...]]", records: Sequence[Record]) -> set[Key]:
+    """The keys that a statement returns, of those that it was given."""
+    if cursor.rowcount == len(records):
+        # As nearly always: what comes back need not be read.
+        return {record.key for record in records}
+    return {Key(*row) for row in cursor.fetchall()}
