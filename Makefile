@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test servers check bench-ledger bench-pipeline clean
+.PHONY: help setup run test servers check campaign bench-ledger bench-pipeline clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ check: .venv/.ready ## lint, types, import rules
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+campaign: .venv/.ready servers ## the tests of kills, with many more
+	@ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 $(BIN)/pytest -k kill --timeout 3600
 
 bench-ledger: .venv/.ready servers ## every store beside the hand-written flow and its own limit
 	@PYTHONPATH=. $(BIN)/python benchmarks/ledger.py

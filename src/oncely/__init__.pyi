@@ -1,3 +1,4 @@
+from .async_ledger import AsyncLedger
 from .core.control import Reject, Retry, Unrecoverable
 from .core.errors import (
     BusyError,
@@ -31,6 +32,7 @@ from .ledger import Ledger, open_ledger
 from .once import once
 
 __all__ = [
+    "AsyncLedger",
     "Busy",
     "BusyError",
     "Claim",

@@ -11,7 +11,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from oncely.core.record import State
 from oncely.core.rules import Ask, Duplicate, Granted, Outcome
-from oncely.ledger import Ledger, Request
+from oncely.ledger import Ledger
+from oncely.request import Request
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def _harmless(method: F) -> F:
     def guarded(*args: Any, **kwargs: Any) -> None:
         try:
             method(*args, **kwargs)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, the message goes on.
             _log.exception("metrics_failed")
 
     return guarded  # type: ignore[return-value]  # It takes and returns the same.
@@ -83,7 +84,7 @@ class Metrics:
         self._registry.register(_Records(ledger))
 
     @_harmless
-    def carried_out(
+    def settled(
         self, requests: Sequence[Request], outcomes: Sequence[Outcome], took_s: float
     ) -> None:
         """Commands went to the store together and were answered."""
@@ -135,7 +136,7 @@ class _Records:
         """The gauges, as the store has them now; none where it cannot be asked."""
         try:
             yield from self._gauges()
-        except Exception:
+        except Exception:  # noqa: BLE001 - the other metrics are to be seen all the same.
             _log.exception("metrics_failed")
 
     def _gauges(self) -> list[Metric]:

@@ -1,6 +1,5 @@
 """`once`: a function that runs once for each message id, as a decorator."""
 
-import asyncio
 import functools
 import inspect
 import logging
@@ -8,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
+from oncely.async_ledger import SteadyLedger
 from oncely.core.errors import (
     BusyError,
     ConfigError,
@@ -79,13 +79,13 @@ def once(
                 "decorate a function that does its work when it is called"
             )
 
-        def begin(*args: P.args, **kwargs: P.kwargs) -> Claim | _Kept:
+        def asked(*args: P.args, **kwargs: P.kwargs) -> tuple[Key, str | None]:
             content = None if fingerprint is None else repr(fingerprint(*args, **kwargs))
-            return guard.begin(Key(consumer, key(*args, **kwargs)), content)
+            return Key(consumer, key(*args, **kwargs)), content
 
         if _is_async(function):
-            return cast(Callable[P, R], _async_wrapper(cast(Any, function), begin, guard))
-        return _sync_wrapper(function, begin, guard)
+            return cast(Callable[P, R], _async_wrapper(cast(Any, function), asked, guard))
+        return _sync_wrapper(function, asked, guard)
 
     return cast(Callable[[F], F], decorate)
 
@@ -96,62 +96,80 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _sync_wrapper(
-    function: Callable[P, R], begin: Callable[P, Claim | _Kept], guard: "_Guard"
+    function: Callable[P, R], asked: Callable[P, tuple[Key, str | None]], guard: "_Guard"
 ) -> Callable[P, R]:
+    ledger = _InlineLedger(guard.ledger)
+
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        begun = begin(*args, **kwargs)
+        begun = _run(guard.begin(ledger, *asked(*args, **kwargs)))
         if isinstance(begun, _Kept):
             return cast(R, begun.result)
         try:
             result = function(*args, **kwargs)
         except BaseException as error:
-            guard.end_badly(begun, error)
+            _run(guard.end_badly(ledger, begun, error))
             raise
-        guard.end_well(begun, result)
+        _run(guard.end_well(ledger, begun, result))
         return result
 
     return wrapper
 
 
 def _async_wrapper(
-    function: Callable[P, Awaitable[T]], begin: Callable[P, Claim | _Kept], guard: "_Guard"
+    function: Callable[P, Awaitable[T]],
+    asked: Callable[P, tuple[Key, str | None]],
+    guard: "_Guard",
 ) -> Callable[P, Coroutine[Any, Any, T]]:
+    ledger = SteadyLedger(guard.ledger)
+
     @functools.wraps(function)
     async def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
-        begun = await _in_thread(functools.partial(begin, *args, **kwargs), undo=guard.release)
+        begun = await guard.begin(ledger, *asked(*args, **kwargs))
         if isinstance(begun, _Kept):
             return cast(T, begun.result)
         try:
             result = await function(*args, **kwargs)
         except BaseException as error:
-            await _in_thread(functools.partial(guard.end_badly, begun, error))
+            await guard.end_badly(ledger, begun, error)
             raise
-        await _in_thread(functools.partial(guard.end_well, begun, result))
+        await guard.end_well(ledger, begun, result)
         return result
 
     return wrapper
 
 
-async def _in_thread(call: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-    """`call` on a thread, to its end even when the task is cancelled; then `undo` its result."""
-    running = asyncio.ensure_future(asyncio.to_thread(call))
+class _InlineLedger:
+    """A ledger's calls as coroutines that never wait, for functions that are not async."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def claim(
+        self, key: Key, lease: Duration, policy: Policy, *, fingerprint: str | None
+    ) -> ClaimOutcome:
+        return self._ledger.claim(key, lease, policy, fingerprint=fingerprint)
+
+    async def complete(self, claim: Claim, result: Any = None) -> None:
+        self._ledger.complete(claim, result)
+
+    async def fail(self, claim: Claim, error: BaseException, final: bool) -> None:
+        self._ledger.fail(claim, error, final)
+
+    async def release(self, claim: Claim) -> None:
+        self._ledger.release(claim)
+
+
+_Calls = _InlineLedger | SteadyLedger
+
+
+def _run(steps: Coroutine[Any, Any, T]) -> T:
+    """What `steps` return, which never wait."""
     try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await _ended(running)
-        if undo is not None and running.exception() is None:
-            await _ended(asyncio.ensure_future(asyncio.to_thread(undo, running.result())))
-        raise
-
-
-async def _ended(running: "asyncio.Future[Any]") -> None:
-    """Wait to the end, however often this task is cancelled meanwhile."""
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError:
-            continue
+        steps.send(None)
+    except StopIteration as end:
+        return cast(T, end.value)
+    raise AssertionError("steps that never wait have waited")
 
 
 class _Guard:
@@ -162,54 +180,49 @@ class _Guard:
             raise ConfigError(
                 'on_in_doubt: a probe is asked with a message, and `once` has none; write "hold"'
             )
-        self._ledger = ledger
+        self.ledger = ledger
         self._policy = policy
         self._lease = lease
         self._keep_result = keep_result
         self._heartbeat = Heartbeat(ledger, lease_seconds(lease))
 
-    def begin(self, key: Key, content: str | None) -> Claim | _Kept:
+    async def begin(self, ledger: _Calls, key: Key, content: str | None) -> Claim | _Kept:
         """The claim under which to run, or what a duplicate returns. Raises RefusedError."""
         asked_at = time.monotonic()
         fingerprint = None if content is None else fingerprint_of(content.encode())
-        outcome = self._ledger.claim(key, self._lease, self._policy, fingerprint=fingerprint)
+        outcome = await ledger.claim(key, self._lease, self._policy, fingerprint=fingerprint)
         if isinstance(outcome, Handled):
             # Nothing of this function waits to be sent: the record lacks only its last mark.
-            self._ledger.complete(outcome.claim)
+            await ledger.complete(outcome.claim)
             return _Kept(outcome.claim.record.result)
         granted = _granted(outcome)
         if isinstance(granted, Claim):
             self._heartbeat.hold([granted], asked_at)
         return granted
 
-    def end_well(self, claim: Claim, result: Any) -> None:
+    async def end_well(self, ledger: _Calls, claim: Claim, result: Any) -> None:
         """Complete. The function is not to run again because of a failure here."""
         claim = self._heartbeat.let_go(claim)
         try:
-            self._ledger.complete(claim, result if self._keep_result else None)
+            await ledger.complete(claim, result if self._keep_result else None)
         except MessageError as error:
-            self._ledger.fail(claim, error, final=is_final(self._policy, claim, error))
+            await ledger.fail(claim, error, final=is_final(self._policy, claim, error))
             raise
         except StoreError:
             # The effect has happened. The claim runs out, and is in doubt then.
             _log.exception("completing_failed", extra={"consumer": claim.key.consumer})
 
-    def end_badly(self, claim: Claim, error: BaseException) -> None:
+    async def end_badly(self, ledger: _Calls, claim: Claim, error: BaseException) -> None:
         """Record the error, or release where the function was stopped and did not fail."""
         claim = self._heartbeat.let_go(claim)
         try:
             if isinstance(error, Exception):
-                self._ledger.fail(claim, error, final=is_final(self._policy, claim, error))
+                await ledger.fail(claim, error, final=is_final(self._policy, claim, error))
             elif self._policy.repeats_doubts:
-                self._ledger.release(claim)
+                await ledger.release(claim)
             # Else nobody knows how far it came: the claim runs out, and is in doubt then.
         except OncelyError:
             _log.exception("recording_failed", extra={"consumer": claim.key.consumer})
-
-    def release(self, begun: Claim | _Kept) -> None:
-        """Give back what was granted to a caller who went away."""
-        if isinstance(begun, Claim):
-            self._ledger.release(self._heartbeat.let_go(begun))
 
 
 def _granted(outcome: ClaimOutcome) -> Claim | _Kept:

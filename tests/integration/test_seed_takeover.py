@@ -1,7 +1,6 @@
-"""A table that was made by hand, with rows in it, is taken over: by migrate, and by nothing else."""
+"""A table that was made by hand, with rows in it, is taken over by migrate."""
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -91,7 +90,7 @@ def check_new_messages(ledger: Ledger) -> None:
 
 
 @pytest.fixture(params=["UTC", "Asia/Kathmandu", "America/St_Johns"])
-def handmade(request: pytest.FixtureRequest, psql: Psycopg, postgresql_url: str) -> Iterator[str]:
+def handmade(request: pytest.FixtureRequest, psql: Psycopg, postgresql_url: str) -> str:
     """The URL of a database with the service's table, rows in it, in one time zone or another."""
     psql.execute(f"ALTER DATABASE {psql.info.dbname} SET timezone = '{request.param}'")
     with closing(connect_postgresql(postgresql_url)) as connection:
@@ -105,7 +104,7 @@ def handmade(request: pytest.FixtureRequest, psql: Psycopg, postgresql_url: str)
             "UPDATE processed_messages SET first_processed_at = NOW() - INTERVAL '2 days',"
             " attempts = CASE status WHEN 'failed' THEN 3 ELSE 1 END"
         )
-    yield postgresql_url
+    return postgresql_url
 
 
 def test_postgresql_table(handmade: str) -> None:

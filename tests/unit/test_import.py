@@ -9,7 +9,10 @@ import pytest
 
 import oncely
 
-HEAVY = ("sqlalchemy", "pyspark", "pydantic", "rich", "pyarrow")
+HEAVY = (
+    *("sqlalchemy", "alembic", "psycopg", "pymysql", "redis", "prometheus_client"),
+    *("pyspark", "pydantic", "rich", "pyarrow"),
+)
 
 TIMED = """
 import json, sys, time

@@ -135,10 +135,12 @@ def raw_cursor(connection: Connection) -> Any:
 @contextmanager
 def in_transaction(connection: Connection) -> Iterator[None]:
     """A transaction on a connection that else commits each statement."""
-    connection.exec_driver_sql("BEGIN")
+    # Past SQLAlchemy, which would roll back once more when it gets the connection back.
+    cursor = raw_cursor(connection)
+    cursor.execute("BEGIN")
     try:
         yield
     except BaseException:
-        connection.exec_driver_sql("ROLLBACK")
+        cursor.execute("ROLLBACK")
         raise
-    connection.exec_driver_sql("COMMIT")
+    cursor.execute("COMMIT")

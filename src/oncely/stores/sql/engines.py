@@ -43,11 +43,11 @@ def server_engine(url: str | URL) -> Engine:
     """
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:
+    except (ArgumentError, ValueError):
+        # It is not shown: its password cannot be told from the rest.
         raise ConfigError(
-            f"ledger: {mask_passwords(str(url))!r} cannot be read as a URL; write "
-            '"postgresql://user@host:5432/database"'
-        ) from error
+            'ledger: this cannot be read as a URL; write "postgresql://user@host:5432/database"'
+        ) from None
     shown = mask_passwords(repr(parsed))
     if not parsed.database:
         raise ConfigError(

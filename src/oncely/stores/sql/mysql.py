@@ -179,7 +179,8 @@ class Mysql(Database):
         with in_transaction(connection):
             records = [believed_in(item) for item in items]
             unchanged = self._unchanged(connection, records, lock=True)
-            write([item for item in items if believed_in(item).key in unchanged])
+            if unchanged:
+                write([item for item in items if believed_in(item).key in unchanged])
             return unchanged
 
     def _unchanged(

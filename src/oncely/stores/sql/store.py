@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, case, event, func, select, true
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from oncely.core.errors import ReplyLost, StoreError, StoreUnavailable, mask_passwords
@@ -183,8 +183,10 @@ class SqlStore:
             if fault in (Fault.LOST, Fault.UNAVAILABLE):
                 raise TryAgain(self._text(error)) from error
             raise StoreError(self._text(error)) from error
-        with connection:
+        try:
             yield connection
+        finally:
+            _give_back(connection)
 
     def _translated(
         self, error: Exception, connection: Connection, lost: type[Exception]
@@ -223,6 +225,15 @@ class SqlStore:
         first_line = str(driver_error).partition("\n")[0]
         # A password may stand among the URL's options as well.
         return mask_passwords(f"{self._engine.url!r}: {first_line}")
+
+
+def _give_back(connection: Connection) -> None:
+    try:
+        connection.close()
+    except SQLAlchemyError:
+        # What was to be done on it is done, or has failed: that it is lost now changes nothing.
+        connection.invalidate()
+        connection.close()
 
 
 def _start_afresh_after_fork(store: SqlStore) -> None:

@@ -1,0 +1,87 @@
+"""What callers ask, checked and put as requests before anything is sent; and what they are told."""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
+
+from oncely.core.errors import FencedError, MessageError
+from oncely.core.message import check_key
+from oncely.core.policy import Duration, Finding, Policy, lease_seconds
+from oncely.core.record import Claim, Key, Record
+from oncely.core.rules import (
+    Ask,
+    Command,
+    Granted,
+    Handled,
+    Held,
+    Outcome,
+    Release,
+    WriteOutcome,
+    Written,
+)
+
+_DRAW_BITS = 39
+
+
+class Request(NamedTuple):
+    """A command for one key, and the record that it is believed to find."""
+
+    key: Key
+    command: Command
+    believed: Record | None = None
+
+
+def to_claim(
+    keys: Sequence[Key],
+    lease: Duration | None,
+    policy: Policy,
+    fingerprints: Sequence[str | None] | None,
+    metadata: Mapping[str, Any] | None,
+    finding: Finding | None,
+) -> list[Request]:
+    """One for each key. Raises MessageError and ConfigError for what is not usable."""
+    lease_s = policy.lease_s if lease is None else lease_seconds(lease)
+    draw = random.getrandbits(_DRAW_BITS)
+    kept = json_value(metadata) if metadata else None
+    return [
+        Request(key, Ask(check_key(key), policy, lease_s, draw, fingerprint, kept, finding))
+        for key, fingerprint in zip(keys, fingerprints or repeat(None, len(keys)), strict=True)
+    ]
+
+
+def to_write(command: Held) -> Request:
+    """Of the holder of a claim, who believes that the record is as the claim last saw it."""
+    return Request(command.claim.key, command, command.claim.record)
+
+
+def to_give_back(outcome: Outcome) -> Request | None:
+    """What takes back a right that its asker did not live to see."""
+    if isinstance(outcome, Granted | Handled):
+        return to_write(Release(outcome.claim))
+    return None
+
+
+def json_value(value: Any) -> Any:
+    """`value` as it will be read back. Raises MessageError where it is no JSON."""
+    if value is None:
+        return None
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MessageError(f"this cannot be kept as JSON: {error}") from error
+
+
+def raise_if_fenced(outcome: WriteOutcome) -> Record | None:
+    """The record as it was written. Raises FencedError where it was not."""
+    if isinstance(outcome, Written):
+        return outcome.record
+    newest = "gone" if outcome.record is None else f"at fence {outcome.record.fence}"
+    raise FencedError(f"the claim is not the newest: its record is {newest}")
+
+
+def renewed(claim: Claim, outcome: WriteOutcome) -> Claim:
+    """The claim as it now stands. Raises FencedError where it was not written."""
+    record = raise_if_fenced(outcome)
+    return claim if record is None else claim._replace(record=record)

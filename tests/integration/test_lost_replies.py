@@ -1,0 +1,190 @@
+"""The connection breaks while something is written: the caller is told what is stored."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import make_url
+from tests.proxy import Proxy
+
+from oncely.core.record import Claim, Key, Record, State
+from oncely.core.rules import Duplicate
+from oncely.ledger import Ledger, open_ledger
+from oncely.testing import granted
+
+_KEY = Key("billing", "the-message")
+_WORD = b"the-message"
+
+
+@dataclass
+class Line:
+    """A ledger on a server behind a proxy, and one with a line of its own."""
+
+    ledger: Ledger
+    proxy: Proxy
+    other: Ledger
+
+    def stored(self, key: Key = _KEY) -> Record | None:
+        """The record as it is stored."""
+        return self.other.find(key)
+
+
+@pytest.fixture(params=["postgresql", "mysql"])
+def line(request: pytest.FixtureRequest) -> Iterator[Line]:
+    """A line to an empty table on each kind of server."""
+    at = make_url(request.getfixturevalue(f"{request.param}_url"))
+    with Proxy(at.port or 0) as proxy:
+        through = at.set(host="127.0.0.1", port=proxy.port)
+        urls = (url.render_as_string(hide_password=False) for url in (through, at))
+        ledger, other = (open_ledger(url) for url in urls)
+        with closing(ledger), closing(other):
+            other.migrate()
+            # So that it is no first request that is cut, but one in the middle.
+            ledger.counts()
+            yield Line(ledger, proxy, other)
+            assert proxy.cuts == 1
+
+
+@pytest.fixture(params=[True, False], ids=["reply lost", "request lost"])
+def delivers(request: pytest.FixtureRequest) -> bool:
+    """Whether the server gets the request, and only its reply is lost."""
+    return bool(request.param)
+
+
+# ---- Claims ------------------------------------------------------------------------------------
+
+
+def test_first_claim(line: Line, delivers: bool) -> None:
+    """A first claim is granted, and the claim in hand is the one that is stored."""
+    line.proxy.cut(_WORD, delivers=delivers)
+    claim = granted(line.ledger.claim(_KEY, "60s"))
+    _check_is_stored(line, claim, attempts=1)
+
+
+def test_later_claim(line: Line, delivers: bool) -> None:
+    """A claim after a failure is granted, as one more attempt and not as two."""
+    line.other.fail(granted(line.other.claim(_KEY)), "no credit")
+    # Of its three requests only the one that takes over holds the error of before.
+    line.proxy.cut(b"no credit", delivers=delivers)
+    claim = granted(line.ledger.claim(_KEY, "60s"))
+    _check_is_stored(line, claim, attempts=2)
+
+
+def test_claims_of_many(line: Line, delivers: bool) -> None:
+    """Of many at once each that was free is granted, and stored as it is in hand."""
+    keys = [Key("billing", f"message-{n}") for n in range(200)]
+    line.other.complete(granted(line.other.claim(keys[7])))
+    line.proxy.cut(b"message-100", delivers=delivers)
+    outcomes = line.ledger.claim_many(keys, "60s")
+    assert isinstance(outcomes.pop(7), Duplicate)
+    for claim in map(granted, outcomes):
+        assert _same(line.stored(claim.key), claim.record)
+    line.ledger.complete_many([granted(outcome) for outcome in outcomes])
+    assert line.other.counts() == {("billing", State.COMPLETED): len(keys)}
+
+
+def test_duplicate(line: Line, delivers: bool) -> None:
+    """A duplicate is one, and counted at most once."""
+    line.other.complete(granted(line.other.claim(_KEY)), "kept")
+    # Of its three requests only the one that counts holds the result.
+    line.proxy.cut(b"kept", delivers=delivers)
+    outcome = line.ledger.claim(_KEY)
+    assert isinstance(outcome, Duplicate)
+    assert outcome.record.result == "kept"
+    record = line.stored()
+    assert record is not None
+    assert record.duplicates <= 1
+
+
+# ---- With a claim ------------------------------------------------------------------------------
+
+WRITES: dict[str, tuple[Callable[[Ledger, Claim], object], State]] = {
+    "handled": (lambda ledger, claim: ledger.handled(claim), State.HANDLED),
+    "complete": (lambda ledger, claim: ledger.complete(claim, {"total": 3}), State.COMPLETED),
+    "fail": (lambda ledger, claim: ledger.fail(claim, "no"), State.FAILED),
+    "extend": (lambda ledger, claim: ledger.extend(claim, "90s"), State.PROCESSING),
+}
+
+
+@pytest.mark.parametrize(("write", "state"), WRITES.values(), ids=WRITES)
+def test_write(
+    line: Line, delivers: bool, write: Callable[[Ledger, Claim], object], state: State
+) -> None:
+    """What a holder writes is written once, and the holder is told so."""
+    claim = granted(line.ledger.claim(_KEY, "60s"))
+    line.proxy.cut(_WORD, delivers=delivers)
+    write(line.ledger, claim)
+    record = line.stored()
+    assert record is not None
+    assert (record.state, record.fence, record.attempts) == (state, 1, 1)
+    assert record.version == claim.record.version + 1
+    assert record.result == ({"total": 3} if state is State.COMPLETED else None)
+    assert record.error == ("no" if state is State.FAILED else None)
+
+
+def test_release_of_the_first_claim(line: Line, delivers: bool) -> None:
+    """A first claim that is released is gone."""
+    claim = granted(line.ledger.claim(_KEY))
+    line.proxy.cut(_WORD, delivers=delivers)
+    line.ledger.release(claim)
+    assert line.stored() is None
+    granted(line.ledger.claim(_KEY))
+
+
+def test_release_of_a_later_claim(line: Line, delivers: bool) -> None:
+    """A later claim that is released leaves what was before."""
+    line.other.fail(granted(line.other.claim(_KEY)), "no")
+    claim = granted(line.ledger.claim(_KEY))
+    line.proxy.cut(_WORD, delivers=delivers)
+    line.ledger.release(claim)
+    record = line.stored()
+    assert record is not None
+    assert (record.state, record.attempts, record.fence) == (State.FAILED, 1, 2)
+    assert granted(line.ledger.claim(_KEY)).fence == 3
+
+
+def test_completions_of_many(line: Line, delivers: bool) -> None:
+    """Of many completions at once each is stored with its own result."""
+    keys = [Key("billing", f"message-{n}") for n in range(200)]
+    claims = [granted(outcome) for outcome in line.ledger.claim_many(keys)]
+    line.proxy.cut(b"message-100", delivers=delivers)
+    line.ledger.complete_many(claims, list(range(200)))
+    found = [line.stored(key) for key in keys]
+    assert [record and (record.state, record.result) for record in found] == [
+        (State.COMPLETED, n) for n in range(200)
+    ]
+
+
+# ---- Looking, and operators --------------------------------------------------------------------
+
+
+def test_reading(line: Line, delivers: bool) -> None:
+    """What is only read is read again, and nobody notices."""
+    line.other.complete(granted(line.other.claim(_KEY)), 17)
+    line.proxy.cut(_WORD, delivers=delivers)
+    record = line.ledger.find(_KEY)
+    assert record is not None
+    assert record.result == 17
+
+
+def test_forget(line: Line, delivers: bool) -> None:
+    """What is forgotten is gone, whether or not somebody heard of it."""
+    line.other.complete(granted(line.other.claim(_KEY)))
+    line.proxy.cut(b"DELETE", delivers=delivers)
+    line.ledger.forget(_KEY)
+    assert line.stored() is None
+
+
+def _check_is_stored(line: Line, claim: Claim, attempts: int) -> None:
+    """The claim is the newest of its record, and its holder can complete it."""
+    record = line.stored()
+    assert record is not None
+    assert _same(record, claim.record)
+    assert (record.state, record.attempts) == (State.PROCESSING, attempts)
+    assert record.lease_until == pytest.approx(line.other.now() + 60, abs=30)
+    line.ledger.complete(claim)
+
+
+def _same(record: Record | None, other: Record) -> bool:
+    return record is not None and record.is_same_write(other)

@@ -1,0 +1,333 @@
+"""The schema on real databases: made, shown as SQL, named as the user likes, and looked after."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg import sql
+from sqlalchemy import Engine, create_engine, inspect, make_url
+from tests.conformance.conftest import url_of
+from tests.integration.drivers import (
+    Psycopg,
+    PyMysql,
+    connect_mysql,
+    connect_postgresql,
+    rows_of,
+)
+
+from oncely.core.errors import ConfigError, StoreError
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger, open_ledger
+from oncely.stores.opening import open_store
+from oncely.testing import granted
+
+_KINDS = ("sqlite", "postgresql", "mysql")
+_LONG = "a" * 63
+
+
+@pytest.fixture(params=_KINDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind that has a schema."""
+    return url_of(request.param, request, tmp_path)
+
+
+@contextmanager
+def opened(url: str | Engine, **names: Any) -> Iterator[Ledger]:
+    """A ledger, for as long as the block."""
+    with closing(open_ledger(url, **names)) as ledger:
+        yield ledger
+
+
+def check_usable(ledger: Ledger, key: Key) -> None:
+    """The schema is in order, and the ledger does its work with it."""
+    assert ledger.problems() == []
+    assert ledger.migration_sql() == ""
+    ledger.complete(granted(ledger.claim(key)))
+    assert ledger.counts() == {(key.consumer, State.COMPLETED): 1}
+    assert ledger.size()
+
+
+# ---- Migrating ---------------------------------------------------------------------------------
+
+
+def test_migrate_again(url: str, key: Key) -> None:
+    """To migrate again changes nothing, and keeps what is stored."""
+    with opened(url) as ledger:
+        ledger.migrate()
+        ledger.complete(granted(ledger.claim(key)), {"total": 3})
+        record, tables = ledger.find(key), _tables(url)
+        ledger.migrate()
+        assert ledger.find(key) == record
+        assert _tables(url) == tables
+
+
+def test_sql_by_hand(url: str, key: Key) -> None:
+    """The SQL shown makes, run by hand, the schema that migrate makes; to show it makes nothing."""
+    with opened(url, table="by_hand") as ledger, opened(url, table="migrated") as other:
+        shown = ledger.migration_sql()
+        assert _tables(url) == []
+        _run(url, shown)
+        other.migrate()
+        assert _shape(url, "by_hand") == _shape(url, "migrated")
+        check_usable(ledger, key)
+
+
+def test_newer_schema(url: str, key: Key) -> None:
+    """A schema that a newer version made is left alone, and what to do is said."""
+    with opened(url) as ledger:
+        ledger.migrate()
+        _run(url, "UPDATE processed_messages_version SET version_num = '9999';")
+        text = "processed_messages is at migration 9999, of a newer oncely than this one"
+        for call in (ledger.migrate, ledger.migration_sql):
+            with pytest.raises(StoreError, match=text):
+                call()
+        assert [problem.startswith(text) for problem in ledger.problems()] == [True]
+        granted(ledger.claim(key))
+
+
+def test_missing_table(url: str, key: Key) -> None:
+    """Without its table every call says to migrate."""
+    with opened(url) as ledger:
+        for call in (lambda: ledger.claim(key), ledger.counts, ledger.purge):
+            with pytest.raises(StoreError, match=r"processed_messages is missing.*migrate\(\)"):
+                call()
+        expected = ["there is no table processed_messages; type: oncely migrate"]
+        assert ledger.problems() == expected
+
+
+# ---- Names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", ["Order", "select", "_1", "a" * 52, _LONG])
+def test_table_names(url: str, table: str, key: Key) -> None:
+    """Any identifier of up to 63 bytes names a table, also one that SQL means something by."""
+    with opened(url, table=table) as ledger:
+        ledger.migrate()
+        check_usable(ledger, key)
+        assert table in _tables(url)
+
+
+def test_tables_side_by_side(url: str, key: Key) -> None:
+    """Tables in one database share nothing, however alike their names."""
+    for table in ("one", "two", _LONG, _LONG[:-1] + "b"):
+        with opened(url, table=table) as ledger:
+            ledger.migrate()
+            check_usable(ledger, key)
+
+
+def test_postgresql_schema(postgresql_url: str, key: Key) -> None:
+    """A schema is created with its table; the table of the same name beside it is another."""
+    for schema in ("Mine", "select", None):
+        with opened(postgresql_url, schema=schema) as ledger:
+            ledger.migrate()
+            check_usable(ledger, key)
+
+
+def test_postgresql_schema_by_hand(postgresql_url: str, key: Key) -> None:
+    """The SQL shown creates the schema as well."""
+    with opened(postgresql_url, table="Order", schema="Mine") as ledger:
+        _run(postgresql_url, ledger.migration_sql())
+        check_usable(ledger, key)
+
+
+def test_mysql_schema(mysql_url: str, mysql: PyMysql, key: Key) -> None:
+    """On MariaDB a schema is another database; one that is not there is named."""
+    other = f"{make_url(mysql_url).database}_other"
+    with opened(mysql_url, schema=other) as ledger:
+        with pytest.raises(StoreError, match=f"Unknown database '{other}'"):
+            ledger.migrate()
+        rows_of(mysql, f"CREATE DATABASE {other}")
+        try:
+            ledger.migrate()
+            check_usable(ledger, key)
+            assert _tables(mysql_url) == []
+        finally:
+            rows_of(mysql, f"DROP DATABASE {other}")
+
+
+WRONG_NAMES = (
+    "",
+    " ",
+    "a b",
+    'a"b',
+    "a`b",
+    "a'b",
+    "a.b",
+    "1a",
+    "a-b",
+    "é",
+    "a\n",
+    "a\0",
+    _LONG + "a",
+)
+
+
+@pytest.mark.parametrize("name", [*WRONG_NAMES, 5, b"bytes"])
+@pytest.mark.parametrize("kind", ["postgresql", "mysql", "sqlite"])
+def test_wrong_table_names(kind: str, name: Any, tmp_path: Path) -> None:
+    """A table's name that is no identifier, or too long, is refused in one line."""
+    with pytest.raises(ConfigError, match=r"^table: .*$") as raised:
+        open_ledger(_anywhere(kind, tmp_path), table=name)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [*WRONG_NAMES, 5, b"bytes"])
+@pytest.mark.parametrize("kind", ["postgresql", "mysql"])
+def test_wrong_schema_names(kind: str, name: Any, tmp_path: Path) -> None:
+    """A schema's name that is no identifier, or too long, is refused in one line."""
+    with pytest.raises(ConfigError, match=r"^schema: .*$"):
+        open_ledger(_anywhere(kind, tmp_path), schema=name)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "memory", "redis"])
+def test_no_schemas(kind: str, tmp_path: Path) -> None:
+    """Where there are no schemas, to name one is an error, and not ignored."""
+    with pytest.raises(ConfigError, match="only PostgreSQL, MariaDB and MySQL have schemas"):
+        open_ledger(_anywhere(kind, tmp_path), schema="mine")
+
+
+def _anywhere(kind: str, folder: Path) -> str:
+    """The URL of a store that is not connected to."""
+    if kind == "sqlite":
+        return f"sqlite:///{folder / 'ledger.db'}"
+    return f"{kind}://127.0.0.1:1/0"
+
+
+# ---- What has become of the schema -------------------------------------------------------------
+
+_T = "ALTER TABLE processed_messages"
+_POSTGRESQL_DRIFTS = {
+    f"{_T} DROP COLUMN fence": "the column fence is missing",
+    f"{_T} ALTER version TYPE int": "version is of type INTEGER",
+    f"{_T} ALTER provider TYPE varchar(50)": "provider is of type VARCHAR(length=50",
+    f"{_T} ALTER lease_until TYPE timestamp": "lease_until is of type TIMESTAMP",
+    f"{_T} DROP CONSTRAINT uq_message_provider": "unique",
+    f"{_T} ALTER fence DROP NOT NULL": "fence should not be nullable",
+}
+_MYSQL_DRIFTS = {
+    f"{_T} DROP COLUMN fence": "the column fence is missing",
+    f"{_T} MODIFY version int NOT NULL": "version is of type INTEGER",
+    f"{_T} MODIFY lease_until TIMESTAMP NULL": "lease_until is of type TIMESTAMP",
+    f"{_T} MODIFY fence bigint": "fence should not be nullable",
+    f"{_T} DROP CONSTRAINT uq_message_provider": "unique",
+    f"{_T} MODIFY message_id varchar(255) COLLATE utf8mb4_general_ci NOT NULL": "different ids",
+    f"{_T} MODIFY provider varchar(255) COLLATE utf8mb4_bin NOT NULL": "provider goes by",
+}
+_SQLITE_DRIFTS = {f"{_T} DROP COLUMN fence": "the column fence is missing"}
+_ALL_DRIFTS = {
+    "DELETE FROM processed_messages_version": "is at migration none of 0001; type: oncely migrate",
+    "DROP TABLE processed_messages": "there is no table processed_messages; type: oncely migrate",
+}
+DRIFTS = [
+    (kind, statement, told)
+    for kind, drifts in zip(
+        _KINDS, (_SQLITE_DRIFTS, _POSTGRESQL_DRIFTS, _MYSQL_DRIFTS), strict=True
+    )
+    for statement, told in {**_ALL_DRIFTS, **drifts}.items()
+]
+
+
+@pytest.mark.parametrize(("kind", "statement", "told"), DRIFTS)
+def test_drift_is_told(
+    kind: str, statement: str, told: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """What somebody has changed about the table is told in one sentence, and where."""
+    url = url_of(kind, request, tmp_path)
+    with opened(url) as ledger:
+        ledger.migrate()
+        assert ledger.problems() == []
+        _run(url, f"{statement};")
+        [problem] = ledger.problems()
+        assert told in problem
+        assert "processed_messages" in problem
+
+
+def test_what_is_added_is_its_owners(url: str, key: Key) -> None:
+    """A column, an index and a table that somebody has added are nobody's problem."""
+    with opened(url) as ledger:
+        ledger.migrate()
+        _run(url, f"{_T} ADD COLUMN note VARCHAR(10);")
+        _run(url, "CREATE INDEX by_status ON processed_messages (status);")
+        _run(url, "CREATE TABLE notes (id INT);")
+        check_usable(ledger, key)
+
+
+# ---- Rights ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def weak_url(postgresql_url: str, psql: Psycopg) -> Iterator[str]:
+    """The URL of a role that may connect, and no more."""
+    role = f"{psql.info.dbname}_weak"
+    psql.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
+    weak_url = make_url(postgresql_url).set(username=role)
+    yield weak_url.render_as_string(hide_password=False)
+    for statement in ("DROP OWNED BY {}", "DROP ROLE {}"):
+        psql.execute(sql.SQL(statement).format(sql.Identifier(role)))
+
+
+def test_missing_rights(weak_url: str, postgresql_url: str, key: Key) -> None:
+    """What a role may not do is one StoreError in one line."""
+    with opened(weak_url) as ledger:
+        with pytest.raises(StoreError, match=r"permission denied for schema public$"):
+            ledger.migrate()
+        with opened(postgresql_url) as owner:
+            owner.migrate()
+        with pytest.raises(StoreError, match=r"permission denied for table processed_messages$"):
+            ledger.claim(key)
+    with opened(weak_url, schema="mine") as ledger, pytest.raises(StoreError, match="permission"):
+        ledger.migrate()
+
+
+def test_schema_of_ones_own(weak_url: str, psql: Psycopg, key: Key) -> None:
+    """A role that may use a schema, and create none, needs no more."""
+    role = sql.Identifier(str(make_url(weak_url).username))
+    psql.execute(sql.SQL("CREATE SCHEMA mine AUTHORIZATION {}").format(role))
+    with opened(weak_url, schema="mine") as ledger:
+        ledger.migrate()
+        check_usable(ledger, key)
+
+
+# ---- What stands in a database -----------------------------------------------------------------
+
+
+@contextmanager
+def _inspected(url: str) -> Iterator[Any]:
+    engine = create_engine(open_store(url)._engine.url)  # type: ignore[attr-defined]
+    try:
+        yield inspect(engine)
+    finally:
+        engine.dispose()
+
+
+def _tables(url: str) -> list[str]:
+    with _inspected(url) as inspector:
+        return sorted(inspector.get_table_names())
+
+
+def _shape(url: str, table: str) -> list[object]:
+    """All that makes a table, but for the names of its constraints."""
+    with _inspected(url) as inspector:
+        columns = [
+            {**column, "type": repr(column["type"])} for column in inspector.get_columns(table)
+        ]
+        keys = [key["column_names"] for key in inspector.get_unique_constraints(table)]
+        return [columns, keys, inspector.get_pk_constraint(table)["constrained_columns"]]
+
+
+def _run(url: str, script: str) -> None:
+    """Run a script by hand, with the driver alone."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+            file.executescript(script)
+    elif url.startswith("postgresql"):
+        with closing(connect_postgresql(url)) as postgresql:
+            postgresql.execute(script.encode())
+    else:
+        with closing(connect_mysql(url)) as mysql:
+            for statement in script.split(";\n"):
+                if statement.strip():
+                    rows_of(mysql, statement)

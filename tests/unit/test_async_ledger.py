@@ -1,0 +1,714 @@
+"""AsyncLedger: the ledger's calls as coroutines, what goes together, and what cancelling leaves."""
+
+import asyncio
+import inspect
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import pytest
+
+from oncely import batching
+from oncely.async_ledger import AsyncLedger, _Claiming, _Tasks
+from oncely.core.errors import (
+    ConfigError,
+    FencedError,
+    MessageError,
+    RefusedError,
+    StoreUnavailable,
+)
+from oncely.core.record import Claim, Key, State
+from oncely.core.rules import (
+    Busy,
+    ClaimOutcome,
+    Duplicate,
+    Fenced,
+    Granted,
+    Handled,
+    Outcome,
+    Written,
+)
+from oncely.ledger import Ledger
+from oncely.testing import ManualClock, MeddlingStore, at_once, granted
+
+_DEADLINE_S = 30.0
+
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, no batch is taken for stalled unless the test wants it."""
+    monkeypatch.setattr(batching, "STALL_S", _DEADLINE_S)
+
+
+@pytest.fixture
+def stalls(_nothing_stalls: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is taken for stalled soon."""
+    monkeypatch.setattr(batching, "STALL_S", 0.01)
+
+
+@pytest.fixture
+def calls(ledger: Ledger) -> Iterator[AsyncLedger]:
+    """The calls of `ledger` as coroutines."""
+    yield AsyncLedger(ledger)
+    ledger.close()
+
+
+@pytest.fixture
+def stall(meddling: MeddlingStore) -> Iterator["Stall"]:
+    """Holds up the next write."""
+    stall = Stall()
+    meddling.once(stall.hold)
+    yield stall
+    stall.go_on.set()
+
+
+@pytest.fixture
+def waiting(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released for each call that is handed to the threads of the ledger, or waits for them."""
+    handed_over = threading.Semaphore(0)
+    submit = ledger._batcher.submit
+
+    def tell(given: Iterable[Any]) -> bool:
+        given = list(given)
+        wanted = submit(given)
+        for _ in given:
+            handed_over.release()
+        return wanted
+
+    monkeypatch.setattr(ledger._batcher, "submit", tell)
+    return handed_over
+
+
+class Stall:
+    """A write that is held up until it may go on."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def hold(self) -> None:
+        self.reached.set()
+        assert self.go_on.wait(_DEADLINE_S)
+
+    async def is_reached(self) -> None:
+        assert await asyncio.to_thread(self.reached.wait, _DEADLINE_S)
+
+
+async def acquired(semaphore: threading.Semaphore) -> None:
+    assert await asyncio.to_thread(semaphore.acquire, timeout=_DEADLINE_S)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """The result of `main` in a loop of its own, or an error when it takes too long."""
+
+    async def within_deadline() -> T:
+        return await asyncio.wait_for(main, _DEADLINE_S)
+
+    return asyncio.run(within_deadline())
+
+
+async def cancelled(task: "asyncio.Task[Any]") -> None:
+    """Cancel the task, and see it end so."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, _DEADLINE_S)
+
+
+def keys_of(number: int) -> list[Key]:
+    return [Key("billing", str(n)) for n in range(number)]
+
+
+# ---- The same calls ----------------------------------------------------------------------------
+
+
+def _public(class_: type) -> dict[str, Callable[..., Any]]:
+    functions = inspect.getmembers(class_, inspect.isfunction)
+    return {name: function for name, function in functions if not name.startswith("_")}
+
+
+def test_same_names() -> None:
+    """Each call of Ledger is one of AsyncLedger, and no other is."""
+    assert list(_public(AsyncLedger)) == list(_public(Ledger))
+
+
+@pytest.mark.parametrize("name", _public(Ledger))
+def test_same_parameters(name: str) -> None:
+    """A call takes the same as Ledger's, under the same names and with the same defaults."""
+    ours = inspect.signature(_public(AsyncLedger)[name]).parameters.values()
+    theirs = inspect.signature(_public(Ledger)[name]).parameters.values()
+    assert [(p.name, p.kind, p.annotation) for p in ours] == [
+        (p.name, p.kind, p.annotation) for p in theirs
+    ]
+    assert [p.default for p in ours if not callable(p.default)] == [
+        p.default for p in theirs if not callable(p.default)
+    ]
+
+
+def test_life_of_a_message(calls: AsyncLedger, key: Key) -> None:
+    """Claim, extend, mark handled, complete: each is answered and stored as by Ledger."""
+
+    async def main() -> None:
+        metadata = {"tenant": "a"}
+        claim = granted(await calls.claim(key, "60s", fingerprint="one", metadata=metadata))
+        assert isinstance(await calls.claim(key), Busy)
+        claim = await calls.extend(claim, timedelta(seconds=90))
+        claim = await calls.handled(claim)
+        await calls.complete(claim, {"sent": True})
+        outcome = await calls.claim(key, fingerprint="one")
+        assert isinstance(outcome, Duplicate)
+        record = outcome.record
+        assert (record.state, record.result) == (State.COMPLETED, {"sent": True})
+        assert record.metadata == metadata
+
+    run(main())
+
+
+def test_failures_and_releases(calls: AsyncLedger, key: Key) -> None:
+    """A failure is recorded with its text, a release takes the claim back."""
+
+    async def main() -> None:
+        await calls.fail(granted(await calls.claim(key)), ValueError("no"))
+        record = await calls.find(key)
+        assert record is not None
+        assert (record.state, record.error) == (State.FAILED, "ValueError: no")
+        await calls.release(granted(await calls.claim(key)))
+        await calls.fail(granted(await calls.claim(key)), "never", final=True)
+        await calls.reset(key, by="anna", why="fixed")
+        granted(await calls.claim(key))
+
+    run(main())
+
+
+def test_many(calls: AsyncLedger, ledger: Ledger) -> None:
+    """The many forms answer each in order, as those of Ledger."""
+
+    async def main() -> list[Outcome]:
+        keys = keys_of(6)
+        claims = [granted(o) for o in await calls.claim_many(keys, "60s", fingerprints=["x"] * 6)]
+        ledger.release(claims[5])
+        outcomes: list[Outcome] = [
+            *await calls.extend_many(claims, "60s"),
+            *await calls.handled_many([claims[0]]),
+            *await calls.complete_many(claims[:2], [1, 2]),
+            *await calls.fail_many([claims[2]], ["no"], final=True),
+            *await calls.release_many([claims[3]]),
+        ]
+        return outcomes
+
+    kinds = [Written] * 5 + [Fenced] + [Written] * 5
+    assert [type(outcome) for outcome in run(main())] == kinds
+    assert ledger.counts() == {
+        ("billing", State.COMPLETED): 2,
+        ("billing", State.FAILED): 1,
+        ("billing", State.PROCESSING): 1,
+    }
+
+
+def test_looking(calls: AsyncLedger, ledger: Ledger, clock: ManualClock) -> None:
+    """What is looked at is what Ledger finds."""
+    for key in keys_of(3):
+        ledger.claim(key, "60s")
+        clock.advance(1)
+
+    async def main() -> None:
+        assert await calls.now() == ledger.now()
+        assert await calls.find(Key("billing", "1")) == ledger.find(Key("billing", "1"))
+        found = [record.key.message_id async for record in calls.scan("billing", limit=2)]
+        assert found == ["0", "1"]
+        assert [r async for r in calls.scan(text="2")] == list(ledger.scan(text="2"))
+        assert [r async for r in calls.scan(lease_over=True)] == []
+        assert await calls.counts() == ledger.counts()
+        assert await calls.tallies() == ledger.tallies()
+        assert await calls.size() == ledger.size()
+        assert await calls.problems() == ledger.problems()
+        with pytest.raises(ConfigError, match="'done' is none"):
+            [r async for r in calls.scan(state="done")]
+
+    run(main())
+
+
+def test_operators(calls: AsyncLedger, ledger: Ledger, clock: ManualClock) -> None:
+    """What operators do is done."""
+    keys = keys_of(5)
+    claims = [granted(outcome) for outcome in ledger.claim_many(keys, "60s")]
+    ledger.complete_many(claims[1:])
+    clock.advance(86_400 * 31)
+
+    async def main() -> None:
+        await calls.migrate()
+        assert await calls.migration_sql() == ledger.migration_sql()
+        await calls.forget(keys[0])
+        with pytest.raises(RefusedError):
+            await calls.reset(keys[1])
+        purged: list[int] = []
+        assert await calls.purge("30d", "billing", 3, on_batch=purged.append) == 4
+        assert purged == [3, 1]
+        assert await calls.counts() == {}
+        await calls.close()
+        granted(await calls.claim(keys[0]))
+
+    run(main())
+
+
+def test_single_forms_raise(calls: AsyncLedger, ledger: Ledger, clock: ManualClock) -> None:
+    """An old fence, a bad key, a bad lease and a result that is no JSON are errors, as there."""
+    claim = granted(ledger.claim(Key("billing", "1"), "60s"))
+    clock.advance(61)
+    granted(ledger.claim(claim.key))
+
+    async def main() -> None:
+        for call in (
+            calls.handled(claim),
+            calls.complete(claim),
+            calls.fail(claim, "no"),
+            calls.release(claim),
+            calls.extend(claim, "60s"),
+        ):
+            with pytest.raises(FencedError, match="not the newest"):
+                await call
+        with pytest.raises(MessageError):
+            await calls.claim(Key("billing", ""))
+        with pytest.raises(ConfigError, match="lease"):
+            await calls.claim(Key("billing", "2"), "0s")
+        with pytest.raises(MessageError, match="JSON"):
+            await calls.complete(claim, object())
+
+    run(main())
+
+
+def test_store_away(calls: AsyncLedger, meddling: MeddlingStore) -> None:
+    """When the store cannot be reached every call of a batch raises so, by an error of its own."""
+
+    def away() -> None:
+        raise StoreUnavailable("away")
+
+    async def main() -> list[Any]:
+        meddling.once(away)
+        claiming = (calls.claim(key) for key in keys_of(5))
+        return await asyncio.gather(*claiming, return_exceptions=True)
+
+    errors = run(main())
+    assert all(isinstance(error, StoreUnavailable) for error in errors)
+    assert len({id(error) for error in errors}) == len(errors)
+
+
+# ---- What goes together ------------------------------------------------------------------------
+
+
+def test_tasks_go_together(calls: AsyncLedger, meddling: MeddlingStore) -> None:
+    """Calls of tasks that run at the same time are one exchange with the store."""
+
+    async def handle(key: Key) -> None:
+        await calls.complete(granted(await calls.claim(key)))
+
+    async def main() -> None:
+        await asyncio.gather(*map(handle, keys_of(500)))
+
+    run(main())
+    assert meddling.calls == ["insert", "swap"]
+
+
+def test_one_wake_up_for_each_batch(
+    calls: AsyncLedger,
+    ledger: Ledger,
+    meddling: MeddlingStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loop is woken once for all its calls of a batch, whichever AsyncLedger they came by."""
+    others = AsyncLedger(ledger)
+    wakes = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+
+        def count(*args: Any) -> asyncio.Handle:
+            wakes.append(args)
+            return wake(*args)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+        await asyncio.gather(*(by.claim(key) for key in keys_of(100) for by in (calls, others)))
+        monkeypatch.undo()
+
+    run(main())
+    assert len(wakes) == 1
+    assert meddling.calls == ["insert", "load"]
+
+
+def test_loops_and_threads_go_together(
+    calls: AsyncLedger,
+    ledger: Ledger,
+    meddling: MeddlingStore,
+    stall: Stall,
+    waiting: threading.Semaphore,
+) -> None:
+    """Tasks of several loops and threads share a batch, and each gets its own outcome."""
+    first, *keys = keys_of(10)
+
+    async def claim_some(some: list[Key]) -> list[ClaimOutcome]:
+        return [*await asyncio.gather(*(calls.claim(key) for key in some))]
+
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(lambda: [ledger.claim(first)])]
+        assert stall.reached.wait(_DEADLINE_S)
+        futures += [pool.submit(run, claim_some(keys[:3])), pool.submit(run, claim_some(keys[3:6]))]
+        futures += [pool.submit(lambda key: [ledger.claim(key)], key) for key in keys[6:]]
+        for _ in keys:
+            assert waiting.acquire(timeout=_DEADLINE_S)
+        stall.go_on.set()
+        outcomes = [outcome for future in futures for outcome in future.result(_DEADLINE_S)]
+    assert [granted(outcome).key for outcome in outcomes] == [first, *keys]
+    assert meddling.calls == ["insert", "insert"]
+
+
+def test_loops_and_threads_race(calls: AsyncLedger, ledger: Ledger) -> None:
+    """Loops and threads that claim and complete the same keys handle each exactly once."""
+    keys = keys_of(100)
+
+    def in_thread() -> int:
+        claims = [o.claim for key in keys if isinstance(o := ledger.claim(key), Granted)]
+        for claim in claims:
+            ledger.complete(claim)
+        return len(claims)
+
+    async def in_loop() -> int:
+        outcomes = await asyncio.gather(*map(calls.claim, keys))
+        claims = [outcome.claim for outcome in outcomes if isinstance(outcome, Granted)]
+        await asyncio.gather(*map(calls.complete, claims))
+        return len(claims)
+
+    handled = at_once(8, lambda n: in_thread() if n % 2 else run(in_loop()))
+    assert sum(handled) == len(keys)
+    assert ledger.counts() == {("billing", State.COMPLETED): len(keys)}
+
+
+def test_one_worker_serves_many_tasks(calls: AsyncLedger) -> None:
+    """Tasks do not take a thread each."""
+
+    async def handle(key: Key) -> None:
+        await calls.complete(granted(await calls.claim(key)))
+
+    async def main() -> int:
+        await asyncio.gather(*map(handle, keys_of(64)))
+        names = [thread.name for thread in threading.enumerate()]
+        return names.count("oncely-batches")
+
+    assert run(main()) == 1
+
+
+def test_loop_after_loop(calls: AsyncLedger, ledger: Ledger) -> None:
+    """The same AsyncLedger serves one loop after the other."""
+
+    async def claim(key: Key) -> Outcome:
+        return await calls.claim(key)
+
+    assert all(isinstance(run(claim(key)), Granted) for key in keys_of(3))
+
+
+def test_loop_goes_on(calls: AsyncLedger, key: Key, stall: Stall) -> None:
+    """While a call waits for the store other tasks go on."""
+
+    async def main() -> Outcome:
+        task = asyncio.ensure_future(calls.claim(key))
+        await stall.is_reached()
+        # Still running here is the proof.
+        stall.go_on.set()
+        return await task
+
+    assert isinstance(run(main()), Granted)
+
+
+@pytest.mark.usefixtures("stalls")
+@pytest.mark.parametrize("by", ["thread", "task"])
+def test_stalled_batch(
+    calls: AsyncLedger, ledger: Ledger, stall: Stall, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Calls behind a batch that hangs go on beside it."""
+    monkeypatch.setattr("oncely.async_ledger.STALL_S", 0.01)
+    first, second = keys_of(2)
+
+    async def main() -> None:
+        claiming = calls.claim(first) if by == "task" else asyncio.to_thread(ledger.claim, first)
+        stalled = asyncio.ensure_future(claiming)
+        await stall.is_reached()
+        assert isinstance(await calls.claim(second), Granted)
+        assert not stalled.done()
+        stall.go_on.set()
+        assert isinstance(await stalled, Granted)
+
+    run(main())
+
+
+# ---- Cancelled ---------------------------------------------------------------------------------
+
+
+def test_cancelled_while_it_waits(
+    calls: AsyncLedger,
+    ledger: Ledger,
+    meddling: MeddlingStore,
+    stall: Stall,
+    waiting: threading.Semaphore,
+) -> None:
+    """A call that is cancelled while it waits for others is never sent."""
+    first, second, third = keys_of(3)
+
+    async def main() -> None:
+        stalled = asyncio.ensure_future(calls.claim(first))
+        await stall.is_reached()
+        await acquired(waiting)
+        doomed, other = (asyncio.ensure_future(calls.claim(key)) for key in (second, third))
+        await acquired(waiting)
+        await acquired(waiting)
+        await cancelled(doomed)
+        stall.go_on.set()
+        granted(await stalled)
+        granted(await other)
+
+    run(main())
+    assert meddling.calls == ["insert", "insert"]
+    assert {record.key for record in ledger.scan()} == {first, third}
+
+
+def test_cancelled_before_it_is_handed_over(
+    calls: AsyncLedger, ledger: Ledger, meddling: MeddlingStore, key: Key
+) -> None:
+    """A call that is cancelled in the turn in which it was made is never sent."""
+
+    async def main() -> None:
+        async def cancel_other() -> None:
+            task.cancel()
+
+        task = asyncio.ensure_future(calls.claim(key))
+        await asyncio.gather(task, cancel_other(), return_exceptions=True)
+        assert task.cancelled()
+
+    run(main())
+    ledger.close()
+    assert meddling.calls == []
+
+
+def test_cancelled_in_flight(calls: AsyncLedger, ledger: Ledger, key: Key, stall: Stall) -> None:
+    """A task that is cancelled ends at once; what it is granted afterwards is given back."""
+
+    async def main() -> None:
+        task = asyncio.ensure_future(calls.claim(key))
+        await stall.is_reached()
+        await cancelled(task)
+        stall.go_on.set()
+
+    run(main())
+    ledger.close()
+    assert ledger.find(key) is None
+
+
+def test_timeout(calls: AsyncLedger, ledger: Ledger, key: Key, stall: Stall) -> None:
+    """A call may be given a time limit, and leaves nothing claimed when it is over."""
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(calls.claim(key), 0.01)
+        stall.go_on.set()
+
+    run(main())
+    ledger.close()
+    assert ledger.find(key) is None
+
+
+def test_right_to_send_is_given_back(
+    calls: AsyncLedger, ledger: Ledger, meddling: MeddlingStore, key: Key
+) -> None:
+    """Also the right to send what is deferred is given back by a cancelled task."""
+    ledger.release(ledger.handled(granted(ledger.claim(key))))
+    stall = Stall()
+    # The insert before it finds the record there.
+    meddling.once(lambda: meddling.once(stall.hold))
+
+    async def main() -> None:
+        task = asyncio.ensure_future(calls.claim(key))
+        await stall.is_reached()
+        await cancelled(task)
+        stall.go_on.set()
+
+    run(main())
+    ledger.close()
+    assert isinstance(ledger.claim(key), Handled)
+
+
+def test_cancelled_when_it_is_granted(
+    calls: AsyncLedger, ledger: Ledger, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is cancelled in the moment in which it is granted a claim gives it back."""
+    posted = threading.Event()
+    post = _Tasks.post
+
+    def tell(tasks: _Tasks, done: list[Any]) -> bool:
+        try:
+            return post(tasks, done)
+        finally:
+            posted.set()
+
+    monkeypatch.setattr(_Tasks, "post", tell)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(calls.claim(key))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        # The loop must not get to hear of it before the task is cancelled.
+        assert posted.wait(_DEADLINE_S)
+        await cancelled(task)
+
+    run(main())
+    ledger.close()
+    assert ledger.find(key) is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_loop_closed_in_flight(calls: AsyncLedger, ledger: Ledger, key: Key, stall: Stall) -> None:
+    """What is granted to a task whose loop was closed meanwhile is given back."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(calls.claim(key))
+    loop.run_until_complete(stall.is_reached())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    stall.go_on.set()
+    ledger.close()
+    assert ledger.find(key) is None
+    assert not task.done()
+    # It was left pending on purpose: nobody has to be told.
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_completion_in_flight_ends(
+    calls: AsyncLedger, ledger: Ledger, claim: Claim, stall: Stall
+) -> None:
+    """A completion that is cancelled in flight is stored all the same."""
+
+    async def main() -> None:
+        task = asyncio.ensure_future(calls.complete(claim, "done"))
+        await stall.is_reached()
+        await cancelled(task)
+        stall.go_on.set()
+
+    run(main())
+    ledger.close()
+    record = ledger.find(claim.key)
+    assert record is not None
+    assert (record.state, record.result) == (State.COMPLETED, "done")
+
+
+def test_many_claims_cancelled(calls: AsyncLedger, ledger: Ledger, stall: Stall) -> None:
+    """What is granted to a `claim_many` that was cancelled in flight is given back."""
+
+    async def main() -> None:
+        task = asyncio.ensure_future(calls.claim_many(keys_of(5)))
+        await stall.is_reached()
+        await cancelled(task)
+        stall.go_on.set()
+
+    run(main())
+    ledger.close()
+    assert ledger.counts() == {}
+
+
+def test_many_claims_cancelled_when_granted(ledger: Ledger) -> None:
+    """What was granted to a `claim_many` is given back also where it was cancelled just then."""
+    claiming = _Claiming(lambda: ledger.claim_many(keys_of(5)), ledger._batcher)
+    claiming.run()
+    claiming.abandon()
+    ledger.close()
+    assert ledger.counts() == {}
+
+
+def test_nothing_is_given_back_uncancelled(calls: AsyncLedger, ledger: Ledger) -> None:
+    """What was granted and taken stays granted."""
+
+    async def main() -> None:
+        await calls.claim(Key("billing", "single"))
+        await calls.claim_many(keys_of(5))
+
+    run(main())
+    ledger.close()
+    assert ledger.counts() == {("billing", State.PROCESSING): 6}
+
+
+# ---- The process -------------------------------------------------------------------------------
+
+LIGHT = """
+import sys
+import oncely
+ledger = oncely.open_ledger("memory://")
+ledger.complete(ledger.claim(oncely.Key("billing", "1")).claim)
+assert "asyncio" not in sys.modules
+oncely.AsyncLedger(ledger)
+"""
+
+# A task is cancelled while its claim is being stored; giving it back takes until GO_ON. What is
+# registered first is the last thing at exit.
+CANCELLED_AT_EXIT = """
+import atexit, asyncio, threading
+atexit.register(lambda: print(sum(ledger.counts().values())))
+
+import oncely
+from oncely.stores.memory import MemoryStore
+from oncely.testing import MeddlingStore
+
+inserting, inserted, go_on = threading.Event(), threading.Event(), threading.Event()
+
+def hold():
+    if store.calls == ["insert"]:
+        inserting.set()
+        inserted.wait(30)
+    else:
+        go_on.wait(30)
+
+store = MeddlingStore(MemoryStore())
+store.meddle = hold
+ledger = oncely.Ledger(store)
+
+async def main():
+    task = asyncio.ensure_future(oncely.AsyncLedger(ledger).claim(oncely.Key("billing", "1")))
+    await asyncio.to_thread(inserting.wait, 30)
+    task.cancel()
+
+asyncio.run(main())
+inserted.set()
+while "swap" not in store.calls:
+    threading.Event().wait(0.001)
+GO_ON
+"""
+
+
+def printed(program: str) -> str:
+    """What a program prints that ends well, and in time, in a process of its own."""
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", program],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=_DEADLINE_S,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
+def test_import_is_light() -> None:
+    """Whoever has no loop does not import asyncio, and idle threads keep no program running."""
+    printed(LIGHT)
+
+
+def test_exit_gives_back() -> None:
+    """What was granted to a cancelled task is given back before the program ends."""
+    program = CANCELLED_AT_EXIT.replace("GO_ON", "atexit.register(go_on.set)")
+    assert printed(program) == "0\n"
+
+
+def test_exit_does_not_wait_for_ever() -> None:
+    """A store that hangs does not keep the program from ending."""
+    program = CANCELLED_AT_EXIT.replace("GO_ON", "oncely.batching._PATIENCE_S = 0.1")
+    assert printed(program) == "1\n"
