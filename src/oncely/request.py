@@ -2,12 +2,13 @@
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
 from oncely.core.errors import FencedError, MessageError
-from oncely.core.message import check_key
+from oncely.core.message import check_fingerprint, check_key
 from oncely.core.policy import Duration, Finding, Policy, lease_seconds
 from oncely.core.record import Claim, Key, Record
 from oncely.core.rules import (
@@ -23,6 +24,8 @@ from oncely.core.rules import (
 )
 
 _DRAW_BITS = 39
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""NUL in JSON text, and not a backslash that is followed by these letters."""
 
 
 class Request(NamedTuple):
@@ -44,10 +47,11 @@ def to_claim(
     """One for each key. Raises MessageError and ConfigError for what is not usable."""
     lease_s = policy.lease_s if lease is None else lease_seconds(lease)
     draw = random.getrandbits(_DRAW_BITS)
-    kept = json_value(metadata) if metadata else None
+    kept = _metadata(metadata) if metadata else None
+    given = map(check_fingerprint, fingerprints) if fingerprints else repeat(None, len(keys))
     return [
         Request(key, Ask(check_key(key), policy, lease_s, draw, fingerprint, kept, finding))
-        for key, fingerprint in zip(keys, fingerprints or repeat(None, len(keys)), strict=True)
+        for key, fingerprint in zip(keys, given, strict=True)
     ]
 
 
@@ -71,6 +75,19 @@ def json_value(value: Any) -> Any:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise MessageError(f"this cannot be kept as JSON: {error}") from error
+
+
+def _metadata(value: Mapping[str, Any]) -> Any:
+    """As `json_value`, and such that every store can keep it: PostgreSQL's jsonb is strict."""
+    kept = json_value(value)
+    text = json.dumps(kept, ensure_ascii=False)
+    if _NUL.search(text):
+        raise MessageError("metadata with NUL")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise MessageError("metadata with a lone surrogate") from error
+    return kept
 
 
 def raise_if_fenced(outcome: WriteOutcome) -> Record | None:

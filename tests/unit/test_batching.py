@@ -13,6 +13,7 @@ import pytest
 from oncely import batching
 from oncely.batching import Batcher, Call, Phase, Posts
 from oncely.core.errors import StoreError
+from oncely.testing import ManualClock
 
 _DEADLINE_S = 30.0
 
@@ -141,6 +142,14 @@ def _nothing_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
 def stalls(_nothing_stalls: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is taken for stalled soon."""
     monkeypatch.setattr(batching, "STALL_S", 0.01)
+
+
+@pytest.fixture
+def monotonic(stalls: None, monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """The clock that tells what has stalled, moved by hand."""
+    by_hand = ManualClock(1_000.0)
+    monkeypatch.setattr(batching, "monotonic", by_hand)
+    return by_hand
 
 
 @pytest.fixture
@@ -317,22 +326,26 @@ def test_those_behind_a_stall_are_taken_along(
     assert work.batches == [["first"], ["new", "waiting"]]
 
 
+@pytest.mark.usefixtures("monotonic")
 def test_waiting_for_a_batch_in_flight(
     work: Work, callers: Callers, batcher: WatchedBatcher
 ) -> None:
-    """Whose call is in a batch in flight sleeps until that is over."""
-    gate = work.gate("first")
-    futures = [callers.stall("first", gate), *callers.wait("a", "b")]
-    work.gate("a")
-    gate.opened.set()
-    assert work.gate("a").reached.wait(_DEADLINE_S)
-    assert not batcher.pushed.acquire(timeout=0.05)
-    work.gate("a").opened.set()
+    """Whose call is in a batch in flight sleeps until that is over, and looks at nothing."""
+    first, second = work.gate("first"), work.gate("a")
+    futures = [callers.stall("first", first), *callers.wait("a", "b")]
+    first.opened.set()
+    assert second.reached.wait(_DEADLINE_S)
+    while batcher.pushed.acquire(blocking=False):
+        pass
+    # Who was about to look when the batch began has looked then, and sleeps on.
+    assert not all(batcher.pushed.acquire(timeout=0.05) for _ in range(3))
+    second.opened.set()
     results(futures)
 
 
-@pytest.mark.usefixtures("stalls")
-def test_slow_leader(work: Work, callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_leader(
+    work: Work, callers: Callers, monotonic: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where a thread that was woken to lead does not come to it, a worker carries out its call."""
     gate, slow = work.gate("first"), Gate()
     asleep: list[batching._Sleeper] = []
@@ -351,6 +364,7 @@ def test_slow_leader(work: Work, callers: Callers, monkeypatch: pytest.MonkeyPat
     gate.opened.set()
     assert slow.reached.wait(_DEADLINE_S)
     futures += callers.wait("other")
+    monotonic.advance(1)
     assert futures[2].result(_DEADLINE_S) == ("done", "other")
     slow.opened.set()
     assert results(futures[:2]) == [("done", "first"), ("done", "slow")]
@@ -378,7 +392,7 @@ def test_most_batches_in_flight(
     assert third.result(_DEADLINE_S) == ("done", "third")
 
 
-@pytest.mark.usefixtures("stalls")
+@pytest.mark.usefixtures("monotonic")
 def test_lost_wake(work: Work, callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that should lead and is not woken finds out by itself."""
     gate = work.gate("first")

@@ -12,6 +12,8 @@ from oncely.core.record import Claim, Key
 
 MAX_ID_LENGTH = 255
 """Characters. The column of the ledger's table is as wide."""
+MAX_FINGERPRINT_LENGTH = 64
+"""Characters. The column of the ledger's table is as wide."""
 ID_IS_NO_STRING = "id is not a string"
 """The reason of `check_id`, for a source that turns everything into strings itself."""
 
@@ -42,6 +44,17 @@ def check_key(key: Key) -> Key:
     check_id(key.consumer, "consumer")
     check_id(key.message_id)
     return key
+
+
+def check_fingerprint(value: str | None) -> str | None:
+    """Return `value` if every store can keep it. Raises MessageError."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
+        raise MessageError("a fingerprint is printable ASCII")
+    if not 0 < len(value) <= MAX_FINGERPRINT_LENGTH:
+        raise MessageError(f"a fingerprint has 1 to {MAX_FINGERPRINT_LENGTH} characters")
+    return value
 
 
 def fingerprint_of(payload: bytes) -> str:

@@ -1,0 +1,126 @@
+"""Servers that are away, that take nobody more, or that never answer."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from threading import Event
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+from tests.integration.drivers import connect_mysql, connect_postgresql, rows_of
+from tests.servers import MariaDb, Postgresql, Server
+
+from oncely.core.errors import StoreUnavailable
+from oncely.core.record import Key, State
+from oncely.ledger import open_ledger
+from oncely.stores.retrying import patiently
+from oncely.stores.sql import store
+from oncely.testing import granted
+
+_DEADLINE_S = 30.0
+_CONSUMER = "billing"
+_A, _B = Key(_CONSUMER, "a"), Key(_CONSUMER, "b")
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """A server that the test may stop, of each kind."""
+    server = request.getfixturevalue(f"private_{request.param}")
+    assert isinstance(server, Server)
+    return server
+
+
+def test_server_away(server: Server) -> None:
+    """While the server is away every call says so within seconds; afterwards all goes on."""
+    with closing(open_ledger(server.url)) as ledger:
+        ledger.migrate()
+        claim = granted(ledger.claim(_A, "none"))
+        server.stop()
+        calls: list[Callable[[], object]] = [
+            lambda: ledger.claim(_B),
+            lambda: ledger.complete(claim),
+            ledger.counts,
+            ledger.problems,
+        ]
+        for call in calls:
+            before = time.monotonic()
+            with pytest.raises(StoreUnavailable, match=r"^[^\n]*[Cc]onnect[^\n]*$") as raised:
+                call()
+            assert time.monotonic() - before < 5
+            assert "secret" not in str(raised.value)
+        server.start()
+        ledger.complete(claim)
+        granted(ledger.claim(_B))
+
+
+def test_server_restarted(server: Server) -> None:
+    """A server that is restarted in the middle costs patience; the program goes on as it is."""
+    with closing(open_ledger(server.url)) as ledger, ThreadPoolExecutor(1) as pool:
+        ledger.migrate()
+        claim = granted(ledger.claim(_A))
+        stopped = Event()
+
+        def restart() -> None:
+            server.stop()
+            stopped.set()
+            server.start()
+
+        restarted = pool.submit(restart)
+        assert stopped.wait(_DEADLINE_S)
+        _once_available(lambda: ledger.complete(claim))
+        restarted.result(_DEADLINE_S)
+        assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
+
+
+def test_too_many_connections(server: Server) -> None:
+    """A server that takes no more connections is unavailable until it does."""
+    with closing(open_ledger(server.url)) as ledger:
+        ledger.migrate()
+        ledger.close()
+        with _full(server), pytest.raises(StoreUnavailable, match=r"[Tt]oo many"):
+            ledger.claim(_A)
+        granted(ledger.claim(_A))
+
+
+@contextmanager
+def _full(server: Server) -> Iterator[None]:
+    """All connections that a server takes are taken, for as long as the block."""
+    connect: Callable[[str], Any] = connect_mysql
+    if isinstance(server, Postgresql):
+        connect = connect_postgresql
+    with ExitStack() as opened:
+        if isinstance(server, MariaDb):
+            first = opened.enter_context(closing(connect_mysql(server.url)))
+            rows_of(first, "SET GLOBAL max_connections = 10")
+        while True:
+            try:
+                opened.enter_context(closing(connect(server.url)))
+            except (psycopg.OperationalError, pymysql.OperationalError):
+                break
+        yield
+
+
+def test_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that accepts a connection and says nothing is unavailable after the timeout."""
+    monkeypatch.setattr(store, "patiently", partial(patiently, tries=1))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        ledger = open_ledger(f"postgresql://anna@127.0.0.1:{port}/x?connect_timeout=2")
+        with pytest.raises(StoreUnavailable, match="timeout"):
+            ledger.claim(_A)
+
+
+def _once_available(call: Callable[[], object]) -> None:
+    deadline = time.monotonic() + _DEADLINE_S
+    while True:
+        try:
+            call()
+        except StoreUnavailable:
+            assert time.monotonic() < deadline
+        else:
+            return
