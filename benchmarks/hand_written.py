@@ -10,15 +10,14 @@ from sqlalchemy import make_url
 
 from loads import Process
 
-TABLE = "seed"
-_SELECT = "SELECT status FROM seed WHERE message_id = {0} AND provider = {0} LIMIT 1"
+_SELECT = "SELECT status FROM hand_written WHERE message_id = {0} AND provider = {0} LIMIT 1"
 _MARK = (
-    "UPDATE seed SET status = {0}, last_processed_at = {1}"
+    "UPDATE hand_written SET status = {0}, last_processed_at = {1}"
     " WHERE message_id = {0} AND provider = {0}"
 )
 _INDEXES = (
-    "CREATE INDEX idx_seed_lookup ON seed (message_id, provider)",
-    "CREATE INDEX idx_seed_cleanup ON seed (last_processed_at)",
+    "CREATE INDEX idx_hand_written_lookup ON hand_written (message_id, provider)",
+    "CREATE INDEX idx_hand_written_cleanup ON hand_written (last_processed_at)",
 )
 
 
@@ -39,7 +38,7 @@ class HandWritten(ABC):
 
 
 class Postgresql(HandWritten):
-    """As in the requirement's PHP class; COPY into a table with only the key."""
+    """Three statements for each message; COPY into a table with only the key."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -52,16 +51,16 @@ class Postgresql(HandWritten):
 
     def prepare(self, rows: int) -> None:
         for statement in (
-            "DROP TABLE IF EXISTS seed, keys_only",
-            """CREATE TABLE seed (id SERIAL PRIMARY KEY, message_id VARCHAR(255) NOT NULL,
+            "DROP TABLE IF EXISTS hand_written, keys_only",
+            """CREATE TABLE hand_written (id SERIAL PRIMARY KEY, message_id VARCHAR(255) NOT NULL,
             provider VARCHAR(50) NOT NULL, status VARCHAR(50) NOT NULL DEFAULT 'processing',
             attempts INT DEFAULT 1, first_processed_at TIMESTAMP NOT NULL DEFAULT NOW(),
             last_processed_at TIMESTAMP NOT NULL DEFAULT NOW(), metadata JSONB,
-            CONSTRAINT uq_seed UNIQUE (message_id, provider))""",
+            CONSTRAINT uq_hand_written UNIQUE (message_id, provider))""",
             *_INDEXES,
             """CREATE TABLE keys_only (provider text, message_id text,
             PRIMARY KEY (message_id, provider))""",
-            f"""INSERT INTO seed (message_id, provider, status, metadata)
+            f"""INSERT INTO hand_written (message_id, provider, status, metadata)
             SELECT gen_random_uuid(), 'bench', 'sent', '{{}}' FROM generate_series(1, {rows})""",
             f"""INSERT INTO keys_only SELECT 'bench', gen_random_uuid()
             FROM generate_series(1, {rows})""",
@@ -71,10 +70,10 @@ class Postgresql(HandWritten):
     def connect(self) -> Process:
         cursor = self._connected().cursor()
         select, mark = _SELECT.format("%s"), _MARK.format("%s", "NOW()")
-        upsert = """INSERT INTO seed (message_id, provider, status, attempts, metadata,
+        upsert = """INSERT INTO hand_written (message_id, provider, status, attempts, metadata,
             first_processed_at, last_processed_at)
             VALUES (%s, 'bench', 'processing', 1, '{}', NOW(), NOW())
-            ON CONFLICT (message_id, provider) DO UPDATE SET attempts = seed.attempts + 1,
+            ON CONFLICT (message_id, provider) DO UPDATE SET attempts = hand_written.attempts + 1,
             last_processed_at = NOW() RETURNING id, attempts"""
 
         def process(message_id: str) -> None:
@@ -112,13 +111,13 @@ class MariaDb(HandWritten):
 
     def prepare(self, rows: int) -> None:
         for statement in (
-            "DROP TABLE IF EXISTS seed, keys_only",
-            """CREATE TABLE seed (id INT AUTO_INCREMENT PRIMARY KEY,
+            "DROP TABLE IF EXISTS hand_written, keys_only",
+            """CREATE TABLE hand_written (id INT AUTO_INCREMENT PRIMARY KEY,
             message_id VARCHAR(255) NOT NULL, provider VARCHAR(50) NOT NULL,
             status VARCHAR(50) NOT NULL DEFAULT 'processing',
             attempts INT DEFAULT 1, first_processed_at DATETIME NOT NULL DEFAULT NOW(),
             last_processed_at DATETIME NOT NULL DEFAULT NOW(), metadata JSON,
-            CONSTRAINT uq_seed UNIQUE (message_id, provider))""",
+            CONSTRAINT uq_hand_written UNIQUE (message_id, provider))""",
             *_INDEXES,
             """CREATE TABLE keys_only (provider VARCHAR(50), message_id VARCHAR(255),
             PRIMARY KEY (message_id, provider))""",
@@ -126,13 +125,13 @@ class MariaDb(HandWritten):
             self._cursor.execute(statement)
         if rows:
             sequence = f"SELECT 'bench', UUID() FROM seq_1_to_{rows}"
-            self._cursor.execute(f"INSERT INTO seed (provider, message_id) {sequence}")
+            self._cursor.execute(f"INSERT INTO hand_written (provider, message_id) {sequence}")
             self._cursor.execute(f"INSERT INTO keys_only (provider, message_id) {sequence}")
 
     def connect(self) -> Process:
         cursor = self._connected().cursor()
         select, mark = _SELECT.format("%s"), _MARK.format("%s", "NOW()")
-        upsert = """INSERT INTO seed (message_id, provider, status, metadata)
+        upsert = """INSERT INTO hand_written (message_id, provider, status, metadata)
             VALUES (%s, 'bench', 'processing', '{}') ON DUPLICATE KEY UPDATE
             attempts = attempts + 1, last_processed_at = NOW()"""
 
@@ -166,9 +165,9 @@ class Sqlite(HandWritten):
 
     def prepare(self, rows: int) -> None:
         for statement in (
-            "DROP TABLE IF EXISTS seed",
+            "DROP TABLE IF EXISTS hand_written",
             "DROP TABLE IF EXISTS keys_only",
-            """CREATE TABLE seed (id INTEGER PRIMARY KEY, message_id TEXT NOT NULL,
+            """CREATE TABLE hand_written (id INTEGER PRIMARY KEY, message_id TEXT NOT NULL,
             provider TEXT NOT NULL, status TEXT NOT NULL, attempts INT DEFAULT 1,
             first_processed_at DEFAULT CURRENT_TIMESTAMP,
             last_processed_at DEFAULT CURRENT_TIMESTAMP, metadata TEXT,
@@ -177,7 +176,7 @@ class Sqlite(HandWritten):
             "CREATE TABLE keys_only (provider, message_id, PRIMARY KEY (message_id, provider))",
         ):
             self._connection.execute(statement)
-        for table, status in (("seed", ", status"), ("keys_only", "")):
+        for table, status in (("hand_written", ", status"), ("keys_only", "")):
             self._connection.execute(
                 f"""WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n LIMIT {rows})
                 INSERT INTO {table} (provider, message_id{status})
@@ -188,7 +187,7 @@ class Sqlite(HandWritten):
     def connect(self) -> Process:
         connection = self._connected()
         select, mark = _SELECT.format("?"), _MARK.format("?", "CURRENT_TIMESTAMP")
-        upsert = """INSERT INTO seed (message_id, provider, status, metadata)
+        upsert = """INSERT INTO hand_written (message_id, provider, status, metadata)
             VALUES (?, 'bench', 'processing', '{}') ON CONFLICT DO UPDATE SET
             attempts = attempts + 1, last_processed_at = CURRENT_TIMESTAMP RETURNING attempts"""
 
@@ -228,7 +227,7 @@ class Redis(HandWritten):
         client = self._connected()
 
         def process(message_id: str) -> None:
-            name = f"seed:bench:{message_id}"
+            name = f"by-hand:bench:{message_id}"
             if client.set(name, "processing", nx=True, ex=86_400):
                 client.set(name, "sent", ex=86_400)
 

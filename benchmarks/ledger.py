@@ -9,10 +9,12 @@ import json
 import statistics
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from rich.console import Console
 from rich.progress import Progress
@@ -44,12 +46,25 @@ class Cell:
     rates: list[float]
 
 
-@dataclass
 class Subject:
     """A store to measure, and what it is measured against."""
 
-    ledger: Ledger
-    by_hand: hand_written.HandWritten | None
+    def __init__(self, url: str, by_hand: hand_written.HandWritten | None) -> None:
+        self._url = url
+        self._opened: list[Ledger] = []
+        self.by_hand = by_hand
+
+    def fresh(self) -> Ledger:
+        """A ledger without records, its table never analysed."""
+        ledger = open_ledger(self._url, table=f"bench_{len(self._opened)}")
+        ledger.migrate()
+        self._opened.append(ledger)
+        return ledger
+
+    def close(self) -> None:
+        """Close every ledger."""
+        for ledger in self._opened:
+            ledger.close()
 
 
 @contextmanager
@@ -72,46 +87,58 @@ def opened(store: str, folder: Path) -> Iterator[Subject]:
             case _:
                 url = stack.enter_context(servers.Redis()).url
                 by_hand = hand_written.Redis(url)
-        ledger = open_ledger(url)
-        ledger.migrate()
-        stack.callback(ledger.close)
-        yield Subject(ledger, by_hand)
+        subject = Subject(url, by_hand)
+        stack.callback(subject.close)
+        yield subject
 
 
-def loads_on(subject: Subject) -> dict[str, Load]:
-    """Every load, by the name that the report gives it."""
-    ledger, by_hand = subject.ledger, subject.by_hand
-    loads = {
-        "single calls, 1 thread": single_calls(ledger, 1),
-        "single calls, 8 threads": single_calls(ledger, 8),
-        "single calls, 64 tasks": tasks(ledger, 64),
-        **{f"batches of {size:,}": batches(ledger, size) for size in (100, 500, 1_000)},
-    }
-    if by_hand is not None:
-        loads["by hand, 1 connection"] = one_by_one(by_hand.connect, 1)
-        loads[BY_HAND] = one_by_one(by_hand.connect, 8)
-        loads[LIMIT] = raw_limit(by_hand.write_keys)
-    return loads
+LOADS: dict[str, Callable[[Ledger], Load]] = {
+    "single calls, 1 thread": lambda ledger: single_calls(ledger, 1),
+    "single calls, 8 threads": lambda ledger: single_calls(ledger, 8),
+    "single calls, 64 tasks": lambda ledger: tasks(ledger, 64),
+    "batches of 100": lambda ledger: batches(ledger, 100),
+    "batches of 500": lambda ledger: batches(ledger, 500),
+    "batches of 1,000": lambda ledger: batches(ledger, 1_000),
+}
+HAND_LOADS: dict[str, Callable[[hand_written.HandWritten], Load]] = {
+    "by hand, 1 connection": lambda by_hand: one_by_one(by_hand.connect, 1),
+    BY_HAND: lambda by_hand: one_by_one(by_hand.connect, 8),
+    LIMIT: lambda by_hand: raw_limit(by_hand.write_keys),
+}
 
 
 def preload(ledger: Ledger, rows: int, progress: Progress, title: str) -> None:
     """Complete so many messages that no load will ask for."""
     bar = progress.add_task(title, total=rows)
     for start in range(0, rows, PRELOAD_BATCH):
-        keys = [Key("bench", f"before-{n}") for n in range(start, start + PRELOAD_BATCH)]
+        keys = [Key("bench", str(uuid4())) for _ in range(min(PRELOAD_BATCH, rows - start))]
         outcomes = ledger.claim_many(keys)
         ledger.complete_many([o.claim for o in outcomes if isinstance(o, Granted)])
-        progress.advance(bar, PRELOAD_BATCH)
+        progress.advance(bar, len(keys))
+
+
+def loads_on(subject: Subject, preloaded: Ledger | None) -> Iterator[tuple[str, Load]]:
+    """Every load by its name, each on a table without records unless one is given."""
+    for name, load_on in LOADS.items():
+        yield name, load_on(preloaded or subject.fresh())
+    if subject.by_hand is not None:
+        if preloaded is None:
+            subject.by_hand.prepare(0)
+        for name, by_hand_on in HAND_LOADS.items():
+            yield name, by_hand_on(subject.by_hand)
 
 
 def measure(
-    subject: Subject, seconds: float, rounds: int, show: Callable[[str, float], None]
+    subject: Subject,
+    preloaded: Ledger | None,
+    asked: argparse.Namespace,
+    show: Callable[[str, float], None],
 ) -> dict[str, list[Measured]]:
     """Every load in every round, in turn; one round more first, short and not counted."""
-    found: dict[str, list[Measured]] = {name: [] for name in loads_on(subject)}
-    for number in range(rounds + 1):
-        for name, load in loads_on(subject).items():
-            measured = load(seconds if number else seconds / 4)
+    found: dict[str, list[Measured]] = defaultdict(list)
+    for number in range(asked.rounds + 1):
+        for name, load in loads_on(subject, preloaded):
+            measured = load(asked.seconds if number else asked.seconds / 4)
             show(name, measured.rate)
             if number:
                 found[name].append(measured)
@@ -135,19 +162,21 @@ def cell_of(store: str, rows: int, load: str, rounds: list[Measured]) -> Cell:
 
 
 def measure_store(store: str, asked: argparse.Namespace, progress: Progress) -> list[Cell]:
-    """The cells of one store: with no rows, and with many."""
+    """The cells of one store: without records before, and with many."""
     cells = []
     with tempfile.TemporaryDirectory() as folder, opened(store, Path(folder)) as subject:
-        for rows in (0, asked.rows):
+        for rows in sorted({0, asked.rows}):
+            preloaded = None
             if rows:
-                preload(subject.ledger, rows, progress, f"{store}: {rows:,} rows")
-            if subject.by_hand is not None:
-                subject.by_hand.prepare(rows)
+                preloaded = subject.fresh()
+                preload(preloaded, rows, progress, f"{store}: {rows:,} rows")
+                if subject.by_hand is not None:
+                    subject.by_hand.prepare(rows)
 
             def show(name: str, rate: float, rows: int = rows) -> None:
                 progress.console.print(f"{store:10} {rows:9,} rows  {name:24} {rate:10,.0f}/s")
 
-            found = measure(subject, asked.seconds, asked.rounds, show)
+            found = measure(subject, preloaded, asked, show)
             cells += [cell_of(store, rows, name, rounds) for name, rounds in found.items()]
     return cells
 
@@ -186,16 +215,22 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000, help="records there before")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="for one load in one round")
-    parser.add_argument("--json", metavar="FILE", help="write every cell there")
+    parser.add_argument(
+        "--json", default="benchmarks/results/ledger.json", help="write every cell there"
+    )
     asked = parser.parse_args()
+    Path(asked.json).parent.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     cells: list[Cell] = []
     with Progress(console=console, transient=True) as progress:
         for store in asked.stores:
-            cells += measure_store(store, asked, progress)
+            try:
+                cells += measure_store(store, asked, progress)
+            except servers.MissingProgram as missing:
+                console.print(f"{store} is left out: {missing}")
+            # After each: what was measured stays, whatever comes of the next.
+            Path(asked.json).write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
     Console().print(as_table(cells))
-    if asked.json:
-        Path(asked.json).write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
     return 0
 
 

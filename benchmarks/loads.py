@@ -58,9 +58,10 @@ Load = Callable[[float], Measured]
 def one_by_one(make: Callable[[], Process], callers: int) -> Load:
     """So many threads, each with what `make` gives, one message after the other."""
 
-    def caller(until: float, start: threading.Barrier) -> list[float]:
+    def caller(seconds: float, start: threading.Barrier) -> list[float]:
         process, deliveries, took = make(), Deliveries(), []
         start.wait()
+        until = time.perf_counter() + seconds
         while (began := time.perf_counter()) < until:
             message_id = deliveries.take()
             process(message_id)
@@ -69,10 +70,12 @@ def one_by_one(make: Callable[[], Process], callers: int) -> Load:
         return took
 
     def run(seconds: float) -> Measured:
-        began = time.perf_counter()
-        start = threading.Barrier(callers)
+        # All connected: what is counted begins when the last of them is here.
+        start = threading.Barrier(callers + 1)
         with ThreadPoolExecutor(callers) as pool:
-            running = [pool.submit(caller, began + seconds, start) for _ in range(callers)]
+            running = [pool.submit(caller, seconds, start) for _ in range(callers)]
+            start.wait()
+            began = time.perf_counter()
             latencies = [latency for future in running for latency in future.result()]
         return Measured(len(latencies), time.perf_counter() - began, latencies)
 
@@ -123,7 +126,7 @@ def batches(ledger: Ledger, size: int) -> Load:
             outcomes = ledger.claim_many(keys)
             ledger.complete_many([o.claim for o in outcomes if isinstance(o, Granted)])
             took.append(time.perf_counter() - at)
-            for key in keys[:_COPIED_FROM]:
+            for key in keys:
                 deliveries.settle(key.message_id)
         return Measured(len(took) * size, time.perf_counter() - began, took)
 

@@ -205,9 +205,9 @@ class AsyncLedger:
         """Allow a record that has failed or is in doubt to run again."""
         await asyncio.to_thread(self._ledger.reset, key, by=by, why=why)
 
-    async def forget(self, key: Key) -> None:
+    async def forget(self, key: Key, *, found: Record | None = None) -> None:
         """Remove a record that nobody works on."""
-        await asyncio.to_thread(self._ledger.forget, key)
+        await asyncio.to_thread(self._ledger.forget, key, found=found)
 
     async def purge(
         self,

@@ -1,6 +1,7 @@
 """Ledger: asks the rules, and makes the store hold what they answer. The only writer of records."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from oncely.batching import Batcher
@@ -38,10 +39,14 @@ from oncely.request import (
 )
 from oncely.settling import Observer, Settler
 from oncely.stores.base import Query, Store, Tally
-from oncely.stores.opening import TABLE, open_store
+from oncely.stores.names import TABLE_NAME
+from oncely.stores.opening import open_store
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+
+
+_log = logging.getLogger(__name__)
 
 
 class Ledger:
@@ -107,7 +112,7 @@ class Ledger:
 
     def handled_many(self, claims: Sequence[Claim]) -> list[WriteOutcome]:
         """`handled` for each; a claim that is not the newest is answered by Fenced."""
-        return self._write(claims, MarkHandled)
+        return self._write(map(MarkHandled, claims))
 
     def complete(self, claim: Claim, result: Any = None) -> None:
         """Nothing is left to do. `result` is kept, as JSON.
@@ -122,9 +127,9 @@ class Ledger:
     ) -> list[WriteOutcome]:
         """`complete` for each; a claim that is not the newest is answered by Fenced."""
         if results is None:
-            return self._write(claims, Complete)
-        values = iter([json_value(result) for result in results])
-        return self._write(claims, lambda claim: Complete(claim, next(values)))
+            return self._write(map(Complete, claims))
+        pairs = zip(claims, map(json_value, results), strict=True)
+        return self._write(Complete(claim, value) for claim, value in pairs)
 
     def fail(self, claim: Claim, error: BaseException | str, final: bool = False) -> None:
         """The handler has failed; after a `final` failure no further try is granted.
@@ -138,8 +143,8 @@ class Ledger:
         self, claims: Sequence[Claim], errors: Sequence[BaseException | str], final: bool = False
     ) -> list[WriteOutcome]:
         """`fail` for each; a claim that is not the newest is answered by Fenced."""
-        texts = iter([describe(error) for error in errors])
-        return self._write(claims, lambda claim: Fail(claim, next(texts), final))
+        pairs = zip(claims, map(describe, errors), strict=True)
+        return self._write(Fail(claim, text, final) for claim, text in pairs)
 
     def release(self, claim: Claim) -> None:
         """Give the claim back as if it had never been granted.
@@ -150,7 +155,7 @@ class Ledger:
 
     def release_many(self, claims: Sequence[Claim]) -> list[WriteOutcome]:
         """`release` for each; a claim that is not the newest is answered by Fenced."""
-        return self._write(claims, Release)
+        return self._write(map(Release, claims))
 
     def extend(self, claim: Claim, lease: Duration) -> Claim:
         """Renew the lease, counted from now by the store's clock.
@@ -163,15 +168,13 @@ class Ledger:
     def extend_many(self, claims: Sequence[Claim], lease: Duration) -> list[WriteOutcome]:
         """`extend` for each; a claim that is not the newest is answered by Fenced."""
         lease_s = lease_seconds(lease)
-        return self._write(claims, lambda claim: Extend(claim, lease_s))
+        return self._write(Extend(claim, lease_s) for claim in claims)
 
     def _call(self, command: Held) -> WriteOutcome:
         return cast(WriteOutcome, self._batcher.call(to_write(command)))
 
-    def _write(
-        self, claims: Sequence[Claim], command: Callable[[Claim], Held]
-    ) -> list[WriteOutcome]:
-        requests = [to_write(command(claim)) for claim in claims]
+    def _write(self, commands: Iterable[Held]) -> list[WriteOutcome]:
+        requests = [to_write(command) for command in commands]
         return cast(list[WriteOutcome], self._settler.settle(requests))
 
     # ---- Looking -------------------------------------------------------------------------------
@@ -200,6 +203,8 @@ class Ledger:
         `lease_over` chooses those whose lease has run out: in processing, those in doubt. Raises
         ConfigError for a state that is none.
         """
+        if text is not None and not _can_be_stored(text):
+            raise ConfigError(f"text: {text!r} can stand in no message id")
         query = _query(consumer, state, older_than, limit)
         return iter(self._store.scan(query._replace(text=text, lease_over=lease_over)))
 
@@ -235,14 +240,21 @@ class Ledger:
         Who did it, when and why is kept under "reset" in the record's metadata. Raises
         RefusedError for any other record.
         """
-        self._operate(key, Reset(by, why), "only what has failed or is in doubt can be reset")
+        self._operate(
+            key,
+            Reset(describe(by), describe(why)),
+            "only what has failed or is in doubt can be reset",
+        )
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: Key, *, found: Record | None = None) -> None:
         """Remove a record that nobody works on; a later delivery is a first one.
 
-        Raises RefusedError where a claim is live.
+        Raises RefusedError where a claim is live, and where the record is not as it was `found`.
         """
-        self._operate(key, Forget(), "a live claim cannot be forgotten")
+        refusal = "a live claim cannot be forgotten"
+        if found is not None:
+            refusal += ", nor what has changed since it was found"
+        self._operate(key, Forget(None if found is None else found.version), refusal)
 
     def purge(
         self,
@@ -254,7 +266,8 @@ class Ledger:
     ) -> int:
         """Remove records last seen longer ago than `older_than`, `batch` in one transaction.
 
-        Never those in processing, nor those with deferred messages waiting. Returns how many;
+        Never those in processing, nor those with deferred messages waiting. Returns, and logs,
+        how many;
         `on_batch` is told how many each transaction removed.
         """
         query = _query(consumer, None, older_than, batch)
@@ -262,8 +275,9 @@ class Ledger:
         while purged := self._store.purge(query, PURGEABLE):
             on_batch(purged)
             total += purged
-        if self._metrics is not None:
-            self._metrics.purged(consumer, total)
+            if self._metrics is not None:
+                self._metrics.purged(consumer, purged)
+        _log.info("purged", extra={"consumer": consumer, "count": total})
         return total
 
     def close(self) -> None:
@@ -281,7 +295,7 @@ class Ledger:
 def open_ledger(
     url: "str | Engine",
     *,
-    table: str = TABLE,
+    table: str = TABLE_NAME,
     schema: str | None = None,
     metrics: Observer | None = None,
 ) -> Ledger:
@@ -295,6 +309,10 @@ def open_ledger(
     return Ledger(open_store(url, table, schema), metrics)
 
 
+def _can_be_stored(text: str) -> bool:
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def _state(state: State | str) -> State:
     try:
         return State(state)
@@ -305,5 +323,7 @@ def _state(state: State | str) -> State:
 def _query(
     consumer: str | None, state: State | str | None, older_than: Duration | None, limit: int
 ) -> Query:
+    if type(limit) is not int or limit < 1:
+        raise ConfigError(f"limit: {limit!r} is no whole number of 1 or more")
     older_than_s = None if older_than is None else seconds(older_than, "older_than")
     return Query(consumer, None if state is None else _state(state), older_than_s, limit)

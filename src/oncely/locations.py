@@ -1,22 +1,29 @@
 """Where a ledger is, as settings name it: a URL, or env:NAME or file:PATH that keeps one secret."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.ledger import Ledger, open_ledger
 
 
-def open_named_ledger(location: str, **names: Any) -> Ledger:
+def open_named_ledger(location: str) -> Ledger:
     """The ledger at a URL, or at the URL that env:NAME or file:PATH stands for.
 
-    `names` are the table's, as for `open_ledger`. Raises ConfigError as that does, without
-    showing what a secret holds.
+    Raises ConfigError as `open_ledger` does, without showing what a secret holds.
     """
     url = read_secret(location, "ledger")
+    with hidden(url, location):
+        return open_ledger(url)
+
+
+@contextmanager
+def hidden(url: str, location: str) -> Iterator[None]:
+    """A ConfigError from here on names the location, and not the secret that is there."""
     try:
-        return open_ledger(url, **names)
+        yield
     except ConfigError as error:
         raise ConfigError(str(error).replace(repr(mask_passwords(url)), repr(location))) from None
 
@@ -27,14 +34,20 @@ def read_secret(value: str, what: str) -> str:
     if kind == "env":
         if name not in os.environ:
             raise ConfigError(f"{what}: the environment variable {name} is not set")
-        return os.environ[name]
+        return _present(os.environ[name], value, what)
     if kind == "file":
         try:
-            return Path(name).read_text().strip()
+            return _present(Path(name).read_text().strip(), value, what)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
             raise ConfigError(f"{what}: {name!r} cannot be read: {reason}") from error
     return value
+
+
+def _present(secret: str, location: str, what: str) -> str:
+    if not secret:
+        raise ConfigError(f"{what}: {location!r} is empty")
+    return secret
 
 
 def check_shared(ledger: str) -> str:

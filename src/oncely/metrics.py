@@ -9,8 +9,19 @@ from typing import Any, TypeVar
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from oncely.core.errors import ConfigError
 from oncely.core.record import State
-from oncely.core.rules import Ask, Duplicate, Granted, Outcome
+from oncely.core.rules import (
+    Ask,
+    Busy,
+    Duplicate,
+    Exhausted,
+    Granted,
+    Handled,
+    InDoubt,
+    Mismatch,
+    Outcome,
+)
 from oncely.ledger import Ledger
 from oncely.request import Request
 
@@ -18,6 +29,16 @@ _log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., None])
 
+_NAMES: dict[type, str] = {
+    Granted: "granted",
+    Handled: "handled",
+    Duplicate: "duplicate",
+    Busy: "busy",
+    Exhausted: "exhausted",
+    InDoubt: "in_doubt",
+    Mismatch: "mismatch",
+}
+"""How the answers to claims are labelled."""
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
@@ -38,11 +59,12 @@ def _harmless(method: F) -> F:
 class Metrics:
     """Counts what a ledger does: hand it to `open_ledger(url, metrics=Metrics())`.
 
-    One for each registry; several ledgers may share it.
+    One for each registry; several ledgers may tell it what they do.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry = registry
+        self._watches = False
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
@@ -79,37 +101,37 @@ class Metrics:
     def watch(self, ledger: Ledger) -> None:
         """Show how many records `ledger` has, too: asked for at each scrape, which reads the table.
 
-        Where the store is away, or the records are many, the scrape waits for it.
+        Where the store is away, or the records are many, the scrape waits for it. Raises
+        ConfigError for a second ledger: the gauges do not tell one from another.
         """
+        if self._watches:
+            raise ConfigError("metrics: they watch a ledger already; watch one for each registry")
+        self._watches = True
         self._registry.register(_Records(ledger))
 
     @_harmless
     def settled(
-        self, requests: Sequence[Request], outcomes: Sequence[Outcome], took_s: float
+        self, requests: Sequence[Request], results: Sequence[Outcome | Exception], took_s: float
     ) -> None:
-        """Commands went to the store together and were answered."""
+        """Requests went to the store together; each has its outcome or its error."""
         self._batch_size.observe(len(requests))
         answers = Counted(
-            (request.key.consumer, type(outcome).__name__)
-            for request, outcome in zip(requests, outcomes, strict=True)
+            (request.key.consumer, _NAMES.get(type(result)))
+            for request, result in zip(requests, results, strict=True)
             if isinstance(request.command, Ask)
         )
         for (consumer, answer), count in answers.items():
-            self._claims.labels(consumer, answer.lower()).inc(count)
-            if answer == Duplicate.__name__:
+            if answer is None:
+                self._check_errors.labels(consumer).inc(count)
+            else:
+                self._claims.labels(consumer, answer).inc(count)
+            if answer == "duplicate":
                 self._blocked.labels(consumer).inc(count)
         for consumer in {consumer for consumer, _ in answers}:
             self._check_seconds.labels(consumer).observe(took_s)
-        for outcome in outcomes:
-            if isinstance(outcome, Granted) and _is_takeover(outcome):
-                self._takeovers.labels(outcome.claim.key.consumer).inc()
-
-    @_harmless
-    def raised(self, requests: Sequence[Request]) -> None:
-        """Commands went to the store together, and an error came back."""
-        asked = {request.key.consumer for request in requests if isinstance(request.command, Ask)}
-        for consumer in asked:
-            self._check_errors.labels(consumer).inc()
+        for result in results:
+            if isinstance(result, Granted) and _is_takeover(result):
+                self._takeovers.labels(result.claim.key.consumer).inc()
 
     @_harmless
     def purged(self, consumer: str | None, count: int) -> None:
@@ -154,6 +176,9 @@ class _Records:
             records.add_metric([consumer, state.value], tally.count)
             if state is State.PROCESSING:
                 in_doubt.add_metric([consumer], tally.lease_over)
-                oldest = next(self._ledger.scan(consumer, state, limit=1, lease_over=True), None)
-                age.add_metric([consumer], now - oldest.last_seen if oldest else 0)
+                age.add_metric([consumer], self._age_s(consumer, now) if tally.lease_over else 0)
         return [records, in_doubt, age]
+
+    def _age_s(self, consumer: str, now: float) -> float:
+        doubtful = self._ledger.scan(consumer, State.PROCESSING, limit=1, lease_over=True)
+        return max((now - record.last_seen for record in doubtful), default=0.0)

@@ -16,7 +16,7 @@ from oncely.core.rules import standing
 from oncely.ledger import Ledger
 from oncely.stores.base import Tally
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 RETENTION = Policy().retention
 LEASE = Policy().lease
@@ -28,6 +28,8 @@ STATES: Mapping[str, State] = {
     IN_DOUBT: State.PROCESSING,
 }
 """The words by which records are selected, and the state that each stands for."""
+_SLIP = 0.85
+"""From here on two names are so much alike that one may be the other, mistyped."""
 RESETTABLE = ("failed", IN_DOUBT)
 """The words for what `reset` is not refused for."""
 
@@ -250,13 +252,10 @@ def forget(
     A record that has changed is refused: what was failed when it was chosen may be completed by
     now, and forgotten it would run again. `on_each` is told how many have had their turn.
     """
-    versions = {record.key: record.version for record in records}
+    found = {record.key: record for record in records}
 
     def forget_unchanged(key: Key, **_: str) -> None:
-        found = ledger.find(key)
-        if found is None or found.version != versions[key]:
-            raise RefusedError(f"{key.message_id!r} ({key.consumer}) has changed meanwhile")
-        ledger.forget(key)
+        ledger.forget(key, found=found[key])
 
     return _change(records, "forgotten", (by, why), forget_unchanged, on_each)
 
@@ -277,7 +276,7 @@ def _change(
             refused.append(Refusal(record.key, str(error)))
         else:
             done.append(record.key)
-            logger.info(event, extra={**record.key._asdict(), "by": by, "why": why})
+            _log.info(event, extra={**record.key._asdict(), "by": by, "why": why})
         on_each(turn)
     return Changed(done, refused, by, why)
 
@@ -310,7 +309,6 @@ def purge(
         purged[name] = ledger.purge(
             own.get(name, older_than), name, batch, on_batch=partial(on_batch, name)
         )
-        logger.info("purged", extra={"consumer": name, "count": purged[name]})
     return purged
 
 
@@ -319,7 +317,7 @@ def _refuse_slips(retention: Mapping[str, Duration], names: Sequence[str]) -> No
     # was meant would lose what it was to keep.
     others = [name for name in names if name not in retention]
     for name in retention.keys() - set(names):
-        for near in get_close_matches(name, others, n=1):
+        for near in get_close_matches(name, others, n=1, cutoff=_SLIP):
             raise ConfigError(
                 f"retention: no record is of {name!r}; did you mean {near!r}? "
                 f"If not, give {near!r} a retention of its own as well"

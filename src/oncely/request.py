@@ -24,6 +24,8 @@ from oncely.core.rules import (
 )
 
 _DRAW_BITS = 39
+_MOST_LEVELS = 30
+"""MariaDB's JSON ends at 32, and an error's text is one."""
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 """NUL in JSON text, and not a backslash that is followed by these letters."""
 
@@ -80,6 +82,8 @@ def json_value(value: Any) -> Any:
 def _metadata(value: Mapping[str, Any]) -> Any:
     """As `json_value`, and such that every store can keep it: PostgreSQL's jsonb is strict."""
     kept = json_value(value)
+    if _depth(kept) > _MOST_LEVELS:
+        raise MessageError(f"metadata is more than {_MOST_LEVELS} levels deep")
     text = json.dumps(kept, ensure_ascii=False)
     if _NUL.search(text):
         raise MessageError("metadata with NUL")
@@ -88,6 +92,16 @@ def _metadata(value: Mapping[str, Any]) -> Any:
     except UnicodeEncodeError as error:
         raise MessageError("metadata with a lone surrogate") from error
     return kept
+
+
+def _depth(value: Any) -> int:
+    match value:
+        case dict():
+            return 1 + max(map(_depth, value.values()), default=0)
+        case list():
+            return 1 + max(map(_depth, value), default=0)
+        case _:
+            return 0
 
 
 def raise_if_fenced(outcome: WriteOutcome) -> Record | None:

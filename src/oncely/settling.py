@@ -13,6 +13,9 @@ from oncely.stores.base import Change, Store
 _ROUNDS = 50
 """How often a record may change between reading and writing it before that is an error."""
 
+_LOST_REPLIES = 3
+"""How often one request may meet a connection that breaks."""
+
 _Pending = list[tuple[int, Request]]
 _Outcomes = list[Outcome | None]
 _Writes = dict[Key, tuple[int, Decision, Record | None]]
@@ -22,19 +25,18 @@ class Observer(Protocol):
     """Is told what a ledger did. Nothing that it does may raise."""
 
     def settled(
-        self, requests: Sequence[Request], outcomes: Sequence[Outcome], took_s: float
+        self, requests: Sequence[Request], results: Sequence[Outcome | Exception], took_s: float
     ) -> None:
-        """Requests went to the store together and have their outcomes, in the same order."""
-
-    def raised(self, requests: Sequence[Request]) -> None:
-        """Requests went to the store together, and an error came back."""
+        """Requests went to the store together; each has its outcome or its error, in order."""
 
     def purged(self, consumer: str | None, count: int) -> None:
         """Records were removed by age, of all consumers where none is named."""
 
 
 class Settler:
-    """Settles requests of any kind, for any keys, with one exchange where none is in conflict."""
+    """Settles requests of any kind, for any keys: where none is in conflict, with one exchange
+    for those that begin records and one for those that change some.
+    """
 
     def __init__(self, store: Store, observer: Observer | None = None) -> None:
         self._store = store
@@ -43,8 +45,15 @@ class Settler:
     def settle(self, requests: Sequence[Request]) -> list[Outcome]:
         """One outcome for each, in order. After an error some may be settled all the same."""
         outcomes: _Outcomes = [None] * len(requests)
-        self._settle(requests, outcomes)
-        return cast(list[Outcome], outcomes)
+        began = time.perf_counter()
+        try:
+            self._settle(requests, outcomes)
+        except Exception as error:
+            self._show(requests, [error] * len(requests), began)
+            raise
+        settled = cast(list[Outcome], outcomes)
+        self._show(requests, settled, began)
+        return settled
 
     def settle_each(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         """As `settle`, for callers who know nothing of each other: an error is only its own.
@@ -52,6 +61,7 @@ class Settler:
         StoreUnavailable alone is for all that were not settled before.
         """
         outcomes: _Outcomes = [None] * len(requests)
+        began = time.perf_counter()
         error = self._error_in_settling(requests, outcomes)
         results: list[Outcome | Exception | None] = [*outcomes]
         left = [n for n, outcome in enumerate(outcomes) if outcome is None]
@@ -64,7 +74,15 @@ class Settler:
                 alone: _Outcomes = [None]
                 error = self._error_in_settling([requests[n]], alone)
                 results[n] = alone[0] or error
-        return cast(list[Outcome | Exception], results)
+        settled = cast(list[Outcome | Exception], results)
+        self._show(requests, settled, began)
+        return settled
+
+    def _show(
+        self, requests: Sequence[Request], results: Sequence[Outcome | Exception], began: float
+    ) -> None:
+        if self._observer is not None:
+            self._observer.settled(requests, results, time.perf_counter() - began)
 
     def _error_in_settling(
         self, requests: Sequence[Request], outcomes: _Outcomes
@@ -77,23 +95,17 @@ class Settler:
 
     def _settle(self, requests: Sequence[Request], outcomes: _Outcomes) -> None:
         """Fill in the outcomes, also where it ends in an error those that hold."""
-        if self._observer is None:
-            self._settle_unseen(requests, outcomes)
-            return
-        began = time.perf_counter()
-        try:
-            self._settle_unseen(requests, outcomes)
-        except Exception:
-            self._observer.raised(requests)
-            raise
-        took_s = time.perf_counter() - began
-        self._observer.settled(requests, cast(Sequence[Outcome], outcomes), took_s)
-
-    def _settle_unseen(self, requests: Sequence[Request], outcomes: _Outcomes) -> None:
         pending = list(enumerate(requests))
         now = None
+        lost = 0
         for _ in range(_ROUNDS):
-            pending = self._round(pending, outcomes, now)
+            try:
+                pending = self._round(pending, outcomes, now)
+            except ReplyLost as error:
+                lost += 1
+                if lost == _LOST_REPLIES:
+                    raise StoreUnavailable(str(error)) from error
+                pending = [item for item in pending if outcomes[item[0]] is None]
             if not pending:
                 return
             loaded = self._store.load({request.key for _, request in pending})
@@ -131,6 +143,7 @@ class Settler:
             self._store_all(writes, now, written)
         except ReplyLost:
             written |= self._stored_after_all(writes)
+            raise
         except StoreUnavailable:
             raise
         except Exception:

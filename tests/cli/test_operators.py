@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ONE = Key("billing", "order-1")
 
+LIVE = "a live claim cannot be forgotten, nor what has changed since it was found"
+
 
 def rows(out: str) -> list[list[str]]:
     """The cells of a table: what stands two blanks or more apart."""
@@ -248,7 +250,7 @@ def test_who_resets(filled: "OnFile", command: "Command", monkeypatch: pytest.Mo
     [
         (["reset", "to-send"], "is handled: only what has failed or is in doubt can be reset"),
         (["reset", "live"], "is processing: only what has failed or is in doubt can be reset"),
-        (["forget", "live"], "is processing: a live claim cannot be forgotten"),
+        (["forget", "live"], f"is processing: {LIVE}"),
     ],
 )
 def test_refused(filled: "OnFile", command: "Command", arguments: Sequence[str], said: str) -> None:
@@ -346,7 +348,7 @@ def test_some_of_many_refused(filled: "OnFile", command: "Command") -> None:
     code, out, err = command("forget", "--consumer", "sms", "--yes", "--by", "ann")
     assert code == 1
     assert out.count("forgotten") == 2
-    assert "oncely: 'live' (sms) is processing: a live claim cannot be forgotten\n" in err
+    assert f"oncely: 'live' (sms) is processing: {LIVE}\n" in err
     assert err.endswith("forgotten 2, refused 1\n")
     report = json.loads(command("forget", "--consumer", "sms", "--json").out)
     assert report["forgotten"] == []

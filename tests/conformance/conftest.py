@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from oncely.stores.base import Clock
+from oncely.stores.names import TableName
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import server_engine
-from oncely.stores.sql.table import TableName
 
 OpenSql = Callable[..., SqlStore]
 

@@ -1,6 +1,6 @@
 """Sessions that are ended, and transactions of others that go first."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from threading import Event
@@ -70,7 +70,7 @@ def test_ended_sessions(ledger: Ledger, other: Other, url: str, messages: int) -
             list(pool.map(work, range(threads)))
         finally:
             done.set()
-        assert ended.result() > 10
+        assert ended.result() > 3
     assert ledger.counts() == {(_CONSUMER, State.COMPLETED): messages}
     records = list(ledger.scan(limit=messages))
     assert all(record.attempts == record.fence == 1 for record in records)
@@ -122,7 +122,7 @@ def test_deadlock_in_a_later_batch(
     ledger: Ledger, other: Other, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a later batch is tried again, what was claimed in an earlier one is no other's."""
-    monkeypatch.setattr(batches, "BATCH", 10)
+    monkeypatch.setattr(batches, "MOST_ROWS", 10)
     keys = [Key(_CONSUMER, f"message-{n:02}") for n in range(20)]
     insert = (
         "INSERT INTO processed_messages"
@@ -168,17 +168,13 @@ def test_batch_that_lost_altogether(ledger: Ledger) -> None:
 
 
 def test_row_with_an_unknown_status(ledger: Ledger, other: Other) -> None:
-    """A row that somebody gave a status of his own is named, as an error of the store."""
+    """A row that somebody gave a status of his own is nobody's to claim, and is not counted."""
     ledger.claim(_A)
     other.run("UPDATE processed_messages SET status = 'paused'")
-    calls: list[Callable[[], object]] = [
-        lambda: ledger.claim(_A),
-        ledger.counts,
-        lambda: list(ledger.scan()),
-    ]
-    for call in calls:
-        with pytest.raises(StoreError, match=r"status 'paused', which is none of processing, "):
-            call()
+    with pytest.raises(StoreError, match=r"status 'paused', which is none of processing, "):
+        ledger.claim(_A)
+    assert list(ledger.scan()) == []
+    assert ledger.counts() == {}
 
 
 # ---- Strict isolation --------------------------------------------------------------------------

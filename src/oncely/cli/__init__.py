@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import logging
 import os
 import pkgutil
 import sys
@@ -16,13 +17,16 @@ DONE, FAILURES, WRONG = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0: done; 1: finished with failures; 2: wrong usage or settings."""
+    # What a library would only log is said by the commands themselves.
+    logging.getLogger("oncely").addHandler(logging.NullHandler())
     if isinstance(sys.stdout, io.TextIOWrapper):
         # An id may have characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(parse(arguments))
         # Now and not when Python exits, where an error could not be told any more.
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except ConfigError as error:
         return _say(error, WRONG)
@@ -33,8 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILURES
     except BrokenPipeError:
         # Who reads has gone, as in `oncely list --json | head`. Python flushes once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return FAILURES
+    except OSError as error:
+        # A disk that is full, say, behind stdout.
+        _leave_stdout()
+        return _say(error, FAILURES)
+
+
+def _leave_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(parsed: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from oncely import ops
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import check_id
 from oncely.core.policy import Duration, lease_seconds, seconds
-from oncely.stores.opening import TABLE
+from oncely.stores.names import TABLE_NAME
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _MANY = 10_000
@@ -52,7 +52,7 @@ def _command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
     command = _plain_command(commands, name, run, text)
     command.set_defaults(extra="cli")
     command.add_argument(
-        "--table", metavar="NAME", default=TABLE, help=f"of the ledger (default: {TABLE})"
+        "--table", metavar="NAME", default=TABLE_NAME, help=f"of the ledger (default: {TABLE_NAME})"
     )
     command.add_argument("--schema", metavar="NAME", help="of the table (default: the database's)")
     return command

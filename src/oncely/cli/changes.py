@@ -40,6 +40,8 @@ def _change(parsed: argparse.Namespace, verb: str, done: str, change: _Change) -
             print("no record fits", file=sys.stderr)
         if len(records) > 1 and not parsed.yes and not _agreed(verb, records):
             print("nothing was changed", file=sys.stderr)
+            if parsed.json:
+                print(json.dumps(_as_dict(ops.Changed([], [], "", ""), done)))
             return 1
         with Progress() as progress:
             changed = change(

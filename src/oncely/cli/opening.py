@@ -4,10 +4,11 @@ import argparse
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from oncely.core.errors import ConfigError, ContentionError, StoreError, StoreUnavailable
-from oncely.ledger import Ledger
-from oncely.locations import check_shared, open_named_ledger, read_secret
+from oncely.ledger import Ledger, open_ledger
+from oncely.locations import check_shared, hidden, read_secret
 from oncely.stores.opening import sqlite_file
 
 
@@ -17,11 +18,13 @@ def opened(parsed: argparse.Namespace) -> Iterator[Ledger]:
 
     Raises ConfigError where there is none yet, or where an old schema is in the way.
     """
-    file = absent_file(parsed)
+    url = _url(parsed)
+    with hidden(url, parsed.ledger):
+        file = _absent_file(url)
     if file is not None:
         # Opening it would leave an empty file where somebody has mistyped a name.
         raise ConfigError(f"ledger: there is no file {str(file)!r}; type: oncely migrate")
-    with to_migrate(parsed) as ledger:
+    with _at(url, parsed) as ledger:
         try:
             yield ledger
         except (StoreUnavailable, ContentionError):
@@ -33,25 +36,40 @@ def opened(parsed: argparse.Namespace) -> Iterator[Ledger]:
 
 
 @contextmanager
-def to_migrate(parsed: argparse.Namespace) -> Iterator[Ledger]:
-    """As `opened`, whether or not there is a ledger yet."""
-    _url(parsed)
-    ledger = open_named_ledger(parsed.ledger, table=parsed.table, schema=parsed.schema)
+def to_migrate(parsed: argparse.Namespace, *, only_look: bool) -> Iterator[Ledger]:
+    """As `opened`, whether or not there is a ledger yet.
+
+    Only to look at, it is one as new in a file that goes away: opening would create the real one.
+    """
+    url = _url(parsed)
+    with TemporaryDirectory() as folder:
+        with hidden(url, parsed.ledger):
+            if only_look and _absent_file(url) is not None:
+                url = f"sqlite:///{folder}/new.db"
+        with _at(url, parsed) as ledger:
+            yield ledger
+
+
+@contextmanager
+def _at(url: str, parsed: argparse.Namespace) -> Iterator[Ledger]:
+    with hidden(url, parsed.ledger):
+        ledger = open_ledger(url, table=parsed.table, schema=parsed.schema)
     with closing(ledger):
         yield ledger
 
 
-def absent_file(parsed: argparse.Namespace) -> Path | None:
+def _absent_file(url: str) -> Path | None:
     """The file of a ledger in SQLite that does not exist yet."""
-    url = _url(parsed)
     if not url.startswith("sqlite:"):
         return None
     file = sqlite_file(url)
+    if file.is_dir():
+        raise ConfigError(f"ledger: {str(file)!r} is a folder; name a file")
     return None if file.is_file() else file
 
 
 def _url(parsed: argparse.Namespace) -> str:
-    """What --ledger says, or what env:NAME or file:PATH in it stands for."""
+    """What --ledger says, or what env:NAME or file:PATH in it stands for; read once."""
     if not parsed.ledger:
         raise ConfigError("no ledger is named; add --ledger sqlite:///ledger.db, or the like")
     return check_shared(read_secret(parsed.ledger, "ledger"))

@@ -3,20 +3,16 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from tempfile import TemporaryDirectory
 
 from oncely import ops
-from oncely.cli.opening import absent_file, opened, to_migrate
+from oncely.cli.opening import opened, to_migrate
 from oncely.cli.terminal import shown
 from oncely.core.errors import mask_passwords
-from oncely.ledger import Ledger
 
 
 def migrate(parsed: argparse.Namespace) -> int:
     """Create or upgrade the schema, or print how."""
-    with _to_look_at(parsed) if parsed.sql else to_migrate(parsed) as ledger:
+    with to_migrate(parsed, only_look=parsed.sql) as ledger:
         sql = ledger.migration_sql()
         if not parsed.sql:
             ledger.migrate()
@@ -28,16 +24,6 @@ def migrate(parsed: argparse.Namespace) -> int:
     else:
         print("migrated" if applied else "nothing to do: the schema is the newest", file=sys.stderr)
     return 0
-
-
-@contextmanager
-def _to_look_at(parsed: argparse.Namespace) -> Iterator[Ledger]:
-    """The ledger, or one as new in a file that goes away: opening would create the real one."""
-    with TemporaryDirectory() as folder:
-        if absent_file(parsed) is not None:
-            parsed.ledger = f"sqlite:///{folder}/new.db"
-        with to_migrate(parsed) as ledger:
-            yield ledger
 
 
 def check(parsed: argparse.Namespace) -> int:

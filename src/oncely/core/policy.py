@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from oncely.core.errors import ConfigError
@@ -26,6 +27,8 @@ OnMissingId = Literal["dead_letter", "fingerprint", "untracked"]
 OnTooOld = Literal["dead_letter", "run"]
 Results = Literal["off", "keep"]
 
+_LONGEST_LEASE_S = 1_000 * 366 * 86_400.0
+"""Databases' calendars end in the year 9999."""
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -33,15 +36,24 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 def seconds(duration: Duration, what: str = "duration") -> float:
     """The length of `duration` in seconds. Raises ConfigError, which names `what`."""
+    length_s: float | None = None
     if isinstance(duration, timedelta):
         length_s = duration.total_seconds()
-    elif isinstance(duration, str) and _DURATION.fullmatch(duration):
-        length_s = sum(float(n) * _UNIT_S[unit] for n, unit in _PART.findall(duration))
-    else:
+    elif isinstance(duration, str):
+        length_s = _parsed(duration)
+    if length_s is None:
         raise ConfigError(f'{what}: {duration!r} is no duration; write "30s", "5m", "2h" or "30d"')
     if length_s < 0:
         raise ConfigError(f"{what}: {duration!r} is negative")
     return length_s
+
+
+@lru_cache
+def _parsed(text: str) -> float | None:
+    # Kept, since every claim has a lease.
+    if not _DURATION.fullmatch(text):
+        return None
+    return sum(float(n) * _UNIT_S[unit] for n, unit in _PART.findall(text))
 
 
 def lease_seconds(lease: Duration) -> float | None:
@@ -49,6 +61,8 @@ def lease_seconds(lease: Duration) -> float | None:
     if lease == "none":
         return None
     length_s = seconds(lease, "lease")
+    if length_s > _LONGEST_LEASE_S:
+        raise ConfigError(f'lease: {lease!r} is over a thousand years; write "none"')
     if length_s == 0:
         raise ConfigError('lease: a lease of zero runs out at once; write "5m", or "none"')
     return length_s

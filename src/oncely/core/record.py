@@ -52,7 +52,9 @@ class Record(NamedTuple):
     @property
     def error(self) -> str | None:
         """Why the last attempt failed."""
-        return self.metadata.get("error") if self.metadata else None
+        error = self.metadata.get("error") if self.metadata else None
+        # A service that shares the table may have kept something else than a text.
+        return error if error is None or isinstance(error, str) else repr(error)
 
     @property
     def birth(self) -> int:

@@ -98,6 +98,9 @@ class Reset:
 class Forget:
     """An operator removes a record that nobody works on."""
 
+    version: int | None = None
+    """The one that the operator has seen; None for any."""
+
 
 Command = Ask | Held | Reset | Forget
 
@@ -446,7 +449,9 @@ def _reset(record: Record, reset: Reset, now: float) -> Decision:
     return Decision(Written(new), new)
 
 
-def _forget(_: Record | None, __: Forget, ___: float) -> Decision:
+def _forget(record: Record | None, forget: Forget, _: float) -> Decision:
+    if record is not None and forget.version not in (None, record.version):
+        return Decision(Refused(record), record)
     return Decision(Written(None), None)
 
 

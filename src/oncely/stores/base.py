@@ -57,7 +57,9 @@ class Store(Protocol):
     """Where records live. Holds no rule: those are in core/rules.py.
 
     The store's own clock decides. In what is written, `lease_until` counts from the moment of
-    the write, `first_seen` and `last_seen` are that moment; the store adds its clock.
+    the write, `first_seen` and `last_seen` are that moment; the store adds its clock. An insert
+    that has to wait for somebody's transaction may count from before the wait: its lease is
+    then shorter, never longer.
 
     Every method raises StoreUnavailable when the store cannot be reached after some tries, and
     StoreError for what else goes wrong; `insert` and `swap` raise ReplyLost when the connection

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.stores.base import Store
 from oncely.stores.memory import MemoryStore
+from oncely.stores.names import TABLE_NAME, TableName
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
-
-TABLE = "processed_messages"
 
 _KINDS = {
     "memory": "memory",
@@ -28,48 +27,59 @@ _EXAMPLES = (
 )
 
 
-def open_store(url: "str | Engine", table: str = TABLE, schema: str | None = None) -> Store:
+def open_store(url: "str | Engine", table: str = TABLE_NAME, schema: str | None = None) -> Store:
     """The store that `url` names, its records in `table`; in Redis, under keys that begin so.
 
     Raises ConfigError, which says what to type instead.
     """
+    name = TableName(table, schema).checked()
     if not isinstance(url, str):
-        return _open_engine(url, table, schema)
+        return _open_engine(url, name)
     # What stands before the first colon may name a driver too: ours is taken.
     kind = _KINDS.get(url.partition(":")[0].partition("+")[0])
-    if schema is not None and kind not in ("postgresql", "mysql"):
-        raise ConfigError(f"schema: {schema!r}: only PostgreSQL, MariaDB and MySQL have schemas")
+    _refuse_schema(name, kind)
     match kind:
         case "memory":
             return MemoryStore()
         case "sqlite":
-            return _open_sqlite(sqlite_file(url), table)
+            return _open_sqlite(sqlite_file(url), name)
         case "postgresql" | "mysql":
-            return _open_server(url, table, schema)
+            return _open_server(url, name)
         case "redis":
-            return _open_redis(url, table)
+            return _open_redis(url, name.table)
         case _:
             raise ConfigError(
                 f"ledger: {mask_passwords(url)!r} is of no known kind; write {_EXAMPLES}"
             )
 
 
+def _refuse_schema(name: TableName, kind: str | None) -> None:
+    if name.schema is not None and kind not in ("postgresql", "mysql"):
+        raise ConfigError(
+            f"schema: {name.schema!r}: only PostgreSQL, MariaDB and MySQL have schemas"
+        )
+
+
 def sqlite_file(url: str) -> Path:
     """The file of a sqlite URL. Raises ConfigError where it names none."""
     prefix, name = url[: len("sqlite:///")], url[len("sqlite:///") :]
     if prefix != "sqlite:///" or not name:
-        raise ConfigError(f'ledger: {url!r} names no file; write "sqlite:///ledger.db"')
+        raise ConfigError(
+            f'ledger: {mask_passwords(url)!r} names no file; write "sqlite:///ledger.db"'
+        )
     return Path(name)
 
 
-def _open_engine(engine: "Engine", table: str, schema: str | None) -> Store:
+def _open_engine(engine: "Engine", name: TableName) -> Store:
     # Connections of one's own: the ledger sets how they commit, and that is not to be changed
     # under somebody else's feet.
-    match _KINDS.get(engine.dialect.name):
+    kind = _KINDS.get(engine.dialect.name)
+    _refuse_schema(name, kind)
+    match kind:
         case "postgresql" | "mysql":
-            return _open_server(engine.url.render_as_string(hide_password=False), table, schema)
+            return _open_server(engine.url.render_as_string(hide_password=False), name)
         case "sqlite" if engine.url.database and engine.url.database != ":memory:":
-            return _open_sqlite(Path(engine.url.database), table)
+            return _open_sqlite(Path(engine.url.database), name)
         case "sqlite":
             raise ConfigError('ledger: the engine has no file; write "memory://" instead')
         case _:
@@ -78,22 +88,20 @@ def _open_engine(engine: "Engine", table: str, schema: str | None) -> Store:
             )
 
 
-def _open_sqlite(file: Path, table: str) -> Store:
+def _open_sqlite(file: Path, name: TableName) -> Store:
     from oncely.stores.sql.engines import sqlite_engine
     from oncely.stores.sql.store import SqlStore
-    from oncely.stores.sql.table import TableName
 
-    return SqlStore(sqlite_engine(file), TableName(table))
+    return SqlStore(sqlite_engine(file), name)
 
 
-def _open_server(url: str, table: str, schema: str | None) -> Store:
+def _open_server(url: str, name: TableName) -> Store:
     from oncely.stores.sql.engines import server_engine
     from oncely.stores.sql.store import SqlStore
-    from oncely.stores.sql.table import TableName
 
     extra = _KINDS[url.partition(":")[0].partition("+")[0]]
     try:
-        return SqlStore(server_engine(url), TableName(table, schema))
+        return SqlStore(server_engine(url), name)
     except ModuleNotFoundError as error:
         raise _not_installed(error, extra) from error
 

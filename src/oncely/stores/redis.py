@@ -18,10 +18,9 @@ from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavaila
 from oncely.core.record import Key, Record, State
 from oncely.stores import redis_settings
 from oncely.stores.base import Change, Clock, Loaded, Query, Tally
+from oncely.stores.names import TABLE_NAME
 from oncely.stores.redis_server import RedisServer, Script
 from oncely.stores.retrying import TryAgain
-
-_PREFIX = "processed_messages"
 
 _BATCH = 1_000
 """Records for one call of a script: the server does nothing else meanwhile, and Lua bounds it."""
@@ -39,7 +38,7 @@ _SIZE = Script("prelude", "size")
 _log = logging.getLogger(__name__)
 
 
-def open_redis(url: str, prefix: str = _PREFIX) -> "RedisStore":
+def open_redis(url: str, prefix: str = TABLE_NAME) -> "RedisStore":
     """The store in the Redis at `url`, with keys that begin with `prefix`.
 
     Raises ConfigError for a wrong URL and for a server that would lose records; where that cannot
@@ -61,7 +60,7 @@ class RedisStore:
     `clock` replaces the server's clock; only tests want that.
     """
 
-    def __init__(self, url: str, prefix: str = _PREFIX, clock: Clock | None = None) -> None:
+    def __init__(self, url: str, prefix: str = TABLE_NAME, clock: Clock | None = None) -> None:
         if not re.fullmatch(r"[\w.-]+", prefix):
             raise ConfigError(f"ledger: the prefix {prefix!r} may only hold letters, digits, _ . -")
         self._server = _server(url)

@@ -1,14 +1,16 @@
 """Batches as parameters: what differs from row to row goes as a list, what does not, once."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from oncely.stores.sql.rows import Columns
 
 T = TypeVar("T")
 
-BATCH = 5_000
-"""Rows in one statement: enough to make its cost vanish, and short enough for every limit."""
+MOST_ROWS = 5_000
+"""Rows in one statement: enough to make its cost vanish."""
+MOST_BYTES = 4_000_000
+"""Of metadata and results in one statement: servers take 16 MB, and escapes may double them."""
 
 
 class Split(NamedTuple):
@@ -30,7 +32,19 @@ def split(columns: Columns) -> Split:
     return Split(varying, constant)
 
 
-def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """`items` in parts of at most `BATCH`."""
-    for start in range(0, len(items), BATCH):
-        yield items[start : start + BATCH]
+def batches(items: Sequence[T], weigh: Callable[[T], int] | None = None) -> Iterator[Sequence[T]]:
+    """`items` in parts of at most `MOST_ROWS`, and of `MOST_BYTES` as `weigh` tells them."""
+    if weigh is None:
+        for start in range(0, len(items), MOST_ROWS):
+            yield items[start : start + MOST_ROWS]
+        return
+    batch: list[T] = []
+    weight = 0
+    for item in items:
+        weight += weigh(item)
+        if batch and (len(batch) == MOST_ROWS or weight > MOST_BYTES):
+            yield batch
+            batch, weight = [], weigh(item)
+        batch.append(item)
+    if batch:
+        yield batch

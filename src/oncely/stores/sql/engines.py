@@ -12,6 +12,17 @@ _CONNECT_TIMEOUT_S = 5
 """For one try: a server that is gone may not even refuse."""
 
 
+_ANSWER_TIMEOUT_S = 120
+"""For one answer: longer than MariaDB lets a statement wait for a lock."""
+_LISTEN = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""How PostgreSQL's line finds out that nobody is at its other end."""
+
+
 def database_of(engine: Engine) -> type[Database]:
     """What knows the statements of the database behind an engine. Imports its driver."""
     match engine.dialect.name:
@@ -58,17 +69,20 @@ def server_engine(url: str | URL) -> Engine:
 
         parsed = parsed.set(drivername="postgresql+psycopg")
         own = {"options": " ".join((*SETTINGS, *parsed.normalized_query.get("options", ())))}
+        patience = {**_LISTEN, "connect_timeout": _CONNECT_TIMEOUT_S}
     else:
         parsed = parsed.set(drivername="mysql+pymysql")
         own = {"charset": "utf8mb4"}
-    patience = {} if "connect_timeout" in parsed.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
+        patience = {"read_timeout": _ANSWER_TIMEOUT_S, "connect_timeout": _CONNECT_TIMEOUT_S}
+    # What the URL says itself counts.
+    unsaid = {name: value for name, value in patience.items() if name not in parsed.query}
     try:
         # Each statement commits by itself, so that there is nothing to roll back on return.
         return create_engine(
             parsed,
             isolation_level="AUTOCOMMIT",
             pool_reset_on_return=None,
-            connect_args={**own, **patience},
+            connect_args={**own, **unsaid},
         )
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, ValueError) as error:
         raise ConfigError(f"ledger: {shown!r} cannot be opened: {error}") from error

@@ -13,7 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Table, inspect
 
 from oncely.core.errors import StoreError
-from oncely.stores.sql.table import TableName
+from oncely.stores.names import TableName
 
 _KEY = {"message_id", "provider"}
 _EXACT = ("nopad_bin", "0900_bin")

@@ -1,7 +1,7 @@
 """MariaDB and MySQL through PyMySQL: each batch is one statement over a JSON document."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from pymysql.constants import CR, ER
 from pymysql.err import InterfaceError
 from sqlalchemy import ColumnElement, Connection, Engine, Table, delete
 
-from oncely.core.errors import StoreUnavailable
+from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, Record
 from oncely.stores.base import Loaded
 from oncely.stores.sql.batches import batches, split
@@ -48,6 +48,10 @@ _EPOCH = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {}) / 1e6"
 # NOW() would be when the statement began, before it waited for others.
 _NOW = "COALESCE(CAST('1970-01-01' AS DATETIME(6)) + INTERVAL %(now)s SECOND, SYSDATE(6))"
 _MIGRATION_WAIT_S = 300
+_MAX_PACKET = "max_allowed_packet"
+_LONG_COLUMNS = ("metadata", "result")
+_LONG = 1 << 20
+"""Characters from which on a statement is measured: the server hangs up on one too long for it."""
 
 _ROLLED_BACK = (ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT)
 _NO_TABLE = (ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR)
@@ -62,6 +66,12 @@ _UNAVAILABLE = (
     *(ER.DISK_FULL, ER.RECORD_FILE_FULL, ER.OUTOFMEMORY, ER.OUT_OF_RESOURCES),
     *(ER.HOST_IS_BLOCKED, ER.QUERY_INTERRUPTED, *_TIMED_OUT, *_READ_ONLY),
 )
+
+
+def _weight(item: Any) -> int:
+    """About how many bytes a record, or the new one of a pair, adds to a statement."""
+    record = item if isinstance(item, Record) else item[1]
+    return sum(len(json.dumps(value)) for value in (record.metadata, record.result) if value)
 
 
 class Mysql(Database):
@@ -134,7 +144,8 @@ class Mysql(Database):
             " WHERE table_schema = COALESCE(%(schema)s, DATABASE()) AND table_name = %(table)s",
             {"schema": self.table.schema, "table": self.table.name},
         )
-        return int(found.scalar_one())
+        size = found.scalar_one_or_none()
+        return None if size is None else int(size)
 
     def fault(self, error: Exception) -> Fault:
         code = error.args[0] if error.args else 0
@@ -150,11 +161,16 @@ class Mysql(Database):
     def loaded_text(self, column: str, of: str = "") -> str:
         return _EPOCH.format(f"{of}{column}") if column in TIMES else f"{of}{column}"
 
-    def prepare(self, connection: Any, _: object) -> None:
+    def batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
+        return batches(items, _weight)
+
+    def prepare(self, connection: Any, record: Any) -> None:
         with connection.cursor() as cursor:
             # Gaps between keys stay unlocked, so that writers of neighbouring keys do not wait.
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
             cursor.execute("SET time_zone = '+00:00'")
+            cursor.execute(f"SELECT @@{_MAX_PACKET}")
+            record.info[_MAX_PACKET] = cursor.fetchone()[0]
 
     # ---- Writing exactly what is unchanged -----------------------------------------------------
 
@@ -265,6 +281,15 @@ def _written(
     return int(_executed(connection, build, columns, now).rowcount)
 
 
+def _check_length(connection: Connection, statement: str) -> None:
+    """Raise StoreError for a statement that the server would hang up on."""
+    length, most = len(statement.encode()), connection.info[_MAX_PACKET]
+    if length >= most:
+        raise StoreError(
+            f"{length} bytes are to be written at once: raise max_allowed_packet, now {most}"
+        )
+
+
 def _executed(
     connection: Connection,
     build: Callable[[tuple[str, ...]], str],
@@ -277,5 +302,8 @@ def _executed(
     # As they are: every letter beyond ASCII would be two escapes for the server to undo.
     rows = json.dumps(list(zip(*varying.values(), strict=True)), ensure_ascii=False)
     cursor = raw_cursor(connection)
-    cursor.execute(build(tuple(varying)) + lock, {**constant, "rows": rows, "now": now})
+    statement, values = build(tuple(varying)) + lock, {**constant, "rows": rows, "now": now}
+    if len(rows) + sum(len(constant.get(name) or "") for name in _LONG_COLUMNS) > _LONG:
+        _check_length(connection, cursor.mogrify(statement, values))
+    cursor.execute(statement, values)
     return cursor

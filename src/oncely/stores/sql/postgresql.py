@@ -56,6 +56,8 @@ _UNCHANGED = f"{_THIS} AND t.version = k.believed"
 
 _ROLLED_BACK = ("40001", "40P01")
 _NO_TABLE = ("42P01", "42703", "3F000")
+_READ_ONLY = "25006"
+"""As a server is that was failed over to, or from."""
 _SHUT_DOWN = ("57P01", "57P02", "57P03", "57P05")
 
 
@@ -131,7 +133,8 @@ class Postgresql(Database):
             return Fault.LOST
         if not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             return Fault.LOST
-        return Fault.UNAVAILABLE if isinstance(error, psycopg.OperationalError) else Fault.OTHER
+        is_away = state == _READ_ONLY or isinstance(error, psycopg.OperationalError)
+        return Fault.UNAVAILABLE if is_away else Fault.OTHER
 
     def loaded_text(self, column: str, of: str = "") -> str:
         if column in TIMES:

@@ -48,7 +48,7 @@ def record_of(row: Sequence[Any]) -> Record:
         first_seen=first_seen,
         last_seen=last_seen,
         lease_until=lease_until,
-        metadata=None if metadata is None else _mapping(json.loads(metadata)),
+        metadata=None if metadata is None else _mapping(metadata),
         result=None if result is None else json.loads(result),
         fingerprint=fingerprint,
         exhausted=bool(exhausted),
@@ -128,7 +128,12 @@ def by_key(records: Sequence[Record]) -> list[Record]:
     return sorted(records, key=_key_of)
 
 
-def _mapping(metadata: Any) -> Mapping[str, Any] | None:
+def _mapping(text: str) -> Mapping[str, Any] | None:
+    """Metadata; a hand-written service may have put anything there."""
+    try:
+        metadata = json.loads(text)
+    except ValueError:
+        metadata = text
     if isinstance(metadata, dict):
         return metadata
     return {"metadata": metadata} if metadata else None

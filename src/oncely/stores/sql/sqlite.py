@@ -59,13 +59,16 @@ class Sqlite(Database):
     def insert(
         self, connection: Connection, records: Sequence[Record], now: float | None
     ) -> set[Key]:
-        rows = _rows(inserted(records).values(), self.now(connection, now))
+        columns = inserted(records).values()
         with self._writing(connection):
+            # Asked for now: to wait for the lock may have taken longer than a lease.
+            rows = _rows(columns, self.now(connection, now))
             return _write_each(connection, self._insert, rows, records)
 
     def swap(self, connection: Connection, pairs: Sequence[Pair], now: float | None) -> set[Key]:
-        rows = _rows(swapped(pairs).values(), self.now(connection, now))
+        columns = swapped(pairs).values()
         with self._writing(connection):
+            rows = _rows(columns, self.now(connection, now))
             return _write_each(connection, self._swap, rows, [old for old, _ in pairs])
 
     def remove(self, connection: Connection, records: Sequence[Record]) -> set[Key]:

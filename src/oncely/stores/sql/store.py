@@ -14,18 +14,19 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from oncely.core.errors import ReplyLost, StoreError, StoreUnavailable, mask_passwords
 from oncely.core.record import Key, Record, State
 from oncely.stores.base import Change, Clock, Loaded, Query, Tally
+from oncely.stores.names import TableName
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.sql import migrating
 from oncely.stores.sql.database import Database, Fault
 from oncely.stores.sql.engines import database_of
-from oncely.stores.sql.rows import Pair, by_key, parted, record_of, state_of
-from oncely.stores.sql.table import TableName, processed_messages
+from oncely.stores.sql.rows import Pair, by_key, parted, record_of
+from oncely.stores.sql.table import processed_messages
 
 T = TypeVar("T")
 
 
 class SqlStore:
-    """The table `name` in the database of an Engine that `engines.make_engine` made.
+    """The table `name` in the database of an Engine that `engines` made.
 
     `clock` replaces the database's clock; only tests want that.
     """
@@ -65,7 +66,7 @@ class SqlStore:
             oldest = chosen.where(self._fitting(query, self._time(connection))).order_by(
                 self._table.c.last_processed_at, self._table.c.id
             )
-            rows = connection.execute(oldest.limit(query.limit))
+            rows = connection.execute(oldest.where(self._is_known()).limit(query.limit))
             return [record_of(tuple(row)) for row in rows]
 
         return self._read(read)
@@ -78,9 +79,10 @@ class SqlStore:
             lease_over = func.count(case((epoch("lease_until") <= self._time(connection), 1)))
             oldest = func.min(epoch("last_processed_at"))
             totals = (func.count(), lease_over, oldest, func.sum(c.duplicates))
-            grouped = select(c.provider, c.status, *totals).group_by(c.provider, c.status)
+            chosen = select(c.provider, c.status, *totals).where(self._is_known())
+            grouped = chosen.group_by(c.provider, c.status)
             return {
-                (consumer, state_of(status)): Tally(count, over, oldest, int(duplicates))
+                (consumer, State(status)): Tally(count, over, oldest, int(duplicates))
                 for consumer, status, count, over, oldest, duplicates in connection.execute(grouped)
             }
 
@@ -140,6 +142,10 @@ class SqlStore:
             conditions.append(epoch("last_processed_at") < now - query.older_than_s)
         return and_(*conditions)
 
+    def _is_known(self) -> ColumnElement[bool]:
+        """Rows with a status that ours is none of are somebody else's."""
+        return self._table.c.status.in_([state.value for state in State])
+
     def _now(self) -> float | None:
         return None if self._clock is None else self._clock()
 
@@ -169,7 +175,11 @@ class SqlStore:
         with self._connected() as connection:
             try:
                 return work(connection)
-            except Exception as error:
+            except BaseException as error:
+                if not isinstance(error, Exception) or self._fault(error) is None:
+                    # Broken off, anywhere: a transaction may be open, and is not the next one's.
+                    connection.invalidate()
+                    raise
                 raise self._translated(error, connection, lost) from error
 
     @contextmanager
@@ -191,10 +201,8 @@ class SqlStore:
     def _translated(
         self, error: Exception, connection: Connection, lost: type[Exception]
     ) -> Exception:
-        """The error that the Store protocol promises, for one from the driver."""
+        """The error that the Store protocol promises, for this one from the driver."""
         match self._fault(error):
-            case None:
-                return error
             case Fault.NO_TABLE:
                 return StoreError(
                     f"the ledger's table {self._name.table} is missing or of an older version; "
@@ -208,6 +216,8 @@ class SqlStore:
                 self._engine.dispose()
                 return lost(self._text(error))
             case Fault.UNAVAILABLE:
+                # After a failover another server may answer at the same address.
+                connection.invalidate()
                 return StoreUnavailable(self._text(error))
             case _:
                 return StoreError(self._text(error))

@@ -7,8 +7,8 @@ from alembic import op
 from sqlalchemy.dialects import mysql, postgresql
 
 if TYPE_CHECKING:
+    from oncely.stores.names import TableName
     from oncely.stores.sql.migrating import Found
-    from oncely.stores.sql.table import TableName
 
 revision = "0001"
 down_revision = None

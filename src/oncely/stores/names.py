@@ -1,0 +1,57 @@
+"""What the table is called; in Redis, what keys begin with."""
+
+import hashlib
+import re
+from typing import NamedTuple
+
+from oncely.core.errors import ConfigError
+
+TABLE_NAME = "processed_messages"
+UNIQUE_NAME = "uq_message_provider"
+
+_MAX_BYTES = 63
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class TableName(NamedTuple):
+    """Which table the records are in."""
+
+    table: str = TABLE_NAME
+    schema: str | None = None
+
+    @property
+    def version_table(self) -> str:
+        """The table that tells which migrations this one has seen."""
+        # Alembic names its primary key with four bytes more.
+        return _shortened(f"{self.table}_version", _MAX_BYTES - len("_pkc"))
+
+    @property
+    def unique(self) -> str:
+        """The constraint that no key stands twice. In PostgreSQL it names an index as well, and
+        indexes of one schema have to differ.
+        """
+        return UNIQUE_NAME if self.table == TABLE_NAME else _shortened(f"uq_{self.table}")
+
+    def checked(self) -> "TableName":
+        """Itself. Raises ConfigError where a name is no identifier, or over 63 bytes long."""
+        for what, name in (("table", self.table), ("schema", self.schema)):
+            if name is None and what == "schema":
+                continue
+            if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
+                raise ConfigError(
+                    f"{what}: {name!r} is no name for a {what}; use letters, digits and "
+                    f'underscores, such as "{TABLE_NAME}"'
+                )
+            if len(name) > _MAX_BYTES:
+                raise ConfigError(
+                    f"{what}: {name!r} is {len(name)} bytes long; databases take {_MAX_BYTES}"
+                )
+        return self
+
+
+def _shortened(name: str, length: int = _MAX_BYTES) -> str:
+    """`name`, its end replaced by a digest of the whole where it is longer than `length`."""
+    if len(name) <= length:
+        return name
+    digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    return f"{name[: length - len(digest) - 1]}_{digest}"

@@ -1,0 +1,130 @@
+"""A worker whose clock is wrong: leases go by the store's clock, and by no other."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.conformance.conftest import SHARED, url_of
+from tests.integration.misled import CONSUMER, Worker, misled_worker
+from tests.integration.others import wait_until
+
+from oncely.core.record import Claim, Key
+from oncely.core.rules import Busy, Granted
+from oncely.ledger import Ledger, open_ledger
+from oncely.testing import granted
+
+_HOURS_S = 7_200.0
+_SERVERS = tuple(kind for kind in SHARED if kind != "sqlite")
+
+
+@pytest.fixture
+def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store of that kind, migrated."""
+    url = url_of(kind, request, tmp_path)
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+    return url
+
+
+@pytest.fixture
+def ledger(url: str) -> Iterator[Ledger]:
+    """The ledger of a worker whose clock is right."""
+    with closing(open_ledger(url)) as ledger:
+        yield ledger
+
+
+# ---- time.time is wrong ------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[_HOURS_S, -_HOURS_S], ids=["ahead", "behind"])
+def misled(request: pytest.FixtureRequest, url: str) -> Iterator["Misled"]:
+    """A worker for whom time.time is two hours off, one way or the other."""
+    with closing(open_ledger(url)) as ledger:
+        yield Misled(ledger, request.param)
+
+
+class Misled:
+    """A ledger for whose calls the process's clock is wrong."""
+
+    def __init__(self, ledger: Ledger, off_s: float) -> None:
+        self._ledger = ledger
+        self._off_s = off_s
+
+    def claim(self, message_id: str, lease: str) -> object:
+        with pytest.MonkeyPatch.context() as patch:
+            self._mislead(patch)
+            return self._ledger.claim(Key(CONSUMER, message_id), lease)
+
+    def extend(self, claim: Claim, lease: str) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            self._mislead(patch)
+            self._ledger.extend(claim, lease)
+
+    def _mislead(self, patch: pytest.MonkeyPatch) -> None:
+        right, right_ns = time.time, time.time_ns
+        patch.setattr(time, "time", lambda: right() + self._off_s)
+        patch.setattr(time, "time_ns", lambda: right_ns() + int(self._off_s * 1e9))
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_wrong_time_takes_nothing_early(ledger: Ledger, misled: Misled) -> None:
+    """What another holds is busy for a worker whose clock is wrong."""
+    granted(ledger.claim(Key(CONSUMER, "1"), "60s"))
+    assert isinstance(misled.claim("1", "60s"), Busy)
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_wrong_time_holds_no_longer(ledger: Ledger, misled: Misled) -> None:
+    """What a worker with a wrong clock holds is its own for the lease, and no longer."""
+    outcome = misled.claim("1", "60s")
+    assert isinstance(outcome, Granted)
+    _check_ends(ledger, "1", in_s=60)
+    misled.extend(outcome.claim, "90s")
+    _check_ends(ledger, "1", in_s=90)
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_wrong_time_sees_the_end(ledger: Ledger, misled: Misled) -> None:
+    """What another held is granted to a worker with a wrong clock as soon as the lease is over."""
+    granted(ledger.claim(Key(CONSUMER, "1"), "100ms"))
+    before = time.monotonic()
+    wait_until(lambda: isinstance(misled.claim("1", "60s"), Granted))
+    assert time.monotonic() - before > 0.05
+    _check_ends(ledger, "1", in_s=60)
+
+
+# ---- The worker's machine is wrong -------------------------------------------------------------
+
+
+@pytest.fixture(params=["+2h", "-2h"])
+def worker(request: pytest.FixtureRequest, url: str) -> Iterator[Worker]:
+    """A process that takes the time to be two hours from what it is, one way or the other."""
+    with misled_worker(url, request.param) as worker:
+        off_s = _HOURS_S if request.param == "+2h" else -_HOURS_S
+        assert worker.time() == pytest.approx(time.time() + off_s, abs=60)
+        yield worker
+
+
+@pytest.mark.parametrize("kind", _SERVERS)
+def test_wrong_machine(ledger: Ledger, worker: Worker) -> None:
+    """A worker on a machine with a wrong clock neither takes early, nor holds longer or shorter."""
+    granted(ledger.claim(Key(CONSUMER, "theirs"), "60s"))
+    assert worker.claim("theirs", "60s") == "Busy"
+    assert worker.claim("own", "60s") == "Granted"
+    _check_ends(ledger, "own", in_s=60)
+    assert worker.extend("own", "90s") == "extended"
+    _check_ends(ledger, "own", in_s=90)
+    granted(ledger.claim(Key(CONSUMER, "over"), "100ms"))
+    wait_until(lambda: worker.claim("over", "60s") == "Granted")
+    _check_ends(ledger, "over", in_s=60)
+
+
+def _check_ends(ledger: Ledger, message_id: str, in_s: float) -> None:
+    """The message is busy for others, and is told to be until then, by the store's clock."""
+    outcome = ledger.claim(Key(CONSUMER, message_id))
+    assert isinstance(outcome, Busy)
+    assert outcome.retry_at == pytest.approx(ledger.now() + in_s, abs=20)
+    assert ledger.now() == pytest.approx(time.time(), abs=60)
+    assert outcome.record.last_seen == pytest.approx(ledger.now(), abs=20)
