@@ -1,0 +1,129 @@
+"""Batches that are larger than a server's limits, and work that is broken off in the middle."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+from tests.conformance.conftest import SHARED, url_of
+
+from oncely import open_ledger
+from oncely.core.errors import ConfigError, MessageError, ReplyLost, StoreUnavailable
+from oncely.core.record import Key, State
+from oncely.core.rules import Busy, Written
+from oncely.ledger import Ledger
+from oncely.stores.sql import SqlStore
+from oncely.stores.sql.database import Database
+from oncely.testing import MeddlingStore, granted
+from oncely.testing.processes import key_of
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_long_results(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Two thousand results of 10 kB are completed at once, more than a statement may hold."""
+    ledger = open_ledger(url_of(kind, request, tmp_path))
+    ledger.migrate()
+    claims = [granted(o) for o in ledger.claim_many([key_of(n) for n in range(2_000)])]
+    outcomes = ledger.complete_many(claims, ["x" * 10_000] * 2_000)
+    assert {type(outcome) for outcome in outcomes} == {Written}
+    assert ledger.counts() == {(key_of(0).consumer, State.COMPLETED): 2_000}
+    ledger.close()
+
+
+@pytest.mark.parametrize("wrong", ["a.b", "é", "x" * 64, "", 'a"b', "1a"])
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///l.db", "redis://127.0.0.1:1/0"])
+def test_names_are_checked_alike(url: str, wrong: str) -> None:
+    """What is no name for a table is none on any store, whether it has tables or not."""
+    with pytest.raises(ConfigError, match="table: "):
+        open_ledger(url, table=wrong)
+
+
+def test_deep_metadata() -> None:
+    """Metadata deeper than every database takes is a MessageError."""
+    deep: dict[str, object] = {}
+    for _ in range(31):
+        deep = {"a": deep}
+    with pytest.raises(MessageError, match="levels deep"):
+        open_ledger("memory://").claim(Key("c", "1"), metadata=deep)
+
+
+def test_as_many_results_as_claims() -> None:
+    """A result too few, or too many, is an error and completes nothing."""
+    ledger = open_ledger("memory://")
+    claims = [granted(o) for o in ledger.claim_many([key_of(n) for n in range(2)])]
+    for results in ([1], [1, 2, 3]):
+        with pytest.raises(ValueError, match="zip"):
+            ledger.complete_many(claims, results)
+    assert set(ledger.counts()) == {(key_of(0).consumer, State.PROCESSING)}
+
+
+@pytest.mark.parametrize("broken_off_by", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("kind", ["postgresql", "mysql"])
+def test_what_is_broken_off_is_undone(
+    kind: str,
+    broken_off_by: type[BaseException],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A transaction that was open when work was broken off is not the next caller's."""
+    url = request.getfixturevalue(f"{kind}_url")
+    ledger, other = open_ledger(url), open_ledger(url)
+    ledger.migrate()
+    store = ledger._store
+    assert isinstance(store, SqlStore)
+    first, second = (granted(ledger.claim(key_of(n))) for n in range(2))
+
+    def break_off(_: Database, connection: Connection, *__: object) -> set[Key]:
+        connection.connection.cursor().execute("BEGIN")
+        raise broken_off_by
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(store._database), "swap", break_off)
+        with pytest.raises(broken_off_by):
+            ledger.complete(first)
+    ledger.complete(second)
+    assert isinstance(other.claim(first.key), Busy)
+    assert other.counts()[second.key.consumer, State.COMPLETED] == 1
+    ledger.close()
+    other.close()
+
+
+def test_lease_begins_when_the_lock_is_had(tmp_path: Path) -> None:
+    """On SQLite a claim that waited longer than its lease for the file's lock has all of it."""
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    ledger, other = open_ledger(url), open_ledger(url)
+    ledger.migrate()
+    store = ledger._store
+    assert isinstance(store, SqlStore)
+    claimed = threading.Event()
+
+    def claim() -> None:
+        granted(other.claim(key_of(0), "1s"))
+        claimed.set()
+
+    with store._connected() as connection, store._database.migrating(connection):
+        waiter = threading.Thread(target=claim)
+        waiter.start()
+        # Longer than the lease: that time has to pass.
+        time.sleep(1.2)
+        assert not claimed.is_set()
+    waiter.join(30)
+    record = ledger.find(key_of(0))
+    assert record is not None
+    assert record.lease_until is not None
+    assert record.lease_until > ledger.now()
+    ledger.close()
+    other.close()
+
+
+def test_connections_that_always_break(meddling: MeddlingStore) -> None:
+    """A store whose replies are always lost is away: it is not asked for ever."""
+
+    def lose() -> None:
+        raise ReplyLost("gone")
+
+    meddling.meddle = lose
+    with pytest.raises(StoreUnavailable, match="gone"):
+        Ledger(meddling).claim(key_of(0))
+    assert meddling.calls.count("insert") == 3
