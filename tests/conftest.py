@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine
 from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
     mariadb,
     mysql_url,
@@ -23,6 +22,7 @@ from oncely.ledger import Ledger
 from oncely.stores.base import Clock
 from oncely.stores.memory import MemoryStore
 from oncely.stores.sql import SqlStore
+from oncely.stores.sql.engines import sqlite_engine
 from oncely.testing import ManualClock, MeddlingStore, granted
 
 OpenSqlite = Callable[..., SqlStore]
@@ -69,11 +69,8 @@ def open_sqlite(tmp_path: Path) -> Iterator[OpenSqlite]:
     """Opens stores on one SQLite file, and closes them all at the end."""
     with ExitStack() as opened:
 
-        def open_store(clock: Clock | None = None, timeout_s: float = 30.0) -> SqlStore:
-            engine = create_engine(
-                f"sqlite:///{tmp_path / 'ledger.db'}", connect_args={"timeout": timeout_s}
-            )
-            store = SqlStore(engine, clock=clock)
+        def open_store(clock: Clock | None = None) -> SqlStore:
+            store = SqlStore(sqlite_engine(tmp_path / "ledger.db"), clock=clock)
             opened.callback(store.close)
             return store
 

@@ -103,10 +103,12 @@ def test_kill_in_the_middle_of_batches(url: str, batch: int) -> None:
     assert all(isinstance(outcome, Duplicate) for outcome in outcomes)
 
 
-def test_locked_file(open_sqlite: Callable[..., SqlStore], tmp_path: Path, key: Key) -> None:
+def test_locked_file(
+    open_sqlite: Callable[..., SqlStore], tmp_path: Path, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file locked beyond the busy timeout raises StoreUnavailable; afterwards all is well."""
-    store = open_sqlite(timeout_s=0.05)
-    ledger = Ledger(store)
+    monkeypatch.setattr("oncely.stores.sql.sqlite.BUSY_TIMEOUT_S", 0.05)
+    ledger = Ledger(open_sqlite())
     ledger.migrate()
     other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ BAD_METADATA["itself"]["a"] = BAD_METADATA["itself"]
 GOOD_METADATA: dict[str, Any] = {
     "an escape that is none": {"a": "\\u0000", "b": "\\\\u0000"},
     "letters": {"ключ": "🧾 \x01 \x1b[31m ' \" % _ \\"},
-    "deep": {"a": [[[[[[[[{}]]]]]]]]},
+    "deep": {"a": reduce(lambda inner, _: [inner], range(29), "x")},
 }
 BAD_FINGERPRINTS: dict[str, Any] = {
     "too long": "f" * 65,
@@ -139,7 +140,16 @@ def test_errors_are_made_storable(ledger: Ledger) -> None:
     assert "\\0" in text
 
 
-@pytest.mark.parametrize("lease", ["0s", "-1s", "5", "", "5 minutes", 300, None])
+def test_notes_of_a_reset_are_made_storable(ledger: Ledger) -> None:
+    """Who reset a record, and why, may hold any letters as well."""
+    ledger.fail(granted(ledger.claim(KEY)), "no")
+    ledger.reset(KEY, by="anna\0", why="\ud800 password=hunter2")
+    note = _found(ledger).metadata["reset"]
+    assert (note["by"], note["why"]) == ("anna\\0", "\\ud800 password=***")
+    assert _found(ledger).error == "no"
+
+
+@pytest.mark.parametrize("lease", ["0s", "-1s", "5", "", "5 minutes", "999999d", 300, None])
 def test_bad_leases(ledger: Ledger, lease: Any) -> None:
     """A lease that is none is a ConfigError; None alone stands for the policy's."""
     if lease is None:

@@ -6,6 +6,7 @@ from contextlib import closing, contextmanager
 from threading import Event
 
 import pytest
+from sqlalchemy.event import listen
 from tests.integration.drivers import Psycopg
 from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql, wait_until
 
@@ -13,7 +14,7 @@ from oncely.core.errors import StoreError
 from oncely.core.record import Claim, Key, State
 from oncely.core.rules import Busy, Fenced, Granted, Written
 from oncely.ledger import Ledger, open_ledger
-from oncely.stores.sql import batches
+from oncely.stores.sql import SqlStore, batches
 from oncely.testing import at_once, granted
 
 _DEADLINE_S = 30.0
@@ -84,6 +85,23 @@ def test_sessions_ended_while_idle(ledger: Ledger, other: Other) -> None:
         pass
     ledger.complete(granted(ledger.claim(_A)))
     assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
+
+
+def test_session_ended_while_it_is_given_back(ledger: Ledger, other: Other) -> None:
+    """A session that ends between the last answer and its return to the pool troubles nobody."""
+    ledger.complete(granted(ledger.claim(_A)))
+    store = ledger._store
+    assert isinstance(store, SqlStore)
+
+    def end_sessions(*_: object) -> None:
+        while other.end_one():
+            pass
+
+    listen(store._engine, "after_cursor_execute", end_sessions)
+    for _ in range(3):
+        assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
+        assert [record.key for record in ledger.scan()] == [_A]
+        assert ledger.purge("1d") == 0
 
 
 # ---- Others go first ---------------------------------------------------------------------------

@@ -93,10 +93,9 @@ def _work(ledger: Ledger, diary: TextIO, stop: Event) -> None:
     for batch in count():
         if stop.is_set():
             return
-        start = max(0, batch - _BACK) * _BATCH
-        for consumer, first in ((HELD, batch * _BATCH), (RETRIED, start)):
-            keys = [Key(consumer, str(n)) for n in range(first, (batch + 1) * _BATCH)]
-            claims = _claim(ledger, keys, _POLICIES[consumer])
+        numbers = range(max(0, batch - _BACK) * _BATCH, (batch + 1) * _BATCH)
+        for consumer, policy in _POLICIES.items():
+            claims = _claim(ledger, [Key(consumer, str(n)) for n in numbers], policy)
             for claim in claims:
                 print("granted", *claim.key, claim.fence, claim.record.birth, file=diary)
             for claim in _complete(ledger, claims, stop):
