@@ -20,6 +20,11 @@ from oncely.testing import granted
 
 KEY = Key("billing", "1")
 
+
+def _nested(inner: Any, _: int) -> Any:
+    return [inner]
+
+
 BAD_IDS: dict[str, Any] = {
     "missing": None,
     "empty": "",
@@ -43,7 +48,7 @@ BAD_METADATA["itself"]["a"] = BAD_METADATA["itself"]
 GOOD_METADATA: dict[str, Any] = {
     "an escape that is none": {"a": "\\u0000", "b": "\\\\u0000"},
     "letters": {"ключ": "🧾 \x01 \x1b[31m ' \" % _ \\"},
-    "deep": {"a": reduce(lambda inner, _: [inner], range(29), "x")},
+    "deep": {"a": reduce(_nested, range(29), 0)},
 }
 BAD_FINGERPRINTS: dict[str, Any] = {
     "too long": "f" * 65,

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,13 @@ from sqlalchemy import Connection
 from tests.conformance.conftest import SHARED, url_of
 
 from oncely import open_ledger
-from oncely.core.errors import ConfigError, MessageError, ReplyLost, StoreUnavailable
+from oncely.core.errors import (
+    ConfigError,
+    MessageError,
+    ReplyLost,
+    StoreError,
+    StoreUnavailable,
+)
 from oncely.core.record import Key, State
 from oncely.core.rules import Busy, Written
 from oncely.ledger import Ledger
@@ -29,6 +36,26 @@ def test_long_results(kind: str, request: pytest.FixtureRequest, tmp_path: Path)
     assert {type(outcome) for outcome in outcomes} == {Written}
     assert ledger.counts() == {(key_of(0).consumer, State.COMPLETED): 2_000}
     ledger.close()
+
+
+def test_results_of_quotes(mysql_url: str) -> None:
+    """Results whose every letter is escaped, and that twice, fit into statements as well."""
+    with closing(open_ledger(mysql_url)) as ledger:
+        ledger.migrate()
+        claims = [granted(o) for o in ledger.claim_many([key_of(n) for n in range(25)])]
+        ledger.complete_many(claims, [f'{n}"' + '"' * 200_000 for n in range(25)])
+        assert ledger.counts() == {(key_of(0).consumer, State.COMPLETED): 25}
+
+
+def test_result_that_no_statement_holds(mysql_url: str) -> None:
+    """A result longer than the server takes is an error at once, and leaves the claim."""
+    with closing(open_ledger(mysql_url)) as ledger:
+        ledger.migrate()
+        claim = granted(ledger.claim(key_of(0)))
+        with pytest.raises(StoreError, match="raise max_allowed_packet") as raised:
+            ledger.complete(claim, "x" * 17_000_000)
+        assert not isinstance(raised.value, StoreUnavailable)
+        ledger.complete(claim, "shorter")
 
 
 @pytest.mark.parametrize("wrong", ["a.b", "é", "x" * 64, "", 'a"b', "1a"])

@@ -10,9 +10,9 @@ from sqlalchemy.event import listen
 from tests.integration.drivers import Psycopg
 from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql, wait_until
 
-from oncely.core.errors import StoreError
+from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Claim, Key, State
-from oncely.core.rules import Busy, Fenced, Granted, Written
+from oncely.core.rules import Busy, Duplicate, Fenced, Granted, Written
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.sql import SqlStore, batches
 from oncely.testing import at_once, granted
@@ -49,9 +49,14 @@ def ledger(url: str) -> Iterator[Ledger]:
 
 @pytest.mark.parametrize("messages", [2_000])
 def test_ended_sessions(ledger: Ledger, other: Other, url: str, messages: int) -> None:
-    """While a session is ended every 50 ms all messages go through, and no caller notices."""
+    """While a session is ended every 50 ms all messages go through, each once.
+
+    A caller whose reply is lost again and again is told that the store is unavailable: that is
+    rare, and whatever it had asked may be asked again.
+    """
     threads = 4
     done = Event()
+    unavailable: list[int] = []
 
     def end_sessions() -> int:
         ended = 0
@@ -63,7 +68,7 @@ def test_ended_sessions(ledger: Ledger, other: Other, url: str, messages: int) -
         # Each its own, or their calls would go to the store together.
         with closing(open_ledger(url)) as ledger:
             for n in range(thread, messages, threads):
-                ledger.complete(granted(ledger.claim(Key(_CONSUMER, str(n)), "none")), n)
+                wait_until(lambda n=n: _is_completed(ledger, n, unavailable))  # type: ignore[misc]
 
     with ThreadPoolExecutor(threads + 1) as pool:
         ended = pool.submit(end_sessions)
@@ -74,8 +79,24 @@ def test_ended_sessions(ledger: Ledger, other: Other, url: str, messages: int) -
         assert ended.result() > 3
     assert ledger.counts() == {(_CONSUMER, State.COMPLETED): messages}
     records = list(ledger.scan(limit=messages))
-    assert all(record.attempts == record.fence == 1 for record in records)
     assert sorted(record.result for record in records) == list(range(messages))
+    again = {record.result for record in records if record.attempts > 1}
+    assert again <= set(unavailable)
+    assert len(unavailable) <= messages / 100
+
+
+def _is_completed(ledger: Ledger, n: int, unavailable: list[int]) -> bool:
+    try:
+        outcome = ledger.claim(Key(_CONSUMER, str(n)), "1s")
+        if isinstance(outcome, Granted):
+            ledger.complete(outcome.claim, n)
+            return True
+    except StoreUnavailable:
+        unavailable.append(n)
+        return False
+    # Its own, of which it was not told: free again when the lease is over, or else completed.
+    assert n in unavailable
+    return isinstance(outcome, Duplicate)
 
 
 def test_sessions_ended_while_idle(ledger: Ledger, other: Other) -> None:
@@ -98,7 +119,8 @@ def test_session_ended_while_it_is_given_back(ledger: Ledger, other: Other) -> N
             pass
 
     listen(store._engine, "after_cursor_execute", end_sessions)
-    for _ in range(3):
+    # More often than the pool has places for connections.
+    for _ in range(6):
         assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
         assert [record.key for record in ledger.scan()] == [_A]
         assert ledger.purge("1d") == 0

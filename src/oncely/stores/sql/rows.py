@@ -117,15 +117,15 @@ def key_columns(keys: Sequence[Key]) -> Columns:
 
 
 def parted(changes: Sequence[Change]) -> tuple[list[Pair], list[Record]]:
-    """The swaps and the removals, each in the order of their keys: so no two writers deadlock."""
-    ordered = sorted(changes, key=_changed_key)
+    """The swaps and the removals, each in one order for all: so no two writers deadlock."""
+    ordered = sorted(changes, key=_changed_place)
     kept = [(old, new) for old, new in ordered if new is not None]
     return kept, [old for old, new in ordered if new is None]
 
 
 def by_key(records: Sequence[Record]) -> list[Record]:
-    """The records in the order of their keys."""
-    return sorted(records, key=_key_of)
+    """The records in one order for all writers, which is that of the index."""
+    return sorted(records, key=_place)
 
 
 def _mapping(text: str) -> Mapping[str, Any] | None:
@@ -143,9 +143,10 @@ def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value)
 
 
-def _key_of(record: Record) -> Key:
-    return record.key
+def _place(record: Record) -> tuple[str, ...]:
+    # By message id first: among those of one consumer it is what differs.
+    return record.key[::-1]
 
 
-def _changed_key(change: Change) -> Key:
-    return change.old.key
+def _changed_place(change: Change) -> tuple[str, ...]:
+    return change.old.key[::-1]

@@ -3,7 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -238,11 +238,8 @@ class SqlStore:
 
 
 def _give_back(connection: Connection) -> None:
-    try:
-        connection.close()
-    except SQLAlchemyError:
-        # What was to be done on it is done, or has failed: that it is lost now changes nothing.
-        connection.invalidate()
+    # What was to be done on it is done, or has failed: that it is lost now changes nothing.
+    with suppress(SQLAlchemyError):
         connection.close()
 
 
