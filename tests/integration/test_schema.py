@@ -88,6 +88,18 @@ def test_newer_schema(url: str, key: Key) -> None:
         granted(ledger.claim(key))
 
 
+def test_foreign_table(url: str) -> None:
+    """A table of that name which is something else is left as it is."""
+    _run(url, "CREATE TABLE processed_messages (id INT, status VARCHAR(9), note VARCHAR(9));")
+    before = _shape(url, "processed_messages")
+    with opened(url) as ledger:
+        for call in (ledger.migrate, ledger.migration_sql):
+            with pytest.raises(StoreError, match=r"is another's, without attempts, first_pro"):
+                call()
+    assert _shape(url, "processed_messages") == before
+    assert _tables(url) == ["processed_messages"]
+
+
 def test_missing_table(url: str, key: Key) -> None:
     """Without its table every call says to migrate."""
     with opened(url) as ledger:

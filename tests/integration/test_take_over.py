@@ -165,6 +165,19 @@ def test_postgresql_ids_go_on(handmade: str) -> None:
         assert ids == (_MAX_INT + 1, 4)
 
 
+@pytest.mark.parametrize("id_", ["SERIAL", "INT GENERATED ALWAYS AS IDENTITY"])
+def test_postgresql_table_in_a_schema(postgresql_url: str, psql: Psycopg, id_: str) -> None:
+    """A table in a schema of its own is taken over there, however its rows are numbered."""
+    psql.execute("CREATE SCHEMA mine")
+    psql.execute("SET search_path = mine")
+    psql.execute(TABLE.replace("SERIAL", id_).encode())
+    with closing(open_ledger(postgresql_url, schema="mine")) as ledger:
+        ledger.migrate()
+        assert ledger.problems() == []
+        check_new_messages(ledger)
+        assert psql.execute("SELECT count(*) FROM processed_messages").fetchone() == (2,)
+
+
 # ---- MariaDB -----------------------------------------------------------------------------------
 
 

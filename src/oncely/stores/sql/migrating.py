@@ -16,6 +16,10 @@ from oncely.core.errors import StoreError
 from oncely.stores.names import TableName
 
 _KEY = {"message_id", "provider"}
+_HAND_WRITTEN = {
+    *("id", *_KEY, "status", "attempts", "metadata", "first_processed_at", "last_processed_at")
+}
+"""The columns by which a table that was made by hand is known for one that can be taken over."""
 _EXACT = ("nopad_bin", "0900_bin")
 """How names of collations end that take no two texts for one. Other databases have no others."""
 
@@ -132,6 +136,10 @@ def _known_revision(connection: Connection, name: TableName, config: Config) -> 
     revision = _revision(connection, name)
     if not _is_known(config, revision):
         raise StoreError(_too_new(name, revision))
+    found: Found = config.attributes["found"]
+    if revision is None and found.columns is not None and not found.columns >= _HAND_WRITTEN:
+        lacks = ", ".join(sorted(_HAND_WRITTEN - found.columns))
+        raise StoreError(f"{name.table} is another's, without {lacks}: choose another name")
     return revision
 
 
