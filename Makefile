@@ -32,7 +32,7 @@ check: .venv/.ready ## lint, types, import rules
 	@$(BIN)/lint-imports
 
 campaign: .venv/.ready servers ## the tests of kills, with many more
-	@ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 $(BIN)/pytest -k kill --timeout 3600
+	@ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 $(BIN)/pytest -k kill --timeout 3600
 
 bench-ledger: .venv/.ready servers ## every store beside the hand-written flow and its own limit
 	@PYTHONPATH=. $(BIN)/python benchmarks/ledger.py

@@ -19,6 +19,8 @@ _LOST_REPLIES = 3
 _Pending = list[tuple[int, Request]]
 _Outcomes = list[Outcome | None]
 _Writes = dict[Key, tuple[int, Decision, Record | None]]
+_Doubtful = dict[int, Decision]
+"""What was sent and had no answer, and was not stored when it was looked for."""
 
 
 class Observer(Protocol):
@@ -98,9 +100,10 @@ class Settler:
         pending = list(enumerate(requests))
         now = None
         lost = 0
+        doubtful: _Doubtful = {}
         for _ in range(_ROUNDS):
             try:
-                pending = self._round(pending, outcomes, now)
+                pending = self._round(pending, outcomes, now, doubtful)
             except ReplyLost as error:
                 lost += 1
                 if lost == _LOST_REPLIES:
@@ -110,6 +113,13 @@ class Settler:
                 return
             loaded = self._store.load({request.key for _, request in pending})
             now = loaded.now
+            for n, request in pending:
+                # The server may have gone on with it after the line was lost.
+                if n in doubtful and _is_stored(doubtful[n], loaded.records.get(request.key)):
+                    outcomes[n] = doubtful[n].outcome
+            pending = [item for item in pending if outcomes[item[0]] is None]
+            if not pending:
+                return
             pending = [
                 (n, request._replace(believed=loaded.records.get(request.key)))
                 for n, request in pending
@@ -118,7 +128,9 @@ class Settler:
             f"{len(pending)} records changed {_ROUNDS} times while they were being written"
         )
 
-    def _round(self, pending: _Pending, outcomes: _Outcomes, now: float | None) -> _Pending:
+    def _round(
+        self, pending: _Pending, outcomes: _Outcomes, now: float | None, doubtful: _Doubtful
+    ) -> _Pending:
         """Decide and store once; fill in the outcomes that hold, return what is left.
 
         `now` is None while what is believed was not loaded. The first round decides as if the
@@ -133,16 +145,17 @@ class Settler:
                     outcomes[n] = decision.outcome
             elif now is not None:
                 outcomes[n] = decision.outcome
-        self._write(writes, outcomes, now or 0.0)
+        self._write(writes, outcomes, now or 0.0, doubtful)
         return [item for item in pending if outcomes[item[0]] is None]
 
-    def _write(self, writes: _Writes, outcomes: _Outcomes, now: float) -> None:
+    def _write(self, writes: _Writes, outcomes: _Outcomes, now: float, doubtful: _Doubtful) -> None:
         """Store what was decided; fill in the outcomes of what is stored, also after an error."""
         written: set[Key] = set()
         try:
             self._store_all(writes, now, written)
         except ReplyLost:
             written |= self._stored_after_all(writes)
+            doubtful.update((n, d) for key, (n, d, _) in writes.items() if key not in written)
             raise
         except StoreUnavailable:
             raise

@@ -42,10 +42,10 @@ class Other:
         """Lock a row, in a transaction that begins here if there is none."""
         self.run("SELECT id FROM processed_messages WHERE message_id = %s FOR UPDATE", key[1])
 
-    def await_a_waiter(self) -> None:
-        """Return once somebody waits for what this program has locked."""
+    def await_waiters(self, count: int = 1) -> None:
+        """Return once so many wait for what this program has locked."""
         # MariaDB looks anew only where it was not asked for a tenth of a second.
-        wait_until(lambda: self.run(self.waiting) != [(0,)], every_s=0.12)
+        wait_until(lambda: self.run(self.waiting)[0][0] >= count, every_s=0.12)
 
     def end_one(self) -> int:
         """End one session of the others; how many were ended."""

@@ -136,7 +136,7 @@ def test_locked_row(ledger: Ledger, other: Other) -> None:
     other.lock(_A)
     with ThreadPoolExecutor(1) as pool:
         completed = pool.submit(ledger.complete, claim)
-        other.await_a_waiter()
+        other.await_waiters()
         assert not completed.done()
         other.run("COMMIT")
         completed.result(_DEADLINE_S)
@@ -149,7 +149,7 @@ def test_deadlock(ledger: Ledger, other: Other) -> None:
     with _winning(other), ThreadPoolExecutor(1) as pool:
         other.lock(_B)
         completed = pool.submit(ledger.complete_many, claims, [1, 2])
-        other.await_a_waiter()
+        other.await_waiters()
         # The ledger has the first and waits for the second.
         other.lock(_A)
         other.run("COMMIT")
@@ -172,7 +172,7 @@ def test_deadlock_in_a_later_batch(
     with _winning(other), ThreadPoolExecutor(1) as pool:
         other.run(insert, "message-19")
         claimed = pool.submit(ledger.claim_many, keys)
-        other.await_a_waiter()
+        other.await_waiters()
         other.run(insert, "message-15")
         other.run("ROLLBACK")
         outcomes = claimed.result(_DEADLINE_S)
@@ -239,7 +239,7 @@ def test_serialization_failure(strict_url: str, psql: Psycopg) -> None:
                 " VALUES ('a', 'billing', 'processing')"
             )
             outcome = pool.submit(ledger.claim, _A)
-            OtherOnPostgresql(psql).await_a_waiter()
+            OtherOnPostgresql(psql).await_waiters()
         assert isinstance(outcome.result(_DEADLINE_S), Busy)
 
 

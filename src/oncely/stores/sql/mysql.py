@@ -47,7 +47,8 @@ _TYPES = {
 _EPOCH = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {}) / 1e6"
 # NOW() would be when the statement began, before it waited for others.
 _NOW = "COALESCE(CAST('1970-01-01' AS DATETIME(6)) + INTERVAL %(now)s SECOND, SYSDATE(6))"
-_MIGRATION_WAIT_S = 300
+_MIGRATION_WAIT_S = 100
+"""For another program's migration; shorter than a connection waits for an answer."""
 _MAX_PACKET = "max_allowed_packet"
 _LONG_COLUMNS = ("metadata", "result")
 _LONG = 1 << 20
