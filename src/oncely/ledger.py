@@ -5,11 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from oncely.batching import Batcher
-from oncely.core.errors import (
-    ConfigError,
-    RefusedError,
-    describe,
-)
+from oncely.core.errors import ConfigError, RefusedError, describe
 from oncely.core.message import check_key
 from oncely.core.policy import Duration, Finding, Policy, lease_seconds, seconds
 from oncely.core.record import Claim, Key, Record, State
@@ -267,8 +263,7 @@ class Ledger:
         """Remove records last seen longer ago than `older_than`, `batch` in one transaction.
 
         Never those in processing, nor those with deferred messages waiting. Returns, and logs,
-        how many;
-        `on_batch` is told how many each transaction removed.
+        how many; `on_batch` is told how many each transaction removed.
         """
         query = _query(consumer, None, older_than, batch)
         total = 0

@@ -50,7 +50,9 @@ def to_claim(
     lease_s = policy.lease_s if lease is None else lease_seconds(lease)
     draw = random.getrandbits(_DRAW_BITS)
     kept = _metadata(metadata) if metadata else None
-    given = map(check_fingerprint, fingerprints) if fingerprints else repeat(None, len(keys))
+    given = (
+        repeat(None, len(keys)) if fingerprints is None else map(check_fingerprint, fingerprints)
+    )
     return [
         Request(key, Ask(check_key(key), policy, lease_s, draw, fingerprint, kept, finding))
         for key, fingerprint in zip(keys, given, strict=True)

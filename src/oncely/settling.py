@@ -117,13 +117,13 @@ class Settler:
                 # The server may have gone on with it after the line was lost.
                 if n in doubtful and _is_stored(doubtful[n], loaded.records.get(request.key)):
                     outcomes[n] = doubtful[n].outcome
-            pending = [item for item in pending if outcomes[item[0]] is None]
-            if not pending:
-                return
             pending = [
                 (n, request._replace(believed=loaded.records.get(request.key)))
                 for n, request in pending
+                if outcomes[n] is None
             ]
+            if not pending:
+                return
         raise ContentionError(
             f"{len(pending)} records changed {_ROUNDS} times while they were being written"
         )
