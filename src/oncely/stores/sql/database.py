@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Table, bindparam, func
 from oncely.core.record import Key, Record
 from oncely.stores.base import Loaded
 from oncely.stores.sql.batches import batches
-from oncely.stores.sql.rows import LOADED, Pair
+from oncely.stores.sql.rows import LOADED, Pair, record_of
 
 T = TypeVar("T")
 
@@ -73,9 +73,18 @@ class Database(ABC):
         """`items` in parts that are stored whole or not at all: one can be tried again."""
         return batches(items)
 
-    @abstractmethod
     def load(self, connection: Connection, keys: Collection[Key], now: float | None) -> Loaded:
         """As the Store protocol says."""
+        at = self.now(connection, now)
+        found: dict[Key, Record] = {}
+        for batch in batches(sorted(keys)):
+            for record in map(record_of, self.rows_of(connection, batch)):
+                found[record.key] = record
+        return Loaded(found, at)
+
+    @abstractmethod
+    def rows_of(self, connection: Connection, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
+        """The rows of these keys that exist, their columns those of `LOADED`."""
 
     @abstractmethod
     def purge(self, connection: Connection, condition: ColumnElement[bool], limit: int) -> int:

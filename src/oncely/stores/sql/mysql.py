@@ -1,7 +1,7 @@
 """MariaDB and MySQL through PyMySQL: each batch is one statement over a JSON document."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -12,7 +12,6 @@ from sqlalchemy import ColumnElement, Connection, Engine, Table, delete
 
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, Record
-from oncely.stores.base import Loaded
 from oncely.stores.sql.batches import batches, split
 from oncely.stores.sql.database import Database, Fault, in_transaction, raw_cursor
 from oncely.stores.sql.rows import (
@@ -23,7 +22,6 @@ from oncely.stores.sql.rows import (
     believed,
     inserted,
     key_columns,
-    record_of,
     swapped,
 )
 
@@ -114,13 +112,8 @@ class Mysql(Database):
 
         return self._write(connection, records, lambda record: record, write)
 
-    def load(self, connection: Connection, keys: Collection[Key], now: float | None) -> Loaded:
-        at = self.now(connection, now)
-        found: dict[Key, Record] = {}
-        for batch in batches(sorted(keys)):
-            rows = _executed(connection, self._load_text, key_columns(batch)).fetchall()
-            found.update((record.key, record) for record in map(record_of, rows))
-        return Loaded(found, at)
+    def rows_of(self, connection: Connection, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
+        return _executed(connection, self._load_text, key_columns(keys)).fetchall()  # type: ignore[no-any-return]
 
     def purge(self, connection: Connection, condition: ColumnElement[bool], limit: int) -> int:
         removal = delete(self.table).where(condition)

@@ -1,6 +1,6 @@
 """PostgreSQL through psycopg: each batch is one statement over arrays, and commits by itself."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -9,8 +9,7 @@ import psycopg
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, literal_column, select
 
 from oncely.core.record import Key, Record
-from oncely.stores.base import Loaded
-from oncely.stores.sql.batches import batches, split
+from oncely.stores.sql.batches import split
 from oncely.stores.sql.database import Database, Fault, in_transaction, raw_cursor
 from oncely.stores.sql.rows import (
     LOADED,
@@ -20,7 +19,6 @@ from oncely.stores.sql.rows import (
     believed,
     inserted,
     key_columns,
-    record_of,
     swapped,
 )
 
@@ -88,13 +86,8 @@ class Postgresql(Database):
     def remove(self, connection: Connection, records: Sequence[Record]) -> set[Key]:
         return _written(_executed(connection, self._removal_text, believed(records)), records)
 
-    def load(self, connection: Connection, keys: Collection[Key], now: float | None) -> Loaded:
-        at = self.now(connection, now)
-        found: dict[Key, Record] = {}
-        for batch in batches(sorted(keys)):
-            rows = _executed(connection, self._load_text, key_columns(batch)).fetchall()
-            found.update((record.key, record) for record in map(record_of, rows))
-        return Loaded(found, at)
+    def rows_of(self, connection: Connection, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
+        return _executed(connection, self._load_text, key_columns(keys)).fetchall()
 
     def purge(self, connection: Connection, condition: ColumnElement[bool], limit: int) -> int:
         # Rows that another cleaner, or a worker, is at are left to them.

@@ -3,21 +3,19 @@
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Engine, Table, delete, select
 
 from oncely.core.record import Key, Record
-from oncely.stores.base import Loaded
 from oncely.stores.sql.database import Database, Fault, raw_cursor
 from oncely.stores.sql.rows import (
     LOADED,
     Pair,
     believed,
     inserted,
-    record_of,
     swapped,
 )
 
@@ -80,15 +78,10 @@ class Sqlite(Database):
         # One transaction: it is undone as a whole.
         return [items] if items else []
 
-    def load(self, connection: Connection, keys: Collection[Key], now: float | None) -> Loaded:
-        at = self.now(connection, now)
+    def rows_of(self, connection: Connection, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
         cursor = raw_cursor(connection)
-        found = {}
-        for key in sorted(keys):
-            row = cursor.execute(self._load, (key.message_id, key.consumer)).fetchone()
-            if row is not None:
-                found[key] = record_of(row)
-        return Loaded(found, at)
+        for key in keys:
+            yield from cursor.execute(self._load, (key.message_id, key.consumer))
 
     def purge(self, connection: Connection, condition: ColumnElement[bool], limit: int) -> int:
         id_ = self.table.c.id
