@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test servers check campaign bench-ledger bench-pipeline clean
+.PHONY: help setup run test servers check model campaign bench-ledger bench-pipeline clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,12 @@ check: .venv/.ready ## lint, types, import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+model: .venv/.ready servers ## the model with spin: three modes hold, every mutant is caught
+	@$(BIN)/python formal/check.py
+
+crash: .venv/.ready servers ## kill a process N times at each named point (N=1000)
+	@ONCELY_TEST_CRASHES=$(or $(N),1000) $(BIN)/pytest tests/crash --timeout 86400
+
 campaign: .venv/.ready servers ## the tests of kills, with many more
 	@ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 $(BIN)/pytest -k kill --timeout 3600
 
@@ -41,4 +47,4 @@ bench-pipeline: .venv/.ready ## the sink beside bare loops, Parquet and dropDupl
 	@$(BIN)/python benchmarks/pipeline.py
 
 clean: ## remove what the targets made
-	rm -rf .venv .tools $(EXAMPLE)/messages $(EXAMPLE)/messages.expected.json $(EXAMPLE)/out
+	rm -rf .venv .tools $(EXAMPLE)/messages $(EXAMPLE)/messages.expected.json examples/*/out

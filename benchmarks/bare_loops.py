@@ -15,7 +15,7 @@ from oncely.spark.channel import TaskChannel
 from oncely.spark.options import read_options
 from oncely.spark.quarantine import Quarantine
 from oncely.spark.task import LeasedTask
-from oncely.stores.sql.sqlite import switch_to_wal
+from oncely.sqlite_files import switch_to_wal
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -5,45 +5,26 @@ the medians and their ratios count. Run with `make bench-ledger`; see `--help` f
 """
 
 import argparse
-import json
-import statistics
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from tests import servers
 
 import hand_written
-from loads import Load, Measured, batches, one_by_one, raw_limit, single_calls, tasks
+from loads import Load, batches, one_by_one, raw_limit, single_calls, tasks
 from oncely import Granted, Key, Ledger, open_ledger
+from rounds import Cell, arguments, cell_of, each_store, measure, show_table
 
 BY_HAND = "by hand, 8 connections"
 LIMIT = "bare keys, by 1,000"
+HEADINGS = ("store", "rows", "load", "messages/s", "p50 ms", "p99 ms", "of by hand", "of limit")
 PRELOAD_BATCH = 5_000
-
-
-@dataclass
-class Cell:
-    """One load on one store: the median round."""
-
-    store: str
-    rows: int
-    """Records there before."""
-    load: str
-    rate: float
-    """Messages a second."""
-    p50_ms: float
-    """Of a message; of a batch, where there are batches."""
-    p99_ms: float
-    rates: list[float]
 
 
 class Subject:
@@ -128,39 +109,6 @@ def loads_on(subject: Subject, preloaded: Ledger | None) -> Iterator[tuple[str, 
             yield name, by_hand_on(subject.by_hand)
 
 
-def measure(
-    subject: Subject,
-    preloaded: Ledger | None,
-    asked: argparse.Namespace,
-    show: Callable[[str, float], None],
-) -> dict[str, list[Measured]]:
-    """Every load in every round, in turn; one round more first, short and not counted."""
-    found: dict[str, list[Measured]] = defaultdict(list)
-    for number in range(asked.rounds + 1):
-        for name, load in loads_on(subject, preloaded):
-            measured = load(asked.seconds if number else asked.seconds / 4)
-            show(name, measured.rate)
-            if number:
-                found[name].append(measured)
-    return found
-
-
-def cell_of(store: str, rows: int, load: str, rounds: list[Measured]) -> Cell:
-    """The median of the rates, and the percentiles over all rounds."""
-    latencies = [latency for measured in rounds for latency in measured.latencies_s]
-    percentiles = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else latencies * 99
-    rates = [measured.rate for measured in rounds]
-    return Cell(
-        store=store,
-        rows=rows,
-        load=load,
-        rate=statistics.median(rates),
-        p50_ms=percentiles[49] * 1000,
-        p99_ms=percentiles[98] * 1000,
-        rates=rates,
-    )
-
-
 def measure_store(store: str, asked: argparse.Namespace, progress: Progress) -> list[Cell]:
     """The cells of one store: without records before, and with many."""
     cells = []
@@ -176,17 +124,13 @@ def measure_store(store: str, asked: argparse.Namespace, progress: Progress) -> 
             def show(name: str, rate: float, rows: int = rows) -> None:
                 progress.console.print(f"{store:10} {rows:9,} rows  {name:24} {rate:10,.0f}/s")
 
-            found = measure(subject, preloaded, asked, show)
+            found = measure(partial(loads_on, subject, preloaded), asked, show)
             cells += [cell_of(store, rows, name, rounds) for name, rounds in found.items()]
     return cells
 
 
-def as_table(cells: list[Cell]) -> Table:
+def rows_of(cells: list[Cell]) -> Iterator[Sequence[str]]:
     """A row for each load; ratios to the hand-written flow and to the store's limit."""
-    table = Table(title="messages/s, medians", title_justify="left")
-    headings = ("store", "rows", "load", "messages/s", "p50 ms", "p99 ms", "of by hand", "of limit")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in {"store", "load"} else "right")
     rates = {(cell.store, cell.rows, cell.load): cell.rate for cell in cells}
     for cell in cells:
         against = [
@@ -195,7 +139,7 @@ def as_table(cells: list[Cell]) -> Table:
             else ""
             for base in (BY_HAND, LIMIT)
         ]
-        table.add_row(
+        yield (
             cell.store,
             f"{cell.rows:,}",
             cell.load,
@@ -204,33 +148,15 @@ def as_table(cells: list[Cell]) -> Table:
             f"{cell.p99_ms:.2f}",
             *against,
         )
-    return table
 
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
     every = ("memory", "sqlite", "postgresql", "mariadb", "redis")
-    parser.add_argument("--stores", nargs="+", choices=every, default=every)
+    parser = arguments(__doc__, every, "benchmarks/results/ledger.json")
     parser.add_argument("--rows", type=int, default=1_000_000, help="records there before")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="for one load in one round")
-    parser.add_argument(
-        "--json", default="benchmarks/results/ledger.json", help="write every cell there"
-    )
-    asked = parser.parse_args()
-    Path(asked.json).parent.mkdir(parents=True, exist_ok=True)
-    console = Console(stderr=True)
-    cells: list[Cell] = []
-    with Progress(console=console, transient=True) as progress:
-        for store in asked.stores:
-            try:
-                cells += measure_store(store, asked, progress)
-            except servers.MissingProgram as missing:
-                console.print(f"{store} is left out: {missing}")
-            # After each: what was measured stays, whatever comes of the next.
-            Path(asked.json).write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
-    Console().print(as_table(cells))
+    cells = each_store(parser.parse_args(), measure_store)
+    show_table(HEADINGS, rows_of(cells))
     return 0
 
 

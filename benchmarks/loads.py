@@ -1,14 +1,15 @@
 """How deliveries reach a ledger: one at a time, from threads, from tasks, in batches."""
 
 import asyncio
+import multiprocessing
 import random
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any, NamedTuple, Self
 
 from oncely import AsyncLedger, Granted, Key, Ledger
 
@@ -58,28 +59,74 @@ Load = Callable[[float], Measured]
 def one_by_one(make: Callable[[], Process], callers: int) -> Load:
     """So many threads, each with what `make` gives, one message after the other."""
 
-    def caller(seconds: float, start: threading.Barrier) -> list[float]:
-        process, deliveries, took = make(), Deliveries(), []
-        start.wait()
-        until = time.perf_counter() + seconds
-        while (began := time.perf_counter()) < until:
-            message_id = deliveries.take()
-            process(message_id)
-            took.append(time.perf_counter() - began)
-            deliveries.settle(message_id)
-        return took
-
     def run(seconds: float) -> Measured:
         # All connected: what is counted begins when the last of them is here.
         start = threading.Barrier(callers + 1)
         with ThreadPoolExecutor(callers) as pool:
-            running = [pool.submit(caller, seconds, start) for _ in range(callers)]
+            running = [pool.submit(_caller, make, seconds, start) for _ in range(callers)]
             start.wait()
             began = time.perf_counter()
             latencies = [latency for future in running for latency in future.result()]
         return Measured(len(latencies), time.perf_counter() - began, latencies)
 
     return run
+
+
+class Processes:
+    """So many processes, which stay, so that none is measured while it starts."""
+
+    def __init__(self, count: int) -> None:
+        # Not forked: this one may have threads, and connections.
+        context = multiprocessing.get_context("spawn")
+        self._count = count
+        self._start = context.Barrier(count + 1)
+        self._pool = ProcessPoolExecutor(count, context, _is_given, (self._start,))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def one_by_one(self, make: Callable[[], Process]) -> Load:
+        """As the function of that name, in every process; `make` is sent to them."""
+
+        def run(seconds: float) -> Measured:
+            count = self._count
+            running = [self._pool.submit(_caller, make, seconds) for _ in range(count)]
+            self._start.wait()
+            began = time.perf_counter()
+            latencies = [latency for future in running for latency in future.result()]
+            return Measured(len(latencies), time.perf_counter() - began, latencies)
+
+        return run
+
+
+_start: Any = None
+"""In one of these processes: what all of them begin together by."""
+
+
+def _is_given(start: Any) -> None:
+    global _start
+    _start = start
+
+
+def _caller(make: Callable[[], Process], seconds: float, start: Any = None) -> list[float]:
+    start = start or _start
+    try:
+        process = make()
+    except BaseException:
+        start.abort()
+        raise
+    deliveries, took = Deliveries(), []
+    start.wait()
+    until = time.perf_counter() + seconds
+    while (began := time.perf_counter()) < until:
+        message_id = deliveries.take()
+        process(message_id)
+        took.append(time.perf_counter() - began)
+        deliveries.settle(message_id)
+    return took
 
 
 def single_calls(ledger: Ledger, callers: int) -> Load:
@@ -119,15 +166,24 @@ def tasks(ledger: Ledger, count: int) -> Load:
 def batches(ledger: Ledger, size: int) -> Load:
     """`claim_many` and `complete_many`, so many messages at a time, from one thread."""
 
+    def process(ids: Sequence[str]) -> None:
+        outcomes = ledger.claim_many([Key("bench", message_id) for message_id in ids])
+        ledger.complete_many([o.claim for o in outcomes if isinstance(o, Granted)])
+
+    return windows(process, size)
+
+
+def windows(process: Callable[[Sequence[str]], None], size: int) -> Load:
+    """So many messages at a time, from one thread."""
+
     def run(seconds: float) -> Measured:
         deliveries, took, began = Deliveries(), [], time.perf_counter()
         while (at := time.perf_counter()) < began + seconds:
-            keys = [Key("bench", deliveries.take()) for _ in range(size)]
-            outcomes = ledger.claim_many(keys)
-            ledger.complete_many([o.claim for o in outcomes if isinstance(o, Granted)])
+            ids = [deliveries.take() for _ in range(size)]
+            process(ids)
             took.append(time.perf_counter() - at)
-            for key in keys:
-                deliveries.settle(key.message_id)
+            for message_id in ids:
+                deliveries.settle(message_id)
         return Measured(len(took) * size, time.perf_counter() - began, took)
 
     return run

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs what tests start for themselves, where it is missing and where that may be done.
+# Installs what tests start for themselves, and what checks the model, where it is missing and where
+# that may be done.
 # A server that a variable ONCELY_TEST_..._URL names is not needed here.
 set -eu
 
@@ -16,11 +17,18 @@ has_faketime() {
     [ -e "$1" ]
 }
 
+has_c_headers() {
+    [ -e /usr/include/stdio.h ]
+}
+
 find_missing() {
     [ -n "${ONCELY_TEST_POSTGRESQL_URL:-}" ] || has initdb postgres || echo postgresql
     [ -n "${ONCELY_TEST_MYSQL_URL:-}" ] || has mariadb-install-db mariadbd || echo mariadb-server
     [ -n "${ONCELY_TEST_REDIS_URL:-}" ] || has redis-server || echo redis-server
     has_faketime || echo libfaketime
+    has spin || echo spin
+    has gcc || echo gcc
+    has_c_headers || echo libc6-dev
 }
 
 # Debian's packages start their servers, and look here whether they may.

@@ -1,23 +1,5 @@
 from .async_ledger import AsyncLedger
-from .core.control import Reject, Retry, Unrecoverable
-from .core.errors import (
-    BusyError,
-    ConfigError,
-    ContentionError,
-    ExhaustedError,
-    FencedError,
-    InDoubtError,
-    MessageError,
-    MismatchError,
-    OncelyError,
-    RefusedError,
-    StoreError,
-    StoreUnavailable,
-)
-from .core.message import Message
-from .core.policy import Policy, at_least_once, at_most_once, effectively_once
-from .core.record import Claim, Key, Record, State
-from .core.rules import (
+from .core.commands import (
     Busy,
     Duplicate,
     Exhausted,
@@ -28,8 +10,34 @@ from .core.rules import (
     Mismatch,
     Written,
 )
+from .core.context import current
+from .core.control import Reject, Retry, Unrecoverable
+from .core.errors import (
+    BusyError,
+    ConfigError,
+    ContentionError,
+    DuplicateError,
+    EndedError,
+    ExhaustedError,
+    FencedError,
+    InDoubtError,
+    MessageError,
+    MismatchError,
+    OncelyError,
+    RefusedError,
+    StoreError,
+    StoreUnavailable,
+    TooOldError,
+    TransportError,
+)
+from .core.message import Message
+from .core.policy import Policy, at_least_once, at_most_once, effectively_once
+from .core.record import Claim, Key, Record, State
 from .ledger import Ledger, open_ledger
 from .once import once
+from .outbox import Relay
+from .transports.opening import open_transport
+from .work import claimed
 
 __all__ = [
     "AsyncLedger",
@@ -39,6 +47,8 @@ __all__ = [
     "ConfigError",
     "ContentionError",
     "Duplicate",
+    "DuplicateError",
+    "EndedError",
     "Exhausted",
     "ExhaustedError",
     "Fenced",
@@ -58,15 +68,21 @@ __all__ = [
     "Record",
     "RefusedError",
     "Reject",
+    "Relay",
     "Retry",
     "State",
     "StoreError",
     "StoreUnavailable",
+    "TooOldError",
+    "TransportError",
     "Unrecoverable",
     "Written",
     "at_least_once",
     "at_most_once",
+    "claimed",
+    "current",
     "effectively_once",
     "once",
     "open_ledger",
+    "open_transport",
 ]

@@ -3,38 +3,31 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar
 
+from oncely.async_calls import AsyncCalls
 from oncely.batching import STALL_S, Batcher, Call, Phase, Posts
-from oncely.core.errors import describe
-from oncely.core.policy import Duration, Finding, Policy, lease_seconds
-from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import (
+from oncely.core.commands import (
     ClaimOutcome,
-    Complete,
-    Extend,
-    Fail,
-    Held,
-    MarkHandled,
     Outcome,
-    Release,
-    WriteOutcome,
 )
+from oncely.core.policy import Duration, Finding, Policy
+from oncely.core.record import Key, Record, State
+from oncely.inbox import JoinedTransaction
+from oncely.inline import InlineCalls
 from oncely.ledger import Ledger
 from oncely.request import (
     Request,
-    json_value,
-    raise_if_fenced,
-    renewed,
-    to_claim,
     to_give_back,
-    to_write,
 )
-from oncely.stores.base import Tally
+from oncely.stores.base import Backlog, Tally
+
+T = TypeVar("T")
 
 
-class AsyncLedger:
+class AsyncLedger(AsyncCalls):
     """The calls of `ledger` as coroutines, for any number of tasks and event loops.
 
     Each method is the one of Ledger by its name. A task that is cancelled ends at once, and what
@@ -44,24 +37,26 @@ class AsyncLedger:
     """
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        self._calls = self._ledger = ledger
         self._batcher = ledger._batcher
 
-    # ---- Asking for claims ---------------------------------------------------------------------
+    @property
+    def blocking(self) -> InlineCalls:
+        """The same calls, for functions that are not async."""
+        return InlineCalls(self._ledger)
 
-    async def claim(
-        self,
-        key: Key,
-        lease: Duration | None = None,
-        policy: Policy = Policy(),
-        *,
-        fingerprint: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        finding: Finding | None = None,
-    ) -> ClaimOutcome:
-        """Ask for the right to process the message `key` now."""
-        [request] = to_claim([key], lease, policy, [fingerprint], metadata, finding)
-        return cast(ClaimOutcome, await self._outcome(request))
+    async def _settle_one(self, request: Request) -> Outcome:
+        call = _tasks_here(self._batcher).call(request)
+        try:
+            await call.future
+        except (asyncio.CancelledError, GeneratorExit):
+            self._batcher.abandon(call)
+            raise
+        return call.value()
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """What `function`, which may block, returns: called in a thread of the loop's executor."""
+        return await asyncio.to_thread(function, *args)
 
     async def claim_many(
         self,
@@ -72,6 +67,7 @@ class AsyncLedger:
         fingerprints: Sequence[str | None] | None = None,
         metadata: Mapping[str, Any] | None = None,
         finding: Finding | None = None,
+        in_doubt: Record | None = None,
     ) -> list[ClaimOutcome]:
         """`claim` for each."""
         claiming = _Claiming(
@@ -83,6 +79,7 @@ class AsyncLedger:
                 fingerprints=fingerprints,
                 metadata=metadata,
                 finding=finding,
+                in_doubt=in_doubt,
             ),
             self._batcher,
         )
@@ -92,73 +89,11 @@ class AsyncLedger:
             claiming.abandon()
             raise
 
-    # ---- With a claim --------------------------------------------------------------------------
-
-    async def handled(self, claim: Claim) -> Claim:
-        """The handler has succeeded; deferred messages may still wait."""
-        return renewed(claim, await self._written(MarkHandled(claim)))
-
-    async def handled_many(self, claims: Sequence[Claim]) -> list[WriteOutcome]:
-        """`handled` for each."""
-        return await asyncio.to_thread(self._ledger.handled_many, claims)
-
-    async def complete(self, claim: Claim, result: Any = None) -> None:
-        """Nothing is left to do."""
-        raise_if_fenced(await self._written(Complete(claim, json_value(result))))
-
-    async def complete_many(
-        self, claims: Sequence[Claim], results: Sequence[Any] | None = None
-    ) -> list[WriteOutcome]:
-        """`complete` for each."""
-        return await asyncio.to_thread(self._ledger.complete_many, claims, results)
-
-    async def fail(self, claim: Claim, error: BaseException | str, final: bool = False) -> None:
-        """The handler has failed."""
-        raise_if_fenced(await self._written(Fail(claim, describe(error), final)))
-
-    async def fail_many(
-        self, claims: Sequence[Claim], errors: Sequence[BaseException | str], final: bool = False
-    ) -> list[WriteOutcome]:
-        """`fail` for each."""
-        return await asyncio.to_thread(self._ledger.fail_many, claims, errors, final)
-
-    async def release(self, claim: Claim) -> None:
-        """Give the claim back as if it had never been granted."""
-        raise_if_fenced(await self._written(Release(claim)))
-
-    async def release_many(self, claims: Sequence[Claim]) -> list[WriteOutcome]:
-        """`release` for each."""
-        return await asyncio.to_thread(self._ledger.release_many, claims)
-
-    async def extend(self, claim: Claim, lease: Duration) -> Claim:
-        """Renew the lease."""
-        return renewed(claim, await self._written(Extend(claim, lease_seconds(lease))))
-
-    async def extend_many(self, claims: Sequence[Claim], lease: Duration) -> list[WriteOutcome]:
-        """`extend` for each."""
-        return await asyncio.to_thread(self._ledger.extend_many, claims, lease)
-
-    async def _written(self, command: Held) -> WriteOutcome:
-        return cast(WriteOutcome, await self._outcome(to_write(command)))
-
-    async def _outcome(self, request: Request) -> Outcome:
-        call = _tasks_here(self._batcher).call(request)
-        try:
-            await call.future
-        except (asyncio.CancelledError, GeneratorExit):
-            self._batcher.abandon(call)
-            raise
-        return call.value()
-
     # ---- Looking -------------------------------------------------------------------------------
 
     async def now(self) -> float:
         """The store's clock, seconds since 1970."""
         return await asyncio.to_thread(self._ledger.now)
-
-    async def find(self, key: Key) -> Record | None:
-        """The record of `key`, if there is one."""
-        return await asyncio.to_thread(self._ledger.find, key)
 
     async def scan(
         self,
@@ -190,6 +125,24 @@ class AsyncLedger:
     async def problems(self) -> Sequence[str]:
         """What is wrong with the schema or the settings of the store, a sentence each."""
         return await asyncio.to_thread(self._ledger.problems)
+
+    # ---- Transactions, deferred messages that wait ---------------------------------------------
+
+    def transaction(self, connection: Any) -> JoinedTransaction:
+        """The ledger's calls inside the caller's own transaction, for `async with`."""
+        return self._ledger.transaction(connection)
+
+    async def backlog(self) -> Backlog:
+        """What deferred messages wait to be sent."""
+        return await asyncio.to_thread(self._ledger.backlog)
+
+    async def send_again(self) -> int:
+        """Let the deferred messages that were set aside be sent after all."""
+        return await asyncio.to_thread(self._ledger.send_again)
+
+    async def wait_for_deferred(self, timeout: Duration) -> None:  # noqa: ASYNC109 - as Ledger's.
+        """Return as soon as messages may have been deferred; a thread waits as long."""
+        await asyncio.to_thread(self._ledger.wait_for_deferred, timeout)
 
     # ---- For operators -------------------------------------------------------------------------
 
@@ -232,13 +185,31 @@ class SteadyLedger(AsyncLedger):
     So nothing is under way any more when the task has ended. What it was granted is given back.
     """
 
-    async def _outcome(self, request: Request) -> Outcome:
+    async def _settle_one(self, request: Request) -> Outcome:
         call, stop = await self._to_the_end(request)
         if stop is None:
             return call.value()
         if not isinstance(call.result, Exception) and (undo := to_give_back(call.result)):
             await self._to_the_end(undo)
         raise stop
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """What `function`, which may block, returns."""
+        # A future of the executor, and no task: the end of asyncio.run cancels all tasks.
+        call = partial(copy_context().run, function, *args)
+        done = asyncio.get_running_loop().run_in_executor(None, call)
+        stop = None
+        while not done.done():
+            try:
+                await asyncio.shield(done)
+            except asyncio.CancelledError as error:
+                stop = error
+            except Exception:  # noqa: BLE001, S110 - `result` raises it.
+                pass
+        result = done.result()
+        if stop is not None:
+            raise stop
+        return result
 
     async def _to_the_end(
         self, request: Request

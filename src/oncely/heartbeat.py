@@ -7,14 +7,16 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 
+from oncely.core.commands import Fenced
 from oncely.core.errors import OncelyError
 from oncely.core.record import Claim, Key
-from oncely.core.rules import Fenced
 from oncely.ledger import Ledger
 
 _log = logging.getLogger(__name__)
 
 _BEATS_PER_LEASE = 3
+
+_Name = tuple[Key, int, int]
 
 
 class Heartbeat:
@@ -27,10 +29,11 @@ class Heartbeat:
     def __init__(self, ledger: Ledger, lease_s: float | None) -> None:
         self._ledger = ledger
         self._lease_s = lease_s
-        self._lock = threading.Lock()
+        # Reentrant: a claim may be let go by who is collected as garbage in the midst of this.
+        self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._held: dict[Key, Claim] = {}
-        self._good_until: dict[Key, float] = {}
+        self._held: dict[_Name, Claim] = {}
+        self._good_until: dict[_Name, float] = {}
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -41,8 +44,8 @@ class Heartbeat:
         self._leave_claims_to_parent()
         with self._lock:
             for claim in claims:
-                self._held[claim.key] = claim
-                self._good_until[claim.key] = asked_at + self._lease_s
+                self._held[_name(claim)] = claim
+                self._good_until[_name(claim)] = asked_at + self._lease_s
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._beat, args=[self._lease_s], name="oncely-heartbeat", daemon=True
@@ -53,7 +56,7 @@ class Heartbeat:
         """In a forked child: what was held when it was forked is not its own to extend."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
             self._held.clear()
             self._good_until.clear()
 
@@ -66,8 +69,8 @@ class Heartbeat:
     def let_go(self, claim: Claim) -> Claim:
         """Stop extending; return the claim as it was last extended."""
         with self._lock:
-            self._good_until.pop(claim.key, None)
-            return self._held.pop(claim.key, claim)
+            self._good_until.pop(_name(claim), None)
+            return self._held.pop(_name(claim), claim)
 
     def is_good(self, claim: Claim) -> bool:
         """Whether the claim is surely still live.
@@ -76,7 +79,7 @@ class Heartbeat:
         it errs on the early side.
         """
         with self._lock:
-            good_until = self._good_until.get(claim.key)
+            good_until = self._good_until.get(_name(claim))
         return self._lease_s is None or (good_until is not None and time.monotonic() < good_until)
 
     def _beat(self, lease_s: float) -> None:
@@ -96,11 +99,23 @@ class Heartbeat:
         outcomes = self._ledger.extend_many(claims, timedelta(seconds=lease_s))
         with self._lock:
             for claim, outcome in zip(claims, outcomes, strict=True):
-                if self._held.get(claim.key) is not claim:
+                name = _name(claim)
+                if self._held.get(name) is not claim:
                     continue
                 if isinstance(outcome, Fenced):
-                    del self._held[claim.key], self._good_until[claim.key]
+                    del self._held[name], self._good_until[name]
                     _log.warning("claim_lost", extra={"fence": claim.fence})
                 elif outcome.record is not None:
-                    self._held[claim.key] = claim._replace(record=outcome.record)
-                    self._good_until[claim.key] = asked_at + lease_s
+                    self._held[name] = claim._replace(record=outcome.record)
+                    self._good_until[name] = asked_at + lease_s
+
+
+def shared_heartbeat(ledger: Ledger, lease_s: float | None) -> Heartbeat:
+    """The heartbeat of all claims of `ledger` that last so long: one thread for any number."""
+    shared: Heartbeat = ledger.shared.setdefault((Heartbeat, lease_s), Heartbeat(ledger, lease_s))
+    return shared
+
+
+def _name(claim: Claim) -> _Name:
+    # Not by its key alone: whoever lost a claim to another thread is not to let go of that one's.
+    return claim.key, claim.fence, claim.record.birth

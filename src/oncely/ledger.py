@@ -1,51 +1,33 @@
 """Ledger: asks the rules, and makes the store hold what they answer. The only writer of records."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncely.batching import Batcher
-from oncely.core.errors import ConfigError, RefusedError, describe
+from oncely.calls import Calls
+from oncely.core.commands import Forget, Outcome, Reset, Written
+from oncely.core.errors import ConfigError, describe
 from oncely.core.message import check_key
-from oncely.core.policy import Duration, Finding, Policy, lease_seconds, seconds
-from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import (
-    PURGEABLE,
-    ClaimOutcome,
-    Command,
-    Complete,
-    Extend,
-    Fail,
-    Forget,
-    Held,
-    MarkHandled,
-    Refused,
-    Release,
-    Reset,
-    WriteOutcome,
-)
-from oncely.request import (
-    Request,
-    json_value,
-    raise_if_fenced,
-    renewed,
-    to_claim,
-    to_give_back,
-    to_write,
-)
+from oncely.core.policy import Duration, seconds
+from oncely.core.record import Key, Record, State
+from oncely.core.rules import PURGEABLE
+from oncely.inbox import JoinedTransaction
+from oncely.request import Request, raise_if_refused, to_give_back
 from oncely.settling import Observer, Settler
-from oncely.stores.base import Query, Store, Tally
+from oncely.stores.base import Backlog, Inside, Query, Store, Tally
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.opening import open_store
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
-class Ledger:
+class Ledger(Calls):
     """Which messages were processed, by whom, and who may process one now.
 
     Synchronous and safe to share between threads: single calls that wait at the same time go to
@@ -58,120 +40,22 @@ class Ledger:
         self._metrics = metrics
         self._settler = Settler(store, metrics)
         self._batcher = Batcher(self._settler.settle, self._settler.settle_each, to_give_back)
+        self.shared: dict[object, Any] = {}
+        """What those who work with this ledger keep once for all of them."""
 
-    # ---- Asking for claims ---------------------------------------------------------------------
+    def _settle_one(self, request: Request) -> Outcome:
+        return self._batcher.call(request)
 
-    def claim(
-        self,
-        key: Key,
-        lease: Duration | None = None,
-        policy: Policy = Policy(),
-        *,
-        fingerprint: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        finding: Finding | None = None,
-    ) -> ClaimOutcome:
-        """Ask for the right to process the message `key` now.
+    def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
+        return self._settler.settle(requests)
 
-        `lease` replaces the policy's. A `fingerprint` is compared with the one seen first.
-        `metadata` is kept with a record that begins here. `finding` is what a probe found out
-        about a claim in doubt, where the policy's `on_in_doubt` is one.
-        """
-        [request] = to_claim([key], lease, policy, [fingerprint], metadata, finding)
-        return cast(ClaimOutcome, self._batcher.call(request))
+    def _transact(self, work: Callable[[Inside], T]) -> T:
+        return self._store.transaction(work)
 
-    def claim_many(
-        self,
-        keys: Sequence[Key],
-        lease: Duration | None = None,
-        policy: Policy = Policy(),
-        *,
-        fingerprints: Sequence[str | None] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        finding: Finding | None = None,
-    ) -> list[ClaimOutcome]:
-        """One outcome for each key, in order; one exchange with the store when all are new.
-
-        Of a key that stands twice, the first is granted and the other finds it busy.
-        """
-        requests = to_claim(keys, lease, policy, fingerprints, metadata, finding)
-        return cast(list[ClaimOutcome], self._settler.settle(requests))
-
-    # ---- With a claim --------------------------------------------------------------------------
-
-    def handled(self, claim: Claim) -> Claim:
-        """The handler has succeeded; deferred messages may still wait. Renews the lease.
-
-        Returns the claim as it now stands. Raises FencedError when it is not the newest.
-        """
-        return renewed(claim, self._call(MarkHandled(claim)))
-
-    def handled_many(self, claims: Sequence[Claim]) -> list[WriteOutcome]:
-        """`handled` for each; a claim that is not the newest is answered by Fenced."""
-        return self._write(map(MarkHandled, claims))
-
-    def complete(self, claim: Claim, result: Any = None) -> None:
-        """Nothing is left to do. `result` is kept, as JSON.
-
-        Raises FencedError when the claim is not the newest, MessageError when `result` is no
-        JSON. To complete again under the same claim is not an error.
-        """
-        raise_if_fenced(self._call(Complete(claim, json_value(result))))
-
-    def complete_many(
-        self, claims: Sequence[Claim], results: Sequence[Any] | None = None
-    ) -> list[WriteOutcome]:
-        """`complete` for each; a claim that is not the newest is answered by Fenced."""
-        if results is None:
-            return self._write(map(Complete, claims))
-        pairs = zip(claims, map(json_value, results), strict=True)
-        return self._write(Complete(claim, value) for claim, value in pairs)
-
-    def fail(self, claim: Claim, error: BaseException | str, final: bool = False) -> None:
-        """The handler has failed; after a `final` failure no further try is granted.
-
-        The error's text is kept under "error" in the record's metadata, cut and with passwords
-        masked. Raises FencedError when the claim is not the newest.
-        """
-        raise_if_fenced(self._call(Fail(claim, describe(error), final)))
-
-    def fail_many(
-        self, claims: Sequence[Claim], errors: Sequence[BaseException | str], final: bool = False
-    ) -> list[WriteOutcome]:
-        """`fail` for each; a claim that is not the newest is answered by Fenced."""
-        pairs = zip(claims, map(describe, errors), strict=True)
-        return self._write(Fail(claim, text, final) for claim, text in pairs)
-
-    def release(self, claim: Claim) -> None:
-        """Give the claim back as if it had never been granted.
-
-        Raises FencedError when it is not the newest.
-        """
-        raise_if_fenced(self._call(Release(claim)))
-
-    def release_many(self, claims: Sequence[Claim]) -> list[WriteOutcome]:
-        """`release` for each; a claim that is not the newest is answered by Fenced."""
-        return self._write(map(Release, claims))
-
-    def extend(self, claim: Claim, lease: Duration) -> Claim:
-        """Renew the lease, counted from now by the store's clock.
-
-        Returns the claim as it now stands; the former one stays good, at the price of one more
-        exchange with the store. Raises FencedError when it is not the newest.
-        """
-        return renewed(claim, self._call(Extend(claim, lease_seconds(lease))))
-
-    def extend_many(self, claims: Sequence[Claim], lease: Duration) -> list[WriteOutcome]:
-        """`extend` for each; a claim that is not the newest is answered by Fenced."""
-        lease_s = lease_seconds(lease)
-        return self._write(Extend(claim, lease_s) for claim in claims)
-
-    def _call(self, command: Held) -> WriteOutcome:
-        return cast(WriteOutcome, self._batcher.call(to_write(command)))
-
-    def _write(self, commands: Iterable[Held]) -> list[WriteOutcome]:
-        requests = [to_write(command) for command in commands]
-        return cast(list[WriteOutcome], self._settler.settle(requests))
+    @property
+    def can_defer(self) -> bool:
+        """Whether the store has transactions, and so deferred messages and steps."""
+        return self._store.has_transactions
 
     # ---- Looking -------------------------------------------------------------------------------
 
@@ -243,7 +127,8 @@ class Ledger:
         )
 
     def forget(self, key: Key, *, found: Record | None = None) -> None:
-        """Remove a record that nobody works on; a later delivery is a first one.
+        """Remove a record that nobody works on, with its steps and what it deferred; a later
+        delivery is a first one.
 
         Raises RefusedError where a claim is live, and where the record is not as it was `found`.
         """
@@ -275,16 +160,65 @@ class Ledger:
         _log.info("purged", extra={"consumer": consumer, "count": total})
         return total
 
+    # ---- Transactions --------------------------------------------------------------------------
+
+    def transaction(self, connection: Any) -> JoinedTransaction:
+        """The ledger's calls inside the caller's own transaction: `with` gives an Inbox.
+
+        `connection` is a SQLAlchemy Connection or Session, a connection of psycopg, sqlite3 or
+        Django, to the database that the ledger is in; with an AsyncConnection or AsyncSession it
+        is `async with`, and gives an AsyncInbox. What is claimed, written and deferred there is
+        stored when the caller commits, together with the caller's own work, or not at all.
+
+        Leaving the block raises EndedError where the transaction was ended inside it. Raises
+        ConfigError for what is no such connection, and where the store has no transactions.
+        """
+        return JoinedTransaction(self, self._store, connection, self._metrics)
+
+    def is_contention(self, error: Exception) -> bool:
+        """Whether `error`, of a caller's transaction, says that it lost against another, or its
+        connection: all of it may be done again.
+        """
+        return self._store.is_contention(error)
+
+    # ---- Deferred messages that wait -----------------------------------------------------------
+
+    def backlog(self) -> Backlog:
+        """What deferred messages wait to be sent."""
+        return self._store.backlog()
+
+    def send_again(self) -> int:
+        """Let the deferred messages that were set aside be sent after all; return how many."""
+        return self._store.send_again()
+
+    def wait_for_deferred(self, timeout: Duration) -> None:
+        """Return as soon as messages may have been deferred, at the latest after `timeout`."""
+        self._store.wait_for_deferred(seconds(timeout, "timeout"))
+
+    def count_untracked(self, consumer: str) -> None:
+        """Say that a message of `consumer` runs without a claim: logged, and told the metrics."""
+        _log.warning("untracked", extra={"consumer": consumer})
+        if self._metrics is not None:
+            self._metrics.untracked(consumer)
+
     def close(self) -> None:
         """Give back connections; a later call opens them again."""
         self._batcher.close()
         self._store.close()
 
-    def _operate(self, key: Key, command: Command, refusal: str) -> None:
-        [outcome] = self._settler.settle([Request(check_key(key), command)])
-        if isinstance(outcome, Refused):
-            state = "not in the ledger" if outcome.record is None else outcome.record.state.value
-            raise RefusedError(f"{key.message_id!r} ({key.consumer}) is {state}: {refusal}")
+    def _operate(self, key: Key, command: Reset | Forget, refusal: str) -> None:
+        request = Request(check_key(key), command)
+        if isinstance(command, Forget) and self.can_defer:
+            outcome = self._transact(lambda inside: self._forget(inside, request))
+        else:
+            [outcome] = self._settler.settle([request])
+        raise_if_refused(key, outcome, refusal)
+
+    def _forget(self, inside: Inside, request: Request) -> Outcome:
+        [outcome] = self._settle_inside(inside, [request])
+        if isinstance(outcome, Written):
+            inside.forget(request.key)
+        return outcome
 
 
 def open_ledger(

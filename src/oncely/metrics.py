@@ -9,9 +9,7 @@ from typing import Any, TypeVar
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from oncely.core.errors import ConfigError
-from oncely.core.record import State
-from oncely.core.rules import (
+from oncely.core.commands import (
     Ask,
     Busy,
     Duplicate,
@@ -22,6 +20,9 @@ from oncely.core.rules import (
     Mismatch,
     Outcome,
 )
+from oncely.core.deferred import DeferredMessage
+from oncely.core.errors import ConfigError
+from oncely.core.record import State
 from oncely.ledger import Ledger
 from oncely.request import Request
 
@@ -57,9 +58,9 @@ def _harmless(method: F) -> F:
 
 
 class Metrics:
-    """Counts what a ledger does: hand it to `open_ledger(url, metrics=Metrics())`.
+    """Counts what a ledger does: hand it to `open_ledger(url, metrics=Metrics())`, and to a Relay.
 
-    One for each registry; several ledgers may tell it what they do.
+    One for each registry; several ledgers and relays may tell it what they do.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
@@ -90,7 +91,18 @@ class Metrics:
         self._takeovers = counter(
             "oncely_takeovers_total", "Claims granted where an earlier one had run out.", "consumer"
         )
+        self._untracked = counter(
+            "oncely_untracked_total", "Messages that ran without a claim.", "consumer"
+        )
         self._purged = counter("oncely_purged_total", "Records removed by age.", "consumer")
+        self._sent = counter(
+            "oncely_deferred_sent_total", "Deferred messages that a relay has sent.", "consumer"
+        )
+        self._refused = counter(
+            "oncely_deferred_refused_total",
+            "Times that a transport refused a deferred message.",
+            "consumer",
+        )
         self._batch_size = Histogram(
             "oncely_batch_size",
             "Commands that went to the store together.",
@@ -134,9 +146,29 @@ class Metrics:
                 self._takeovers.labels(result.claim.key.consumer).inc()
 
     @_harmless
+    def untracked(self, consumer: str) -> None:
+        """A message runs without a claim."""
+        self._untracked.labels(consumer).inc()
+
+    @_harmless
     def purged(self, consumer: str | None, count: int) -> None:
         """Records were removed by age; of all consumers where none is named."""
         self._purged.labels(consumer or "").inc(count)
+
+    @_harmless
+    def deferred_sent(self, messages: Sequence[DeferredMessage]) -> None:
+        """A transport has confirmed these."""
+        _count_each(self._sent, messages)
+
+    @_harmless
+    def deferred_refused(self, messages: Sequence[DeferredMessage]) -> None:
+        """A transport has refused these, whether or not they are tried again."""
+        _count_each(self._refused, messages)
+
+
+def _count_each(counter: Counter, messages: Sequence[DeferredMessage]) -> None:
+    for consumer, count in Counted(message.parent.consumer for message in messages).items():
+        counter.labels(consumer).inc(count)
 
 
 def _is_takeover(granted: Granted) -> bool:
@@ -158,6 +190,7 @@ class _Records:
         """The gauges, as the store has them now; none where it cannot be asked."""
         try:
             yield from self._gauges()
+            yield from self._deferred()
         except Exception:  # noqa: BLE001 - the other metrics are to be seen all the same.
             _log.exception("metrics_failed")
 
@@ -178,6 +211,26 @@ class _Records:
                 in_doubt.add_metric([consumer], tally.lease_over)
                 age.add_metric([consumer], self._age_s(consumer, now) if tally.lease_over else 0)
         return [records, in_doubt, age]
+
+    def _deferred(self) -> list[Metric]:
+        if not self._ledger.can_defer:
+            return []
+        backlog = self._ledger.backlog()
+        return [
+            GaugeMetricFamily(
+                "oncely_deferred_waiting", "Deferred messages not sent yet.", backlog.waiting
+            ),
+            GaugeMetricFamily(
+                "oncely_deferred_set_aside",
+                "Deferred messages refused too often; they wait for people.",
+                backlog.set_aside,
+            ),
+            GaugeMetricFamily(
+                "oncely_deferred_lag_seconds",
+                "For how long the oldest that could be sent has waited.",
+                backlog.lag_s,
+            ),
+        ]
 
     def _age_s(self, consumer: str, now: float) -> float:
         doubtful = self._ledger.scan(consumer, State.PROCESSING, limit=1, lease_over=True)

@@ -2,240 +2,164 @@
 
 import functools
 import inspect
-import logging
-import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
 
-from oncely.async_ledger import SteadyLedger
-from oncely.core.errors import (
-    BusyError,
-    ConfigError,
-    ExhaustedError,
-    InDoubtError,
-    MessageError,
-    MismatchError,
-    OncelyError,
-    StoreError,
-)
+from oncely.core.errors import ConfigError, MessageError
+from oncely.core.fingerprint import content_of
 from oncely.core.message import fingerprint_of
-from oncely.core.policy import Duration, Policy, lease_seconds
-from oncely.core.record import Claim, Key
-from oncely.core.rules import (
-    Busy,
-    ClaimOutcome,
-    Duplicate,
-    Exhausted,
-    Granted,
-    Handled,
-    InDoubt,
-    Mismatch,
-    is_final,
-)
-from oncely.heartbeat import Heartbeat
+from oncely.core.policy import Duration, Policy
+from oncely.handling import Asked, Handling
 from oncely.ledger import Ledger
+from oncely.transacting import run, run_async
+from oncely.work import Work
+from oncely.wrapping import (
+    Run,
+    check_function,
+    is_async,
+    message_in,
+    name_of,
+    within,
+    within_async,
+    wrapped,
+)
 
-_log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Kept(NamedTuple):
-    """The answer to a duplicate."""
-
-    result: Any
-
-
+@overload
 def once(
     ledger: Ledger,
     *,
     consumer: str,
-    key: Callable[..., str],
+    key: Callable[..., str | None],
     keep_result: bool = False,
-    fingerprint: Callable[..., Any] | None = None,
+    fingerprint: Callable[..., Any] | bool = False,
     lease: Duration | None = None,
     policy: Policy = Policy(),
-) -> Callable[[F], F]:
+    transaction: None = None,
+) -> Callable[[F], F]: ...
+@overload
+def once(
+    ledger: Ledger,
+    *,
+    consumer: str,
+    key: Callable[..., str | None],
+    keep_result: bool = False,
+    fingerprint: Callable[..., Any] | bool = False,
+    lease: Duration | None = None,
+    policy: Policy = Policy(),
+    transaction: Any,
+) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
+def once(
+    ledger: Any,
+    *,
+    consumer: Any = None,
+    key: Any = None,
+    keep_result: bool = False,
+    fingerprint: Any = False,
+    lease: Duration | None = None,
+    policy: Policy = Policy(),
+    transaction: Any = None,
+) -> Callable[[F], Any]:
     """Run the decorated function, sync or async, once for each id that `key` gives.
 
-    `key` and `fingerprint` are called with the function's own arguments. A duplicate does not run
-    the function and returns the kept result, else None. `keep_result` keeps it, as JSON. An
-    error of the function is recorded and raised as it was; what follows is the policy's.
+    `key` and `fingerprint` are called with the function's own arguments; True stands for a
+    fingerprint of them all, or of the body of the Message among them. A duplicate does not run the
+    function and returns the kept result, else None. `keep_result` keeps it, as JSON. An error of
+    the function is recorded and raised as it was; what follows is the policy's. Within the function
+    messages have steps and can be sent.
 
-    The call raises BusyError, MismatchError, ExhaustedError or InDoubtError where the ledger does
-    not grant the message, MessageError for an id that cannot be one or a result that is no JSON,
-    StoreUnavailable, before the function runs, when the ledger cannot be reached, and
-    FencedError, after it ran, when another worker took the message over meanwhile.
+    With `transaction`, a SQLAlchemy Engine or sessionmaker (for async functions, an async one),
+    the function is called with a connection or session as its last argument, in a transaction of
+    its own that the claim is part of: all is stored together, or nothing. Where that transaction
+    loses against another, all of it is done again.
+
+    The call raises BusyError, MismatchError, ExhaustedError, InDoubtError or TooOldError where the
+    ledger does not grant the message, MessageError for an id that cannot be one, a fingerprint of
+    what shows no content or a result that is no JSON, StoreUnavailable, before the function runs,
+    when the ledger cannot be reached, and FencedError, after it ran, when another worker took the
+    message over meanwhile. What can never run raises ConfigError when it is decorated.
     """
-    guard = _Guard(ledger, policy, lease or policy.lease, keep_result or policy.results == "keep")
+    if inspect.isroutine(ledger):
+        raise ConfigError("once: it takes arguments; write @once(ledger, consumer=..., key=...)")
+    _check_asking(key, fingerprint)
+    handling = Handling.under(ledger, consumer, policy, lease, keep_result=keep_result)
+    asked = functools.partial(_asked, key, fingerprint, policy)
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError(
-                f"once: {function.__qualname__} is a generator, which runs after it has returned; "
-                "decorate a function that does its work when it is called"
-            )
+    def decorate(function: F) -> Any:
+        check_function(function, "once")
+        if transaction is not None:
+            _check_transaction(transaction, function)
+            return wrapped(function, _transacted(function, handling, transaction, asked))
+        inside: Any = within_async if is_async(function) else within
+        return wrapped(function, inside(lambda args, kwargs: Work(handling, asked(args, kwargs))))
 
-        def asked(*args: P.args, **kwargs: P.kwargs) -> tuple[Key, str | None]:
-            content = None if fingerprint is None else repr(fingerprint(*args, **kwargs))
-            return Key(consumer, key(*args, **kwargs)), content
-
-        if _is_async(function):
-            return cast(Callable[P, R], _async_wrapper(cast(Any, function), asked, guard))
-        return _sync_wrapper(function, asked, guard)
-
-    return cast(Callable[[F], F], decorate)
+    return decorate
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    call = getattr(type(function), "__call__", None)  # noqa: B004 - an object may have it.
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+def _transacted(
+    function: Callable[..., Any], handling: Handling, source: Any, asked: Callable[..., Asked]
+) -> Run:
+    runs: Any = run_async if is_async(function) else run
+    return lambda call, args, kwargs: runs(handling, source, asked(args, kwargs), call)
 
 
-def _sync_wrapper(
-    function: Callable[P, R], asked: Callable[P, tuple[Key, str | None]], guard: "_Guard"
-) -> Callable[P, R]:
-    ledger = _InlineLedger(guard.ledger)
-
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        begun = _run(guard.begin(ledger, *asked(*args, **kwargs)))
-        if isinstance(begun, _Kept):
-            return cast(R, begun.result)
-        try:
-            result = function(*args, **kwargs)
-        except BaseException as error:
-            _run(guard.end_badly(ledger, begun, error))
-            raise
-        _run(guard.end_well(ledger, begun, result))
-        return result
-
-    return wrapper
-
-
-def _async_wrapper(
-    function: Callable[P, Awaitable[T]],
-    asked: Callable[P, tuple[Key, str | None]],
-    guard: "_Guard",
-) -> Callable[P, Coroutine[Any, Any, T]]:
-    ledger = SteadyLedger(guard.ledger)
-
-    @functools.wraps(function)
-    async def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
-        begun = await guard.begin(ledger, *asked(*args, **kwargs))
-        if isinstance(begun, _Kept):
-            return cast(T, begun.result)
-        try:
-            result = await function(*args, **kwargs)
-        except BaseException as error:
-            await guard.end_badly(ledger, begun, error)
-            raise
-        await guard.end_well(ledger, begun, result)
-        return result
-
-    return wrapper
+def _asked(
+    key: Callable[..., str | None],
+    fingerprint: Callable[..., Any] | bool,
+    policy: Policy,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Asked:
+    message_id: object = key(*args, **kwargs)
+    if not isinstance(message_id, str | None):
+        kind = type(message_id).__name__
+        raise MessageError(f"key: it gave a {kind}, no text; write key=lambda ...: str(...)")
+    message = message_in(args, kwargs)
+    if callable(fingerprint):
+        content = content_of(fingerprint(*args, **kwargs))
+    elif fingerprint or (not message_id and policy.on_missing_id == "fingerprint"):
+        content = message.body if message is not None else content_of([args, kwargs])
+    else:
+        return Asked(message_id, None, message)
+    return Asked(message_id, fingerprint_of(content), message)
 
 
-class _InlineLedger:
-    """A ledger's calls as coroutines that never wait, for functions that are not async."""
+# ---- What cannot be meant ----------------------------------------------------------------------
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    async def claim(
-        self, key: Key, lease: Duration, policy: Policy, *, fingerprint: str | None
-    ) -> ClaimOutcome:
-        return self._ledger.claim(key, lease, policy, fingerprint=fingerprint)
-
-    async def complete(self, claim: Claim, result: Any = None) -> None:
-        self._ledger.complete(claim, result)
-
-    async def fail(self, claim: Claim, error: BaseException, final: bool) -> None:
-        self._ledger.fail(claim, error, final)
-
-    async def release(self, claim: Claim) -> None:
-        self._ledger.release(claim)
+_NO_SOURCES = {
+    *("Connection", "AsyncConnection", "Session", "AsyncSession"),
+    *("scoped_session", "async_scoped_session"),
+}
+"""Of SQLAlchemy: they are in use, or can be in one transaction only."""
 
 
-_Calls = _InlineLedger | SteadyLedger
+def _check_asking(key: object, fingerprint: object) -> None:
+    if not callable(key):
+        raise ConfigError(f"key: {key!r} is no function; write key=lambda message: message.id")
+    if not (callable(fingerprint) or isinstance(fingerprint, bool)):
+        raise ConfigError(
+            f"fingerprint: {fingerprint!r} is no function; write "
+            "fingerprint=lambda message: message.body, or True"
+        )
+    for name, function in (("key", key), ("fingerprint", fingerprint)):
+        if callable(function) and is_async(function):
+            raise ConfigError(f"{name}: it is called, and not awaited; write it without async")
 
 
-def _run(steps: Coroutine[Any, Any, T]) -> T:
-    """What `steps` return, which never wait."""
-    try:
-        steps.send(None)
-    except StopIteration as end:
-        return cast(T, end.value)
-    raise AssertionError("steps that never wait have waited")
-
-
-class _Guard:
-    """What happens before and after the function, for every call of it."""
-
-    def __init__(self, ledger: Ledger, policy: Policy, lease: Duration, keep_result: bool) -> None:
-        if callable(policy.on_in_doubt):
-            raise ConfigError(
-                'on_in_doubt: a probe is asked with a message, and `once` has none; write "hold"'
-            )
-        self.ledger = ledger
-        self._policy = policy
-        self._lease = lease
-        self._keep_result = keep_result
-        self._heartbeat = Heartbeat(ledger, lease_seconds(lease))
-
-    async def begin(self, ledger: _Calls, key: Key, content: str | None) -> Claim | _Kept:
-        """The claim under which to run, or what a duplicate returns. Raises RefusedError."""
-        asked_at = time.monotonic()
-        fingerprint = None if content is None else fingerprint_of(content.encode())
-        outcome = await ledger.claim(key, self._lease, self._policy, fingerprint=fingerprint)
-        if isinstance(outcome, Handled):
-            # Nothing of this function waits to be sent: the record lacks only its last mark.
-            await ledger.complete(outcome.claim)
-            return _Kept(outcome.claim.record.result)
-        granted = _granted(outcome)
-        if isinstance(granted, Claim):
-            self._heartbeat.hold([granted], asked_at)
-        return granted
-
-    async def end_well(self, ledger: _Calls, claim: Claim, result: Any) -> None:
-        """Complete. The function is not to run again because of a failure here."""
-        claim = self._heartbeat.let_go(claim)
-        try:
-            await ledger.complete(claim, result if self._keep_result else None)
-        except MessageError as error:
-            await ledger.fail(claim, error, final=is_final(self._policy, claim, error))
-            raise
-        except StoreError:
-            # The effect has happened. The claim runs out, and is in doubt then.
-            _log.exception("completing_failed", extra={"consumer": claim.key.consumer})
-
-    async def end_badly(self, ledger: _Calls, claim: Claim, error: BaseException) -> None:
-        """Record the error, or release where the function was stopped and did not fail."""
-        claim = self._heartbeat.let_go(claim)
-        try:
-            if isinstance(error, Exception):
-                await ledger.fail(claim, error, final=is_final(self._policy, claim, error))
-            elif self._policy.repeats_doubts:
-                await ledger.release(claim)
-            # Else nobody knows how far it came: the claim runs out, and is in doubt then.
-        except OncelyError:
-            _log.exception("recording_failed", extra={"consumer": claim.key.consumer})
-
-
-def _granted(outcome: ClaimOutcome) -> Claim | _Kept:
-    match outcome:
-        case Granted(claim) | Handled(claim):
-            return claim
-        case Duplicate(record):
-            return _Kept(record.result)
-        case Busy(record):
-            raise BusyError(f"{record.key.message_id!r} is being processed by another worker")
-        case Mismatch(record):
-            raise MismatchError(f"{record.key.message_id!r} was seen before with other content")
-        case Exhausted(record):
-            raise ExhaustedError(f"{record.key.message_id!r} has failed for good: {record.error}")
-        case InDoubt(record):
-            raise InDoubtError(f"{record.key.message_id!r} is in doubt: its claim ran out")
+def _check_transaction(source: object, function: Callable[..., Any]) -> None:
+    """Raise ConfigError for what does not begin transactions as `function` needs them."""
+    kinds = type(source).__mro__
+    if not callable(getattr(source, "begin", None)) or {k.__name__ for k in kinds} & _NO_SOURCES:
+        raise ConfigError(
+            f"transaction: a {type(source).__name__} begins no transactions of its own; "
+            "hand over an Engine or a sessionmaker"
+        )
+    is_theirs = any(kind.__module__.startswith("sqlalchemy.") for kind in kinds)
+    awaits = any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in kinds)
+    if is_theirs and awaits is not is_async(function):
+        wanted = "an Engine or a sessionmaker" if awaits else "an AsyncEngine or async_sessionmaker"
+        defined = "not async" if awaits else "async"
+        raise ConfigError(f"transaction: {name_of(function)} is {defined}; hand over {wanted}")

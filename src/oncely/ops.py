@@ -3,18 +3,19 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple
 
+from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError, RefusedError, describe
 from oncely.core.message import MAX_ID_LENGTH
 from oncely.core.policy import Duration, Policy, lease_seconds, seconds
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import standing
 from oncely.ledger import Ledger
-from oncely.stores.base import Tally
+from oncely.stores.base import Backlog, Tally
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Status:
 
     consumers: Mapping[str, Summary]
     total: Summary
+    backlog: Backlog
     size_bytes: int | None
     """None where the store cannot tell."""
 
@@ -79,6 +81,7 @@ class Status:
         return {
             "consumers": {name: summary.as_dict() for name, summary in self.consumers.items()},
             "total": self.total.as_dict(),
+            "backlog": asdict(self.backlog),
             "size_bytes": self.size_bytes,
         }
 
@@ -95,6 +98,7 @@ def status(ledger: Ledger) -> Status:
             for name in _names(tallies)
         },
         total=_summary([(state, tally) for (_, state), tally in tallies.items()], now),
+        backlog=ledger.backlog(),
         size_bytes=ledger.size(),
     )
 
@@ -201,6 +205,35 @@ def record_as_dict(record: Record, now: float) -> dict[str, Any]:
         "fingerprint": record.fingerprint,
         "version": record.version,
     }
+
+
+class Details(NamedTuple):
+    """What is kept besides a record."""
+
+    deferred: Sequence[DeferredMessage]
+    """What waits to be sent, in the order of sending."""
+    steps: Mapping[str, Any]
+    """The results of the finished ones, by their names."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The details as JSON has them."""
+        return {
+            "deferred": [
+                {
+                    "id": message.id,
+                    "destination": message.destination,
+                    "attempts": message.attempts,
+                    "error": message.error,
+                }
+                for message in self.deferred
+            ],
+            "steps": dict(self.steps),
+        }
+
+
+def details(ledger: Ledger, key: Key) -> Details:
+    """What is kept besides the record of `key`."""
+    return Details(ledger.deferred(key), ledger.steps(key))
 
 
 # ---- Changing records --------------------------------------------------------------------------

@@ -5,23 +5,24 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from oncely.core.errors import FencedError, MessageError
-from oncely.core.message import check_fingerprint, check_key
-from oncely.core.policy import Duration, Finding, Policy, lease_seconds
-from oncely.core.record import Claim, Key, Record
-from oncely.core.rules import (
+from oncely.core.commands import (
     Ask,
     Command,
     Granted,
     Handled,
     Held,
     Outcome,
+    Refused,
     Release,
     WriteOutcome,
     Written,
 )
+from oncely.core.errors import FencedError, MessageError, RefusedError
+from oncely.core.message import check_fingerprint, check_key
+from oncely.core.policy import Duration, Finding, Policy, lease_seconds
+from oncely.core.record import Claim, Key, Record
 
 _DRAW_BITS = 39
 _MOST_LEVELS = 30
@@ -45,16 +46,20 @@ def to_claim(
     fingerprints: Sequence[str | None] | None,
     metadata: Mapping[str, Any] | None,
     finding: Finding | None,
+    in_doubt: Record | None,
 ) -> list[Request]:
     """One for each key. Raises MessageError and ConfigError for what is not usable."""
     lease_s = policy.lease_s if lease is None else lease_seconds(lease)
     draw = random.getrandbits(_DRAW_BITS)
+    found_at = None if in_doubt is None else in_doubt.fence
     kept = _metadata(metadata) if metadata else None
     given = (
         repeat(None, len(keys)) if fingerprints is None else map(check_fingerprint, fingerprints)
     )
     return [
-        Request(key, Ask(check_key(key), policy, lease_s, draw, fingerprint, kept, finding))
+        Request(
+            key, Ask(check_key(key), policy, lease_s, draw, fingerprint, kept, finding, found_at)
+        )
         for key, fingerprint in zip(keys, given, strict=True)
     ]
 
@@ -112,6 +117,14 @@ def raise_if_fenced(outcome: WriteOutcome) -> Record | None:
         return outcome.record
     newest = "gone" if outcome.record is None else f"at fence {outcome.record.fence}"
     raise FencedError(f"the claim is not the newest: its record is {newest}")
+
+
+def raise_if_refused(key: Key, outcome: Outcome, refusal: str) -> Record | None:
+    """The record as it was written. Raises RefusedError, which ends in `refusal`."""
+    if isinstance(outcome, Refused):
+        state = "not in the ledger" if outcome.record is None else outcome.record.state.value
+        raise RefusedError(f"{key.message_id!r} ({key.consumer}) is {state}: {refusal}")
+    return cast(Written, outcome).record
 
 
 def renewed(claim: Claim, outcome: WriteOutcome) -> Claim:

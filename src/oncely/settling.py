@@ -4,11 +4,12 @@ import time
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from oncely.core.commands import Outcome
 from oncely.core.errors import ContentionError, ReplyLost, StoreUnavailable
 from oncely.core.record import Key, Record
-from oncely.core.rules import Decision, Outcome, decide
+from oncely.core.rules import Decision, decide
 from oncely.request import Request
-from oncely.stores.base import Change, Store
+from oncely.stores.base import Change, Records
 
 _ROUNDS = 50
 """How often a record may change between reading and writing it before that is an error."""
@@ -34,13 +35,16 @@ class Observer(Protocol):
     def purged(self, consumer: str | None, count: int) -> None:
         """Records were removed by age, of all consumers where none is named."""
 
+    def untracked(self, consumer: str) -> None:
+        """A message runs without a claim."""
+
 
 class Settler:
     """Settles requests of any kind, for any keys: where none is in conflict, with one exchange
     for those that begin records and one for those that change some.
     """
 
-    def __init__(self, store: Store, observer: Observer | None = None) -> None:
+    def __init__(self, store: Records, observer: Observer | None = None) -> None:
         self._store = store
         self._observer = observer
 
@@ -56,6 +60,39 @@ class Settler:
         settled = cast(list[Outcome], outcomes)
         self._show(requests, settled, began)
         return settled
+
+    def settle_one(self, request: Request) -> Outcome:
+        """As `settle`, for one request inside a transaction, where no reply is lost unnoticed and
+        what was loaded stays: what `settle` does for many would cost more than the rules.
+        """
+        began = time.perf_counter()
+        try:
+            outcome = self._settle_one(request)
+        except Exception as error:
+            self._show([request], [error], began)
+            raise
+        self._show([request], [outcome], began)
+        return outcome
+
+    def _settle_one(self, request: Request) -> Outcome:
+        key, command, believed = request
+        decision = decide(believed, command, 0.0)
+        if decision.new is not believed and self._is_stored(believed, decision.new):
+            return decision.outcome
+        loaded = self._store.load([key])
+        believed = loaded.records.get(key)
+        decision = decide(believed, command, loaded.now)
+        if decision.new is believed:
+            return decision.outcome
+        new = None if decision.new is None else _from_now(decision.new, loaded.now)
+        if self._is_stored(believed, new) or decision.optional:
+            return decision.outcome
+        return self.settle([request._replace(believed=believed)])[0]
+
+    def _is_stored(self, believed: Record | None, new: Record | None) -> bool:
+        if believed is not None:
+            return bool(self._store.swap([Change(believed, new)]))
+        return new is not None and bool(self._store.insert([new]))
 
     def settle_each(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
         """As `settle`, for callers who know nothing of each other: an error is only its own.

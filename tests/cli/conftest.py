@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from oncely import Key, Ledger, open_ledger
+from oncely import Key, Ledger, Message, open_ledger
+from oncely.core.deferred import DeferredMessage
+from oncely.stores.base import Refusal
 from oncely.testing import granted
 
 HANDLERS = """
@@ -221,6 +223,20 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnFile]:
     monkeypatch.setenv("COLUMNS", "120")
     yield at
     at.ledger.close()
+
+
+@pytest.fixture
+def sending(at: OnFile) -> OnFile:
+    """A record that is handled: one message of its own waits, another was set aside."""
+    claim = granted(at.ledger.claim(Key("shop", "order-9")))
+    at.ledger.keep_step(claim, "charge", {"receipt": "é" + "y" * 400})
+    at.ledger.keep_step(claim, "log", None)
+    receipt = Message("receipt-1")
+    messages = [DeferredMessage("receipt-1", to, receipt, claim.key) for to in ("mails", "texts")]
+    at.ledger.handled(claim, None, messages)
+    [refused] = at.ledger.take_deferred(1, "1s")
+    at.ledger.put_back([Refusal(refused, "too large: " + "x" * 400, None)])
+    return at
 
 
 @pytest.fixture

@@ -11,7 +11,10 @@ import pytest
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, InProcess, OnFile
 
-COMMANDS = ["migrate", "check", "status", "list", "show", "reset", "forget", "purge", "pipeline"]
+COMMANDS = [
+    *("migrate", "check", "status", "list", "show", "reset", "forget", "purge"),
+    *("relay", "pipeline"),
+]
 WRONG: list[tuple[list[str], str]] = [
     (["show", ""], "ID: empty id"),
     (["show", " "], "ID: empty id"),

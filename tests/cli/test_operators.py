@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_status_as_json(filled: "OnFile", command: "Command") -> None:
     """One object on stdout, times in seconds."""
     ran = command("status", "--json")
     found = json.loads(ran.out)
-    assert set(found) == {"consumers", "total", "size_bytes"}
+    assert set(found) == {"consumers", "total", "backlog", "size_bytes"}
     billing = found["consumers"]["billing"]
     assert billing.pop("oldest_processing_s") == pytest.approx(11_525, abs=60)
     assert billing == {
@@ -83,7 +84,18 @@ def test_status_as_json(filled: "OnFile", command: "Command") -> None:
     }
     assert found["total"]["records"] == 6
     assert found["size_bytes"] > 0
+    assert found["backlog"] == {"waiting": 0, "set_aside": 0, "lag_s": 0.0}
     assert ran.out.count("\n") == 1
+
+
+def test_status_of_the_backlog(sending: "OnFile", command: "Command") -> None:
+    """One line says what deferred messages wait, where any do."""
+    *_, line, size = command("status").out.splitlines()
+    assert re.fullmatch(r"deferred messages: 1 wait, the oldest for \d+ s; 1 set aside", line)
+    assert size.startswith("size ")
+    backlog = json.loads(command("status", "--json").out)["backlog"]
+    assert (backlog["waiting"], backlog["set_aside"]) == (1, 1)
+    assert backlog["lag_s"] > 0
 
 
 # ---- list and show -----------------------------------------------------------------------------
@@ -149,7 +161,7 @@ def test_list_as_json_has_every_field(filled: "OnFile", command: "Command") -> N
     [listed] = json.loads(command("list", "--json", "--state", "sent").out)["records"]
     assert listed == expected
     shown = json.loads(command("show", "order-1", "--consumer", "billing", "--json").out)
-    assert shown == expected
+    assert shown == {**expected, "deferred": [], "steps": {}}
 
 
 def test_what_others_wrote_is_shown_as_it_stands(at: "OnFile", command: "Command") -> None:
@@ -189,10 +201,37 @@ def test_show(filled: "OnFile", command: "Command") -> None:
     ]
     assert fields["consumer"] == "sms"
     assert fields["last seen"].endswith(" UTC (3 h 12 min ago)")
-    assert fields["lease until"].endswith(" UTC (3 h 7 min ago)")
+    assert (fields["state"], fields["lease until"]) == ("handled", "none")
+    doubtful = {row[0]: row[1] for row in rows(command("show", "doubtful").out)}
+    assert doubtful["state"] == "in doubt"
+    assert doubtful["lease until"].endswith(" UTC (3 h 7 min ago)")
     billing = rows(command("show", "order-1", "--consumer", "billing").out)
     assert ["result", '{"receipt": 7}'] in billing
     assert ["lease until", "none"] in billing
+
+
+def test_show_of_what_waits(sending: "OnFile", command: "Command") -> None:
+    """Below the record stand the messages that wait to be sent and the finished steps; long
+    errors and results are cut, but not as JSON.
+    """
+    out = command("show", "order-9").out
+    assert max(map(len, out.splitlines())) <= 120
+    shown = rows(out)
+    first = shown.index(["waits to be sent", "to", "attempts", "error"])
+    refused, waiting, steps, charge, log = shown[first + 1 :]
+    assert refused[:3] == ["receipt-1", "mails", "1"]
+    assert refused[3].startswith("too large: xxx")
+    assert waiting == ["receipt-1", "texts", "0"]
+    assert steps == ["finished step", "result"]
+    assert charge[0] == "charge"
+    assert charge[1].startswith('{"receipt": "éyyy')
+    assert log == ["log", "null"]
+    found = json.loads(command("show", "order-9", "--json").out)
+    assert found["deferred"] == [
+        {"id": "receipt-1", "destination": to, "attempts": attempts, "error": error}
+        for to, attempts, error in [("mails", 1, "too large: " + "x" * 400), ("texts", 0, None)]
+    ]
+    assert found["steps"] == {"charge": {"receipt": "é" + "y" * 400}, "log": None}
 
 
 def test_show_of_several(filled: "OnFile", command: "Command") -> None:

@@ -15,9 +15,9 @@ from redis import Redis as Client
 from tests.proxy import Proxy
 from tests.servers import Redis
 
+from oncely.core.commands import Duplicate, Granted
 from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.record import Key, Record, State
-from oncely.core.rules import Duplicate, Granted
 from oncely.ledger import Ledger
 from oncely.stores import redis_server
 from oncely.stores.base import Change, Query

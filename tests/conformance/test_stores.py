@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from oncely.core.commands import Duplicate
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, State
-from oncely.core.rules import Duplicate
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.base import Store
 from oncely.stores.memory import MemoryStore
@@ -107,7 +107,7 @@ def test_locked_file(
     open_sqlite: Callable[..., SqlStore], tmp_path: Path, key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file locked beyond the busy timeout raises StoreUnavailable; afterwards all is well."""
-    monkeypatch.setattr("oncely.stores.sql.sqlite.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("oncely.sqlite_files.BUSY_TIMEOUT_S", 0.05)
     ledger = Ledger(open_sqlite())
     ledger.migrate()
     other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)

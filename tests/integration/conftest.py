@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+from tests.integration.callers import KINDS, Place, opened
 from tests.integration.drivers import Psycopg, PyMysql, connect_mysql, connect_postgresql
 
 
@@ -19,3 +21,10 @@ def mysql(mysql_url: str) -> Iterator[PyMysql]:
     """A plain connection to the test's database on MariaDB."""
     with closing(connect_mysql(mysql_url)) as connection:
         yield connection
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A ledger and business rows in one database, of each kind."""
+    with opened(request.param, request, tmp_path) as place:
+        yield place

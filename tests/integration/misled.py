@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from oncely.core.commands import Granted
 from oncely.core.record import Claim, Key
-from oncely.core.rules import Granted
 from oncely.ledger import Ledger, open_ledger
 
 ROOT = Path(__file__).parents[2]

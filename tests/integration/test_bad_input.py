@@ -11,10 +11,10 @@ import pytest
 from tests.conformance.conftest import SHARED, url_of
 
 from oncely import open_ledger
+from oncely.core.commands import Duplicate, Mismatch
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.core.rules import Duplicate, Mismatch
 from oncely.ledger import Ledger
 from oncely.testing import granted
 

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from tests.conformance.conftest import SHARED, url_of
 
 from oncely import open_ledger
+from oncely.core.commands import Busy, Written
 from oncely.core.errors import (
     ConfigError,
     MessageError,
@@ -18,7 +19,6 @@ from oncely.core.errors import (
     StoreUnavailable,
 )
 from oncely.core.record import Key, State
-from oncely.core.rules import Busy, Written
 from oncely.ledger import Ledger
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.database import Database

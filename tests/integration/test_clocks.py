@@ -10,8 +10,8 @@ from tests.conformance.conftest import SHARED, url_of
 from tests.integration.misled import CONSUMER, Worker, misled_worker
 from tests.integration.others import wait_until
 
+from oncely.core.commands import Busy, Granted
 from oncely.core.record import Claim, Key
-from oncely.core.rules import Busy, Granted
 from oncely.ledger import Ledger, open_ledger
 from oncely.testing import granted
 

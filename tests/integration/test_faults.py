@@ -10,9 +10,9 @@ from sqlalchemy.event import listen
 from tests.integration.drivers import Psycopg
 from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql, wait_until
 
+from oncely.core.commands import Busy, Duplicate, Fenced, Granted, Written
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Claim, Key, State
-from oncely.core.rules import Busy, Duplicate, Fenced, Granted, Written
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.sql import SqlStore, batches
 from oncely.testing import at_once, granted

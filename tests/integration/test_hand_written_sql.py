@@ -9,9 +9,9 @@ import pytest
 from tests.integration.drivers import Psycopg, connect_postgresql
 from tests.integration.handwritten import Service
 
+from oncely.core.commands import Busy, Duplicate, Granted
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
-from oncely.core.rules import Busy, Duplicate, Granted
 from oncely.ledger import Ledger, open_ledger
 from oncely.testing import at_once, granted
 

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import make_url
 from tests.proxy import Proxy
 
+from oncely.core.commands import Duplicate
 from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import Duplicate
 from oncely.ledger import Ledger, open_ledger
 from oncely.testing import granted
 

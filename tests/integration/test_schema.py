@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from psycopg import sql
 from sqlalchemy import Engine, create_engine, inspect, make_url
 from tests.conformance.conftest import url_of
@@ -22,10 +23,18 @@ from oncely.core.errors import ConfigError, StoreError
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.opening import open_store
-from oncely.testing import granted
+from oncely.stores.sql import SqlStore
+from oncely.stores.sql.migrating import _config
+from oncely.testing import at_once, granted
+from oncely.testing.doing import deferred
 
 _KINDS = ("sqlite", "postgresql", "mysql")
 _LONG = "a" * 63
+_DROP_INDEX = {
+    "sqlite": "DROP INDEX deferred_messages_free;",
+    "postgresql": "DROP INDEX deferred_messages_free;",
+    "mysql": "DROP INDEX deferred_messages_free ON deferred_messages;",
+}
 
 
 @pytest.fixture(params=_KINDS)
@@ -45,8 +54,12 @@ def check_usable(ledger: Ledger, key: Key) -> None:
     """The schema is in order, and the ledger does its work with it."""
     assert ledger.problems() == []
     assert ledger.migration_sql() == ""
-    ledger.complete(granted(ledger.claim(key)))
+    claim = granted(ledger.claim(key))
+    ledger.keep_step(claim, "step", 1)
+    ledger.handled(claim, None, [deferred("m", parent=key)])
+    ledger.sent(ledger.take_deferred(1, "60s"))
     assert ledger.counts() == {(key.consumer, State.COMPLETED): 1}
+    assert ledger.steps(key) == {"step": 1}
     assert ledger.size()
 
 
@@ -71,7 +84,40 @@ def test_sql_by_hand(url: str, key: Key) -> None:
         assert _tables(url) == []
         _run(url, shown)
         other.migrate()
-        assert _shape(url, "by_hand") == _shape(url, "migrated")
+        for ending in ("", "_deferred", "_steps"):
+            assert _shape(url, f"by_hand{ending}") == _shape(url, f"migrated{ending}")
+        check_usable(ledger, key)
+
+
+def test_older_schema(url: str, key: Key) -> None:
+    """An older schema gets what is new, also from ten at once, and keeps its rows."""
+    with opened(url) as ledger, opened(url, table="other") as other:
+        _make_older(url)
+        other.migrate()
+        ledger.complete(granted(ledger.claim(key)), {"total": 3})
+        record = ledger.find(key)
+        assert ledger.problems() == [
+            "processed_messages is at migration 0001 of 0002; type: oncely migrate"
+        ]
+        with pytest.raises(StoreError, match=r"of an older version; call migrate\(\)"):
+            ledger.steps(key)
+        assert "processed_messages (" not in ledger.migration_sql()
+        at_once(10, lambda _: ledger.migrate())
+        assert ledger.find(key) == record
+        assert _shape(url, "deferred_messages") == _shape(url, "other_deferred")
+        assert _shape(url, "message_steps") == _shape(url, "other_steps")
+        ledger.forget(key)
+        check_usable(ledger, key)
+
+
+def test_migration_that_was_cut_off(url: str, key: Key) -> None:
+    """Where the tables are there already, or one of them, migrate makes what is missing."""
+    with opened(url) as ledger:
+        ledger.migrate()
+        _run(url, "DROP TABLE message_steps;\n")
+        _run(url, _DROP_INDEX[url.partition(":")[0].partition("+")[0]])
+        _run(url, "UPDATE processed_messages_version SET version_num = '0001';")
+        ledger.migrate()
         check_usable(ledger, key)
 
 
@@ -229,8 +275,22 @@ _MYSQL_DRIFTS = {
     f"{_T} MODIFY provider varchar(255) COLLATE utf8mb4_bin NOT NULL": "provider goes by",
 }
 _SQLITE_DRIFTS = {f"{_T} DROP COLUMN fence": "the column fence is missing"}
+_D = "ALTER TABLE deferred_messages"
+_POSTGRESQL_DRIFTS |= {
+    f"{_D} DROP CONSTRAINT deferred_messages_name": "and name together unique",
+    f"{_D} ALTER ordering_key TYPE varchar(9)": "ordering_key is of type VARCHAR(length=9",
+    "DROP INDEX deferred_messages_free": "the index deferred_messages_free is missing",
+}
+_MYSQL_DRIFTS |= {
+    f"{_D} DROP CONSTRAINT deferred_messages_name": "and name together unique",
+    f"{_D} MODIFY body BLOB NOT NULL": "body is of type BLOB",
+    "DROP INDEX deferred_messages_lane ON deferred_messages": "deferred_messages_lane is missing",
+    "ALTER TABLE message_steps MODIFY name varchar(255) COLLATE utf8mb4_bin NOT NULL": "name goes",
+}
 _ALL_DRIFTS = {
-    "DELETE FROM processed_messages_version": "is at migration none of 0001; type: oncely migrate",
+    f"{_D} DROP COLUMN delay_s": "the column delay_s is missing",
+    "DROP TABLE message_steps": "processed_messages: its table message_steps is missing",
+    "DELETE FROM processed_messages_version": "is at migration none of 0002; type: oncely migrate",
     "DROP TABLE processed_messages": "there is no table processed_messages; type: oncely migrate",
 }
 DRIFTS = [
@@ -254,7 +314,7 @@ def test_drift_is_told(
         _run(url, f"{statement};")
         [problem] = ledger.problems()
         assert told in problem
-        assert "processed_messages" in problem
+        assert "_messages" in problem or "message_steps" in problem
 
 
 def test_what_is_added_is_its_owners(url: str, key: Key) -> None:
@@ -303,6 +363,15 @@ def test_schema_of_ones_own(weak_url: str, psql: Psycopg, key: Key) -> None:
         check_usable(ledger, key)
 
 
+def _make_older(url: str) -> None:
+    """The schema as the first migration leaves it."""
+    store = open_store(url)
+    assert isinstance(store, SqlStore)
+    with store._connected() as connection, store._database.migrating(connection):
+        command.upgrade(_config(connection, store._name), "0001")
+    store.close()
+
+
 # ---- What stands in a database -----------------------------------------------------------------
 
 
@@ -327,7 +396,9 @@ def _shape(url: str, table: str) -> list[object]:
             {**column, "type": repr(column["type"])} for column in inspector.get_columns(table)
         ]
         keys = [key["column_names"] for key in inspector.get_unique_constraints(table)]
-        return [columns, keys, inspector.get_pk_constraint(table)["constrained_columns"]]
+        indexes = [index["column_names"] for index in inspector.get_indexes(table)]
+        primary = inspector.get_pk_constraint(table)["constrained_columns"]
+        return [columns, sorted(keys), sorted(indexes), primary]
 
 
 def _run(url: str, script: str) -> None:

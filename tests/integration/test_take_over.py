@@ -14,10 +14,10 @@ from tests.integration.drivers import (
 )
 from tests.integration.handwritten import TABLE, Service
 
+from oncely.core.commands import Busy, Duplicate
 from oncely.core.errors import StoreError
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
-from oncely.core.rules import Busy, Duplicate
 from oncely.ledger import Ledger, open_ledger
 from oncely.testing import granted
 
@@ -113,7 +113,7 @@ def test_postgresql_table(handmade: str) -> None:
         with pytest.raises(StoreError, match=r"migrate\(\)"):
             ledger.claim(_SENT)
         assert ledger.problems() == [
-            "processed_messages is at migration none of 0001; type: oncely migrate"
+            "processed_messages is at migration none of 0002; type: oncely migrate"
         ]
         ledger.migrate()
         check_taken_over(ledger)

@@ -12,10 +12,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple, TextIO
 
+from oncely.core.commands import Granted, Written
 from oncely.core.errors import StoreUnavailable
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
-from oncely.core.rules import Granted, Written
 from oncely.ledger import Ledger, open_ledger
 
 ROOT = Path(__file__).parents[2]

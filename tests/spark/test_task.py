@@ -10,13 +10,14 @@ import pyarrow as pa
 import pytest
 
 from oncely import Key, Ledger, Message, State, StoreUnavailable
+from oncely.core.deferred import DeferredMessage
 from oncely.spark.channel import TaskChannel
 from oncely.spark.counts import Counts
 from oncely.spark.options import read_options
 from oncely.spark.quarantine import Quarantine
 from oncely.spark.task import LeasedTask
 from oncely.stores.memory import MemoryStore
-from oncely.testing import MeddlingStore
+from oncely.testing import MeddlingStore, granted
 
 Run = Callable[..., Counts]
 
@@ -97,11 +98,20 @@ def test_results_are_kept_as_they_were(run: Run, store: MeddlingStore) -> None:
 
 
 def test_what_was_handled_before_is_completed(run: Run, store: MeddlingStore) -> None:
-    """A record that lacks only its last mark gets it, and its handler does not run."""
+    """A record that lacks only its last mark gets it, keeps its result, and its handler does not
+    run; where something waits to be sent, that mark is left to who sends it.
+    """
     ledger = Ledger(store)
-    outcome: Any = ledger.claim(Key("tests", "a"), "50ms")
-    ledger.handled(outcome.claim)
+    keys = [Key("tests", id_) for id_ in ("a", "b")]
+    first, second = (granted(outcome) for outcome in ledger.claim_many(keys))
+    ledger.handled(first, "kept")
+    ledger.handled(second, None, [DeferredMessage("1", "mails", Message("1"), second.key)])
     ran: list[str] = []
-    counts = run(lambda message: ran.append(message.id), "a", "b")
-    assert (counts.handled, counts.duplicates_ledger, ran) == (1, 1, ["b"])
-    assert ledger.counts() == {("tests", State.COMPLETED): 2}
+    counts = run(lambda message: ran.append(message.id), "a", "b", "c")
+    assert (counts.handled, counts.duplicates_ledger, ran) == (1, 2, ["c"])
+    assert ledger.counts() == {("tests", State.COMPLETED): 2, ("tests", State.HANDLED): 1}
+    record = ledger.find(keys[0])
+    assert record is not None
+    assert record.result == "kept"
+    ledger.sent(ledger.take_deferred(1, "1s"))
+    assert ledger.counts() == {("tests", State.COMPLETED): 3}

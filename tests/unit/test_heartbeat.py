@@ -2,18 +2,21 @@
 
 import os
 import queue
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
 import pytest
 
+from oncely.core.commands import WriteOutcome
 from oncely.core.errors import StoreUnavailable
 from oncely.core.policy import Duration
 from oncely.core.record import Claim, Key
-from oncely.core.rules import WriteOutcome
 from oncely.heartbeat import Heartbeat
 from oncely.ledger import Ledger
 from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.work import claimed
 
 _DEADLINE_S = 30.0
 _LEASE_S = 0.06
@@ -227,3 +230,28 @@ def _extended_in_child(ledger: WatchedLedger, heartbeat: Heartbeat) -> int:
         return 0 if [claim.key for claim in ledger.beats(1)] == [own.key] else 1
     except BaseException:  # noqa: BLE001 - a child of fork must never run on into pytest.
         return 2
+
+
+def test_claims_of_one_message_are_told_apart(
+    ledger: Ledger, rival: Ledger, clock: ManualClock, key: Key
+) -> None:
+    """Who lost a claim to another thread here lets go of its own, and gets its own back."""
+    heartbeat = Heartbeat(ledger, 60.0)
+    lost = granted(ledger.claim(key, "60s"))
+    heartbeat.hold([lost], time.monotonic())
+    clock.advance(61)
+    newest = granted(rival.claim(key, "60s"))
+    heartbeat.hold([newest], time.monotonic())
+    assert heartbeat.let_go(lost) is lost
+    assert heartbeat.is_good(newest)
+    assert heartbeat.let_go(newest) is newest
+    heartbeat.stop()
+
+
+def test_one_thread_for_all(ledger: Ledger) -> None:
+    """However many blocks hold claims, one thread extends those of one length."""
+    before = threading.active_count()
+    for number in range(20):
+        with claimed(ledger, Key("billing", str(number)), lease="60s"):
+            pass
+    assert threading.active_count() <= before + 1

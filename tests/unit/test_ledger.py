@@ -4,20 +4,19 @@ from collections.abc import Callable
 
 import pytest
 
-from oncely.core.errors import ConfigError, ContentionError, FencedError, MessageError, RefusedError
-from oncely.core.policy import Policy
-from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import (
+from oncely.core.commands import (
     Busy,
     Duplicate,
     Exhausted,
     Fenced,
     Granted,
-    Handled,
     InDoubt,
     Mismatch,
     Written,
 )
+from oncely.core.errors import ConfigError, ContentionError, FencedError, MessageError, RefusedError
+from oncely.core.policy import Policy
+from oncely.core.record import Claim, Key, Record, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory import MemoryStore
 from oncely.testing import ManualClock, MeddlingStore, at_once, granted
@@ -354,14 +353,6 @@ def test_release_puts_doubt_back(ledger: Ledger, clock: ManualClock, claim: Clai
     ledger.release(granted(ledger.claim(claim.key, "1h")))
     assert isinstance(ledger.claim(claim.key, policy=Policy(on_in_doubt="hold")), InDoubt)
     assert found(ledger, claim.key).attempts == 1
-
-
-def test_release_of_sending(ledger: Ledger, claim: Claim) -> None:
-    """Released after the handler has run, a claim gives back the right to send, at once."""
-    ledger.release(ledger.handled(claim))
-    outcome = ledger.claim(claim.key)
-    assert isinstance(outcome, Handled)
-    assert outcome.claim.attempts == 1
 
 
 def test_store_clock_at_zero(key: Key) -> None:

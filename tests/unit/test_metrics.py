@@ -5,13 +5,18 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
+from oncely.core.commands import Duplicate
+from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import StoreUnavailable
+from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key
-from oncely.core.rules import Duplicate
 from oncely.ledger import Ledger
 from oncely.metrics import Metrics
+from oncely.outbox import Relay
 from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.transports.base import Limits
+from oncely.transports.memory import MemoryTransport, QueueServer
 
 KEYS = [Key("billing", str(n)) for n in range(10)]
 
@@ -109,6 +114,57 @@ def test_records_are_watched(
     assert value("oncely_records", consumer="billing", state="processing") == 1
     assert value("oncely_in_doubt", consumer="billing") == 1
     assert value("oncely_in_doubt_age_seconds", consumer="billing") == 30
+
+
+def test_deferred_messages(
+    watched: Ledger, metrics: Metrics, clock: ManualClock, value: Value
+) -> None:
+    """What was sent and refused is counted; of a watched ledger, what waits, and for how long."""
+    transport = MemoryTransport(QueueServer(), Limits(max_bytes=3))
+    relay = Relay(watched, transport, tries=1, metrics=metrics)
+    metrics.watch(watched)
+    assert value("oncely_deferred_lag_seconds") == 0
+    for key, body in zip(KEYS[:3], (b"a", b"b", b"long"), strict=True):
+        deferred = DeferredMessage("1", "out", Message("1", body), key)
+        watched.handled(granted(watched.claim(key)), deferred=[deferred])
+    clock.advance(30)
+    assert value("oncely_deferred_waiting") == 3
+    assert value("oncely_deferred_lag_seconds") == 30
+    relay.send_waiting()
+    assert value("oncely_deferred_waiting") == 0
+    assert value("oncely_deferred_set_aside") == 1
+    assert value("oncely_deferred_lag_seconds") == 0
+    assert value("oncely_deferred_sent_total", consumer="billing") == 2
+    assert value("oncely_deferred_refused_total", consumer="billing") == 1
+
+
+def test_no_deferred_messages(
+    metrics: Metrics, meddling: MeddlingStore, registry: CollectorRegistry
+) -> None:
+    """A store that cannot defer messages shows nothing of them."""
+
+    class Without(MeddlingStore):
+        has_transactions = False
+
+    metrics.watch(Ledger(Without(meddling.store)))
+    shown = {metric.name for metric in registry.collect()}
+    assert "oncely_records" in shown
+    assert not shown & {"oncely_deferred_waiting", "oncely_deferred_lag_seconds"}
+
+
+def test_metrics_never_break_a_relay(
+    ledger: Ledger, metrics: Metrics, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When counting fails, the relay goes on as if it had not."""
+
+    def broken(*_: object) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr("oncely.metrics.Counted", broken)
+    deferred = DeferredMessage("1", "out", Message("1"), key)
+    ledger.handled(granted(ledger.claim(key)), deferred=[deferred])
+    relay = Relay(ledger, MemoryTransport(QueueServer()), metrics=metrics)
+    assert relay.send_waiting().sent == 1
 
 
 def test_metrics_never_break_a_call(

@@ -5,7 +5,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -46,9 +46,11 @@ def decorated(request: pytest.FixtureRequest, ledger: Ledger) -> Decorate:
     """Decorates a function as it is, or as a coroutine function, and calls it either way."""
 
     def decorate(function: Charge, **options: Any) -> Charge:
-        guard = once(ledger, consumer="billing", key=lambda order: order.id, **options)
+        guard: Callable[[Any], Any] = once(
+            ledger, consumer="billing", key=lambda order: order.id, **options
+        )
         if request.param == "sync":
-            return guard(function)
+            return cast(Charge, guard(function))
 
         async def coroutine(order: Order) -> Any:
             return function(order)
@@ -224,13 +226,30 @@ def test_mismatch(decorated: Decorate, runs: list[Order]) -> None:
     assert runs == [Order()]
 
 
-@pytest.mark.parametrize(("one", "two"), [(1, "1"), (1, 1.0), (None, "None"), ([1], (1,))])
+@pytest.mark.parametrize(("one", "two"), [(1, "1"), (1, 1.0), (None, "None"), ([1], "[1]")])
 def test_fingerprints_tell_types_apart(decorated: Decorate, one: Any, two: Any) -> None:
     """Fingerprints of different types differ; None is a fingerprint like any other."""
     charge = decorated(lambda order: None, fingerprint=lambda order: order.amount)
     charge(Order(amount=one))
     with pytest.raises(MismatchError):
         charge(Order(amount=two))
+
+
+def test_fingerprint_of_all_arguments(decorated: Decorate) -> None:
+    """With fingerprint=True all arguments count; the order of names in a mapping does not."""
+    charge = decorated(lambda order: None, fingerprint=True)
+    charge(Order(amount={"net": 1, "tax": 2}))
+    charge(Order(amount={"tax": 2, "net": 1}))
+    with pytest.raises(MismatchError):
+        charge(Order(amount={"tax": 2, "net": 3}))
+
+
+def test_fingerprint_that_shows_no_content(decorated: Decorate, runs: list[Order]) -> None:
+    """What differs from process to process is no fingerprint: MessageError, and nothing runs."""
+    charge = decorated(runs.append, fingerprint=lambda order: object())
+    with pytest.raises(MessageError, match="shows no content"):
+        charge(Order())
+    assert runs == []
 
 
 def test_mismatch_ignored(decorated: Decorate, runs: list[Order]) -> None:
@@ -262,13 +281,6 @@ def test_bad_ids(decorated: Decorate, ledger: Ledger, runs: list[Order], bad: An
         decorated(runs.append)(Order(bad))
     assert runs == []
     assert ledger.counts() == {}
-
-
-def test_probe_is_refused(ledger: Ledger) -> None:
-    """A policy with a probe is a ConfigError: there is no message to ask it with."""
-    policy = Policy(on_in_doubt=lambda message: "unknown")
-    with pytest.raises(ConfigError, match="on_in_doubt"):
-        once(ledger, consumer="billing", key=str, policy=policy)
 
 
 def test_bad_lease_is_refused(ledger: Ledger) -> None:

@@ -6,11 +6,14 @@ import logging
 import pytest
 
 from oncely import ops
+from oncely.core.commands import Duplicate, Granted
+from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError, StoreUnavailable
+from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import Duplicate, Granted
 from oncely.ledger import Ledger
+from oncely.stores.base import Backlog
 from oncely.stores.memory import MemoryStore
 from oncely.testing import ManualClock, MeddlingStore, granted
 
@@ -80,6 +83,16 @@ def test_status_adds_up(ledger: Ledger, clock: ManualClock) -> None:
     assert (found.total.in_doubt, found.total.duplicates) == (1, 1)
     assert found.total.oldest_processing_s == 120
     assert json.loads(json.dumps(found.as_dict()))["consumers"]["sms"]["sent"] == 1
+
+
+def test_status_has_the_backlog(ledger: Ledger, clock: ManualClock) -> None:
+    """What deferred messages wait stands in the status, and in its JSON."""
+    claim = claimed(ledger, "shop", "order")
+    ledger.handled(claim, None, [DeferredMessage("a", "mails", Message("a"), claim.key)])
+    clock.advance(20)
+    found = ops.status(ledger)
+    assert found.backlog == Backlog(waiting=1, set_aside=0, lag_s=20.0)
+    assert found.as_dict()["backlog"] == {"waiting": 1, "set_aside": 0, "lag_s": 20.0}
 
 
 # ---- Looking -----------------------------------------------------------------------------------
@@ -154,6 +167,20 @@ def test_find(ledger: Ledger) -> None:
     assert [record.key for record in ops.find(ledger, "1")] == [Key("a", "1"), Key("b", "1")]
     assert [record.key for record in ops.find(ledger, "1", "b")] == [Key("b", "1")]
     assert ops.find(ledger, "2", "a") == []
+
+
+def test_details(ledger: Ledger) -> None:
+    """What waits to be sent and what steps are finished is found beside the record."""
+    claim = claimed(ledger, "shop", "order")
+    ledger.keep_step(claim, "charge", {"receipt": 7})
+    ledger.handled(claim, None, [DeferredMessage("a", "mails", Message("a"), claim.key)])
+    found = ops.details(ledger, claim.key)
+    assert [message.id for message in found.deferred] == ["a"]
+    assert json.loads(json.dumps(found.as_dict())) == {
+        "deferred": [{"id": "a", "destination": "mails", "attempts": 0, "error": None}],
+        "steps": {"charge": {"receipt": 7}},
+    }
+    assert ops.details(ledger, Key("shop", "unknown")) == ([], {})
 
 
 def test_a_record_as_json(ledger: Ledger, clock: ManualClock) -> None:

@@ -13,20 +13,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from oncely.core.policy import Policy
-from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import (
-    PURGEABLE,
+from oncely.core.commands import (
     Ask,
     Busy,
     Command,
     Complete,
-    Decision,
+    Confirm,
+    CountDelivery,
     Duplicate,
     Exhausted,
     Extend,
     Fail,
     Fenced,
+    Finish,
     Forget,
     Granted,
     Handled,
@@ -39,8 +38,10 @@ from oncely.core.rules import (
     Release,
     Reset,
     Written,
-    decide,
 )
+from oncely.core.policy import Policy
+from oncely.core.record import Claim, Key, Record, State
+from oncely.core.rules import PURGEABLE, Decision, decide
 
 KEYS = [Key("billing", "1"), Key("mailing", "1")]
 LEASE_S = 10.0
@@ -77,7 +78,7 @@ class Model:
 
     def lives(self, now: float) -> bool:
         """Whether somebody holds it."""
-        held = self.exists and self.state in (State.PROCESSING, State.HANDLED)
+        held = self.exists and self.state is State.PROCESSING
         return held and (self.ends is None or now < self.ends)
 
     def restored(self, before: "Model", now: float) -> None:
@@ -140,6 +141,8 @@ def expected_of_asking(model: Model, ask: Ask, now: float) -> type[Outcome]:
     if model.exhausted:
         return Exhausted
     spent = Exhausted if model.attempts >= policy.tries else Granted
+    if model.state is State.FAILED and not model.attempts:
+        return spent
     if model.state is State.FAILED:
         return {"retry": spent, "skip": Duplicate, "dead_letter": Exhausted}[policy.on_failed]
     if callable(policy.on_in_doubt):
@@ -149,9 +152,9 @@ def expected_of_asking(model: Model, ask: Ask, now: float) -> type[Outcome]:
 
 
 _MAY_WRITE: dict[State, tuple[type[Command], ...]] = {
-    State.PROCESSING: (MarkHandled, Complete, Fail, Release, Extend),
+    State.PROCESSING: (Confirm, MarkHandled, Complete, Fail, Release, Extend),
     State.HANDLED: (MarkHandled, Complete, Release, Extend),
-    State.COMPLETED: (Complete,),
+    State.COMPLETED: (MarkHandled, Complete),
     State.FAILED: (Fail,),
 }
 
@@ -163,13 +166,33 @@ def expected_of_holding(model: Model, command: Held, grant: Grant) -> type[Outco
     return Written if isinstance(command, _MAY_WRITE[model.state]) else Fenced
 
 
-def expected_of_operating(model: Model, command: Reset | Forget, now: float) -> type[Outcome]:
-    """Operators never touch a live claim, nor reset what has been handled."""
-    if isinstance(command, Forget):
-        return Refused if model.lives(now) else Written
-    over = model.exists and not model.lives(now)
-    resettable = over and model.state in (State.PROCESSING, State.FAILED)
-    return Written if resettable else Refused
+Unclaimed = Finish | CountDelivery | Reset | Forget
+"""What anybody may ask: relays, the hand-written repository's face, operators."""
+
+
+def expected_without_a_claim(model: Model, command: Unclaimed, now: float) -> type[Outcome]:
+    """Only what is handled is finished, and whatever is there is counted. Operators never touch a
+    live claim, nor reset what has been handled.
+    """
+    match command:
+        case Finish():
+            allowed = model.exists and model.state in (State.HANDLED, State.COMPLETED)
+        case CountDelivery():
+            allowed = model.exists
+        case Forget():
+            allowed = not model.lives(now) or model.ends is None
+        case Reset():
+            over = model.exists and (not model.lives(now) or model.ends is None)
+            allowed = over and model.state in (State.PROCESSING, State.FAILED)
+    return Written if allowed else Refused
+
+
+def writes_nothing(model: Model, command: Command, expected: type[Outcome]) -> bool:
+    """Who is refused changes nothing; and what is handled is never undone, and has no lease."""
+    if expected in (Fenced, Refused, Busy, InDoubt, Mismatch) or isinstance(command, Confirm):
+        return True
+    is_over = model.state in (State.HANDLED, State.COMPLETED)
+    return is_over and isinstance(command, MarkHandled | Release | Extend)
 
 
 # ---- What has to be stored ---------------------------------------------------------------------
@@ -185,9 +208,10 @@ def note_asking(model: Model, ask: Ask, outcome: Outcome, now: float) -> None:
                 model.attempts = 1 if begins else model.attempts + 1
                 model.state, model.exhausted = State.PROCESSING, False
                 model.fingerprint = (None if begins else model.fingerprint) or ask.fingerprint
+                model.ends = None if ask.lease_s is None else now + ask.lease_s
             if begins:
                 model.result, model.duplicates = None, 0
-            model.exists, model.ends = True, None if ask.lease_s is None else now + ask.lease_s
+            model.exists = True
         case Duplicate() if model.state is State.COMPLETED:
             model.duplicates += 1
         case Duplicate():
@@ -199,27 +223,30 @@ def note_asking(model: Model, ask: Ask, outcome: Outcome, now: float) -> None:
 def note_holding(model: Model, command: Held, grant: Grant, now: float) -> None:
     """What the holder of the newest grant did."""
     match command:
-        case MarkHandled(claim):
-            model.state = State.HANDLED
-            model.ends = None if claim.lease_s is None else now + claim.lease_s
+        case MarkHandled(_, result):
+            model.state, model.result = State.HANDLED, result
         case Complete(_, result):
-            model.state, model.result = State.COMPLETED, result
+            model.state = State.COMPLETED
+            model.result = model.result if result is None else result
         case Fail(_, _, final):
             model.state, model.exhausted = State.FAILED, final
-        case Release() if model.state is State.HANDLED:
-            model.ends, model.holder = now, NOBODY
         case Release():
             model.restored(grant.before, now)
         case Extend(_, lease_s):
             model.ends = None if lease_s is None else now + lease_s
 
 
-def note_operating(model: Model, command: Reset | Forget) -> None:
-    """What an operator did."""
-    if isinstance(command, Forget):
-        model.exists = False
-    else:
-        model.state, model.exhausted, model.attempts = State.FAILED, False, 0
+def note_without_a_claim(model: Model, command: Unclaimed) -> None:
+    """What somebody did who holds no claim; the newest holder is the newest all the same."""
+    match command:
+        case Finish():
+            model.state = State.COMPLETED
+        case CountDelivery():
+            model.attempts += 1
+        case Forget():
+            model.exists = False
+        case Reset():
+            model.state, model.exhausted, model.attempts = State.FAILED, False, 0
 
 
 def copy_of(model: Model) -> Model:
@@ -238,13 +265,15 @@ results = st.sampled_from([None, "first", "second"])
 # Counted from the newest grant: old ones are used at any time, but the newest the most.
 picks = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3, 5, 8])
 HELD_COMMANDS: list[Callable[[Claim, Any, float | None], Held]] = [
-    lambda claim, _, __: MarkHandled(claim),
+    lambda claim, result, _: MarkHandled(claim, result),
     lambda claim, result, _: Complete(claim, result),
     lambda claim, result, _: Fail(claim, "no", final=result == "second"),
     lambda claim, _, __: Release(claim),
     lambda claim, _, lease_s: Extend(claim, lease_s),
+    lambda claim, _, __: Confirm(claim),
 ]
 commands = st.sampled_from(HELD_COMMANDS)
+unclaimed = st.sampled_from([Finish(), CountDelivery(), Reset(), Forget()])
 
 
 class RulesMachine(RuleBasedStateMachine):
@@ -271,7 +300,8 @@ class RulesMachine(RuleBasedStateMachine):
     def race(self, key: Key, policy: Policy, racers: int) -> None:
         """Rule 1: of workers that ask at the same moment at most one is granted.
 
-        Those who lose read again, and all find it busy.
+        Those who lose read again, and all find it busy; what is handled they may send, one after
+        the other.
         """
         given: dict[str, Any] = {
             "policy": policy,
@@ -283,8 +313,9 @@ class RulesMachine(RuleBasedStateMachine):
         won = [self.write(step) for step in steps if step.expected in (Granted, Handled)]
         assert won in ([], [True] + [False] * (racers - 1))
         if won:
-            assert self.decide_asking(key, **given).expected is Busy
-            self.write(self.decide_asking(key, **given))
+            again = self.decide_asking(key, **given)
+            assert again.expected is (Busy if steps[0].expected is Granted else Handled)
+            self.write(again)
 
     @rule(key=keys, policy=policies, dies=st.booleans())
     def attempt(self, key: Key, policy: Policy, dies: bool) -> None:
@@ -319,10 +350,26 @@ class RulesMachine(RuleBasedStateMachine):
             assert again.expected is Written
             assert again.decision.new is self.world.records[step.key]
 
-    @rule(key=keys, command=st.sampled_from([Reset(), Forget()]), slowly=st.booleans())
-    def operate(self, key: Key, command: Reset | Forget, slowly: bool) -> None:
-        """An operator resets or forgets a record."""
-        expected = expected_of_operating(self.world.models[key], command, self.world.now)
+    @precondition(lambda self: self.world.grants)
+    @rule(pick=picks, first=results, last=results, how=st.sampled_from(["sender", "relay"]))
+    def handle_and_send(self, pick: int, first: Any, last: Any, how: str) -> None:
+        """What is handled is completed by who sent the last of it, and keeps what was returned."""
+        step = self.decide_holding(pick, lambda c, _, __: MarkHandled(c, first), None, None)
+        if not self.write(step):
+            return
+        kept = first
+        if how == "relay":
+            self.command_without_a_claim(step.key, Finish(), slowly=False)
+        else:
+            self.write(self.decide_holding(pick, lambda c, _, __: Complete(c, last), None, None))
+            kept = last or first
+        record = self.world.records[step.key]
+        assert (record.state, record.result) == (State.COMPLETED, kept)
+
+    @rule(key=keys, command=unclaimed, slowly=st.booleans())
+    def command_without_a_claim(self, key: Key, command: Unclaimed, slowly: bool) -> None:
+        """Somebody without a claim finishes, counts, resets or forgets a record."""
+        expected = expected_without_a_claim(self.world.models[key], command, self.world.now)
         step = self.decide(key, command, None, expected)
         if slowly:
             self.unfinished.append(step)
@@ -331,7 +378,7 @@ class RulesMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.unfinished)
     @rule(pick=picks)
-    def finish(self, pick: int) -> None:
+    def go_on(self, pick: int) -> None:
         """Somebody who stalled goes on."""
         self.write(self.unfinished.pop(pick % len(self.unfinished)))
 
@@ -371,7 +418,7 @@ class RulesMachine(RuleBasedStateMachine):
         believed, now = self.world.records.get(key), self.world.now
         decision = decide(believed, command, now)
         assert type(decision.outcome) is expected
-        if expected in (Fenced, Refused, Busy, InDoubt, Mismatch):
+        if writes_nothing(self.world.models[key], command, expected):
             assert decision.new is believed
         writes = self.world.models[key].writes
         return Step(key, command, grant, believed, decision, expected, now, writes)
@@ -408,8 +455,8 @@ class RulesMachine(RuleBasedStateMachine):
         match step.command:
             case Ask() as ask:
                 note_asking(model, ask, outcome, step.decided_at)
-            case Reset() | Forget() as command:
-                note_operating(model, command)
+            case Finish() | CountDelivery() | Reset() | Forget() as command:
+                note_without_a_claim(model, command)
             case held:
                 assert step.grant is not None
                 note_holding(model, held, step.grant, step.decided_at)
@@ -435,19 +482,26 @@ class RulesMachine(RuleBasedStateMachine):
 
     @invariant()
     def leases_are_as_noted(self) -> None:
-        """A record is held exactly as long as its newest holder may think so."""
+        """A record is held exactly as long as its newest holder may think so; none but those in
+        processing is held.
+        """
         for key, model in self.world.models.items():
-            if model.exists and model.state in (State.PROCESSING, State.HANDLED):
-                assert self.world.records[key].lease_until == model.ends
+            if model.exists:
+                ends = model.ends if model.state is State.PROCESSING else None
+                assert self.world.records[key].lease_until == ends
 
     @invariant()
     def completed_records_stay(self) -> None:
-        """Rule 2: a completed record never changes, but for its duplicates being counted."""
+        """Rule 2: a completed record never changes, but for its deliveries being counted."""
         for key, completed in self.world.completed.items():
             record = self.world.records[key]
             assert record.duplicates >= completed.duplicates
+            assert record.attempts >= completed.attempts
             assert record == completed._replace(
-                duplicates=record.duplicates, last_seen=record.last_seen, version=record.version
+                duplicates=record.duplicates,
+                attempts=record.attempts,
+                last_seen=record.last_seen,
+                version=record.version,
             )
 
     @invariant()

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from oncely.core.policy import Finding, Policy
-from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import (
-    TABLE,
+from oncely.core.commands import (
     Ask,
     Busy,
     Command,
     Complete,
+    Confirm,
+    CountDelivery,
     Duplicate,
     Exhausted,
     Extend,
     Fail,
     Fenced,
+    Finish,
     Forget,
     Granted,
     Handled,
@@ -29,13 +29,13 @@ from oncely.core.rules import (
     Refused,
     Release,
     Reset,
-    Standing,
     Written,
-    decide,
-    standing,
 )
+from oncely.core.policy import Finding, OnFailed, Policy
+from oncely.core.record import Claim, Key, Record, State
+from oncely.core.rules import TABLE, Standing, decide, is_too_old, standing
 
-ABSENT, HELD, IN_DOUBT, SENDING, UNSENT, FAILED, EXHAUSTED, COMPLETED = Standing
+ABSENT, HELD, IN_DOUBT, HANDLED, FAILED, EXHAUSTED, COMPLETED = Standing
 KEY = Key("billing", "abc-123")
 BIRTH = 7 << 24
 
@@ -56,8 +56,7 @@ STORED: dict[Standing, Record | None] = {
     ABSENT: None,
     HELD: BASE,
     IN_DOUBT: BASE,
-    SENDING: BASE._replace(state=State.HANDLED),
-    UNSENT: BASE._replace(state=State.HANDLED),
+    HANDLED: BASE._replace(state=State.HANDLED, lease_until=None, result="kept"),
     FAILED: BASE._replace(state=State.FAILED, lease_until=None),
     EXHAUSTED: BASE._replace(state=State.FAILED, lease_until=None, exhausted=True),
     COMPLETED: BASE._replace(state=State.COMPLETED, lease_until=None, result="kept"),
@@ -68,12 +67,15 @@ FORMER = BASE._replace(state=State.FAILED, attempts=1, fence=2, lease_until=None
 CLAIM = Claim(BASE._replace(lease_until=5.0), lease_s=5.0, former=FORMER)
 
 ASK = Ask(KEY, Policy(), lease_s=5.0, draw=9, fingerprint="one", metadata={"tenant": "b"})
-HANDLED = MarkHandled(CLAIM)
+CONFIRM = Confirm(CLAIM)
+MARK = MarkHandled(CLAIM, "first")
 COMPLETE = Complete(CLAIM, "new")
 FAIL = Fail(CLAIM, "no")
 FINAL = Fail(CLAIM, "no", final=True)
 RELEASE = Release(CLAIM)
 EXTEND = Extend(CLAIM, 20.0)
+FINISH = Finish()
+COUNT = CountDelivery()
 RESET = Reset("ann", "paid by hand")
 FORGET = Forget()
 
@@ -106,8 +108,8 @@ DRAWN = 9 << 24
 """The birth that an asker drew: every grant can be told from every other."""
 AGAIN = then(State.PROCESSING, attempts=3, fence=4, lease_until=17.0, version=DRAWN)
 """Granted once more, at 12."""
-SEND = then(fence=4, lease_until=17.0, version=DRAWN)
-"""Granted for sending, at 12."""
+SEND = then(fence=4, version=DRAWN)
+"""Granted for sending: no attempt, and no lease."""
 SPENT = {"tenant": "a", "error": "gave up after 2 attempts"}
 REBORN = ((BIRTH >> 24) + 1) << 24
 """A release begins a new birth: the claim that is given back fits nothing any more."""
@@ -129,26 +131,31 @@ CELLS: list[Row] = [
     (ABSENT,    ASK,      12,   Granted,   NEW),
     (HELD,      ASK,      9.9,  Busy,      SAME),
     (IN_DOUBT,  ASK,      12,   Granted,   AGAIN),
-    (SENDING,   ASK,      9.9,  Busy,      SAME),
-    (UNSENT,    ASK,      12,   Handled,   SEND),
+    (HANDLED,   ASK,      9.9,  Handled,   SEND),
     (FAILED,    ASK,      12,   Granted,   AGAIN),
     (EXHAUSTED, ASK,      12,   Exhausted, SAME),
     (COMPLETED, ASK,      12,   Duplicate, then(duplicates=1)),
 
-    (ABSENT,    HANDLED,  12,   Fenced,    SAME),
-    (HELD,      HANDLED,  9,    Written,   then(State.HANDLED, lease_until=14.0)),
-    (IN_DOUBT,  HANDLED,  12,   Written,   then(State.HANDLED, lease_until=17.0)),
-    (SENDING,   HANDLED,  9,    Written,   SAME),
-    (UNSENT,    HANDLED,  12,   Written,   SAME),
-    (FAILED,    HANDLED,  12,   Fenced,    SAME),
-    (EXHAUSTED, HANDLED,  12,   Fenced,    SAME),
-    (COMPLETED, HANDLED,  12,   Fenced,    SAME),
+    (ABSENT,    CONFIRM,  12,   Fenced,    SAME),
+    (HELD,      CONFIRM,  9,    Written,   SAME),
+    (IN_DOUBT,  CONFIRM,  12,   Written,   SAME),
+    (HANDLED,   CONFIRM,  12,   Fenced,    SAME),
+    (FAILED,    CONFIRM,  12,   Fenced,    SAME),
+    (EXHAUSTED, CONFIRM,  12,   Fenced,    SAME),
+    (COMPLETED, CONFIRM,  12,   Fenced,    SAME),
+
+    (ABSENT,    MARK,     12,   Fenced,    SAME),
+    (HELD,      MARK,     9,    Written,   then(State.HANDLED, lease_until=None, result="first")),
+    (IN_DOUBT,  MARK,     12,   Written,   then(State.HANDLED, lease_until=None, result="first")),
+    (HANDLED,   MARK,     12,   Written,   SAME),
+    (FAILED,    MARK,     12,   Fenced,    SAME),
+    (EXHAUSTED, MARK,     12,   Fenced,    SAME),
+    (COMPLETED, MARK,     12,   Written,   SAME),
 
     (ABSENT,    COMPLETE, 12,   Fenced,    SAME),
     (HELD,      COMPLETE, 9,    Written,   then(SENT, lease_until=None, result="new")),
     (IN_DOUBT,  COMPLETE, 12,   Written,   then(SENT, lease_until=None, result="new")),
-    (SENDING,   COMPLETE, 9,    Written,   then(SENT, lease_until=None, result="new")),
-    (UNSENT,    COMPLETE, 12,   Written,   then(SENT, lease_until=None, result="new")),
+    (HANDLED,   COMPLETE, 12,   Written,   then(SENT, result="new")),
     (FAILED,    COMPLETE, 12,   Fenced,    SAME),
     (EXHAUSTED, COMPLETE, 12,   Fenced,    SAME),
     (COMPLETED, COMPLETE, 12,   Written,   SAME),
@@ -156,8 +163,7 @@ CELLS: list[Row] = [
     (ABSENT,    FAIL,     12,   Fenced,    SAME),
     (HELD,      FAIL,     9,    Written,   then(State.FAILED, lease_until=None, metadata=NO)),
     (IN_DOUBT,  FAIL,     12,   Written,   then(State.FAILED, lease_until=None, metadata=NO)),
-    (SENDING,   FAIL,     9,    Fenced,    SAME),
-    (UNSENT,    FAIL,     12,   Fenced,    SAME),
+    (HANDLED,   FAIL,     12,   Fenced,    SAME),
     (FAILED,    FAIL,     12,   Written,   SAME),
     (EXHAUSTED, FAIL,     12,   Written,   SAME),
     (COMPLETED, FAIL,     12,   Fenced,    SAME),
@@ -165,8 +171,7 @@ CELLS: list[Row] = [
     (ABSENT,    RELEASE,  12,   Fenced,    SAME),
     (HELD,      RELEASE,  9,    Written,   TAKEN_BACK),
     (IN_DOUBT,  RELEASE,  12,   Written,   TAKEN_BACK),
-    (SENDING,   RELEASE,  9,    Written,   then(last_seen=5.0, lease_until=9.0, version=REBORN)),
-    (UNSENT,    RELEASE,  12,   Written,   then(last_seen=5.0, lease_until=12.0, version=REBORN)),
+    (HANDLED,   RELEASE,  12,   Written,   SAME),
     (FAILED,    RELEASE,  12,   Fenced,    SAME),
     (EXHAUSTED, RELEASE,  12,   Fenced,    SAME),
     (COMPLETED, RELEASE,  12,   Fenced,    SAME),
@@ -174,17 +179,31 @@ CELLS: list[Row] = [
     (ABSENT,    EXTEND,   12,   Fenced,    SAME),
     (HELD,      EXTEND,   9,    Written,   then(lease_until=29.0)),
     (IN_DOUBT,  EXTEND,   12,   Written,   then(lease_until=32.0)),
-    (SENDING,   EXTEND,   9,    Written,   then(lease_until=29.0)),
-    (UNSENT,    EXTEND,   12,   Written,   then(lease_until=32.0)),
+    (HANDLED,   EXTEND,   12,   Written,   SAME),
     (FAILED,    EXTEND,   12,   Fenced,    SAME),
     (EXHAUSTED, EXTEND,   12,   Fenced,    SAME),
     (COMPLETED, EXTEND,   12,   Fenced,    SAME),
 
+    (ABSENT,    FINISH,   12,   Refused,   SAME),
+    (HELD,      FINISH,   9,    Refused,   SAME),
+    (IN_DOUBT,  FINISH,   12,   Refused,   SAME),
+    (HANDLED,   FINISH,   12,   Written,   then(SENT)),
+    (FAILED,    FINISH,   12,   Refused,   SAME),
+    (EXHAUSTED, FINISH,   12,   Refused,   SAME),
+    (COMPLETED, FINISH,   12,   Written,   SAME),
+
+    (ABSENT,    COUNT,    12,   Refused,   SAME),
+    (HELD,      COUNT,    9,    Written,   then(attempts=3)),
+    (IN_DOUBT,  COUNT,    12,   Written,   then(attempts=3)),
+    (HANDLED,   COUNT,    12,   Written,   then(attempts=3)),
+    (FAILED,    COUNT,    12,   Written,   then(attempts=3)),
+    (EXHAUSTED, COUNT,    12,   Written,   then(attempts=3)),
+    (COMPLETED, COUNT,    12,   Written,   then(attempts=3)),
+
     (ABSENT,    RESET,    12,   Refused,   SAME),
     (HELD,      RESET,    9,    Refused,   SAME),
     (IN_DOUBT,  RESET,    12,   Written,   {**FRESH, "lease_until": None}),
-    (SENDING,   RESET,    9,    Refused,   SAME),
-    (UNSENT,    RESET,    12,   Refused,   SAME),
+    (HANDLED,   RESET,    12,   Refused,   SAME),
     (FAILED,    RESET,    12,   Written,   FRESH),
     (EXHAUSTED, RESET,    12,   Written,   {**FRESH, "exhausted": False}),
     (COMPLETED, RESET,    12,   Refused,   SAME),
@@ -192,8 +211,7 @@ CELLS: list[Row] = [
     (ABSENT,    FORGET,   12,   Written,   GONE),
     (HELD,      FORGET,   9,    Refused,   SAME),
     (IN_DOUBT,  FORGET,   12,   Written,   GONE),
-    (SENDING,   FORGET,   9,    Refused,   SAME),
-    (UNSENT,    FORGET,   12,   Written,   GONE),
+    (HANDLED,   FORGET,   12,   Written,   GONE),
     (FAILED,    FORGET,   12,   Written,   GONE),
     (EXHAUSTED, FORGET,   12,   Written,   GONE),
     (COMPLETED, FORGET,   12,   Written,   GONE),
@@ -210,15 +228,18 @@ def probed(finding: Finding | None) -> Ask:
     return under(finding, on_in_doubt=lambda message: "unknown")
 
 
+def about(finding: Finding, fence: int) -> Ask:
+    """The same where the probe was asked about the claim with that fence."""
+    return replace(probed(finding), found_at=fence)
+
+
 OTHER = replace(ASK, fingerprint="two")
 UNCHECKED = replace(under(on_mismatch="ignore"), fingerprint="two")
 BARE = replace(ASK, fingerprint=None)
 ENDLESS = replace(ASK, lease_s=None)
 
 FIRST = CLAIM._replace(former=None)
-UNLIMITED = CLAIM._replace(lease_s=None)
 TAKEOVER = CLAIM._replace(former=BASE._replace(attempts=1, fence=2))
-SENDS = then(State.HANDLED)
 DOUBTFUL = then(attempts=1, last_seen=5.0, lease_until=9.0, version=REBORN)
 GIVEN_UP = then(State.FAILED, exhausted=True, lease_until=None)
 """Set aside for people."""
@@ -228,7 +249,6 @@ POLICIES: list[Row] = [
     # The end of a lease belongs to the next.
     (HELD,      ASK,                               9.999999, Busy, SAME),
     (IN_DOUBT,  ASK,                               10,  Granted,   {**AGAIN, "lease_until": 15.0}),
-    (UNSENT,    ASK,                               10,  Handled,   {**SEND, "lease_until": 15.0}),
     # What failed.
     (FAILED,    under(on_failed="retry"),          12,  Granted,   AGAIN),
     (FAILED,    under(on_failed="skip"),           12,  Duplicate, SAME),
@@ -242,20 +262,22 @@ POLICIES: list[Row] = [
     (IN_DOUBT,  probed("not_happened"),            12,  Granted,   AGAIN),
     (IN_DOUBT,  probed("unknown"),                 12,  InDoubt,   SAME),
     (IN_DOUBT,  probed(None),                      12,  InDoubt,   SAME),
+    (IN_DOUBT,  about("happened", 3),              12,  Duplicate, then(SENT, lease_until=None)),
+    (IN_DOUBT,  about("happened", 2),              12,  InDoubt,   SAME),
+    (IN_DOUBT,  about("not_happened", 2),          12,  InDoubt,   SAME),
     (HELD,      probed("happened"),                9,   Busy,      SAME),
     (FAILED,    probed("happened"),                12,  Granted,   AGAIN),
-    (UNSENT,    under(on_in_doubt="hold"),         12,  Handled,   SEND),
+    (HANDLED,   under(on_in_doubt="hold"),         12,  Handled,   SEND),
     # Tries: attempts are counted when granted, so what kills its worker is limited too.
     (FAILED,    under(tries=3),                    12,  Granted,   AGAIN),
     (FAILED,    under(tries=2),                    12,  Exhausted, {**GIVEN_UP, "metadata": SPENT}),
     (IN_DOUBT,  under(tries=2),                    12,  Exhausted, {**GIVEN_UP, "metadata": SPENT}),
-    (UNSENT,    under(tries=1),                    12,  Handled,   SEND),
+    (HANDLED,   under(tries=1),                    12,  Handled,   SEND),
     (COMPLETED, under(tries=1),                    12,  Duplicate, then(duplicates=1)),
     # The same id with another payload.
     (HELD,      OTHER,                             9,   Mismatch,  SAME),
     (IN_DOUBT,  OTHER,                             12,  Mismatch,  SAME),
-    (SENDING,   OTHER,                             9,   Mismatch,  SAME),
-    (UNSENT,    OTHER,                             12,  Mismatch,  SAME),
+    (HANDLED,   OTHER,                             12,  Mismatch,  SAME),
     (FAILED,    OTHER,                             12,  Mismatch,  SAME),
     (EXHAUSTED, OTHER,                             12,  Mismatch,  SAME),
     (COMPLETED, OTHER,                             12,  Mismatch,  SAME),
@@ -266,7 +288,10 @@ POLICIES: list[Row] = [
     (ABSENT,    ENDLESS,                           12,  Granted,   NEW._replace(lease_until=None)),
     (FAILED,    ENDLESS,                           12,  Granted,   {**AGAIN, "lease_until": None}),
     (HELD,      Extend(CLAIM, None),               9,   Written,   then(lease_until=None)),
-    (HELD,      MarkHandled(UNLIMITED),            9,   Written,   {**SENDS, "lease_until": None}),
+    (HANDLED,   ENDLESS,                           12,  Handled,   SEND),
+    # What the handler returned stays, unless there is something to take its place.
+    (HELD,      Complete(CLAIM),                   9,   Written,   then(SENT, lease_until=None)),
+    (HANDLED,   Complete(CLAIM),                   12,  Written,   then(SENT)),
     # Failed for good, at once.
     (HELD,      FINAL,                             9,   Written,   {**GIVEN_UP, "metadata": NO}),
     (EXHAUSTED, FAIL,                              12,  Written,   SAME),
@@ -319,10 +344,9 @@ def test_answer_carries_what_is_stored(row: Row) -> None:
     assert optional is (stand is COMPLETED and isinstance(outcome, Duplicate))
 
 
-@pytest.mark.parametrize("stand", [HELD, SENDING])
-def test_busy_tells_when_to_come_back(stand: Standing) -> None:
+def test_busy_tells_when_to_come_back() -> None:
     """Who finds a message busy is told when its lease runs out."""
-    outcome = decide(STORED[stand], ASK, 9).outcome
+    outcome = decide(STORED[HELD], ASK, 9).outcome
     assert isinstance(outcome, Busy)
     assert outcome.retry_at == 10.0
 
@@ -332,8 +356,9 @@ def test_every_cell_has_a_row() -> None:
     cells = [(type(command), stand) for stand, command, *_ in CELLS]
     assert len(cells) == len(set(cells))
     assert set(cells) == {(command, stand) for command in TABLE for stand in Standing}
-    commands = (Ask, MarkHandled, Complete, Fail, Release, Extend, Reset, Forget)
-    assert set(cells) == set(product(commands, Standing))
+    held = (Confirm, MarkHandled, Complete, Fail, Release, Extend)
+    others = (Finish, CountDelivery, Reset, Forget)
+    assert set(cells) == set(product((Ask, *held, *others), Standing))
 
 
 OLDER = CLAIM._replace(record=CLAIM.record._replace(fence=2))
@@ -341,14 +366,16 @@ NEWER = CLAIM._replace(record=CLAIM.record._replace(fence=4))
 EARLIER_BIRTH = CLAIM._replace(record=CLAIM.record._replace(version=(6 << 24) + 4))
 LATER_BIRTH = CLAIM._replace(record=CLAIM.record._replace(version=(8 << 24) + 4))
 
-HELD_COMMANDS = (HANDLED, COMPLETE, FAIL, FINAL, RELEASE, EXTEND)
+HELD_COMMANDS = (CONFIRM, MARK, COMPLETE, FAIL, FINAL, RELEASE, EXTEND)
 
 
 @pytest.mark.parametrize("claim", [OLDER, NEWER, EARLIER_BIRTH, LATER_BIRTH])
 @pytest.mark.parametrize("command", HELD_COMMANDS, ids=lambda command: type(command).__name__)
 @pytest.mark.parametrize("stand", Standing)
 def test_only_the_newest_claim_may_write(
-    stand: Standing, command: MarkHandled | Complete | Fail | Release | Extend, claim: Claim
+    stand: Standing,
+    command: Confirm | MarkHandled | Complete | Fail | Release | Extend,
+    claim: Claim,
 ) -> None:
     """Another fence, or the same fence of another birth, is Fenced and writes nothing."""
     stored = STORED[stand]
@@ -363,11 +390,40 @@ def test_version_of_a_claim_may_lag() -> None:
 
 
 @pytest.mark.parametrize("at", [0.0, 1e12])
-@pytest.mark.parametrize("state", [State.PROCESSING, State.HANDLED])
-def test_no_lease_never_runs_out(state: State, at: float) -> None:
+def test_no_lease_never_runs_out(at: float) -> None:
     """A claim without a lease lives at any time, and tells no time to come back."""
-    endless = BASE._replace(state=state, lease_until=None)
+    endless = BASE._replace(lease_until=None)
     assert decide(endless, ASK, at).outcome == Busy(endless, None)
+
+
+@pytest.mark.parametrize("command", [RESET, FORGET])
+def test_operators_end_what_has_no_end(command: Reset | Forget) -> None:
+    """A claim without a lease is for operators to judge; one whose lease lives is not."""
+    endless = BASE._replace(lease_until=None)
+    assert isinstance(decide(endless, command, 12).outcome, Written)
+    assert isinstance(decide(BASE, command, 9).outcome, Refused)
+
+
+def test_of_two_that_send_the_newest_may_complete() -> None:
+    """Whoever asks for what is handled may send at once; the former sender's claim is spent."""
+    first = decide(STORED[HANDLED], ASK, 12)
+    assert isinstance(first.outcome, Handled)
+    second = decide(first.new, replace(ASK, draw=10), 12)
+    assert isinstance(second.outcome, Handled)
+    assert isinstance(decide(second.new, Complete(first.outcome.claim), 12).outcome, Fenced)
+    assert isinstance(decide(second.new, Complete(second.outcome.claim), 12).outcome, Written)
+
+
+def test_finished_while_somebody_sends() -> None:
+    """A sender whose message was finished by another hears that it is completed."""
+    sender = decide(STORED[HANDLED], ASK, 12)
+    assert isinstance(sender.outcome, Handled)
+    finished = decide(sender.new, FINISH, 12).new
+    assert decide(finished, Complete(sender.outcome.claim, "late"), 12) == (
+        Written(finished),
+        finished,
+        False,
+    )
 
 
 def test_first_fingerprint_is_kept() -> None:
@@ -386,6 +442,15 @@ def test_first_metadata_is_kept() -> None:
     assert new.metadata == {"tenant": "a"}
 
 
+@pytest.mark.parametrize("on_failed", ["retry", "skip", "dead_letter"])
+def test_what_was_reset_runs(on_failed: OnFailed) -> None:
+    """A reset allows a record to run again under any policy, once: the next failure counts."""
+    reset = decide(STORED[EXHAUSTED], RESET, 12).new
+    again = decide(reset, under(on_failed=on_failed), 12)
+    assert isinstance(again.outcome, Granted)
+    assert again.outcome.claim.attempts == 1
+
+
 def test_births_differ() -> None:
     """A record that begins again under its key is told apart by the number that was drawn."""
     first, second = (decide(None, replace(ASK, draw=draw), 12).new for draw in (0, 2**39 - 1))
@@ -401,3 +466,22 @@ def test_nothing_given_is_changed() -> None:
     assert stored is not None
     decide(stored, FAIL, 9)
     assert stored.metadata == {"tenant": "a"}
+
+
+RETENTION_S = 30 * 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("sent_at", "too_old"),
+    [(None, False), (0.0, False), (-0.001, True), (RETENTION_S, False), (RETENTION_S + 9, False)],
+)
+def test_too_old(sent_at: float | None, too_old: bool) -> None:
+    """A message sent longer ago than records are kept is too old; one without a time never is."""
+    assert is_too_old(Policy(), sent_at, RETENTION_S) is too_old
+    assert not is_too_old(Policy(on_too_old="run"), sent_at, RETENTION_S)
+
+
+def test_too_old_follows_the_retention() -> None:
+    """What is too old depends on how long this consumer's records are kept."""
+    assert is_too_old(Policy(retention="1h"), 0.0, 3_601.0)
+    assert not is_too_old(Policy(retention="2h"), 0.0, 3_601.0)

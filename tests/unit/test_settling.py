@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from oncely.core.commands import Complete, Extend, Fail, Fenced, Granted, Release, Written
 from oncely.core.errors import ContentionError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import Complete, Extend, Fail, Fenced, Granted, Release, Written
 from oncely.ledger import Ledger
 from oncely.request import Request, to_claim, to_write
 from oncely.settling import Settler
@@ -55,6 +55,7 @@ def asks(number: int, bad: Sequence[int] = ()) -> list[Request]:
             "60s",
             Policy(),
             ["bad" if n in bad else "good"],
+            None,
             None,
             None,
         )

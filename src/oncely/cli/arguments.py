@@ -44,6 +44,7 @@ def _parser() -> ArgumentParser:
     _add_reset(commands)
     _add_forget(commands)
     _add_purge(commands)
+    _add_relay(commands)
     return parser
 
 
@@ -146,6 +147,23 @@ def _add_purge(commands: Any) -> None:
         help="for this consumer, instead of --older-than; may be repeated",
     )
     _add_number(purge, "--batch", "records in one transaction", 1_000)
+
+
+def _add_relay(commands: Any) -> None:
+    text = "send deferred messages until stopped, or until nothing more can be sent"
+    relay = _command(commands, "relay", "relay:relay", text)
+    relay.add_argument(
+        "--transport",
+        metavar="URL",
+        default=os.environ.get("ONCELY_TRANSPORT"),
+        help="such as sqlite:///queue.db, env:NAME or file:PATH (default: $ONCELY_TRANSPORT)",
+    )
+    relay.add_argument("--drain", action="store_true", help="end when nothing more can be sent")
+    _add_number(relay, "--batch", "messages that are taken together", 100)
+    _add_duration(relay, "--poll", "how often to look, woken or not", "1s")
+    _add_number(relay, "--tries", "before a refused message is set aside", 10)
+    text = "first let be sent what was set aside"
+    relay.add_argument("--send-again", action="store_true", help=text)
 
 
 # ---- Options -----------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +13,7 @@ from oncely import ops
 from oncely.cli.opening import opened
 from oncely.cli.tables import cell, new_table, put
 from oncely.cli.terminal import moment, shortened, span
+from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.record import Record
 from oncely.core.rules import Standing, standing
@@ -38,14 +41,21 @@ def list_records(parsed: argparse.Namespace) -> int:
 
 
 def show(parsed: argparse.Namespace) -> int:
-    """Print all fields of one record."""
+    """Print all fields of one record, what of it waits to be sent, and its finished steps."""
     with opened(parsed) as ledger:
         record = one_record(ledger, parsed.id, parsed.consumer)
+        details = ops.details(ledger, record.key)
         now = ledger.now()
     if parsed.json:
-        print(json.dumps(ops.record_as_dict(record, now)))
-    else:
-        put(record_table(record, now))
+        print(json.dumps(ops.record_as_dict(record, now) | details.as_dict()))
+        return 0
+    put(record_table(record, now))
+    if details.deferred:
+        print()
+        put(deferred_table(details.deferred), last_gives_way=True)
+    if details.steps:
+        print()
+        put(steps_table(details.steps), last_gives_way=True)
     return 0
 
 
@@ -95,7 +105,7 @@ def records_table(selected: ops.Selected, now: float) -> Table:
             f"{record.attempts:,}",
             f"{record.fence:,}",
             f"{span(now - record.last_seen)} ago",
-            Text(shortened(record.error or ""), no_wrap=True, overflow="ellipsis"),
+            _cut(record.error or ""),
         )
     return table
 
@@ -108,6 +118,37 @@ def record_table(record: Record, now: float) -> Table:
     for name, value in _fields(record, now).items():
         table.add_row(name, cell(value))
     return table
+
+
+def deferred_table(deferred: Sequence[DeferredMessage]) -> Table:
+    """A row for each message that waits to be sent."""
+    table = new_table()
+    table.add_column("waits to be sent", overflow="fold")
+    table.add_column("to", overflow="fold")
+    table.add_column("attempts", justify="right", no_wrap=True)
+    table.add_column("error")
+    for message in deferred:
+        table.add_row(
+            cell(message.id),
+            cell(message.destination),
+            f"{message.attempts:,}",
+            _cut(message.error or ""),
+        )
+    return table
+
+
+def steps_table(steps: Mapping[str, Any]) -> Table:
+    """A row for each finished step."""
+    table = new_table()
+    table.add_column("finished step", overflow="fold")
+    table.add_column("result")
+    for name, result in steps.items():
+        table.add_row(cell(name), _cut(json.dumps(result, ensure_ascii=False)))
+    return table
+
+
+def _cut(text: str) -> Text:
+    return Text(shortened(text), no_wrap=True, overflow="ellipsis")
 
 
 def _fields(record: Record, now: float) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 
 from rich.filesize import decimal
 from rich.table import Table
@@ -11,6 +12,7 @@ from oncely.cli.opening import opened
 from oncely.cli.tables import cell, new_table, put
 from oncely.cli.terminal import span
 from oncely.core.record import State
+from oncely.stores.base import Backlog
 
 
 def status(parsed: argparse.Namespace) -> int:
@@ -21,9 +23,20 @@ def status(parsed: argparse.Namespace) -> int:
         print(json.dumps(found.as_dict()))
         return 0
     put(status_table(found))
+    lines = [*_backlog(found.backlog)]
     if found.size_bytes is not None:
-        print(f"\nsize {decimal(found.size_bytes)}")
+        lines.append(f"size {decimal(found.size_bytes)}")
+    if lines:
+        print("", *lines, sep="\n")
     return 0
+
+
+def _backlog(backlog: Backlog) -> Iterator[str]:
+    """What deferred messages wait; nothing where none do."""
+    if backlog.waiting or backlog.set_aside:
+        oldest = f", the oldest for {span(backlog.lag_s)}" if backlog.lag_s else ""
+        waiting = f"{backlog.waiting:,} wait{oldest}"
+        yield f"deferred messages: {waiting}; {backlog.set_aside:,} set aside"
 
 
 def status_table(status: ops.Status) -> Table:

@@ -1,6 +1,7 @@
 """Every error that oncely raises, and how an error is put into words for a record."""
 
 import re
+from collections.abc import Mapping
 
 # A password may hold what should have been escaped, so the last @ counts; and it may stand where
 # a text was cut off: then no @ comes after it.
@@ -42,6 +43,30 @@ class ContentionError(StoreError):
     """A record changed hands faster than it could be written; asking again is safe."""
 
 
+class EndedError(OncelyError):
+    """A handler committed, or rolled back, the transaction that it was to work in.
+
+    Where its commit could be refused, nothing of it is stored.
+    """
+
+
+class TransportError(OncelyError):
+    """The broker could not do what was asked."""
+
+
+class PublishRefused(TransportError):
+    """The broker does not take some of the messages; all others are stored durably."""
+
+    def __init__(self, refused: Mapping[int, str]) -> None:
+        super().__init__(refused)
+        self.refused = refused
+        """The place of each among those that were to be published, and the reason."""
+
+    def __str__(self) -> str:
+        place, reason = next(iter(self.refused.items()))
+        return f"{len(self.refused)} of the messages refused; message {place}: {reason}"
+
+
 class FencedError(OncelyError):
     """The claim is not the newest of its record any more; nothing was written."""
 
@@ -60,6 +85,14 @@ class MismatchError(RefusedError):
 
 class ExhaustedError(RefusedError):
     """The message has failed for good; it runs again only after a reset."""
+
+
+class DuplicateError(RefusedError):
+    """The message was processed before."""
+
+
+class TooOldError(RefusedError):
+    """The message is older than what the ledger remembers: it may have been processed."""
 
 
 class InDoubtError(RefusedError):

@@ -2,13 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
+from oncely.core import context
 from oncely.core.errors import MessageError
 from oncely.core.record import Claim, Key
+
+if TYPE_CHECKING:
+    from oncely.core.policy import Duration
+
+T = TypeVar("T")
 
 MAX_ID_LENGTH = 255
 """Characters. The column of the ledger's table is as wide."""
@@ -18,7 +24,7 @@ ID_IS_NO_STRING = "id is not a string"
 """The reason of `check_id`, for a source that turns everything into strings itself."""
 
 
-def check_id(value: object, what: str = "id") -> str:
+def check_id(value: object, what: str = "id", max_length: int = MAX_ID_LENGTH) -> str:
     """Return `value` if it can identify a message (or, as `what` says, a consumer).
 
     Raises MessageError, its text the reason: missing, empty (also when only white space), not a
@@ -30,8 +36,15 @@ def check_id(value: object, what: str = "id") -> str:
         raise MessageError(f"{what} is not a string")
     if not value or value.isspace():
         raise MessageError(f"empty {what}")
-    if len(value) > MAX_ID_LENGTH:
+    if len(value) > max_length:
         raise MessageError(f"too long {what}")
+    return _check_text(value, what)
+
+
+def _check_text(value: object, what: str) -> str:
+    """Return `value` if it is text that every database and broker can keep."""
+    if not isinstance(value, str):
+        raise MessageError(f"{what} is not a string")
     if "\0" in value:
         raise MessageError(f"{what} with NUL")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
@@ -58,8 +71,14 @@ def check_fingerprint(value: str | None) -> str | None:
 
 
 def fingerprint_of(payload: bytes) -> str:
-    """A short digest by which two payloads under one id are told apart."""
-    return hashlib.blake2b(payload, digest_size=16).hexdigest()
+    """A short digest by which two payloads under one id are told apart.
+
+    Raises MessageError for what is no bytes.
+    """
+    try:
+        return hashlib.blake2b(payload, digest_size=16).hexdigest()
+    except TypeError as error:
+        raise MessageError("body is not bytes") from error
 
 
 def _no_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -78,6 +97,24 @@ _decode_json = json.JSONDecoder(
 ).decode
 
 
+def read_json(body: bytes) -> Any:
+    """A body as JSON.
+
+    Raises MessageError where it is no JSON as RFC 8259 has it: not UTF-8, cut off, NaN, a name
+    twice in one object, nested or long beyond what can be read safely.
+    """
+    try:
+        return _decode_json(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise MessageError("body is not JSON") from error
+
+
+def idempotency_key(key: Key, step: str | None = None) -> str:
+    """What an outside service may be handed to tell a repetition by; one for each step."""
+    names = [*key] if step is None else [*key, step]
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """The thing sent. `claim` is set while a handler has it, and says under which right."""
@@ -92,16 +129,21 @@ class Message:
     key: str | None = None
     claim: Claim | None = field(default=None, compare=False, repr=False, kw_only=True)
 
-    def json(self) -> Any:
-        """The body as JSON.
+    @classmethod
+    def from_cloudevent(cls, headers: Mapping[str, Any], body: bytes) -> Self:
+        """The message that a CloudEvent is, in binary or structured mode.
 
-        Raises MessageError where the body is no JSON as RFC 8259 has it: not UTF-8, cut off, NaN,
-        a name twice in one object, nested or long beyond what can be read safely.
+        `headers` are those of HTTP, Kafka (`ce_id`) or AMQP (`cloudEvents:id`), their content type
+        among them. The id is made of the event's source and id. Raises MessageError for what is no
+        CloudEvent, ConfigError where the package `cloudevents` is not installed.
         """
-        try:
-            return _decode_json(self.body.decode())
-        except (ValueError, RecursionError) as error:
-            raise MessageError("body is not JSON") from error
+        from oncely.core.cloudevents import fields_of
+
+        return cls(**fields_of(headers, body))
+
+    def json(self) -> Any:
+        """The body as JSON. Raises MessageError as `read_json` does."""
+        return read_json(self.body)
 
     def get(self, name: str, default: Any = None) -> Any:
         """One field of a JSON object body; `default` where it is absent. Raises as `json` does."""
@@ -117,7 +159,63 @@ class Message:
         Hand it to an outside service that accepts one. Raises MessageError outside a handler,
         where no consumer is known.
         """
-        if self.claim is None:
-            raise MessageError("idempotency_key is known only while a consumer handles the message")
-        names = json.dumps([self.claim.key.consumer, self.id])
-        return hashlib.sha256(names.encode()).hexdigest()
+        if self.claim is not None:
+            return idempotency_key(self.claim.key)
+        return self._processing.idempotency_key
+
+    def step_key(self, name: str) -> str:
+        """As `idempotency_key`, for the step of that name."""
+        if self.claim is not None:
+            return idempotency_key(self.claim.key, name)
+        return self._processing.step_key(name)
+
+    @overload
+    def step(
+        self, name: str, function: Callable[..., Awaitable[T]], *args: Any
+    ) -> Awaitable[T]: ...
+    @overload
+    def step(self, name: str, function: Callable[..., T], *args: Any) -> T: ...
+    def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Inside a handler: run `function` once for this message, as `Processing.step` says."""
+        return self._processing.step(name, function, *args)
+
+    def send(
+        self,
+        destination: str,
+        content: "Message | bytes | str | Any",
+        delay: "Duration | None" = None,
+    ) -> str:
+        """Inside a handler: send when it has succeeded, as `Processing.send` says."""
+        return self._processing.send(destination, content, delay)
+
+    @property
+    def _processing(self) -> context.Processing:
+        """What this message is processed by. Raises MessageError where it is another's."""
+        processing = context.current()
+        if processing.message is not None and processing.message.id != self.id:
+            raise MessageError(
+                f"{processing.message.id!r} is being processed here, and not {self.id!r}"
+            )
+        return processing
+
+
+def check_message(message: Message, *, needs_id: bool = True) -> Message:
+    """Return `message` if every store and broker can take it, whatever its annotations say.
+
+    Raises MessageError, its text the reason. Unless it `needs_id`, it may have none.
+    """
+    if needs_id or message.id:
+        check_id(message.id)
+    if not isinstance(message.body, bytes):
+        raise MessageError("body is not bytes")
+    for what in ("type", "source", "content_type"):
+        _check_text(getattr(message, what), what)
+    if message.key is not None:
+        _check_text(message.key, "key")
+    if not isinstance(message.headers, Mapping):
+        raise MessageError("headers are no mapping")
+    if not all(isinstance(text, str) for text in (*message.headers, *message.headers.values())):
+        raise MessageError("a header is not text")
+    if not isinstance(message.time, datetime | None):
+        raise MessageError("time is no datetime")
+    return message

@@ -1,5 +1,6 @@
 """Policy: every choice where users differ, with its default, and the presets. Durations."""
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -110,6 +111,11 @@ class Policy:
         return lease_seconds(self.lease)
 
     @property
+    def retention_s(self) -> float:
+        """How long a record is kept after its message was last seen, in seconds."""
+        return seconds(self.retention, "retention")
+
+    @property
     def delays(self) -> Sequence[Duration]:
         """The backoff as a sequence."""
         return (self.backoff,) if isinstance(self.backoff, str | timedelta) else self.backoff
@@ -147,6 +153,8 @@ def _check_choices(policy: Policy) -> None:
         value = getattr(policy, name)
         if value not in choices and not (name == "on_in_doubt" and callable(value)):
             raise ConfigError(f"{name}: {value!r} is none of {', '.join(choices)}")
+    if inspect.iscoroutinefunction(policy.on_in_doubt):
+        raise ConfigError("on_in_doubt: a probe is called, and not awaited; write it without async")
 
 
 def at_most_once(**changes: Any) -> Policy:

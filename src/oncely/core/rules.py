@@ -9,180 +9,46 @@ answer is Fenced.
     ABSENT      not there
     HELD        processing, and its lease has not run out
     IN_DOUBT    processing, and its lease has run out: nobody knows whether the effect happened
-    SENDING     handled, and somebody holds it to send what was deferred
-    UNSENT      handled, and nobody holds it
+    HANDLED     handled: its deferred messages may wait to be sent
     FAILED      failed; another try may follow
     EXHAUSTED   failed for good
     COMPLETED   done
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from oncely.core.commands import (
+    Ask,
+    Busy,
+    Command,
+    Complete,
+    Confirm,
+    CountDelivery,
+    Duplicate,
+    Exhausted,
+    Extend,
+    Fail,
+    Fenced,
+    Finish,
+    Forget,
+    Granted,
+    Handled,
+    Held,
+    InDoubt,
+    MarkHandled,
+    Mismatch,
+    Outcome,
+    Refused,
+    Release,
+    Reset,
+    Written,
+)
 from oncely.core.control import Reject, Unrecoverable
-from oncely.core.policy import Finding, Policy
-from oncely.core.record import Claim, Key, Record, State, first_version
-
-# Commands and outcomes are values, made for every message: freezing them would cost a microsecond
-# each, and nothing changes them.
-
-# ---- What can be asked -------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Ask:
-    """Ask for a claim."""
-
-    key: Key
-    policy: Policy
-    lease_s: float | None
-    draw: int
-    """A random number of up to 39 bits: the birth of what is granted."""
-    fingerprint: str | None = None
-    metadata: Mapping[str, Any] | None = None
-    finding: Finding | None = None
-    """What a probe found out about the claim in doubt, where the policy has one."""
-
-
-@dataclass(slots=True)
-class Held:
-    """A command of the holder of a claim."""
-
-    claim: Claim
-
-
-@dataclass(slots=True)
-class MarkHandled(Held):
-    """The handler has succeeded; deferred messages may still wait. Renews the lease."""
-
-
-@dataclass(slots=True)
-class Complete(Held):
-    """Handled, and nothing waits any more."""
-
-    result: Any = None
-
-
-@dataclass(slots=True)
-class Fail(Held):
-    """The handler has failed; `final` when no further try may follow."""
-
-    error: str
-    final: bool = False
-
-
-@dataclass(slots=True)
-class Release(Held):
-    """Give the claim back as if it had never been granted."""
-
-
-@dataclass(slots=True)
-class Extend(Held):
-    """Renew the lease, counted from now."""
-
-    lease_s: float | None
-
-
-@dataclass(slots=True)
-class Reset:
-    """An operator allows a failed or in-doubt record to run again."""
-
-    by: str = ""
-    why: str = ""
-
-
-@dataclass(slots=True)
-class Forget:
-    """An operator removes a record that nobody works on."""
-
-    version: int | None = None
-    """The one that the operator has seen; None for any."""
-
-
-Command = Ask | Held | Reset | Forget
-
-# ---- What is answered --------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Granted:
-    """The message is the asker's to process."""
-
-    claim: Claim
-
-
-@dataclass(slots=True)
-class Handled:
-    """The handler has run before; the asker may send what is still deferred."""
-
-    claim: Claim
-
-
-@dataclass(slots=True)
-class Duplicate:
-    """Nothing is left to do."""
-
-    record: Record
-
-
-@dataclass(slots=True)
-class Busy:
-    """Another worker holds a live claim until `retry_at` (store's clock; None: no end is set)."""
-
-    record: Record
-    retry_at: float | None
-
-
-@dataclass(slots=True)
-class Exhausted:
-    """The message has failed for good."""
-
-    record: Record
-
-
-@dataclass(slots=True)
-class InDoubt:
-    """An earlier claim ran out, and the policy does not let the message run again unasked."""
-
-    record: Record
-
-
-@dataclass(slots=True)
-class Mismatch:
-    """The id was seen before with another payload."""
-
-    record: Record
-
-
-@dataclass(slots=True)
-class Written:
-    """The claim was good, and what was asked is stored. `record` is None after a release of a
-    first claim, and after a forget.
-    """
-
-    record: Record | None
-
-
-@dataclass(slots=True)
-class Fenced:
-    """The claim is not the newest of its record; nothing was written."""
-
-    record: Record | None
-
-
-@dataclass(slots=True)
-class Refused:
-    """The state of the record does not allow what the operator asked."""
-
-    record: Record | None
-
-
-ClaimOutcome = Granted | Handled | Duplicate | Busy | Exhausted | InDoubt | Mismatch
-WriteOutcome = Written | Fenced
-Outcome = ClaimOutcome | WriteOutcome | Refused
+from oncely.core.policy import Policy
+from oncely.core.record import Claim, Record, State, first_version
 
 
 class Decision(NamedTuple):
@@ -204,11 +70,10 @@ class Standing(IntEnum):
     ABSENT = 0
     HELD = 1
     IN_DOUBT = 2
-    SENDING = 3
-    UNSENT = 4
-    FAILED = 5
-    EXHAUSTED = 6
-    COMPLETED = 7
+    HANDLED = 3
+    FAILED = 4
+    EXHAUSTED = 5
+    COMPLETED = 6
 
 
 PURGEABLE = (State.COMPLETED, State.FAILED)
@@ -227,7 +92,7 @@ def standing(record: Record | None, now: float) -> Standing:
         case State.PROCESSING:
             return Standing.HELD if _lives(record, now) else Standing.IN_DOUBT
         case State.HANDLED:
-            return Standing.SENDING if _lives(record, now) else Standing.UNSENT
+            return Standing.HANDLED
 
 
 def _lives(record: Record, now: float) -> bool:
@@ -297,11 +162,11 @@ def _grant_again(record: Record, ask: Ask, now: float) -> Decision:
 
 
 def _grant_sending(record: Record, ask: Ask, now: float) -> Decision:
-    # No attempt is counted: the handler does not run again.
+    # No attempt is counted: the handler does not run again. Nor is there a lease to wait for:
+    # whoever sends takes the deferred messages themselves.
     new = record._replace(
         fence=record.fence + 1,
         last_seen=now,
-        lease_until=_lease_end(ask.lease_s, now),
         version=first_version(ask.draw),
     )
     return Decision(Handled(Claim(new, ask.lease_s, record)), new)
@@ -323,7 +188,8 @@ def _exhausted(record: Record, _: Ask, __: float) -> Decision:
 
 
 def _after_failure(record: Record, ask: Ask, now: float) -> Decision:
-    match ask.policy.on_failed:
+    # Without an attempt it was reset: that allows it to run, whatever the policy is.
+    match ask.policy.on_failed if record.attempts else "retry":
         case "retry":
             return _grant_again(record, ask, now)
         case "skip":
@@ -345,7 +211,8 @@ def _after_doubt(record: Record, ask: Ask, now: float) -> Decision:
 
 
 def _after_probe(record: Record, ask: Ask, now: float) -> Decision:
-    match ask.finding:
+    # Another may have taken the message over, and have left it in doubt again, since it was asked.
+    match ask.finding if ask.found_at in (None, record.fence) else "unknown":
         case "happened":
             new = record._replace(
                 state=State.COMPLETED, lease_until=None, last_seen=now, version=record.version + 1
@@ -370,7 +237,7 @@ def _fenced(record: Record, _: Command, __: float) -> Decision:
 
 
 def _again(record: Record, _: Command, __: float) -> Decision:
-    """The same was stored before, and its answer was lost."""
+    """Nothing is to be written: it is so, or the same was stored before and its answer was lost."""
     return Decision(Written(record), record)
 
 
@@ -378,7 +245,8 @@ def _mark_handled(record: Record, mark: MarkHandled, now: float) -> Decision:
     new = record._replace(
         state=State.HANDLED,
         last_seen=now,
-        lease_until=_lease_end(mark.claim.lease_s, now),
+        lease_until=None,
+        result=mark.result,
         version=record.version + 1,
     )
     return Decision(Written(new), new)
@@ -389,7 +257,7 @@ def _complete(record: Record, complete: Complete, now: float) -> Decision:
         state=State.COMPLETED,
         last_seen=now,
         lease_until=None,
-        result=complete.result,
+        result=record.result if complete.result is None else complete.result,
         version=record.version + 1,
     )
     return Decision(Written(new), new)
@@ -414,17 +282,33 @@ def _release(record: Record, release: Release, now: float) -> Decision:
     return Decision(Written(new), new)
 
 
-def _release_sending(record: Record, _: Release, now: float) -> Decision:
-    # The handler has run: only the right to send goes back.
-    new = record._replace(lease_until=now, version=first_version(record.birth + 1))
-    return Decision(Written(new), new)
-
-
 def _extend(record: Record, extend: Extend, now: float) -> Decision:
     new = record._replace(
         last_seen=now, lease_until=_lease_end(extend.lease_s, now), version=record.version + 1
     )
     return Decision(Written(new), new)
+
+
+# ---- Rules for what needs no claim -------------------------------------------------------------
+
+
+def _finish(record: Record, _: Finish, now: float) -> Decision:
+    new = record._replace(
+        state=State.COMPLETED, lease_until=None, last_seen=now, version=record.version + 1
+    )
+    return Decision(Written(new), new)
+
+
+def _count(record: Record, _: CountDelivery, now: float) -> Decision:
+    new = record._replace(attempts=record.attempts + 1, last_seen=now, version=record.version + 1)
+    return Decision(Written(new), new)
+
+
+def is_too_old(policy: Policy, sent_at: float | None, now: float) -> bool:
+    """Whether the ledger may have known a message, sent at that time, and forgotten it."""
+    if sent_at is None or policy.on_too_old == "run":
+        return False
+    return now - sent_at > policy.retention_s
 
 
 # ---- Rules for operators -----------------------------------------------------------------------
@@ -447,6 +331,17 @@ def _reset(record: Record, reset: Reset, now: float) -> Decision:
         version=record.version + 1,
     )
     return Decision(Written(new), new)
+
+
+def _reset_endless(record: Record, reset: Reset, now: float) -> Decision:
+    # A claim without an end is in doubt when an operator says so; nothing else ever would.
+    is_endless = record.lease_until is None
+    return _reset(record, reset, now) if is_endless else _refuse(record, reset, now)
+
+
+def _forget_endless(record: Record, forget: Forget, now: float) -> Decision:
+    is_endless = record.lease_until is None
+    return _forget(record, forget, now) if is_endless else _refuse(record, forget, now)
 
 
 def _forget(record: Record | None, forget: Forget, _: float) -> Decision:
@@ -488,14 +383,17 @@ def _row(*rules: _Rule) -> Sequence[_Rule]:
 
 # fmt: off
 TABLE: Mapping[type[Command], Sequence[_Rule]] = {
-    #                 ABSENT        HELD           IN_DOUBT       SENDING           UNSENT            FAILED          EXHAUSTED   COMPLETED
-    Ask:         _row(_grant_first, _busy,         _after_doubt,  _busy,            _grant_sending,   _after_failure, _exhausted, _duplicate),
-    MarkHandled: _row(_fenced,      _mark_handled, _mark_handled, _again,           _again,           _fenced,        _fenced,    _fenced),
-    Complete:    _row(_fenced,      _complete,     _complete,     _complete,        _complete,        _fenced,        _fenced,    _again),
-    Fail:        _row(_fenced,      _fail,         _fail,         _fenced,          _fenced,          _again,         _again,     _fenced),
-    Release:     _row(_fenced,      _release,      _release,      _release_sending, _release_sending, _fenced,        _fenced,    _fenced),
-    Extend:      _row(_fenced,      _extend,       _extend,       _extend,          _extend,          _fenced,        _fenced,    _fenced),
-    Reset:       _row(_refuse,      _refuse,       _reset,        _refuse,          _refuse,          _reset,         _reset,     _refuse),
-    Forget:      _row(_forget,      _refuse,       _forget,       _refuse,          _forget,          _forget,        _forget,    _forget),
+    #                   ABSENT        HELD             IN_DOUBT       HANDLED         FAILED          EXHAUSTED   COMPLETED
+    Ask:           _row(_grant_first, _busy,           _after_doubt,  _grant_sending, _after_failure, _exhausted, _duplicate),
+    Confirm:       _row(_fenced,      _again,          _again,        _fenced,        _fenced,        _fenced,    _fenced),
+    MarkHandled:   _row(_fenced,      _mark_handled,   _mark_handled, _again,         _fenced,        _fenced,    _again),
+    Complete:      _row(_fenced,      _complete,       _complete,     _complete,      _fenced,        _fenced,    _again),
+    Fail:          _row(_fenced,      _fail,           _fail,         _fenced,        _again,         _again,     _fenced),
+    Release:       _row(_fenced,      _release,        _release,      _again,         _fenced,        _fenced,    _fenced),
+    Extend:        _row(_fenced,      _extend,         _extend,       _again,         _fenced,        _fenced,    _fenced),
+    Finish:        _row(_refuse,      _refuse,         _refuse,       _finish,        _refuse,        _refuse,    _again),
+    CountDelivery: _row(_refuse,      _count,          _count,        _count,         _count,         _count,     _count),
+    Reset:         _row(_refuse,      _reset_endless,  _reset,        _refuse,        _reset,         _reset,     _refuse),
+    Forget:        _row(_forget,      _forget_endless, _forget,       _forget,        _forget,        _forget,    _forget),
 }
 # fmt: on

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum, auto
 from typing import Any, NamedTuple
 
+from oncely.core.commands import WriteOutcome, Written
 from oncely.core.control import Reject, Retry
 from oncely.core.errors import MessageError, OncelyError, reason_of
 from oncely.core.policy import Policy
 from oncely.core.record import Claim
-from oncely.core.rules import WriteOutcome, Written, is_final
+from oncely.core.rules import is_final
 from oncely.heartbeat import Heartbeat
 from oncely.ledger import Ledger
 from oncely.spark.options import Handler

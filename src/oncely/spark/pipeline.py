@@ -1,10 +1,9 @@
 """The pipeline: a source, a mapping and the sink, run to the end or until it is told to stop."""
 
 import contextlib
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from oncely.spark.config import PipelineConfig
 from oncely.spark.counts import Counts
 from oncely.spark.session import open_session
 from oncely.spark.source import first_line, read_messages
+from oncely.stopping import told_to_stop
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,11 +58,11 @@ def run_pipeline(config: PipelineConfig, on_progress: OnProgress = lambda _: Non
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    with _told_to_stop() as stop:
+    with told_to_stop() as stop:
         spark = open_session(config.pipeline.name, config.spark)
         try:
             # Spark has set a SIGINT handler of its own meanwhile.
-            with _told_to_stop(stop):
+            with told_to_stop(stop):
                 return _run(spark, config, since, stop, on_progress)
         except (PySparkException, Py4JError, OSError) as error:
             raise OncelyError(f"Spark gave up: {_cause(error)}") from error
@@ -140,21 +140,3 @@ def _cause(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line.startswith("oncely.") or "Error: " in line]
     return told[-1] if told else first_line(error)
-
-
-@contextlib.contextmanager
-def _told_to_stop(stop: threading.Event | None = None) -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set."""
-    stop = stop or threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    former = {
-        number: signal.signal(number, lambda *_: stop.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

@@ -12,12 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from oncely.core.control import Reject
-from oncely.core.errors import MessageError, OncelyError, reason_of
-from oncely.core.message import check_id
-from oncely.core.policy import Finding
-from oncely.core.record import Claim, Key, Record
-from oncely.core.rules import (
+from oncely.core.commands import (
     Busy,
     ClaimOutcome,
     Duplicate,
@@ -26,8 +21,12 @@ from oncely.core.rules import (
     Handled,
     InDoubt,
     Mismatch,
-    Written,
 )
+from oncely.core.control import Reject
+from oncely.core.errors import MessageError, OncelyError, reason_of
+from oncely.core.message import check_id
+from oncely.core.policy import Finding
+from oncely.core.record import Claim, Key, Record
 from oncely.ledger import Ledger
 from oncely.spark.channel import TaskChannel
 from oncely.spark.counts import Counts
@@ -189,34 +188,35 @@ class LeasedTask:
         granted = [(row, said.claim) for row, said in outcomes if isinstance(said, Granted)]
         for row, _ in granted:
             self._delays.pop(row.id, None)
-        self._complete([(row, said.claim) for row, said in outcomes if isinstance(said, Handled)])
+        self._finish([(row, said.claim) for row, said in outcomes if isinstance(said, Handled)])
         # Before the rest, so that nothing there can let these claims run out, or lose them.
         self._effects.run(granted, asked_at, self._count_ends)
         for row, outcome in outcomes:
             if not isinstance(outcome, Granted | Handled):
                 self._answer(row, outcome)
 
-    def _complete(self, handled: Sequence[tuple[Row, Claim]]) -> None:
-        """Make the last mark on what was handled before: nothing is deferred by a task."""
+    def _finish(self, handled: Sequence[tuple[Row, Claim]]) -> None:
+        """Make the last mark on what was handled before; what was deferred is sent by others."""
         if not handled:
             return
-        claims = [claim for _, claim in handled]
-        results = [claim.record.result for claim in claims]
-        outcomes = self._ledger.complete_many(claims, results)
-        for (row, claim), outcome in zip(handled, outcomes, strict=True):
+        self._ledger.finish([claim.key for _, claim in handled])
+        for row, claim in handled:
             self._delays.pop(row.id, None)
-            if isinstance(outcome, Written):
-                self._count_duplicate(claim.record)
-            else:
-                self._put_off(row, self._after(_FIRST_POLL_S))
+            self._count_duplicate(claim.record)
 
-    def _ask(self, rows: Sequence[Row], finding: Finding | None = None) -> list[ClaimOutcome]:
+    def _ask(
+        self,
+        rows: Sequence[Row],
+        finding: Finding | None = None,
+        in_doubt: Record | None = None,
+    ) -> list[ClaimOutcome]:
         compared = self._policy.on_mismatch != "ignore"
         return self._ledger.claim_many(
             [Key(self._options.consumer, row.id) for row in rows],
             policy=self._policy,
             fingerprints=[row.fingerprint() for row in rows] if compared else None,
             finding=finding,
+            in_doubt=in_doubt,
         )
 
     def _answer(self, row: Row, outcome: _Refusal) -> None:
@@ -225,8 +225,8 @@ class LeasedTask:
         match outcome:
             case Busy(_, retry_at):
                 self._count_busy(row, delay, ends=retry_at is not None)
-            case InDoubt():
-                self._probe(row)
+            case InDoubt(record):
+                self._probe(row, record)
             case Duplicate(record):
                 self._count_duplicate(record)
             case Exhausted(record):
@@ -260,7 +260,7 @@ class LeasedTask:
         else:
             self.counts.failed += 1
 
-    def _probe(self, row: Row) -> None:
+    def _probe(self, row: Row, record: Record) -> None:
         """Ask the user's probe what became of a claim in doubt; without one it stays in doubt."""
         probe = self._policy.on_in_doubt
         finding: Finding = "unknown"
@@ -274,11 +274,11 @@ class LeasedTask:
             self.counts.in_doubt += 1
             return
         asked_at = time.monotonic()
-        [outcome] = self._ask([row], finding)
+        [outcome] = self._ask([row], finding, record)
         if isinstance(outcome, Granted):
             self._effects.run([(row, outcome.claim)], asked_at, self._count_ends)
         elif isinstance(outcome, Handled):
-            self._complete([(row, outcome.claim)])
+            self._finish([(row, outcome.claim)])
         elif isinstance(outcome, InDoubt):
             self.counts.in_doubt += 1
         else:

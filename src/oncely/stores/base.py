@@ -1,10 +1,14 @@
 """The Store protocol: all that a database has to do for the ledger."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from oncely.core.deferred import DeferredMessage
 from oncely.core.record import Key, Record, State
+
+T = TypeVar("T")
 
 Clock = Callable[[], float]
 """Seconds since 1970."""
@@ -53,17 +57,34 @@ class Tally:
     duplicates: int
 
 
-class Store(Protocol):
-    """Where records live. Holds no rule: those are in core/rules.py.
+class Refusal(NamedTuple):
+    """A transport refused a deferred message."""
+
+    deferred: DeferredMessage
+    error: str
+    retry_s: float | None
+    """It is taken again after so long; None: it is set aside, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What deferred messages wait."""
+
+    waiting: int
+    """Not sent yet, those with a delay included."""
+    set_aside: int
+    """Refused too often; they wait for people. Not among `waiting`."""
+    lag_s: float
+    """For how long the oldest that could be sent has waited."""
+
+
+class Records(Protocol):
+    """Where records are read and written; how, Store says, and Inside for a transaction.
 
     The store's own clock decides. In what is written, `lease_until` counts from the moment of
     the write, `first_seen` and `last_seen` are that moment; the store adds its clock. An insert
     that has to wait for somebody's transaction may count from before the wait: its lease is
     then shorter, never longer.
-
-    Every method raises StoreUnavailable when the store cannot be reached after some tries, and
-    StoreError for what else goes wrong; `insert` and `swap` raise ReplyLost when the connection
-    breaks after something was sent. All are safe to call from many threads.
     """
 
     def insert(self, records: Sequence[Record]) -> set[Key]:
@@ -82,6 +103,111 @@ class Store(Protocol):
         same key.
         """
 
+
+class Inside(Records, Protocol):
+    """What a store does inside one transaction: all of it is stored, or nothing.
+
+    Nothing is tried again: after an error the transaction is over, and every further call raises
+    that error. `load` holds what it finds: nobody else changes it before the transaction ends.
+    An insert waits for another transaction that writes the same key, and sees what came of it.
+    """
+
+    # ---- Deferred messages ---------------------------------------------------------------------
+
+    def defer(self, messages: Sequence[DeferredMessage]) -> None:
+        """Keep these, in their order; what is there under the same parent, id and destination
+        stays as it is. Whoever waits for deferred messages is woken when they are stored.
+        """
+
+    def waiting(self, keys: Collection[Key]) -> Sequence[DeferredMessage]:
+        """What is not sent yet of these parents, in the order of sending, set aside or not."""
+
+    def take(
+        self, limit: int, hold_s: float, parents: Collection[Key] | None = None
+    ) -> Sequence[DeferredMessage]:
+        """At most `limit` that can be sent now, in the order of sending; nobody else is given
+        them for `hold_s`. Of these `parents` alone, where any are named.
+
+        None whose delay is not over, none that is held or set aside, and none behind another of
+        its lane that is held, has to wait, or is of a parent that is not named.
+        """
+
+    def remove(self, messages: Sequence[DeferredMessage]) -> None:
+        """These are sent. What is gone already is no error."""
+
+    def put_back(self, refusals: Sequence[Refusal]) -> None:
+        """These are not sent; each counts as one more attempt."""
+
+    # ---- Steps ---------------------------------------------------------------------------------
+
+    def forget(self, key: Key) -> None:
+        """Remove what is kept besides the record of this key: deferred messages and steps."""
+
+    def steps(self, key: Key) -> Mapping[str, Any]:
+        """The results of the message's finished steps, by their names."""
+
+    def keep_step(self, key: Key, name: str, result: Any) -> None:
+        """Keep the result of a finished step; one that is there stays as it is."""
+
+
+class Joined(Inside, Protocol):
+    """Inside a transaction that is somebody else's to begin and to end."""
+
+    is_guarded: bool
+    """Whether a commit is refused, before it is done, while the transaction is joined."""
+
+    def check(self) -> None:
+        """Raise EndedError where the transaction is over already; if a savepoint of its owner's is
+        only about to begin, let it begin.
+        """
+
+    def watch(self, on_savepoint: Callable[[], None], on_undo: Callable[[], None]) -> None:
+        """Where it is guarded: call the one before a savepoint begins, and the other before what
+        was written after a savepoint is taken back.
+        """
+
+
+class Store(Records, Protocol):
+    """Where records live. Holds no rule: those are in core/rules.py.
+
+    Every method raises StoreUnavailable when the store cannot be reached after some tries, and
+    StoreError for what else goes wrong; `insert` and `swap` raise ReplyLost when the connection
+    breaks after something was sent. All are safe to call from many threads.
+    """
+
+    @property
+    def has_transactions(self) -> bool:
+        """Whether `transaction` works, and with it deferred messages and steps."""
+
+    def transaction(self, work: Callable[[Inside], T]) -> T:
+        """What `work` returns, once all that it did is stored.
+
+        `work` may be called again where the transaction lost against another, or where nobody
+        knows whether it was stored: it has to find that out by itself. Raises ConfigError where
+        the store has no transactions.
+        """
+
+    def within(self, connection: Any) -> AbstractContextManager[Joined]:
+        """While the transaction of `connection` is joined; its owner begins and ends it.
+
+        Raises ConfigError where that cannot be, and in the end EndedError where the transaction
+        was committed or rolled back meanwhile, unless another error is on its way.
+        """
+
+    def is_contention(self, error: Exception) -> bool:
+        """Whether `error` says that a transaction lost against another, or its connection, and may
+        be done again.
+        """
+
+    def backlog(self) -> Backlog:
+        """What deferred messages wait."""
+
+    def send_again(self) -> int:
+        """Let what was set aside be sent after all; return how many."""
+
+    def wait_for_deferred(self, timeout_s: float) -> None:
+        """Return as soon as messages may have been deferred, at the latest after `timeout_s`."""
+
     def scan(self, query: Query) -> Sequence[Record]:
         """The records that fit, longest unseen first."""
 
@@ -89,8 +215,9 @@ class Store(Protocol):
         """What each consumer's records in each state add up to, where there are any."""
 
     def purge(self, query: Query, states: Sequence[State]) -> int:
-        """Remove at most `query.limit` of the records that fit and are in one of `states`;
-        return how many. Fewer than the limit: none are left, or others are removing them.
+        """Remove at most `query.limit` of the records that fit and are in one of `states`, with
+        their steps; return how many. Fewer than the limit: none are left, or others are removing
+        them. A record whose deferred messages wait stays.
         """
 
     def migrate(self) -> None:

@@ -3,53 +3,73 @@
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import Any, TypeVar
 
+from oncely.core.errors import ConfigError
 from oncely.core.record import Key, Record, State
-from oncely.stores.base import Change, Clock, Loaded, Query, Tally
+from oncely.stores.base import Backlog, Change, Clock, Inside, Joined, Loaded, Query, Tally
+from oncely.stores.memory_tables import Tables, own
+
+T = TypeVar("T")
 
 
 class MemoryStore:
-    """A dict behind a lock."""
+    """Tables behind a lock."""
+
+    has_transactions = True
 
     def __init__(self, clock: Clock = time.time) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
-        self._records: dict[Key, Record] = {}
+        # Whoever waits for deferred messages waits for this.
+        self._lock = threading.Condition()
+        self._tables = Tables(clock, self._lock.notify_all)
 
     def insert(self, records: Sequence[Record]) -> set[Key]:
-        with self._lock:
-            now = self._clock()
-            absent = [record for record in records if record.key not in self._records]
-            for record in absent:
-                self._records[record.key] = _at(record, now)._replace(first_seen=now)
-            return {record.key for record in absent}
+        return self.transaction(lambda inside: inside.insert(records))
 
     def load(self, keys: Collection[Key]) -> Loaded:
-        with self._lock:
-            found = {key: _own(self._records[key]) for key in keys if key in self._records}
-            return Loaded(found, self._clock())
+        return self.transaction(lambda inside: inside.load(keys))
 
     def swap(self, changes: Sequence[Change]) -> set[Key]:
-        written = set()
+        return self.transaction(lambda inside: inside.swap(changes))
+
+    def transaction(self, work: Callable[[Inside], T]) -> T:
         with self._lock:
-            now = self._clock()
-            for old, new in changes:
-                stored = self._records.get(old.key)
-                if stored is None or stored.version != old.version:
-                    continue
-                if new is None:
-                    del self._records[old.key]
-                else:
-                    self._records[old.key] = _at(new, now)._replace(first_seen=stored.first_seen)
-                written.add(old.key)
-        return written
+            try:
+                done = work(self._tables)
+            except BaseException:
+                self._tables.roll_back()
+                raise
+            self._tables.commit()
+            return done
+
+    def within(self, connection: Any) -> AbstractContextManager[Joined]:  # noqa: ARG002 - the protocol's.
+        raise ConfigError(
+            "transaction: a ledger in memory cannot be part of a database's transaction; open "
+            "the ledger on that database, as in open_ledger(engine)"
+        )
+
+    def is_contention(self, error: Exception) -> bool:  # noqa: ARG002 - nobody is lost against.
+        return False
+
+    def backlog(self) -> Backlog:
+        with self._lock:
+            return self._tables.backlog()
+
+    def send_again(self) -> int:
+        return self.transaction(lambda _: self._tables.send_again())
+
+    def wait_for_deferred(self, timeout_s: float) -> None:
+        with self._lock:
+            self._lock.wait_for(self._tables.some_can_be_sent, timeout_s)
 
     def scan(self, query: Query) -> Sequence[Record]:
         with self._lock:
             return [
-                _own(record)
+                own(record)
                 for record in sorted(self._fitting(query), key=_last_seen)[: query.limit]
             ]
 
@@ -57,17 +77,20 @@ class MemoryStore:
         groups: dict[tuple[str, State], list[Record]] = defaultdict(list)
         with self._lock:
             now = self._clock()
-            for record in self._records.values():
+            for record in self._tables.records.values():
                 groups[record.key.consumer, record.state].append(record)
             return {name: _tally(records, now) for name, records in groups.items()}
 
     def purge(self, query: Query, states: Sequence[State]) -> int:
-        with self._lock:
-            purgeable = [record for record in self._fitting(query) if record.state in states]
-            oldest = sorted(purgeable, key=_last_seen)[: query.limit]
-            for record in oldest:
-                del self._records[record.key]
-            return len(oldest)
+        def purge(_: Inside) -> int:
+            fitting = [record for record in self._fitting(query) if record.state in states]
+            oldest = sorted(fitting, key=_last_seen)
+            purged = (record for record in oldest if self._tables.purge(record.key))
+            count = sum(1 for _ in islice(purged, query.limit))
+            self._tables.purge_steps(query.consumer, query.older_than_s or 0.0)
+            return count
+
+        return self.transaction(purge)
 
     def migrate(self) -> None:
         pass
@@ -86,7 +109,7 @@ class MemoryStore:
 
     def _fitting(self, query: Query) -> Iterator[Record]:
         now = self._clock()
-        for record in self._records.values():
+        for record in self._tables.records.values():
             if query.consumer is not None and record.key.consumer != query.consumer:
                 continue
             if query.state is not None and record.state is not query.state:
@@ -98,18 +121,6 @@ class MemoryStore:
             if query.lease_over and not _lease_is_over(record, now):
                 continue
             yield record
-
-
-def _at(record: Record, now: float) -> Record:
-    lease_until = None if record.lease_until is None else now + record.lease_until
-    return _own(record)._replace(last_seen=now, lease_until=lease_until)
-
-
-def _own(record: Record) -> Record:
-    """A record that shares no part with this one which somebody could change."""
-    if record.metadata is None and record.result is None:
-        return record
-    return record._replace(metadata=deepcopy(record.metadata), result=deepcopy(record.result))
 
 
 def _lease_is_over(record: Record, now: float) -> bool:

@@ -20,6 +20,16 @@ class TableName(NamedTuple):
     schema: str | None = None
 
     @property
+    def deferred(self) -> str:
+        """The table of deferred messages."""
+        return self._beside("deferred_messages", "deferred")
+
+    @property
+    def steps(self) -> str:
+        """The table of finished steps."""
+        return self._beside("message_steps", "steps")
+
+    @property
     def version_table(self) -> str:
         """The table that tells which migrations this one has seen."""
         # Alembic names its primary key with four bytes more.
@@ -31,6 +41,10 @@ class TableName(NamedTuple):
         indexes of one schema have to differ.
         """
         return UNIQUE_NAME if self.table == TABLE_NAME else _shortened(f"uq_{self.table}")
+
+    def index_of_deferred(self, purpose: str) -> str:
+        """An index, or a constraint, of the table of deferred messages."""
+        return _shortened(f"{self.deferred}_{purpose}")
 
     def checked(self) -> "TableName":
         """Itself. Raises ConfigError where a name is no identifier, or over 63 bytes long."""
@@ -47,6 +61,9 @@ class TableName(NamedTuple):
                     f"{what}: {name!r} is {len(name)} bytes long; databases take {_MAX_BYTES}"
                 )
         return self
+
+    def _beside(self, name: str, ending: str) -> str:
+        return name if self.table == TABLE_NAME else _shortened(f"{self.table}_{ending}")
 
 
 def _shortened(name: str, length: int = _MAX_BYTES) -> str:

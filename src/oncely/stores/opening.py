@@ -1,7 +1,8 @@
 """From a URL to a store. A driver is imported only when its URL is opened."""
 
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.stores.base import Store
@@ -51,6 +52,30 @@ def open_store(url: "str | Engine", table: str = TABLE_NAME, schema: str | None 
             raise ConfigError(
                 f"ledger: {mask_passwords(url)!r} is of no known kind; write {_EXAMPLES}"
             )
+
+
+def store_around(connection: Any, table: str = TABLE_NAME, schema: str | None = None) -> Store:
+    """A store in the database that `connection` is to, for joining its transactions alone.
+
+    Raises ConfigError for what is no connection with a transaction to join.
+    """
+    from oncely.stores.sql.joining import kind_of
+
+    kind = kind_of(connection)
+    name = TableName(table, schema).checked()
+    _refuse_schema(name, kind)
+    return _unconnected_store(kind, name)
+
+
+@cache
+def _unconnected_store(kind: str, name: TableName) -> Store:
+    from oncely.stores.sql.engines import unconnected_engine
+    from oncely.stores.sql.store import SqlStore
+
+    try:
+        return SqlStore(unconnected_engine(kind), name)
+    except ModuleNotFoundError as error:
+        raise _not_installed(error, kind) from error
 
 
 def _refuse_schema(name: TableName, kind: str | None) -> None:

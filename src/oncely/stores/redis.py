@@ -9,15 +9,17 @@ import heapq
 import json
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.stores import redis_settings
-from oncely.stores.base import Change, Clock, Loaded, Query, Tally
+from oncely.stores.base import Backlog, Change, Clock, Inside, Joined, Loaded, Query, Tally
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.redis_server import RedisServer, Script
 from oncely.stores.retrying import TryAgain
@@ -34,6 +36,8 @@ _SCAN = Script("prelude", "read", "choose", "scan")
 _PURGE = Script("prelude", "write", "choose", "purge")
 _TALLIES = Script("prelude", "tallies")
 _SIZE = Script("prelude", "size")
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +96,32 @@ class RedisStore:
             for old, new in changes
         ]
         return self._write(_SWAP, rows, [old.key for old, _ in changes])
+
+    has_transactions = False
+
+    def transaction(self, work: Callable[[Inside], T]) -> T:  # noqa: ARG002 - the protocol's.
+        raise ConfigError(
+            "ledger: Redis has no transactions, and so no deferred messages and no steps; open the "
+            'ledger on a database, as in "postgresql://user@host/database"'
+        )
+
+    def within(self, connection: Any) -> AbstractContextManager[Joined]:  # noqa: ARG002
+        raise ConfigError(
+            "transaction: a ledger in Redis cannot be part of a database's transaction; open the "
+            "ledger on that database, as in open_ledger(engine)"
+        )
+
+    def is_contention(self, error: Exception) -> bool:  # noqa: ARG002 - nobody is lost against.
+        return False
+
+    def backlog(self) -> Backlog:
+        return Backlog(waiting=0, set_aside=0, lag_s=0.0)
+
+    def send_again(self) -> int:
+        return 0
+
+    def wait_for_deferred(self, timeout_s: float) -> None:
+        time.sleep(timeout_s)
 
     def scan(self, query: Query) -> Sequence[Record]:
         streams = [self._fitting(group, query) for group in self._groups(query, list(State))]

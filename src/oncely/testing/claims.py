@@ -5,10 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from oncely.core.errors import FencedError
-from oncely.core.policy import Policy
-from oncely.core.record import Key, Record, State
-from oncely.core.rules import (
+from oncely.core.commands import (
     Busy,
     Duplicate,
     Exhausted,
@@ -19,6 +16,9 @@ from oncely.core.rules import (
     Mismatch,
     Written,
 )
+from oncely.core.errors import FencedError, RefusedError
+from oncely.core.policy import Policy
+from oncely.core.record import Claim, Key, Record, State
 from oncely.ledger import Ledger
 from oncely.stores.base import Store
 from oncely.testing.tools import AdvancingClock, at_once, granted
@@ -216,16 +216,115 @@ class ClaimConformance:
             ledger.extend(claim, "60s")
 
     def test_handled_then_completed(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """What is handled is busy while its claim lives; then another may only send, not run."""
-        first = ledger.handled(granted(ledger.claim(KEY, "60s")))
-        assert isinstance(ledger.claim(KEY), Busy)
-        clock.advance(61)
-        outcome = ledger.claim(KEY, "60s")
-        assert isinstance(outcome, Handled)
-        assert (outcome.claim.fence, outcome.claim.attempts) == (2, 1)
-        assert isinstance(ledger.complete_many([first])[0], Fenced)
-        ledger.complete(outcome.claim)
+        """What is handled has no lease that could run out, and its holder completes it."""
+        claim = ledger.handled(granted(ledger.claim(KEY, "60s")))
+        clock.advance(365 * 86_400)
+        record = _found(ledger)
+        assert (record.state, record.lease_until) == (State.HANDLED, None)
+        ledger.complete(claim)
         assert _found(ledger).state is State.COMPLETED
+
+    def test_handled_can_be_repeated(self, ledger: Ledger) -> None:
+        """The same handled again succeeds, and the first result stays."""
+        claim = granted(ledger.claim(KEY))
+        ledger.handled(claim, "first")
+        before = _found(ledger)
+        ledger.handled(claim, "second")
+        assert _found(ledger) == before
+        assert before.result == "first"
+
+    def test_handled_is_not_undone(self, ledger: Ledger) -> None:
+        """What is handled can no longer fail; to release or extend it changes nothing."""
+        claim = ledger.handled(granted(ledger.claim(KEY, "60s")))
+        before = _found(ledger)
+        assert ledger.fail_many([claim], ["late"]) == [Fenced(before)]
+        ledger.release(claim)
+        ledger.extend(claim, "60s")
+        assert _found(ledger) == before
+
+    def test_handled_may_be_sent_by_whoever_asks(self, ledger: Ledger) -> None:
+        """Who asks for what is handled may send at once, one fence later; no attempt is counted.
+
+        The former sender can complete no more, and the newest can.
+        """
+        first = ledger.handled(granted(ledger.claim(KEY, "60s")))
+        second = _may_send(ledger)
+        third = _may_send(ledger)
+        assert (second.fence, third.fence, third.attempts) == (2, 3, 1)
+        before = _found(ledger)
+        assert ledger.complete_many([first, second]) == [Fenced(before)] * 2
+        assert _found(ledger) == before
+        ledger.complete(third)
+        assert _found(ledger).state is State.COMPLETED
+
+    def test_senders_race(self, ledger: Ledger) -> None:
+        """Of those who ask at once for what is handled each gets a fence of its own, and one can
+        complete it.
+        """
+        ledger.handled(granted(ledger.claim(KEY)))
+        claims = at_once(_RACERS, lambda _: _may_send(ledger))
+        assert sorted(claim.fence for claim in claims) == list(range(2, _RACERS + 2))
+        outcomes = ledger.complete_many(sorted(claims, key=lambda claim: claim.fence))
+        assert _kinds(outcomes[:-1]) == ["Fenced"] * (_RACERS - 1)
+        assert isinstance(outcomes[-1], Written)
+
+    def test_result_of_what_is_handled(self, ledger: Ledger) -> None:
+        """A result kept with handled stays when it is completed, unless that brings another."""
+        keys = [Key("billing", name) for name in ("kept", "replaced", "finished")]
+        claims = [granted(outcome) for outcome in ledger.claim_many(keys)]
+        results = [{"charged": 7}, "first", ["é", None]]
+        assert _kinds(ledger.handled_many(claims, results)) == ["Written"] * 3
+        ledger.complete(claims[0])
+        ledger.complete(claims[1], "second")
+        ledger.finish([keys[2]])
+        found = [_found(ledger, key).result for key in keys]
+        assert found == [{"charged": 7}, "second", ["é", None]]
+
+    def test_finish_completes_what_is_handled(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Finish needs no claim, completes what is handled, and leaves all else as it is."""
+        names = ("processing", "in doubt", "handled", "failed", "completed", "absent")
+        keys = [Key("billing", name) for name in names]
+        doubtful = granted(ledger.claim(keys[1], "1s"))
+        clock.advance(2)
+        claims = [granted(outcome) for outcome in ledger.claim_many([keys[0], *keys[2:5]], "60s")]
+        ledger.handled(claims[1])
+        ledger.fail(claims[2], "no")
+        ledger.complete(claims[3])
+        before = [ledger.find(key) for key in keys]
+        ledger.finish(keys)
+        ledger.finish(keys)
+        assert _found(ledger, keys[2]).state is State.COMPLETED
+        others = [number for number in range(len(keys)) if number != 2]
+        assert [ledger.find(keys[n]) for n in others] == [before[n] for n in others]
+        ledger.complete(claims[0])
+        ledger.complete(doubtful)
+
+    # ---- Without a claim -----------------------------------------------------------------------
+
+    def test_deliveries_are_counted(self, ledger: Ledger) -> None:
+        """A delivery that asks for no claim is one more attempt, whatever the record's state; the
+        holder of the claim can complete all the same.
+        """
+        with pytest.raises(RefusedError):
+            ledger.count_delivery(KEY)
+        claim = granted(ledger.claim(KEY, "60s"))
+        assert ledger.count_delivery(KEY).attempts == 2
+        ledger.complete(claim, "done")
+        before = _found(ledger)
+        counted = ledger.count_delivery(KEY)
+        assert (counted.attempts, counted.duplicates) == (3, 0)
+        found = _found(ledger)
+        assert found == before._replace(
+            attempts=3, version=found.version, last_seen=found.last_seen
+        )
+
+    def test_counted_at_once(self, ledger: Ledger) -> None:
+        """Deliveries that are counted at the same moment are all counted."""
+        granted(ledger.claim(KEY, "60s"))
+        at_once(_RACERS, lambda _: ledger.count_delivery(KEY))
+        assert _found(ledger).attempts == _RACERS + 1
+
+    # ---- Many ----------------------------------------------------------------------------------
 
     def test_many_claims_written_at_once(self, ledger: Ledger) -> None:
         """Many completes have one answer each, in order, and one old fence spoils no other."""
@@ -277,6 +376,13 @@ def _found(ledger: Ledger, key: Key = KEY) -> Record:
     record = ledger.find(key)
     assert record is not None
     return record
+
+
+def _may_send(ledger: Ledger) -> Claim:
+    """The claim of somebody who asks for what is handled."""
+    outcome = ledger.claim(KEY, "60s")
+    assert isinstance(outcome, Handled)
+    return outcome.claim
 
 
 def _kinds(outcomes: Sequence[object]) -> list[str]:

@@ -2,9 +2,22 @@
 """A store in which a test can meddle."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 from oncely.core.record import Key, Record, State
-from oncely.stores.base import Change, Loaded, Query, Store, Tally
+from oncely.stores.base import (
+    Backlog,
+    Change,
+    Inside,
+    Joined,
+    Loaded,
+    Query,
+    Store,
+    Tally,
+)
+
+T = TypeVar("T")
 
 
 class MeddlingStore:
@@ -32,6 +45,30 @@ class MeddlingStore:
     def load(self, keys: Collection[Key]) -> Loaded:
         self.calls.append("load")
         return self.store.load(keys)
+
+    @property
+    def has_transactions(self) -> bool:
+        return self.store.has_transactions
+
+    def transaction(self, work: Callable[[Inside], T]) -> T:
+        self.calls.append("transaction")
+        self.meddle()
+        return self.store.transaction(work)
+
+    def within(self, connection: Any) -> AbstractContextManager[Joined]:
+        return self.store.within(connection)
+
+    def is_contention(self, error: Exception) -> bool:
+        return self.store.is_contention(error)
+
+    def backlog(self) -> Backlog:
+        return self.store.backlog()
+
+    def send_again(self) -> int:
+        return self.store.send_again()
+
+    def wait_for_deferred(self, timeout_s: float) -> None:
+        self.store.wait_for_deferred(timeout_s)
 
     def scan(self, query: Query) -> Sequence[Record]:
         return self.store.scan(query)

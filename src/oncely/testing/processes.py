@@ -11,8 +11,8 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
+from oncely.core.commands import Granted
 from oncely.core.record import Key
-from oncely.core.rules import Granted
 from oncely.ledger import Ledger, open_ledger
 
 _DEADLINE_S = 60.0

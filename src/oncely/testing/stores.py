@@ -11,6 +11,7 @@ import pytest
 from oncely.core.record import Key, Record, State
 from oncely.stores.base import Change, Query, Store, Tally
 from oncely.testing.claims import ClaimConformance
+from oncely.testing.inside import InsideConformance
 from oncely.testing.tools import AdvancingClock, at_once
 
 LEASE_S = 60.0
@@ -36,7 +37,7 @@ JSON_VALUES: tuple[Any, ...] = (
 )
 
 
-class StoreConformance(ClaimConformance):
+class StoreConformance(ClaimConformance, InsideConformance):
     """What a store has to do. Inherit it, and give two fixtures.
 
     `store`: the store, migrated and empty. `clock`: the clock that this store reads, an object
@@ -45,6 +46,11 @@ class StoreConformance(ClaimConformance):
 
     metadata_is_exact = True
     """False where the database's own JSON makes a large float an integer."""
+
+    @pytest.fixture
+    def distinct_ids(self) -> Sequence[str]:
+        """Ids that must stay distinct."""
+        return DISTINCT_IDS
 
     # ---- insert --------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+from oncely.core.commands import Granted, Outcome
 from oncely.core.record import Claim
-from oncely.core.rules import Granted, Outcome
 
 T = TypeVar("T")
 

@@ -40,6 +40,12 @@ def database_of(engine: Engine) -> type[Database]:
             return Sqlite
 
 
+def unconnected_engine(kind: str) -> Engine:
+    """An engine that speaks as that kind of database does, and leads to none."""
+    drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
+    return create_engine(f"{drivers.get(kind, 'sqlite+pysqlite')}://")
+
+
 def sqlite_engine(file: Path) -> Engine:
     """An engine on a SQLite file. Raises ConfigError where it cannot be made there."""
     if not file.absolute().parent.is_dir():

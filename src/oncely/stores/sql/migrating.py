@@ -10,12 +10,15 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Table, inspect
+from sqlalchemy import Connection, inspect
 
 from oncely.core.errors import StoreError
 from oncely.stores.names import TableName
+from oncely.stores.sql.table import Tables
 
 _KEY = {"message_id", "provider"}
+_NAMING = {*_KEY, "name", "destination", "deferred_id"}
+"""Columns by which one thing is told from another."""
 _HAND_WRITTEN = {
     *("id", *_KEY, "status", "attempts", "metadata", "first_processed_at", "last_processed_at")
 }
@@ -53,8 +56,8 @@ def upgrade_sql(connection: Connection, name: TableName) -> str:
     return config.output_buffer.getvalue()
 
 
-def drift(connection: Connection, name: TableName, table: Table) -> list[str]:
-    """How the table differs from what the migrations make, a sentence each."""
+def drift(connection: Connection, name: TableName, tables: Tables) -> list[str]:
+    """How the tables differ from what the migrations make, a sentence each."""
     config = _config(connection, name)
     revision, head = _revision(connection, name), _head(config)
     if not inspect(connection).has_table(name.table, schema=name.schema):
@@ -65,17 +68,20 @@ def drift(connection: Connection, name: TableName, table: Table) -> list[str]:
         return [
             f"{name.table} is at migration {revision or 'none'} of {head}; type: oncely migrate"
         ]
+    ours = {table.name for table in tables}
+    if missing := ours - {*inspect(connection).get_table_names(schema=name.schema)}:
+        return [f"{name.table}: its table {table} is missing" for table in sorted(missing)]
     options = {
         "include_schemas": name.schema is not None,
-        "include_name": lambda what, kind, _: kind != "table" or what == name.table,
+        "include_name": lambda what, kind, _: kind != "table" or what in ours,
         "compare_type": True,
     }
     context = MigrationContext.configure(connection, opts=options)
-    differences = compare_metadata(context, table.metadata)
+    differences = compare_metadata(context, tables.records.metadata)
     if connection.dialect.name == "sqlite":
         # Lists are changes of a column, and SQLite does not hold a column to its type.
         differences = [diff for diff in differences if not isinstance(diff, list)]
-    return [*chain(*map(_told, differences)), *_loose_keys(connection, name)]
+    return [*chain(*map(_told, differences)), *_loose_keys(connection, name, tables)]
 
 
 def _told(diff: Any) -> list[str]:
@@ -83,6 +89,8 @@ def _told(diff: Any) -> list[str]:
     if isinstance(diff, list):
         return [text for part in diff for text in _told(part)]
     match diff:
+        case ("add_index", index):
+            return [f"{index.table.name}: the index {index.name} is missing"]
         case ("add_column", _, table, column):
             return [f"{table}: the column {column.name} is missing"]
         case ("modify_type", _, table, column, _, is_now, should_be):
@@ -93,19 +101,22 @@ def _told(diff: Any) -> list[str]:
             return []
 
 
-def _loose_keys(connection: Connection, name: TableName) -> Iterator[str]:
+def _loose_keys(connection: Connection, name: TableName, tables: Tables) -> Iterator[str]:
     """Why one message may be taken for two, or two for one."""
+    keys = (_KEY, _KEY | {"name"}, _KEY | {"name"})
     inspector = inspect(connection)
-    primary = inspector.get_pk_constraint(name.table, name.schema)["constrained_columns"]
-    unique = inspector.get_unique_constraints(name.table, name.schema)
-    if _KEY not in [set(primary), *(set(constraint["column_names"]) for constraint in unique)]:
-        yield f"{name.table}: nothing keeps message_id and provider together unique"
-    if connection.dialect.name != "mysql":
-        return
-    for column in inspector.get_columns(name.table, name.schema):
-        collation = getattr(column["type"], "collation", None)
-        if column["name"] in _KEY and not str(collation).endswith(_EXACT):
-            yield f"{name.table}: {column['name']} goes by {collation}: different ids are one"
+    for table, key in zip(tables, keys, strict=True):
+        primary = inspector.get_pk_constraint(table.name, name.schema)["constrained_columns"]
+        unique = inspector.get_unique_constraints(table.name, name.schema)
+        if key not in [set(primary), *(set(constraint["column_names"]) for constraint in unique)]:
+            those = " and ".join(c.name for c in table.c if c.name in key)
+            yield f"{table.name}: nothing keeps {those} together unique"
+        if connection.dialect.name != "mysql":
+            continue
+        for column in inspector.get_columns(table.name, name.schema):
+            collation = getattr(column["type"], "collation", None)
+            if column["name"] in _NAMING and not str(collation).endswith(_EXACT):
+                yield f"{table.name}: {column['name']} goes by {collation}: different ids are one"
 
 
 def _config(connection: Connection, name: TableName) -> Config:

@@ -1,20 +1,22 @@
 """MariaDB and MySQL through PyMySQL: each batch is one statement over a JSON document."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from pymysql.constants import CR, ER
 from pymysql.err import InterfaceError
-from sqlalchemy import ColumnElement, Connection, Engine, Table, delete
+from sqlalchemy import ColumnElement, Connection, Engine, delete
 
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, Record
 from oncely.stores.sql.batches import batches, split
-from oncely.stores.sql.database import Database, Fault, in_transaction, raw_cursor
+from oncely.stores.sql.database import Database, Fault, Link, in_transaction, raw_cursor
 from oncely.stores.sql.rows import (
+    DEFERRED,
     LOADED,
     TIMES,
     Columns,
@@ -24,6 +26,7 @@ from oncely.stores.sql.rows import (
     key_columns,
     swapped,
 )
+from oncely.stores.sql.table import Tables
 
 T = TypeVar("T")
 
@@ -41,18 +44,41 @@ _TYPES = {
     "exhausted": "TINYINT",
     "duplicates": "BIGINT",
     "believed": "BIGINT",
+    "name": "VARCHAR(32)",
+    "position": "INT",
+    "destination": "VARCHAR(255)",
+    "deferred_id": "VARCHAR(255)",
+    "type": "LONGTEXT",
+    "body": "LONGTEXT",
+    "headers": "LONGTEXT",
+    "source": "LONGTEXT",
+    "sent_at": "VARCHAR(64)",
+    "content_type": "LONGTEXT",
+    "ordering_key": "LONGTEXT",
+    "delay_s": "DOUBLE",
+    "lane": "VARCHAR(32)",
 }
+_INSERTED = (
+    *("message_id", "provider", "status", "attempts", "metadata", "fence", "version"),
+    "fingerprint",
+)
+_FEW = 100
+"""Rows, up to which an insert is written row by row."""
 _EPOCH = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {}) / 1e6"
-# NOW() would be when the statement began, before it waited for others.
-_NOW = "COALESCE(CAST('1970-01-01' AS DATETIME(6)) + INTERVAL %(now)s SECOND, SYSDATE(6))"
+_NOW = "COALESCE(CAST('1970-01-01' AS DATETIME(6)) + INTERVAL %(now)s SECOND, {})"
+_KEYS = (
+    "JSON_TABLE(%(keys)s, '$[*]' COLUMNS"
+    " (message_id VARCHAR(255) PATH '$[0]', provider VARCHAR(255) PATH '$[1]')) AS k"
+)
 _MIGRATION_WAIT_S = 100
 """For another program's migration; shorter than a connection waits for an answer."""
 _MAX_PACKET = "max_allowed_packet"
-_LONG_COLUMNS = ("metadata", "result")
+_LONG_COLUMNS = ("metadata", "result", "body")
 _LONG = 1 << 20
 """Characters from which on a statement is measured: the server hangs up on one too long for it."""
 
-_ROLLED_BACK = (ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT)
+_NUMBERING_LOCKED = 1467
+_ROLLED_BACK = (ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT, ER.CHECKREAD, _NUMBERING_LOCKED)
 _NO_TABLE = (ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR)
 _CONNECTION_KILLED = 1927
 _LOST = (ER.SERVER_SHUTDOWN, ER.NORMAL_SHUTDOWN, _CONNECTION_KILLED)
@@ -80,42 +106,75 @@ class Mysql(Database):
     it is undone, and done again for those that are found and locked first.
     """
 
-    clock = _EPOCH.format("SYSDATE(6)")
+    clock = _EPOCH.format("UTC_TIMESTAMP(6)")
     position = "instr"
+    always = "'1970-01-01'"
+    insert_absent = "INSERT IGNORE INTO {}"
+    skip_locked = "FOR UPDATE SKIP LOCKED"
 
-    def __init__(self, engine: Engine, table: Table) -> None:
-        super().__init__(engine, table)
+    def __init__(self, engine: Engine, tables: Tables, *, is_inside: bool = False) -> None:
+        super().__init__(engine, tables, is_inside=is_inside)
         # A batch has one of few shapes: which columns differ from row to row.
         self._insert_text = lru_cache(self._build_insert)
+        self._insertion_text = lru_cache(self._build_insertion)
         self._swap_text = lru_cache(self._build_swap)
         self._removal_text = lru_cache(self._build_removal)
         self._find_text = lru_cache(self._build_find)
         self._load_text = lru_cache(self._build_load)
+        self._defer_text = lru_cache(self._build_defer)
 
-    def insert(
-        self, connection: Connection, records: Sequence[Record], now: float | None
-    ) -> set[Key]:
-        if _written(connection, self._insert_text, inserted(records), now) == len(records):
+    @property
+    def moment(self) -> str:
+        # UTC_TIMESTAMP is when the statement began, before it waited for others. SYSDATE is in
+        # the session's time zone, which is ours only where the session is.
+        return _NOW.format("UTC_TIMESTAMP(6)" if self.is_inside else "SYSDATE(6)")
+
+    def insert(self, link: Link, records: Sequence[Record], now: float | None) -> set[Key]:
+        columns = inserted(records)
+        if self.is_inside or len(records) <= _FEW:
+            cursor = self._insert_values(link, columns, len(records), now)
+        else:
+            cursor = _executed(link, self._insert_text, columns, now)
+        if self._has_inserted_all(cursor, len(records)):
             return {record.key for record in records}
         # No two inserts under one key have the same version: these are ours.
-        return self._unchanged(connection, records)
+        return self._unchanged(link, records)
 
-    def swap(self, connection: Connection, pairs: Sequence[Pair], now: float | None) -> set[Key]:
+    def _insert_values(self, link: Link, columns: Columns, count: int, now: float | None) -> Any:
+        varying, constant = split(columns)
+        values = {
+            f"{name}_{n}": value for name, of in varying.items() for n, value in enumerate(of)
+        }
+        statement = self._insertion_text(tuple(varying), count)
+        return _execute(link, statement, {**constant, **values, "now": now})
+
+    def _has_inserted_all(self, cursor: Any, count: int) -> bool:
+        if self.is_inside:
+            # Whether those that were there are counted too is up to the session.
+            return count == 1 and bool(cursor.lastrowid)
+        return bool(cursor.rowcount == count)
+
+    def swap(self, link: Link, pairs: Sequence[Pair], now: float | None) -> set[Key]:
         def write(pairs: Sequence[Pair]) -> int:
-            return _written(connection, self._swap_text, swapped(pairs), now)
+            return _written(link, self._swap_text, swapped(pairs), now)
 
-        return self._write(connection, pairs, lambda pair: pair[0], write)
+        return self._write(link, pairs, lambda pair: pair[0], write)
 
-    def remove(self, connection: Connection, records: Sequence[Record]) -> set[Key]:
+    def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
         def write(records: Sequence[Record]) -> int:
-            return _written(connection, self._removal_text, believed(records))
+            return _written(link, self._removal_text, believed(records))
 
-        return self._write(connection, records, lambda record: record, write)
+        return self._write(link, records, lambda record: record, write)
 
-    def rows_of(self, connection: Connection, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
-        return _executed(connection, self._load_text, key_columns(keys)).fetchall()  # type: ignore[no-any-return]
+    def rows_of(self, link: Link, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
+        return _executed(link, self._load_text, key_columns(keys)).fetchall()  # type: ignore[no-any-return]
 
-    def purge(self, connection: Connection, condition: ColumnElement[bool], limit: int) -> int:
+    def purge(
+        self, connection: Connection, condition: ColumnElement[bool], limit: int, *, steps: bool
+    ) -> int:
+        if steps:
+            return super().purge(connection, condition, limit, steps=True)
+        # A third of the cost; but which rows are gone is not told.
         removal = delete(self.table).where(condition)
         return connection.execute(removal.with_dialect_options(mysql_limit=limit)).rowcount
 
@@ -152,8 +211,32 @@ class Mysql(Database):
         # PyMySQL calls nearly everything an OperationalError: its type tells nothing.
         return Fault.UNAVAILABLE if code in _UNAVAILABLE else Fault.OTHER
 
+    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]], now: float | None) -> None:
+        columns = {name: [row[name] for row in rows] for name in DEFERRED}
+        columns["body"] = [b64encode(row["body"]).decode() for row in rows]
+        _executed(link, self._defer_text, columns, now)
+
+    def later(self, seconds: str) -> str:
+        return f"{self.moment} + INTERVAL {seconds} SECOND"
+
+    def epoch_text(self, column: str) -> str:
+        return _EPOCH.format(column)
+
+    def of_keys(self, name: str) -> str:
+        return (
+            f"FROM {_KEYS} STRAIGHT_JOIN {name} AS d"
+            " WHERE d.message_id = k.message_id AND d.provider = k.provider"
+        )
+
+    @property
+    def steps_removal(self) -> str:
+        return f"DELETE d {self.of_keys(self.steps_name)}"
+
+    def key_values(self, keys: Sequence[Key]) -> Mapping[str, Any]:
+        return {"keys": json.dumps([[key.message_id, key.consumer] for key in keys])}
+
     def loaded_text(self, column: str, of: str = "") -> str:
-        return _EPOCH.format(f"{of}{column}") if column in TIMES else f"{of}{column}"
+        return self.epoch_text(f"{of}{column}") if column in TIMES else f"{of}{column}"
 
     def batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
         return batches(items, _weight)
@@ -170,7 +253,7 @@ class Mysql(Database):
 
     def _write(
         self,
-        connection: Connection,
+        link: Link,
         items: Sequence[T],
         believed_in: Callable[[T], Record],
         write: Callable[[Sequence[T]], int],
@@ -179,40 +262,70 @@ class Mysql(Database):
         keys = {believed_in(item).key for item in items}
         if len(items) == 1:
             return keys if write(items) else set()
-        try:
-            with in_transaction(connection):
-                if write(items) < len(items):
-                    raise _NotAll
-            return keys
-        except _NotAll:
-            pass
-        with in_transaction(connection):
-            records = [believed_in(item) for item in items]
-            unchanged = self._unchanged(connection, records, lock=True)
+        if not self.is_inside:
+            try:
+                with in_transaction(link):
+                    if write(items) < len(items):
+                        raise _NotAll
+                return keys
+            except _NotAll:
+                pass
+        with nullcontext() if self.is_inside else in_transaction(link):
+            unchanged = self._unchanged(link, [believed_in(item) for item in items], lock=True)
             if unchanged:
                 write([item for item in items if believed_in(item).key in unchanged])
             return unchanged
 
-    def _unchanged(
-        self, connection: Connection, records: Sequence[Record], *, lock: bool = False
-    ) -> set[Key]:
+    def _unchanged(self, link: Link, records: Sequence[Record], *, lock: bool = False) -> set[Key]:
         """Those that the table has in the version that the records have."""
         suffix = " FOR UPDATE" if lock else ""
-        cursor = _executed(connection, self._find_text, believed(records), lock=suffix)
+        cursor = _executed(link, self._find_text, believed(records), lock=suffix)
         return {Key(*row) for row in cursor.fetchall()}
 
     # ---- Statements ----------------------------------------------------------------------------
 
     def _build_insert(self, varying: tuple[str, ...]) -> str:
         value = _values(varying)
-        plain = ("message_id", "provider", "status", "attempts", "metadata", "fence", "version")
-        written = (*plain, "fingerprint")
-        rows = " CROSS JOIN ".join((f"(SELECT {_NOW} AS now) AS c", *_rows_of(varying)))
         return (
-            f"INSERT IGNORE INTO {self.name} ({', '.join(written)},"
+            f"INSERT IGNORE INTO {self.name} ({', '.join(_INSERTED)},"
             " lease_until, first_processed_at, last_processed_at)"
-            f" SELECT {', '.join(value[name] for name in written)},"
-            f" c.now + INTERVAL {value['lease_s']} SECOND, c.now, c.now FROM {rows}"
+            f" SELECT {', '.join(value[name] for name in _INSERTED)},"
+            f" c.now + INTERVAL {value['lease_s']} SECOND, c.now, c.now"
+            f" FROM {self._at_one_time(varying)}"
+        )
+
+    def _build_insertion(self, varying: tuple[str, ...], count: int) -> str:
+        """An insert that is slower for many rows, but keeps nobody from inserting others while it
+        waits for a transaction: one from a table locks the numbering of rows as long as it runs.
+        """
+
+        def row(n: int) -> str:
+            value = {name: f"{name}_{n}" if name in varying else name for name in _TYPES}
+            given = ", ".join(f"%({value[name]})s" for name in _INSERTED)
+            lease_until = f"first_processed_at + INTERVAL %({value['lease_s']})s SECOND"
+            return f"({self.moment}, first_processed_at, {lease_until}, {given})"
+
+        rows = ", ".join(map(row, range(count)))
+        columns = ("first_processed_at", "last_processed_at", "lease_until", *_INSERTED)
+        written = f"INTO {self.name} ({', '.join(columns)}) VALUES {rows}"
+        if not self.is_inside:
+            return f"INSERT IGNORE {written}"
+        # To ignore what is there takes a shared lock on it. Two that lost would both keep theirs,
+        # and deadlock once they want to write. This takes an exclusive one, changes nothing, and
+        # tells so: no id was given.
+        return f"INSERT {written} ON DUPLICATE KEY UPDATE fence = fence + LAST_INSERT_ID(0)"
+
+    def _build_defer(self, varying: tuple[str, ...]) -> str:
+        value = _values(varying)
+        given = {name: value[name] for name in DEFERRED}
+        # JSON has no bytes.
+        given["body"] = f"FROM_BASE64({value['body']})"
+        due_at = f"c.now + INTERVAL {value['delay_s']} SECOND"
+        return (
+            f"INSERT IGNORE INTO {self.deferred_name} ({', '.join(given)},"
+            f" created_at, due_at, held_until) SELECT {', '.join(given.values())}, c.now, {due_at},"
+            f" IF({value['delay_s']} > 0, {due_at}, {self.always})"
+            f" FROM {self._at_one_time(varying)}"
         )
 
     def _build_swap(self, varying: tuple[str, ...]) -> str:
@@ -222,8 +335,8 @@ class Mysql(Database):
         return (
             f"UPDATE {self._joined(varying)} SET"
             f" {', '.join(f't.{name} = {value[name]}' for name in written)},"
-            f" t.lease_until = {_NOW} + INTERVAL {value['lease_s']} SECOND,"
-            f" t.last_processed_at = {_NOW} {_where_unchanged(value)}"
+            f" t.lease_until = {self.moment} + INTERVAL {value['lease_s']} SECOND,"
+            f" t.last_processed_at = {self.moment} {_where_unchanged(value)}"
         )
 
     def _build_removal(self, varying: tuple[str, ...]) -> str:
@@ -235,7 +348,13 @@ class Mysql(Database):
 
     def _build_load(self, varying: tuple[str, ...]) -> str:
         columns = ", ".join(self.loaded_text(name, "t.") for name in LOADED)
-        return f"SELECT {columns} FROM {self._joined(varying)} {_where_key(_values(varying))}"
+        lock = " FOR UPDATE" if self.is_inside else ""
+        found = f"SELECT {columns} FROM {self._joined(varying)} {_where_key(_values(varying))}"
+        return found + lock
+
+    def _at_one_time(self, varying: tuple[str, ...]) -> str:
+        """The batch, with the time as `c.now`."""
+        return " CROSS JOIN ".join((f"(SELECT {self.moment} AS now) AS c", *_rows_of(varying)))
 
     def _joined(self, varying: tuple[str, ...]) -> str:
         # The batch first, then the table by its key: what is not in the batch is not read.
@@ -266,18 +385,18 @@ class _NotAll(Exception):
 
 
 def _written(
-    connection: Connection,
+    link: Link,
     build: Callable[[tuple[str, ...]], str],
     columns: Columns,
     now: float | None = None,
 ) -> int:
     """Write these rows; how many were."""
-    return int(_executed(connection, build, columns, now).rowcount)
+    return int(_executed(link, build, columns, now).rowcount)
 
 
-def _check_length(connection: Connection, statement: str) -> None:
+def _check_length(link: Link, statement: str) -> None:
     """Raise StoreError for a statement that the server would hang up on."""
-    length, most = len(statement.encode()), connection.info[_MAX_PACKET]
+    length, most = len(statement.encode()), link.info[_MAX_PACKET]
     if length >= most:
         raise StoreError(
             f"{length} bytes are to be written at once: raise max_allowed_packet, now {most}"
@@ -285,7 +404,7 @@ def _check_length(connection: Connection, statement: str) -> None:
 
 
 def _executed(
-    connection: Connection,
+    link: Link,
     build: Callable[[tuple[str, ...]], str],
     columns: Columns,
     now: float | None = None,
@@ -295,9 +414,13 @@ def _executed(
     varying, constant = split(columns)
     # As they are: every letter beyond ASCII would be two escapes for the server to undo.
     rows = json.dumps(list(zip(*varying.values(), strict=True)), ensure_ascii=False)
-    cursor = raw_cursor(connection)
-    statement, values = build(tuple(varying)) + lock, {**constant, "rows": rows, "now": now}
-    if len(rows) + sum(len(constant.get(name) or "") for name in _LONG_COLUMNS) > _LONG:
-        _check_length(connection, cursor.mogrify(statement, values))
+    return _execute(link, build(tuple(varying)) + lock, {**constant, "rows": rows, "now": now})
+
+
+def _execute(link: Link, statement: str, values: Mapping[str, Any]) -> Any:
+    """A cursor that has executed a statement."""
+    cursor = raw_cursor(link)
+    if sum(len(value) for value in values.values() if isinstance(value, str)) > _LONG:
+        _check_length(link, cursor.mogrify(statement, values))
     cursor.execute(statement, values)
     return cursor

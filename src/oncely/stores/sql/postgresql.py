@@ -1,17 +1,20 @@
 """PostgreSQL through psycopg: each batch is one statement over arrays, and commits by itself."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import psycopg
-from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, literal_column, select
+from sqlalchemy import ColumnElement, Connection, Engine, Select, literal_column, select
 
 from oncely.core.record import Key, Record
 from oncely.stores.sql.batches import split
-from oncely.stores.sql.database import Database, Fault, in_transaction, raw_cursor
+from oncely.stores.sql.database import Database, Fault, Link, in_transaction, raw_cursor
 from oncely.stores.sql.rows import (
+    DEFERRED,
     LOADED,
     TIMES,
     Columns,
@@ -21,6 +24,7 @@ from oncely.stores.sql.rows import (
     key_columns,
     swapped,
 )
+from oncely.stores.sql.table import Tables
 
 SETTINGS = (
     # Statements here look rows up by their key, in batches. On a table that was never analysed the
@@ -47,10 +51,30 @@ _TYPES = {
     "exhausted": "bool",
     "duplicates": "int8",
     "believed": "int8",
+    "name": "text",
+    "position": "int4",
+    "destination": "text",
+    "deferred_id": "text",
+    "type": "text",
+    "body": "bytea",
+    "headers": "text",
+    "source": "text",
+    "sent_at": "text",
+    "content_type": "text",
+    "ordering_key": "text",
+    "delay_s": "float8",
+    "lane": "text",
 }
+_NOW = "coalesce(to_timestamp(%(now)s::float8), clock_timestamp())"
 _LEASE_END = "now + lease_s * interval '1 second'"
+_KEYS = "unnest(%(message_ids)s::text[], %(providers)s::text[]) AS k (message_id, provider)"
+_OF_KEY = "WHERE d.message_id = k.message_id AND d.provider = k.provider"
 _THIS = "WHERE t.message_id = k.message_id AND t.provider = k.provider"
 _UNCHANGED = f"{_THIS} AND t.version = k.believed"
+
+_TELL_AGAIN_S = 0.1
+"""How long a process is silent after it has told of deferred messages: of transactions that tell,
+only one commits at a time. What it does not tell is found by those who look."""
 
 _ROLLED_BACK = ("40001", "40P01")
 _NO_TABLE = ("42P01", "42703", "3F000")
@@ -64,32 +88,38 @@ class Postgresql(Database):
 
     clock = "extract(epoch FROM clock_timestamp())::float8"
     position = "strpos"
+    always = "to_timestamp(0)"
+    skip_locked = "FOR UPDATE OF d SKIP LOCKED"
+    moment = _NOW
 
-    def __init__(self, engine: Engine, table: Table) -> None:
-        super().__init__(engine, table)
+    def __init__(self, engine: Engine, tables: Tables, *, is_inside: bool = False) -> None:
+        super().__init__(engine, tables, is_inside=is_inside)
         # A batch has one of few shapes: which columns differ from row to row.
         self._insert_text = lru_cache(self._build_insert)
         self._swap_text = lru_cache(self._build_swap)
         self._removal_text = lru_cache(self._build_removal)
         self._load_text = lru_cache(self._build_load)
+        self._defer_text = lru_cache(self._build_defer)
+        self._telling_text = lru_cache(self._build_telling)
+        self._told_at = -math.inf
 
-    def insert(
-        self, connection: Connection, records: Sequence[Record], now: float | None
-    ) -> set[Key]:
-        cursor = _executed(connection, self._insert_text, inserted(records), now)
+    def insert(self, link: Link, records: Sequence[Record], now: float | None) -> set[Key]:
+        cursor = _executed(link, self._insert_text, inserted(records), now)
         return _written(cursor, records)
 
-    def swap(self, connection: Connection, pairs: Sequence[Pair], now: float | None) -> set[Key]:
-        cursor = _executed(connection, self._swap_text, swapped(pairs), now)
+    def swap(self, link: Link, pairs: Sequence[Pair], now: float | None) -> set[Key]:
+        cursor = _executed(link, self._swap_text, swapped(pairs), now)
         return _written(cursor, [old for old, _ in pairs])
 
-    def remove(self, connection: Connection, records: Sequence[Record]) -> set[Key]:
-        return _written(_executed(connection, self._removal_text, believed(records)), records)
+    def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
+        return _written(_executed(link, self._removal_text, believed(records)), records)
 
-    def rows_of(self, connection: Connection, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
-        return _executed(connection, self._load_text, key_columns(keys)).fetchall()
+    def rows_of(self, link: Link, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
+        return _executed(link, self._load_text, key_columns(keys)).fetchall()
 
-    def purge(self, connection: Connection, condition: ColumnElement[bool], limit: int) -> int:
+    def purge(
+        self, connection: Connection, condition: ColumnElement[bool], limit: int, *, steps: bool
+    ) -> int:
         # Rows that another cleaner, or a worker, is at are left to them.
         chosen: Select[Any] = (
             select(literal_column("ctid"))
@@ -99,11 +129,14 @@ class Postgresql(Database):
             .with_for_update(skip_locked=True)
         )
         compiled = chosen.compile(connection, compile_kwargs={"render_postcompile": True})
-        removed = connection.exec_driver_sql(
-            f"DELETE FROM {self.name} WHERE ctid = ANY (ARRAY ({compiled}))",
-            dict(compiled.params),
-        )
-        return removed.rowcount
+        removal = f"DELETE FROM {self.name} WHERE ctid = ANY (ARRAY ({compiled}))"
+        if steps:
+            removal = (
+                f"WITH gone AS ({removal} RETURNING message_id, provider), steps AS"
+                f" (DELETE FROM {self.steps_name} AS d USING gone AS k {_OF_KEY})"
+                " SELECT FROM gone"
+            )
+        return connection.exec_driver_sql(removal, dict(compiled.params)).rowcount
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
@@ -117,21 +150,47 @@ class Postgresql(Database):
         return int(found.scalar_one())
 
     def fault(self, error: Exception) -> Fault:
-        state = getattr(error, "sqlstate", None) or ""
+        # psycopg2 has another name for it. Types go by their names: a caller's driver has its own.
+        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
+        kinds = {kind.__name__ for kind in type(error).__mro__}
         if state in _ROLLED_BACK:
             return Fault.ROLLED_BACK
         if state in _NO_TABLE:
             return Fault.NO_TABLE
         if state in _SHUT_DOWN or state.startswith("08"):
             return Fault.LOST
-        if not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        if not state and kinds & {"OperationalError", "InterfaceError"}:
             return Fault.LOST
-        is_away = state == _READ_ONLY or isinstance(error, psycopg.OperationalError)
+        is_away = state == _READ_ONLY or "OperationalError" in kinds
         return Fault.UNAVAILABLE if is_away else Fault.OTHER
+
+    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]], now: float | None) -> None:
+        columns = {name: [row[name] for row in rows] for name in DEFERRED}
+        tells = time.monotonic() - self._told_at > _TELL_AGAIN_S
+        _executed(link, self._telling_text if tells else self._defer_text, columns, now)
+        if tells:
+            self._told_at = time.monotonic()
+
+    def later(self, seconds: str) -> str:
+        return f"{_NOW} + {seconds}::float8 * interval '1 second'"
+
+    def epoch_text(self, column: str) -> str:
+        return f"extract(epoch FROM {column})::float8"
+
+    def of_keys(self, name: str) -> str:
+        return f"FROM {_KEYS}, {name} AS d {_OF_KEY}"
+
+    @property
+    def steps_removal(self) -> str:
+        return f"DELETE FROM {self.steps_name} AS d USING {_KEYS} {_OF_KEY}"
+
+    def key_values(self, keys: Sequence[Key]) -> Mapping[str, Any]:
+        columns = key_columns(keys)
+        return {"message_ids": columns["message_id"], "providers": columns["provider"]}
 
     def loaded_text(self, column: str, of: str = "") -> str:
         if column in TIMES:
-            return f"extract(epoch FROM {of}{column})::float8"
+            return self.epoch_text(f"{of}{column}")
         return f"{of}metadata::text" if column == "metadata" else f"{of}{column}"
 
     # ---- Statements ----------------------------------------------------------------------------
@@ -163,22 +222,39 @@ class Postgresql(Database):
 
     def _build_load(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         columns = ", ".join(self.loaded_text(name, "t.") for name in LOADED)
-        return f"SELECT {columns} FROM {_rows(varying, constant)}, {self.name} AS t {_THIS}"
+        lock = " FOR UPDATE OF t" if self.is_inside else ""
+        return f"SELECT {columns} FROM {_rows(varying, constant)}, {self.name} AS t {_THIS}{lock}"
+
+    def _build_defer(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        due_at = "now + delay_s * interval '1 second'"
+        columns = ", ".join(DEFERRED)
+        return (
+            f"INSERT INTO {self.deferred_name} ({columns}, created_at, due_at, held_until)"
+            f" SELECT {columns}, now, {due_at}, CASE WHEN delay_s > 0 THEN {due_at}"
+            f" ELSE {self.always} END FROM {_rows(varying, constant)} ON CONFLICT DO NOTHING"
+        )
+
+    def _build_telling(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        # In the same statement; whoever listens is told when the transaction commits.
+        return (
+            f"WITH kept AS ({self._build_defer(varying, constant)} RETURNING id)"
+            f" SELECT pg_notify('{self.channel}', '') WHERE EXISTS (SELECT FROM kept)"
+        )
 
 
 def _rows(varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
     """The table `k` of the batch: a row for each record, with its values and the time."""
     arrays = ", ".join(f"%({name})b::{_TYPES[name]}[]" for name in varying)
-    now = "coalesce(to_timestamp(%(now)s::float8), clock_timestamp()) AS now"
     singles = [f"%({name})b::{_TYPES[name]} AS {name}" for name in constant]
+    columns = ", ".join((*varying, *singles, f"{_NOW} AS now"))
     source = f" FROM unnest({arrays}) AS u ({', '.join(varying)})" if varying else ""
     # The offset keeps the planner from taking `k` apart: compared with constants, rows of the
     # table would seem to it to be found in a shorter way than by their key.
-    return f"(SELECT {', '.join((*varying, *singles, now))}{source} OFFSET 0) AS k"
+    return f"(SELECT {columns}{source} OFFSET 0) AS k"
 
 
 def _executed(
-    connection: Connection,
+    link: Link,
     build: Callable[[tuple[str, ...], tuple[str, ...]], str],
     columns: Columns,
     now: float | None = None,
@@ -186,7 +262,7 @@ def _executed(
     """A cursor that has executed the statement for these rows."""
     varying, constant = split(columns)
     parameters = {**varying, **constant, "now": now}
-    cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(connection)
+    cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
     cursor.execute(build(tuple(varying), tuple(constant)), parameters, prepare=True, binary=True)
     return cursor
 

@@ -1,7 +1,7 @@
 """Between records and rows."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from oncely.core.errors import StoreError
@@ -25,6 +25,12 @@ LOADED = (
     "version",
 )
 """The columns that `record_of` takes, in its order; times as seconds since 1970, JSON as text."""
+
+DEFERRED = (
+    *("name", "message_id", "provider", "position", "destination", "deferred_id", "type", "body"),
+    *("headers", "source", "sent_at", "content_type", "ordering_key", "delay_s", "lane"),
+)
+"""The columns that are given for a deferred message."""
 
 TIMES = ("first_processed_at", "last_processed_at", "lease_until")
 
@@ -126,6 +132,11 @@ def parted(changes: Sequence[Change]) -> tuple[list[Pair], list[Record]]:
 def by_key(records: Sequence[Record]) -> list[Record]:
     """The records in one order for all writers, which is that of the index."""
     return sorted(records, key=_place)
+
+
+def by_place(keys: Collection[Key]) -> list[Key]:
+    """The keys in that order."""
+    return sorted(keys, key=lambda key: key[::-1])
 
 
 def _mapping(text: str) -> Mapping[str, Any] | None:

@@ -1,31 +1,36 @@
 """SQLite: one file, one writer at a time, rows written one by one."""
 
+import json
+import re
 import sqlite3
 import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import ColumnElement, Connection, Engine, Table, delete, select
+from sqlalchemy import Connection, Engine
 
+from oncely import sqlite_files
 from oncely.core.record import Key, Record
-from oncely.stores.sql.database import Database, Fault, raw_cursor
+from oncely.stores.sql.database import Database, Fault, Link, raw_cursor, roll_back
 from oncely.stores.sql.rows import (
+    DEFERRED,
     LOADED,
+    Columns,
     Pair,
     believed,
     inserted,
     swapped,
 )
+from oncely.stores.sql.table import Tables
 
 T = TypeVar("T")
 
-BUSY_TIMEOUT_S = 30.0
-"""How long to wait for another process that writes to the same file."""
-_PATIENT = f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}"
-_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_RETRY_S = 0.001
+_KEYS = (
+    "(SELECT json_extract(value, '$[0]') AS message_id, json_extract(value, '$[1]') AS provider"
+    " FROM json_each(%(keys)s)) AS k"
+)
 
 
 class Sqlite(Database):
@@ -33,65 +38,71 @@ class Sqlite(Database):
 
     clock = "((julianday('now') - 2440587.5) * 86400.0)"
     position = "instr"
+    always = "0.0"
+    skip_locked = ""
 
-    def __init__(self, engine: Engine, table: Table) -> None:
-        super().__init__(engine, table)
+    def __init__(self, engine: Engine, tables: Tables, *, is_inside: bool = False) -> None:
+        super().__init__(engine, tables, is_inside=is_inside)
         # One thread at a time asks for the file's one write lock.
         self._lock = threading.Lock()
         columns = ", ".join(self.loaded_text(name) for name in LOADED)
-        this = "message_id = ?1 AND provider = ?2"
+        this = "message_id = :message_id AND provider = :provider"
         self._load = f"SELECT {columns} FROM {self.name} WHERE {this}"
-        self._remove = f"DELETE FROM {self.name} WHERE {this} AND version = ?3"
+        self._remove = f"DELETE FROM {self.name} WHERE {this} AND version = :believed"
+        plain = ("message_id", "provider", "status", "attempts", "metadata", "fence", "version")
+        given = (*plain, "fingerprint")
         self._insert = (
-            f"INSERT INTO {self.name} (message_id, provider, status, attempts, metadata, fence,"
-            " version, lease_until, fingerprint, first_processed_at, last_processed_at)"
-            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 + ?10, ?9, ?10, ?10) ON CONFLICT DO NOTHING"
+            f"INSERT INTO {self.name} ({', '.join(given)},"
+            " lease_until, first_processed_at, last_processed_at)"
+            f" VALUES ({', '.join(f':{name}' for name in given)}, :lease_s + :now, :now, :now)"
+            " ON CONFLICT DO NOTHING"
         )
+        written = (*plain[2:], "fingerprint", "result", "exhausted", "duplicates")
         self._swap = (
-            f"UPDATE {self.name} SET status = ?4, attempts = ?5, metadata = ?6, fence = ?7,"
-            " version = ?8, lease_until = ?9 + ?14, fingerprint = ?10, result = ?11,"
-            " exhausted = ?12, duplicates = ?13, last_processed_at = ?14"
-            f" WHERE {this} AND version = ?3"
+            f"UPDATE {self.name} SET {', '.join(f'{name} = :{name}' for name in written)},"
+            " lease_until = :lease_s + :now, last_processed_at = :now"
+            f" WHERE {this} AND version = :believed"
         )
 
-    def insert(
-        self, connection: Connection, records: Sequence[Record], now: float | None
-    ) -> set[Key]:
-        columns = inserted(records).values()
-        with self._writing(connection):
+        due_at = ":now + :delay_s"
+        self._defer = (
+            f"INSERT INTO {self.deferred_name}"
+            f" ({', '.join(DEFERRED)}, created_at, due_at, held_until)"
+            f" VALUES ({', '.join(f':{name}' for name in DEFERRED)}, :now, {due_at},"
+            f" CASE WHEN :delay_s > 0 THEN {due_at} ELSE {self.always} END) ON CONFLICT DO NOTHING"
+        )
+
+    def insert(self, link: Link, records: Sequence[Record], now: float | None) -> set[Key]:
+        columns = inserted(records)
+        with self._writing(link):
             # Asked for now: to wait for the lock may have taken longer than a lease.
-            rows = _rows(columns, self.now(connection, now))
-            return _write_each(connection, self._insert, rows, records)
+            rows = _rows({**columns, "now": [self.now(link, now)] * len(records)})
+            return _write_each(link, self._insert, rows, records)
 
-    def swap(self, connection: Connection, pairs: Sequence[Pair], now: float | None) -> set[Key]:
-        columns = swapped(pairs).values()
-        with self._writing(connection):
-            rows = _rows(columns, self.now(connection, now))
-            return _write_each(connection, self._swap, rows, [old for old, _ in pairs])
+    def swap(self, link: Link, pairs: Sequence[Pair], now: float | None) -> set[Key]:
+        columns = swapped(pairs)
+        with self._writing(link):
+            rows = _rows({**columns, "now": [self.now(link, now)] * len(pairs)})
+            return _write_each(link, self._swap, rows, [old for old, _ in pairs])
 
-    def remove(self, connection: Connection, records: Sequence[Record]) -> set[Key]:
-        rows = list(zip(*believed(records).values(), strict=True))
-        with self._writing(connection):
-            return _write_each(connection, self._remove, rows, records)
+    def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
+        rows = _rows(believed(records))
+        with self._writing(link):
+            return _write_each(link, self._remove, rows, records)
 
     def batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
         # One transaction: it is undone as a whole.
         return [items] if items else []
 
-    def rows_of(self, connection: Connection, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
-        cursor = raw_cursor(connection)
+    def rows_of(self, link: Link, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
+        cursor = raw_cursor(link)
         for key in keys:
-            yield from cursor.execute(self._load, (key.message_id, key.consumer))
-
-    def purge(self, connection: Connection, condition: ColumnElement[bool], limit: int) -> int:
-        id_ = self.table.c.id
-        chosen = select(id_).where(condition).limit(limit)
-        with self._writing(connection):
-            return connection.execute(delete(self.table).where(id_.in_(chosen))).rowcount
+            this = {"message_id": key.message_id, "provider": key.consumer}
+            yield from cursor.execute(self._load, this)
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
-        with self._writing(connection):
+        with self.transaction(connection):
             yield
 
     def size(self, connection: Connection) -> int | None:
@@ -109,80 +120,80 @@ class Sqlite(Database):
     def loaded_text(self, column: str, of: str = "") -> str:
         return f"{of}{column}"
 
+    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]], now: float | None) -> None:
+        at = self.now(link, now)
+        raw_cursor(link).executemany(self._defer, [{**row, "now": at} for row in rows])
+
+    @property
+    def moment(self) -> str:
+        return f"coalesce(%(now)s, {self.clock})"
+
+    def later(self, seconds: str) -> str:
+        return f"{self.moment} + {seconds}"
+
+    def epoch_text(self, column: str) -> str:
+        return column
+
+    def of_keys(self, name: str) -> str:
+        return (
+            f"FROM {_KEYS} CROSS JOIN {name} AS d"
+            " WHERE d.message_id = k.message_id AND d.provider = k.provider"
+        )
+
+    @property
+    def steps_removal(self) -> str:
+        these = f"SELECT k.message_id, k.provider FROM {_KEYS}"
+        return f"DELETE FROM {self.steps_name} WHERE (message_id, provider) IN ({these})"
+
+    def key_values(self, keys: Sequence[Key]) -> Mapping[str, Any]:
+        return {"keys": json.dumps([[key.message_id, key.consumer] for key in keys])}
+
+    def run(self, link: Link, statement: str, values: Mapping[str, Any] | None = None) -> Any:
+        return super().run(link, _spelled(statement), values)
+
     def prepare(self, connection: Any, _: object) -> None:
-        connection.isolation_level = None  # BEGIN IMMEDIATE is ours to say, and to wait for.
-        connection.execute(_PATIENT)
-        switch_to_wal(connection)
-        # A commit that a power cut can undo would run its message twice.
-        connection.execute("PRAGMA synchronous = FULL")
+        sqlite_files.prepare(connection)
         # Random ids touch most pages again and again: to copy them back less often saves a fifth.
         connection.execute("PRAGMA wal_autocheckpoint = 8000")
+        connection.execute("PRAGMA cache_size = -65536")
 
     def start_afresh(self) -> None:
         self._lock = threading.Lock()
 
     @contextmanager
-    def _writing(self, connection: Connection) -> Iterator[None]:
-        """A transaction that holds the file's one write lock. What can be done before, is."""
+    def transaction(self, connection: Connection) -> Iterator[None]:
+        # The file's one write lock is taken at once. What can be done before, is.
         with self._lock:
-            _begin(connection)
+            sqlite_files.begin(raw_cursor(connection))
             try:
                 yield
-            except BaseException:
-                # A full disk has ended the transaction already.
-                if getattr(connection.connection.dbapi_connection, "in_transaction", False):
-                    connection.exec_driver_sql("ROLLBACK")
+            except BaseException as error:
+                roll_back(connection, error)
                 raise
-            connection.exec_driver_sql("COMMIT")
+            raw_cursor(connection).execute("COMMIT")
+
+    def _writing(self, link: Link) -> AbstractContextManager[None]:
+        """A transaction; the one that is open, where one is."""
+        return nullcontext() if self.is_inside else self.transaction(cast(Connection, link))
 
 
-def _rows(columns: Iterable[Sequence[Any]], now: float) -> list[tuple[Any, ...]]:
-    return [(*row, now) for row in zip(*columns, strict=True)]
+@lru_cache
+def _spelled(statement: str) -> str:
+    """A statement with its parameters as SQLite has them."""
+    return re.sub(r"%\((\w+)\)s", r":\1", statement)
+
+
+def _rows(columns: Columns) -> list[dict[str, Any]]:
+    """The parameters for each row."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _write_each(
-    connection: Connection,
-    statement: str,
-    rows: Sequence[tuple[Any, ...]],
-    records: Sequence[Record],
+    link: Link, statement: str, rows: Sequence[Mapping[str, Any]], records: Sequence[Record]
 ) -> set[Key]:
-    cursor = raw_cursor(connection)
+    cursor = raw_cursor(link)
     written = set()
     for row, record in zip(rows, records, strict=True):
         if cursor.execute(statement, row).rowcount:
             written.add(record.key)
     return written
-
-
-def _begin(connection: Connection) -> None:
-    # SQLite's own busy timeout sleeps for up to a tenth of a second at a time, in which the
-    # lock stands free; with two writers that halves the rate.
-    deadline = time.monotonic() + BUSY_TIMEOUT_S
-    cursor = raw_cursor(connection)
-    cursor.execute("PRAGMA busy_timeout = 0")
-    try:
-        while True:
-            try:
-                cursor.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                # The low byte: the rest says why it is locked, such as a recovery going on.
-                if error.sqlite_errorcode & 0xFF not in _LOCKED or time.monotonic() > deadline:
-                    raise
-                time.sleep(_RETRY_S)
-    finally:
-        cursor.execute(_PATIENT)
-
-
-def switch_to_wal(connection: Any, patience_s: float = BUSY_TIMEOUT_S) -> None:
-    """Set WAL mode, which stays with the file. Raises OperationalError where it stays locked."""
-    # The switch needs the file for itself, and SQLite does not apply the busy timeout to it.
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)

@@ -3,33 +3,57 @@
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, case, event, func, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    and_,
+    case,
+    event,
+    exists,
+    func,
+    select,
+    true,
+)
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from oncely.core.errors import ReplyLost, StoreError, StoreUnavailable, mask_passwords
+from oncely.core.errors import (
+    ContentionError,
+    ReplyLost,
+    StoreError,
+    StoreUnavailable,
+    mask_passwords,
+)
 from oncely.core.record import Key, Record, State
-from oncely.stores.base import Change, Clock, Loaded, Query, Tally
+from oncely.sqlite_files import is_locked
+from oncely.stores.base import Backlog, Change, Clock, Inside, Joined, Loaded, Query, Tally
 from oncely.stores.names import TableName
 from oncely.stores.retrying import TryAgain, patiently
-from oncely.stores.sql import migrating
-from oncely.stores.sql.database import Database, Fault
+from oncely.stores.sql import deferred, migrating, steps
+from oncely.stores.sql.database import Database, Fault, raw_cursor
+from oncely.stores.sql.drivers import is_driver_error
 from oncely.stores.sql.engines import database_of
+from oncely.stores.sql.inside import SqlInside
+from oncely.stores.sql.joining import joined
+from oncely.stores.sql.listening import Listening, Looking
 from oncely.stores.sql.rows import Pair, by_key, parted, record_of
-from oncely.stores.sql.table import processed_messages
+from oncely.stores.sql.table import tables
 
 T = TypeVar("T")
 
 
 class SqlStore:
-    """The table `name` in the database of an Engine that `engines` made.
+    """The tables `name` in the database of an Engine that `engines` made.
 
     `clock` replaces the database's clock; only tests want that.
     """
+
+    has_transactions = True
 
     def __init__(
         self, engine: Engine, name: TableName = TableName(), clock: Clock | None = None
@@ -37,8 +61,14 @@ class SqlStore:
         self._engine = engine
         self._clock = clock
         self._name = name.checked()
-        self._table = processed_messages(name, engine.dialect.name)
-        self._database: Database = database_of(engine)(engine, self._table)
+        self._tables = tables(name, engine.dialect.name)
+        self._table = self._tables.records
+        self._database: Database = database_of(engine)(engine, self._tables)
+        self._waiting = (
+            Listening(self._newest, lambda: patiently(self._listen))
+            if engine.dialect.name == "postgresql"
+            else Looking(self._newest)
+        )
         event.listen(engine, "connect", self._database.prepare)
         _start_afresh_after_fork(self)
 
@@ -90,13 +120,99 @@ class SqlStore:
 
     def purge(self, query: Query, states: Sequence[State]) -> int:
         in_states = self._table.c.status.in_([state.value for state in states])
+        of_record, record = self._tables.deferred.c, self._table.c
+        nothing_waits = ~exists().where(
+            of_record.message_id == record.message_id, of_record.provider == record.provider
+        )
 
         def write(connection: Connection) -> int:
+            # To look for what waits, and for steps, costs as much as the rest. What is in these
+            # tables from now on is not of messages that were last seen long ago.
+            some_wait, some_steps = self._database.has_beside(connection)
             condition = and_(in_states, self._fitting(query, self._time(connection)))
-            return self._database.purge(connection, condition, query.limit)
+            if some_wait:
+                condition = and_(condition, nothing_waits)
+            return self._database.purge(connection, condition, query.limit, steps=some_steps)
 
         # To remove what is old again is no harm: a lost reply needs no more than another try.
+        purged = self._read(write)
+        if purged < query.limit:
+            while self._read(partial(self._purge_steps, query)) == query.limit:
+                pass
+        return purged
+
+    def _purge_steps(self, query: Query, connection: Connection) -> int:
+        age = query.older_than_s
+        before = None if age is None else self._time(connection) - age
+        with self._database.transaction(connection):
+            return steps.purge(self._database, connection, query.consumer, before, query.limit)
+
+    # ---- Transactions --------------------------------------------------------------------------
+
+    def transaction(self, work: Callable[[Inside], T]) -> T:
+        return patiently(lambda: self._transact(work))
+
+    def within(self, connection: Any) -> AbstractContextManager[Joined]:
+        kind = self._engine.dialect.name
+        return joined(connection, self._database, kind, self._clock, self._error_inside)
+
+    def is_contention(self, error: Exception) -> bool:
+        lost = self._fault(error) in (Fault.ROLLED_BACK, Fault.LOST)
+        return lost or isinstance(error, ContentionError) or is_locked(_of_driver(error))
+
+    def _transact(self, work: Callable[[Inside], T]) -> T:
+        with self._connected() as connection:
+            translate = partial(self._translated, connection=connection, lost=TryAgain)
+            inside = SqlInside(self._database, connection, self._clock, translate)
+            try:
+                with self._database.transaction(connection):
+                    done = work(inside)
+                    # PostgreSQL would say nothing, and commit nothing.
+                    inside.check()
+                if inside.has_deferred:
+                    self._waiting.tell()
+                return done
+            except Exception as error:
+                # Of the driver there are only those of the beginning and the end.
+                if self._fault(error) is None:
+                    raise
+                raise translate(error) from error
+            except BaseException:
+                connection.invalidate()
+                raise
+
+    # ---- Deferred messages ---------------------------------------------------------------------
+
+    def backlog(self) -> Backlog:
+        return self._read(
+            lambda link: deferred.backlog(self._database, link, self._time(link)),
+        )
+
+    def send_again(self) -> int:
+        def write(connection: Connection) -> int:
+            with self._database.transaction(connection):
+                return deferred.send_again(self._database, connection, self._now())
+
+        # To let them be sent twice is no harm.
         return self._read(write)
+
+    def wait_for_deferred(self, timeout_s: float) -> None:
+        self._waiting.wait(timeout_s)
+
+    def _newest(self) -> int:
+        return self._read(lambda link: deferred.newest(self._database, link))
+
+    def _listen(self) -> Any:
+        """A new connection of the driver that is told what is deferred."""
+        connection = self._connect()
+        try:
+            raw_cursor(connection).execute(f'LISTEN "{self._database.channel}"')
+            listening = connection.connection.driver_connection
+            # From now on it is not the pool's, which would lend it to others.
+            connection.connection.detach()
+            return listening
+        except Exception as error:
+            raise self._translated(error, connection, TryAgain) from error
 
     # ---- Schema --------------------------------------------------------------------------------
 
@@ -111,17 +227,19 @@ class SqlStore:
         return self._read(lambda connection: migrating.upgrade_sql(connection, self._name))
 
     def problems(self) -> Sequence[str]:
-        return self._read(lambda link: migrating.drift(link, self._name, self._table))
+        return self._read(lambda link: migrating.drift(link, self._name, self._tables))
 
     def size(self) -> int | None:
         return self._read(self._database.size)
 
     def close(self) -> None:
+        self._waiting.close()
         self._engine.dispose()
 
     def start_afresh(self) -> None:
         """Leave connections and locks to the parent: called in a forked child."""
         self._database.start_afresh()
+        self._waiting.start_afresh()
         self._engine.dispose(close=False)
 
     # ---- Parts of queries ----------------------------------------------------------------------
@@ -184,8 +302,15 @@ class SqlStore:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
+        connection = self._connect()
         try:
-            connection = self._engine.connect()
+            yield connection
+        finally:
+            _give_back(connection)
+
+    def _connect(self) -> Connection:
+        try:
+            return self._engine.connect()
         except PoolTimeout as error:
             raise StoreUnavailable(self._text(error)) from error
         except Exception as error:
@@ -193,21 +318,14 @@ class SqlStore:
             if fault in (Fault.LOST, Fault.UNAVAILABLE):
                 raise TryAgain(self._text(error)) from error
             raise StoreError(self._text(error)) from error
-        try:
-            yield connection
-        finally:
-            _give_back(connection)
 
     def _translated(
         self, error: Exception, connection: Connection, lost: type[Exception]
     ) -> Exception:
         """The error that the Store protocol promises, for this one from the driver."""
         match self._fault(error):
-            case Fault.NO_TABLE:
-                return StoreError(
-                    f"the ledger's table {self._name.table} is missing or of an older version; "
-                    "call migrate() first, or type: oncely migrate"
-                )
+            case None:
+                return error
             case Fault.ROLLED_BACK:
                 return TryAgain(self._text(error))
             case Fault.LOST:
@@ -215,26 +333,53 @@ class SqlStore:
                 # The others of the pool are not likely to have lived on.
                 self._engine.dispose()
                 return lost(self._text(error))
-            case Fault.UNAVAILABLE:
+            case Fault.UNAVAILABLE as fault:
                 # After a failover another server may answer at the same address.
                 connection.invalidate()
+                return self._error(error, fault)
+            case fault:
+                return self._error(error, fault)
+
+    def _error_inside(self, error: Exception, fault: Fault) -> Exception:
+        """The same inside a transaction that is somebody else's, as its connection is."""
+        match fault:
+            case Fault.ROLLED_BACK:
+                return ContentionError(self._text(error))
+            case _:
+                return self._error(error, fault)
+
+    def _error(self, error: Exception, fault: Fault) -> Exception:
+        match fault:
+            case Fault.NO_TABLE:
+                return StoreError(
+                    f"the ledger's table {self._name.table} is missing or of an older version; "
+                    "call migrate() first, or type: oncely migrate"
+                )
+            case Fault.LOST | Fault.UNAVAILABLE:
                 return StoreUnavailable(self._text(error))
             case _:
                 return StoreError(self._text(error))
 
     def _fault(self, error: Exception) -> Fault | None:
         """What an error means; None where it is not the driver's."""
-        driver_error = error.orig if isinstance(error, DBAPIError) else error
-        if isinstance(driver_error, self._engine.dialect.loaded_dbapi.Error):
-            return self._database.fault(driver_error)
-        return None
+        of_driver = _of_driver(error)
+        return self._database.fault(of_driver) if is_driver_error(of_driver) else None
 
     def _text(self, error: Exception) -> str:
-        driver_error = error.orig if isinstance(error, DBAPIError) else error
         # One line: what a driver adds are hints and positions in our statements.
-        first_line = str(driver_error).partition("\n")[0]
+        first_line = str(_of_driver(error)).partition("\n")[0]
         # A password may stand among the URL's options as well.
         return mask_passwords(f"{self._engine.url!r}: {first_line}")
+
+
+def _of_driver(error: Exception) -> Exception:
+    """The driver's own error, where SQLAlchemy or Django has put it into one of theirs."""
+    original: BaseException | None = None
+    if isinstance(error, DBAPIError):
+        original = error.orig
+    elif type(error).__module__ == "django.db.utils":
+        original = error.__cause__
+    return original if isinstance(original, Exception) else error
 
 
 def _give_back(connection: Connection) -> None:

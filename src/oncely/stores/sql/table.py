@@ -1,4 +1,6 @@
-"""The table `processed_messages`: its name and its columns."""
+"""The tables of a ledger, their columns and indexes: records, deferred messages, steps."""
+
+from typing import NamedTuple
 
 from sqlalchemy import (
     JSON,
@@ -6,8 +8,11 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Double,
     Float,
+    Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     String,
@@ -15,10 +20,11 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-from sqlalchemy.dialects.mysql import DATETIME, LONGTEXT
+from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, LONGTEXT
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.sql.elements import quoted_name
 
+from oncely.core.deferred import MAX_DESTINATION_LENGTH
 from oncely.core.message import MAX_ID_LENGTH
 from oncely.stores.names import TableName
 
@@ -32,11 +38,31 @@ _long_text = Text().with_variant(LONGTEXT(), "mysql")
 _json = Text().with_variant(JSONB(), "postgresql").with_variant(JSON(), "mysql")
 
 
-def processed_messages(name: TableName, dialect: str) -> Table:
-    """The table as the newest migration leaves it on that kind of database."""
+_bytes = LargeBinary().with_variant(LONGBLOB(), "mysql")
+
+
+class Tables(NamedTuple):
+    """The tables as the newest migration leaves them on one kind of database."""
+
+    records: Table
+    deferred: Table
+    steps: Table
+
+
+def tables(name: TableName, dialect: str) -> Tables:
+    """The tables of one ledger."""
+    metadata = MetaData(schema=name.schema and quoted_name(name.schema, quote=True))
+    return Tables(
+        _processed_messages(name, dialect, metadata),
+        _deferred_messages(name, metadata),
+        _message_steps(name, metadata),
+    )
+
+
+def _processed_messages(name: TableName, dialect: str, metadata: MetaData) -> Table:
     table = Table(
         quoted_name(name.table, quote=True),
-        MetaData(schema=name.schema and quoted_name(name.schema, quote=True)),
+        metadata,
         # The columns that a hand-written processed_messages table has, under its names.
         Column("id", _long, nullable=False, autoincrement=True),
         Column("message_id", String(MAX_ID_LENGTH), nullable=False),
@@ -63,3 +89,55 @@ def processed_messages(name: TableName, dialect: str) -> Table:
         table.append_constraint(PrimaryKeyConstraint(table.c.id))
         table.append_constraint(UniqueConstraint(*key, name=name.unique))
     return table
+
+
+def _deferred_messages(name: TableName, metadata: MetaData) -> Table:
+    table = Table(
+        quoted_name(name.deferred, quote=True),
+        metadata,
+        # The order of sending.
+        Column("id", _long, primary_key=True, autoincrement=True),
+        Column("message_id", String(MAX_ID_LENGTH), nullable=False),
+        Column("provider", String(MAX_ID_LENGTH), nullable=False),
+        # The message's own id and destination as one short name: no index takes all four in full.
+        Column("name", String(32), nullable=False),
+        Column("position", Integer, nullable=False),
+        Column("destination", String(MAX_DESTINATION_LENGTH), nullable=False),
+        Column("deferred_id", String(MAX_ID_LENGTH), nullable=False),
+        Column("type", _long_text, nullable=False),
+        Column("body", _bytes, nullable=False),
+        Column("headers", _long_text, nullable=False),
+        Column("source", _long_text, nullable=False),
+        Column("sent_at", String(64)),
+        Column("content_type", _long_text, nullable=False),
+        Column("ordering_key", _long_text),
+        Column("lane", String(32), nullable=False),
+        Column("delay_s", Double, nullable=False),
+        Column("created_at", _time, nullable=False),
+        # When it could be sent first.
+        Column("due_at", _time, nullable=False),
+        # Nobody takes it before; 1970 where nobody holds it and no delay is left.
+        Column("held_until", _time, nullable=False),
+        Column("attempts", Integer, nullable=False),
+        Column("error", _long_text),
+        Column("set_aside", Boolean, nullable=False),
+    )
+    c = table.c
+    table.append_constraint(
+        UniqueConstraint(c.message_id, c.provider, c.name, name=name.index_of_deferred("name"))
+    )
+    Index(name.index_of_deferred("free"), c.set_aside, c.held_until, c.id, c.due_at)
+    Index(name.index_of_deferred("lane"), c.lane, c.set_aside, c.id)
+    return table
+
+
+def _message_steps(name: TableName, metadata: MetaData) -> Table:
+    return Table(
+        quoted_name(name.steps, quote=True),
+        metadata,
+        Column("message_id", String(MAX_ID_LENGTH), primary_key=True),
+        Column("provider", String(MAX_ID_LENGTH), primary_key=True),
+        Column("name", String(MAX_ID_LENGTH), primary_key=True),
+        Column("result", _long_text, nullable=False),
+        Column("created_at", _time, nullable=False),
+    )

@@ -1,0 +1,101 @@
+"""`oncely relay`: sends deferred messages until it is stopped, or nothing more can be sent."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from oncely.cli.opening import opened
+from oncely.cli.progress import Progress
+from oncely.cli.tables import new_table, put
+from oncely.cli.terminal import span
+from oncely.core.errors import ConfigError
+from oncely.ledger import Ledger
+from oncely.locations import hidden, read_secret
+from oncely.outbox import Relay
+from oncely.sending import Report
+from oncely.stopping import told_to_stop
+from oncely.stores.base import Backlog
+from oncely.transports.base import Transport
+from oncely.transports.opening import open_transport
+
+_LOOK_EVERY_S = 1.0
+
+
+def relay(parsed: argparse.Namespace) -> int:
+    """Send what waits; return 1 where a message was refused or set aside."""
+    with opened(parsed) as ledger, _transport(parsed) as transport:
+        relay = Relay(ledger, transport, batch=parsed.batch, tries=parsed.tries, poll=parsed.poll)
+        if parsed.send_again:
+            print(f"to be sent again: {ledger.send_again():,}", file=sys.stderr)
+        with told_to_stop() as stop, Progress() as progress:
+            follow = relay.drain if parsed.drain else relay.run
+            report = follow(stop, _Shown(ledger, progress).show)
+        waiting = ledger.backlog().waiting
+    _tell(report, waiting, as_json=parsed.json)
+    return int(bool(report.refused or report.set_aside))
+
+
+@contextmanager
+def _transport(parsed: argparse.Namespace) -> Iterator[Transport]:
+    """What --transport says, or what env:NAME or file:PATH in it stands for; closed in the end."""
+    if not parsed.transport:
+        raise ConfigError("no transport is named; add --transport sqlite:///queue.db, or the like")
+    url = read_secret(parsed.transport, "transport")
+    if url.startswith("memory:"):
+        raise ConfigError(
+            'transport: "memory://" is seen by one process only; write "sqlite:///queue.db"'
+        )
+    with hidden(url, parsed.transport):
+        transport = open_transport(url)
+    with closing(transport):
+        yield transport
+
+
+class _Shown:
+    """Progress, with what waits in the ledger, which is asked for now and then."""
+
+    def __init__(self, ledger: Ledger, progress: Progress) -> None:
+        self._ledger = ledger
+        self._progress = progress
+        self._backlog: Backlog | None = None
+        self._look_at = 0.0
+
+    def show(self, report: Report) -> None:
+        """Show where the relay stands."""
+        if report.error is not None:
+            # The store may be what is away.
+            self._progress.show(f"sent {report.sent:,}  cannot go on: {report.error}")
+            return
+        if time.monotonic() >= self._look_at:
+            self._backlog = self._ledger.backlog()
+            self._look_at = time.monotonic() + _LOOK_EVERY_S
+        if self._backlog is not None:
+            self._progress.show(_line(report, self._backlog))
+
+
+def _line(report: Report, backlog: Backlog) -> str:
+    return (
+        f"sent {report.sent:,}  refused {report.refused:,}  set aside {report.set_aside:,}  "
+        f"waiting {backlog.waiting:,}  lag {span(backlog.lag_s)}"
+    )
+
+
+def _tell(report: Report, waiting: int, *, as_json: bool) -> None:
+    counts = {
+        "sent": report.sent,
+        "refused": report.refused,
+        "set_aside": report.set_aside,
+        "waiting": waiting,
+    }
+    if as_json:
+        print(json.dumps(counts))
+        return
+    table = new_table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, count in counts.items():
+        table.add_row(name.replace("_", " "), f"{count:,}")
+    put(table)

@@ -1,0 +1,207 @@
+"""What a CloudEvent says, as the fields of a Message.
+
+The package judges the attributes. They are read here, since identity hangs on them: the package
+makes up an id where none is given, and takes two texts that are no UTF-8 for the same.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.message import Message as MimeHeaders
+from typing import Any
+from urllib.parse import unquote
+
+from oncely.core.errors import ConfigError, MessageError
+from oncely.core.message import MAX_ID_LENGTH, check_id, read_json
+
+_MAX_LENGTH = 65_536
+"""Characters of an attribute that is required."""
+_REQUIRED = ("specversion", "source", "id", "type")
+_FIELDS = frozenset((*_REQUIRED, "time", "datacontenttype"))
+"""The attributes that do not go to the message's headers."""
+
+_FAMILY = "application/cloudevents"
+_JSON = "application/json"
+_JSON_TYPE = re.compile(r"[^/]+/(?:.+\+)?json")
+_HEADER = re.compile(r"(?P<binding>ce[-_]|cloudevents[:_])(?P<name>.+)", re.DOTALL)
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def fields_of(headers: Mapping[str, Any], body: bytes) -> dict[str, Any]:
+    """The fields of the message that an event is; raises as `Message.from_cloudevent` says."""
+    attributes, data = _read(headers, body)
+    for name in _REQUIRED:
+        check_id(attributes.get(name), name, _MAX_LENGTH)
+    if "time" in attributes:
+        attributes["time"] = _time(attributes["time"])
+    _judge(attributes)
+    others = {name: _text(value) for name, value in attributes.items() if name not in _FIELDS}
+    return {
+        "id": _identity(attributes["source"], attributes["id"]),
+        "body": data,
+        "type": attributes["type"],
+        "headers": others,
+        "source": attributes["source"],
+        "time": attributes.get("time"),
+        "content_type": attributes.get("datacontenttype", _JSON),
+        "key": others.get("partitionkey"),
+    }
+
+
+def _identity(source: str, event_id: str) -> str:
+    """One id for the pair: a JSON array, or where that is too long its digest."""
+    pair = _compact([source, event_id])
+    text = pair.decode()
+    return text if len(text) <= MAX_ID_LENGTH else f"sha256:{hashlib.sha256(pair).hexdigest()}"
+
+
+def _judge(attributes: Mapping[str, Any]) -> None:
+    try:
+        from cloudevents.core.exceptions import CloudEventValidationError
+        from cloudevents.core.v1.event import CloudEvent
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; type: pip install 'oncely[cloudevents]'"
+        ) from error
+    try:
+        CloudEvent(dict(attributes))  # A copy: it adds a time where there is none.
+    except CloudEventValidationError as error:
+        reason = next(iter(error.errors.values()))[0]
+        raise MessageError(" ".join(str(reason).split())) from error
+
+
+def _read(headers: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    """The attributes that are set, and the data."""
+    attributes = _header_attributes(headers)
+    media_type = _mime(attributes.get("datacontenttype")).get_content_type()
+    if media_type == f"{_FAMILY}+json":
+        return _structured(body)
+    if media_type.startswith(f"{_FAMILY}-batch"):
+        raise MessageError("a batch of CloudEvents is many messages; take it apart first")
+    if media_type.startswith(_FAMILY):
+        raise MessageError(f"a CloudEvent in another format than JSON; send {_FAMILY}+json")
+    return attributes, body
+
+
+def _mime(content_type: object) -> MimeHeaders:
+    headers = MimeHeaders()
+    headers["content-type"] = str(content_type or _JSON)
+    return headers
+
+
+def _time(value: object) -> datetime:
+    if isinstance(value, datetime):
+        return value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return datetime.fromisoformat(value.upper())
+    raise MessageError("time is no time as RFC 3339 has it")
+
+
+def _text(value: object) -> str:
+    match value:
+        case str():
+            return value
+        case datetime():
+            return value.isoformat()
+        case _:
+            return _compact(value).decode()
+
+
+def _compact(value: object) -> bytes:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MessageError("a CloudEvent with a value that JSON cannot hold") from error
+
+
+# ---- Binary mode: the attributes are headers -----------------------------------------------------
+
+
+def _header_attributes(headers: Mapping[str, Any]) -> dict[str, Any]:
+    attributes: dict[str, Any] = {}
+    for header, value in headers.items():
+        binding, name = _attribute_of(header.lower())
+        if name and value is not None:
+            read = _header_value(binding, name, value)
+            if attributes.setdefault(name, read) != read:
+                raise MessageError(f"two headers say what {name!r} is, and differ")
+    return attributes
+
+
+def _attribute_of(header: str) -> tuple[str, str]:
+    if header == "content-type":
+        return "", "datacontenttype"
+    found = _HEADER.fullmatch(header)
+    return (found["binding"], found["name"]) if found else ("", "")
+
+
+def _header_value(binding: str, name: str, value: Any) -> Any:
+    """The value as it was before the binding wrote it: as text, or in AMQP in a type of its own."""
+    if name == "time" and isinstance(value, int):
+        return _from_milliseconds(value)
+    try:
+        text = value.decode() if isinstance(value, bytes) else value
+        if binding == "ce-" and isinstance(text, str):
+            quoted = _QUOTED.fullmatch(text)
+            text = _ESCAPED.sub(r"\1", quoted[1]) if quoted else text
+            return unquote(text, errors="strict")
+    except UnicodeDecodeError as error:
+        raise MessageError(f"{name!r} is not UTF-8") from error
+    return text
+
+
+def _from_milliseconds(count: int) -> datetime:
+    try:
+        return _EPOCH + timedelta(milliseconds=count)
+    except OverflowError as error:
+        raise MessageError("time is beyond the calendar") from error
+
+
+# ---- Structured mode: all is one JSON object -----------------------------------------------------
+
+
+def _structured(body: bytes) -> tuple[dict[str, Any], bytes]:
+    event = read_json(body)
+    if not isinstance(event, dict):
+        raise MessageError("a CloudEvent is a JSON object")
+    data = _data(event)
+    members = {"data", "data_base64"}
+    return {n: v for n, v in event.items() if v is not None and n not in members}, data
+
+
+def _data(event: Mapping[str, Any]) -> bytes:
+    encoded = event.get("data_base64")
+    if encoded is not None:
+        if "data" in event:
+            raise MessageError("data and data_base64 exclude each other")
+        return _from_base64(encoded)
+    if "data" not in event:
+        return b""
+    return _encoded(event["data"], _mime(event.get("datacontenttype")))
+
+
+def _from_base64(encoded: Any) -> bytes:
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (TypeError, ValueError) as error:
+        raise MessageError("data_base64 is not base64") from error
+
+
+def _encoded(data: Any, declared: MimeHeaders) -> bytes:
+    """What a sender in binary mode would have put into the body."""
+    if _JSON_TYPE.fullmatch(declared.get_content_type()):
+        return _compact(data)
+    if not isinstance(data, str):
+        raise MessageError("data is no text, though its type is not JSON")
+    try:
+        return data.encode(declared.get_content_charset("utf-8"))
+    except (LookupError, ValueError) as error:
+        raise MessageError("data cannot be written as datacontenttype says") from error

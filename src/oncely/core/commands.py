@@ -1,0 +1,187 @@
+"""What can be asked of the rules, and what they answer: commands and outcomes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oncely.core.policy import Finding, Policy
+from oncely.core.record import Claim, Key, Record
+
+# Commands and outcomes are values, made for every message: freezing them would cost a microsecond
+# each, and nothing changes them.
+
+# ---- What can be asked -------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Ask:
+    """Ask for a claim."""
+
+    key: Key
+    policy: Policy
+    lease_s: float | None
+    draw: int
+    """A random number of up to 39 bits: the birth of what is granted."""
+    fingerprint: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    finding: Finding | None = None
+    """What a probe found out about a claim in doubt, where the policy has one."""
+    found_at: int | None = None
+    """The fence of that claim; None: whichever is in doubt now."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A command of the holder of a claim."""
+
+    claim: Claim
+
+
+@dataclass(slots=True)
+class Confirm(Held):
+    """Ask whether the handler still runs under the claim; nothing is written."""
+
+
+@dataclass(slots=True)
+class MarkHandled(Held):
+    """The handler has succeeded; deferred messages may still wait."""
+
+    result: Any = None
+
+
+@dataclass(slots=True)
+class Complete(Held):
+    """Handled, and nothing waits any more. A `result` that was kept before stays where this has
+    none.
+    """
+
+    result: Any = None
+
+
+@dataclass(slots=True)
+class Fail(Held):
+    """The handler has failed; `final` when no further try may follow."""
+
+    error: str
+    final: bool = False
+
+
+@dataclass(slots=True)
+class Release(Held):
+    """Give the claim back as if it had never been granted."""
+
+
+@dataclass(slots=True)
+class Extend(Held):
+    """Renew the lease, counted from now."""
+
+    lease_s: float | None
+
+
+@dataclass(slots=True)
+class Finish:
+    """What was deferred is all sent. Whoever sent the last of it may say so: no claim is needed."""
+
+
+@dataclass(slots=True)
+class CountDelivery:
+    """A delivery came that asks for no claim: it is counted among the attempts."""
+
+
+@dataclass(slots=True)
+class Reset:
+    """An operator allows a failed or in-doubt record to run again."""
+
+    by: str = ""
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Forget:
+    """An operator removes a record that nobody works on."""
+
+    version: int | None = None
+    """The one that the operator has seen; None for any."""
+
+
+Command = Ask | Held | Finish | CountDelivery | Reset | Forget
+
+# ---- What is answered --------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Granted:
+    """The message is the asker's to process."""
+
+    claim: Claim
+
+
+@dataclass(slots=True)
+class Handled:
+    """The handler has run before; the asker may send what is still deferred."""
+
+    claim: Claim
+
+
+@dataclass(slots=True)
+class Duplicate:
+    """Nothing is left to do."""
+
+    record: Record
+
+
+@dataclass(slots=True)
+class Busy:
+    """Another worker holds a live claim until `retry_at` (store's clock; None: no end is set)."""
+
+    record: Record
+    retry_at: float | None
+
+
+@dataclass(slots=True)
+class Exhausted:
+    """The message has failed for good."""
+
+    record: Record
+
+
+@dataclass(slots=True)
+class InDoubt:
+    """An earlier claim ran out, and the policy does not let the message run again unasked."""
+
+    record: Record
+
+
+@dataclass(slots=True)
+class Mismatch:
+    """The id was seen before with another payload."""
+
+    record: Record
+
+
+@dataclass(slots=True)
+class Written:
+    """The claim was good, and what was asked is stored. `record` is None after a release of a
+    first claim, and after a forget.
+    """
+
+    record: Record | None
+
+
+@dataclass(slots=True)
+class Fenced:
+    """The claim is not the newest of its record; nothing was written."""
+
+    record: Record | None
+
+
+@dataclass(slots=True)
+class Refused:
+    """The state of the record does not allow what was asked."""
+
+    record: Record | None
+
+
+ClaimOutcome = Granted | Handled | Duplicate | Busy | Exhausted | InDoubt | Mismatch
+WriteOutcome = Written | Fenced
+Outcome = ClaimOutcome | WriteOutcome | Refused

@@ -1,0 +1,46 @@
+"""What the fingerprint of a value is made of: equal for equal values, in every process."""
+
+import json
+from dataclasses import fields, is_dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from oncely.core.errors import MessageError
+
+
+def content_of(value: Any) -> bytes:
+    """The content of `value`; what is equal as JSON has the same, and bytes are their own.
+
+    Beyond JSON, dataclasses, enums, dates and times, Decimal, UUID and bytes have a content.
+    Raises MessageError for anything else: it could differ from process to process.
+    """
+    if isinstance(value, bytes):
+        return value
+    try:
+        return json.dumps(value, sort_keys=True, default=_shown).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MessageError(
+            f"fingerprint: {error}; give fingerprint= a function that returns what tells "
+            "messages apart"
+        ) from error
+
+
+def _shown(value: Any) -> Any:
+    """What JSON can hold of a value that it does not know, with the name of its type."""
+    kind = type(value).__qualname__
+    match value:
+        case Enum():
+            return {kind: value.name}
+        case bytes():
+            return {kind: value.hex()}
+        case date() | time():
+            return {kind: value.isoformat()}
+        case timedelta() | Decimal() | UUID():
+            return {kind: str(value)}
+    if is_dataclass(value) and not isinstance(value, type):
+        compared = (each.name for each in fields(value) if each.compare)
+        return {kind: {name: getattr(value, name) for name in compared}}
+    raise TypeError(f"{kind} shows no content")

@@ -1,0 +1,56 @@
+"""Named points in the code at which a test kills the process, to see what a crash there leaves."""
+
+import os
+import signal
+from collections.abc import Callable
+from itertools import count
+
+from oncely.core.errors import ConfigError
+
+ENVIRONMENT = "ONCELY_CRASH_POINT"
+"""Names a point, as in "after_claim:3": there the process kills itself the third time."""
+
+_armed: dict[str, Callable[[], object]] = {}
+
+
+def reached(name: str) -> None:
+    """The point `name` is reached: nothing happens, unless it is armed."""
+    if _armed and name in _armed:
+        _armed[name]()
+
+
+def arm(name: str, action: Callable[[], object]) -> None:
+    """Call `action` whenever the point is reached."""
+    _armed[name] = action
+
+
+def kill_at(name: str, nth: int = 1) -> None:
+    """Let the process kill itself when the point is reached the `nth` time."""
+    times = count(1)
+
+    def kill() -> None:
+        if next(times) == nth:
+            # No cleaning up, as when the machine is gone.
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    arm(name, kill)
+
+
+def disarm() -> None:
+    """Let all points do nothing again."""
+    _armed.clear()
+
+
+def _arm_as_told(told: str) -> None:
+    """Raises ConfigError for what names no point."""
+    name, colon, nth = told.partition(":")
+    if not name or (colon and not (nth.isascii() and nth.isdigit() and int(nth))):
+        raise ConfigError(
+            f'{ENVIRONMENT}: {told!r} names no point; write "after_claim", or "after_claim:3" '
+            "for the third time"
+        )
+    kill_at(name, int(nth or 1))
+
+
+if ENVIRONMENT in os.environ:
+    _arm_as_told(os.environ[ENVIRONMENT])

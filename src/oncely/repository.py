@@ -1,0 +1,104 @@
+"""ProcessedMessageRepository: which messages a service has processed, in the manner of one table.
+
+A record is asked for, marked, and marked again; there are no leases and no second attempts.
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from oncely.calls import Calls
+from oncely.core.commands import Granted
+from oncely.core.errors import ConfigError, FencedError, RefusedError, StoreError
+from oncely.core.policy import at_most_once
+from oncely.core.record import Claim, Key
+from oncely.ledger import Ledger
+
+_log = logging.getLogger(__name__)
+
+_POLICY = at_most_once(lease="none")
+
+
+class ProcessedMessageRepository:
+    """Records of messages, by message id and provider (the consumer).
+
+    `ledger` is a Ledger, or an Inbox: then all is a part of that transaction. A record that was
+    begun is never begun again, whatever becomes of it, until it is removed.
+    """
+
+    def __init__(self, ledger: Calls) -> None:
+        self._calls = ledger
+
+    def is_already_processed(self, message_id: str, provider: str) -> bool:
+        """Whether there is a record of the message, in any state.
+
+        Raises StoreUnavailable where nobody can know.
+        """
+        return self._calls.find(Key(provider, message_id)) is not None
+
+    def mark_processing(
+        self, message_id: str, provider: str, metadata: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Begin a record, and return whether this call has; where there is one, the delivery is
+        counted among its attempts. Of any number of calls at once, one returns True.
+        """
+        key = Key(provider, message_id)
+        if isinstance(self._calls.claim(key, policy=_POLICY, metadata=metadata), Granted):
+            return True
+        try:
+            attempts = self._calls.count_delivery(key).attempts
+        except RefusedError:
+            # It was removed meanwhile, and may be begun.
+            return self.mark_processing(message_id, provider, metadata)
+        _log.warning("duplicate", extra={**key._asdict(), "attempts": attempts})
+        return False
+
+    def mark_sent(self, message_id: str, provider: str) -> None:
+        """The message is processed.
+
+        As `mark_failed`, it is for any process, and does nothing but log where there is no record
+        that is processing. A store that fails is logged as well: the effect has happened, and is
+        not to happen again for the sake of the mark. In a transaction it raises StoreError.
+        """
+        self._mark(Key(provider, message_id), None)
+
+    def mark_failed(self, message_id: str, provider: str, error_message: str) -> None:
+        """The handler has failed, and does not run again.
+
+        The text is kept under "error" in the metadata; what else is there stays.
+        """
+        self._mark(Key(provider, message_id), error_message)
+
+    def cleanup(self, days: float = 30) -> int:
+        """Remove records that were not seen for so long, and return how many.
+
+        Never those in processing. Raises ConfigError inside a transaction.
+        """
+        if not isinstance(self._calls, Ledger):
+            raise ConfigError(
+                "cleanup: it removes in transactions of its own; call it on a repository that has "
+                "the ledger itself"
+            )
+        return self._calls.purge(timedelta(days=days))
+
+    def _mark(self, key: Key, error_message: str | None) -> None:
+        try:
+            self._write_mark(key, error_message)
+        except FencedError:
+            _log.warning("not_marked", extra=key._asdict())
+        except StoreError:
+            # Inside a transaction nothing is stored after an error, and the caller must know.
+            if not isinstance(self._calls, Ledger):
+                raise
+            _log.exception("marking_failed", extra=key._asdict())
+
+    def _write_mark(self, key: Key, error_message: str | None) -> None:
+        record = self._calls.find(key)
+        if record is None:
+            raise FencedError("there is no record")
+        # Whoever marks need not be who began: the record itself stands for the claim.
+        if error_message is None:
+            self._calls.complete(Claim(record))
+        else:
+            self._calls.fail(Claim(record), error_message)

@@ -1,0 +1,1 @@
+"""What brings messages from a transport to a handler."""

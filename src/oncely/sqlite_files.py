@@ -1,0 +1,62 @@
+"""SQLite files that several processes write to: commits that last, and waiting for the lock."""
+
+import sqlite3
+import time
+from typing import Any
+
+BUSY_TIMEOUT_S = 30.0
+"""How long to wait for another process that writes to the same file."""
+_PATIENT = f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}"
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_RETRY_S = 0.001
+
+
+def prepare(connection: Any) -> None:
+    """Make a new connection of the driver fit for a file that others write to as well."""
+    connection.isolation_level = None  # BEGIN IMMEDIATE is ours to say, and to wait for.
+    connection.execute(_PATIENT)
+    switch_to_wal(connection)
+    # A commit that a power cut can undo would run its message twice.
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def begin(cursor: Any) -> None:
+    """Begin a transaction that holds the file's one write lock.
+
+    Raises OperationalError where it stays locked.
+    """
+    # SQLite's own busy timeout sleeps for up to a tenth of a second at a time, in which the
+    # lock stands free; with two writers that halves the rate.
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    cursor.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                cursor.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not is_locked(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(_RETRY_S)
+    finally:
+        cursor.execute(_PATIENT)
+
+
+def is_locked(error: Exception) -> bool:
+    """Whether an error says that somebody else writes to the file, or has written meanwhile."""
+    # The low byte: the rest says why it is locked, such as a recovery going on.
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED
+
+
+def switch_to_wal(connection: Any, patience_s: float = BUSY_TIMEOUT_S) -> None:
+    """Set WAL mode, which stays with the file. Raises OperationalError where it stays locked."""
+    # The switch needs the file for itself, and SQLite does not apply the busy timeout to it.
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)

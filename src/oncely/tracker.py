@@ -1,0 +1,80 @@
+"""MessageTracker: which messages were processed, asked and said in the caller's own transaction."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from oncely.core.commands import Granted, Handled
+from oncely.core.errors import ConfigError, DuplicateError
+from oncely.core.message import check_id
+from oncely.core.record import Key, State
+from oncely.handling import refusal
+from oncely.ledger import Ledger
+from oncely.stores.names import TABLE_NAME
+from oncely.stores.opening import store_around
+
+T = TypeVar("T")
+
+
+class MessageTracker:
+    """The messages of `consumer`, in the database and the transaction of `connection`.
+
+    `connection` is any that `Ledger.transaction` takes, save those of asyncio. Its owner commits.
+    The records are in `table`, of `schema` where one is named; a ledger there has to migrate it.
+    """
+
+    def __init__(
+        self, connection: Any, consumer: str, table: str = TABLE_NAME, schema: str | None = None
+    ) -> None:
+        if hasattr(connection, "run_sync"):
+            raise ConfigError("tracker: this connection is async; take AsyncMessageTracker")
+        self._consumer = check_id(consumer, "consumer")
+        self._connection = connection
+        self._ledger = Ledger(store_around(connection, table, schema))
+
+    def has_processed(self, message_id: str) -> bool:
+        """Whether the message was processed, as far as this transaction sees."""
+        with self._ledger.transaction(self._connection) as inbox:
+            record = inbox.find(Key(self._consumer, message_id))
+        return record is not None and record.state in (State.COMPLETED, State.HANDLED)
+
+    def mark_as_processed(self, message_id: str) -> None:
+        """The message is processed, as soon as the transaction commits.
+
+        Where another transaction has marked it too, this waits for the end of that. Raises
+        DuplicateError where the message was processed before: what was done for it here is to be
+        rolled back. The transaction itself is left as it was. Raises BusyError, ExhaustedError or
+        InDoubtError where a ledger knows the message otherwise.
+        """
+        with self._ledger.transaction(self._connection) as inbox:
+            outcome = inbox.claim(Key(self._consumer, message_id))
+            if isinstance(outcome, Handled):
+                raise DuplicateError(f"{message_id!r} was processed before")
+            if not isinstance(outcome, Granted):
+                raise refusal(outcome)
+            inbox.complete(outcome.claim)
+
+
+class AsyncMessageTracker:
+    """A MessageTracker whose calls are coroutines, for an AsyncConnection or AsyncSession."""
+
+    def __init__(
+        self, connection: Any, consumer: str, table: str = TABLE_NAME, schema: str | None = None
+    ) -> None:
+        if not hasattr(connection, "run_sync"):
+            raise ConfigError("tracker: this connection is not async; take MessageTracker")
+        self._connection = connection
+        self._names = (check_id(consumer, "consumer"), table, schema)
+
+    async def has_processed(self, message_id: str) -> bool:
+        """Whether the message was processed, as far as this transaction sees."""
+        return await self._run(MessageTracker.has_processed, message_id)
+
+    async def mark_as_processed(self, message_id: str) -> None:
+        """The message is processed, as soon as the transaction commits; raises as the other."""
+        await self._run(MessageTracker.mark_as_processed, message_id)
+
+    async def _run(self, call: Callable[[MessageTracker, str], T], message_id: str) -> T:
+        done: T = await self._connection.run_sync(
+            lambda connection: call(MessageTracker(connection, *self._names), message_id)
+        )
+        return done

@@ -1,0 +1,68 @@
+"""From a URL to a transport. A driver is imported only when its URL is opened."""
+
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from oncely.core.errors import ConfigError, mask_passwords
+from oncely.core.policy import seconds
+from oncely.transports.base import Limits, Transport
+from oncely.transports.memory import MemoryTransport, server_named
+
+_EXAMPLES = '"sqlite:///queue.db" (a file in this folder), or "memory://name"'
+
+
+def open_transport(url: str) -> Transport:
+    """The transport that `url` names. Raises ConfigError, which says what to type instead."""
+    address, _, options = url.partition("?")
+    kind, _, place = address.partition("://")
+    match kind:
+        case "memory" if place:
+            return MemoryTransport(server_named(place), _limits(options))
+        case "memory":
+            raise ConfigError(
+                f'transport: {mask_passwords(url)!r} names no queues; write "memory://name"'
+            )
+        case "sqlite" if place.startswith("/") and place != "/":
+            return _open_sqlite(Path(place[1:]), _limits(options))
+        case "sqlite":
+            raise ConfigError(
+                f'transport: {mask_passwords(url)!r} names no file; write "sqlite:///queue.db"'
+            )
+        case _:
+            raise ConfigError(
+                f"transport: {mask_passwords(url)!r} is of no known kind; write {_EXAMPLES}"
+            )
+
+
+def _open_sqlite(file: Path, limits: Limits) -> Transport:
+    from oncely.transports.sql import SqliteTransport
+
+    file = file.absolute()
+    if not file.parent.is_dir():
+        raise ConfigError(f"transport: {str(file)!r} cannot be made: its folder does not exist")
+    return SqliteTransport(file, limits)
+
+
+def _limits(options: str) -> Limits:
+    limits = Limits()
+    for name, value in parse_qsl(options, keep_blank_values=True):
+        match name:
+            case "visibility":
+                limits = limits._replace(visibility_s=_visibility_s(value))
+            case "max_bytes":
+                limits = limits._replace(max_bytes=_max_bytes(value))
+            case _:
+                raise ConfigError(f"transport: {name!r} is none of visibility, max_bytes")
+    return limits
+
+
+def _visibility_s(value: str) -> float:
+    if visibility_s := seconds(value, "visibility"):
+        return visibility_s
+    raise ConfigError('visibility: zero would deliver each message for ever; write "60s"')
+
+
+def _max_bytes(value: str) -> int:
+    if value.isascii() and value.isdigit() and int(value):
+        return int(value)
+    raise ConfigError(f"max_bytes: {value!r} is no whole number of 1 or more")

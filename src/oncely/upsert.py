@@ -1,0 +1,143 @@
+"""Writes that are harmless to repeat: rows that are there are renewed, others are inserted."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Insert, PrimaryKeyConstraint, Table, UniqueConstraint
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from oncely.core.errors import ConfigError
+
+Row = Mapping[str, Any]
+
+
+def upsert(
+    connection: Connection | Session,
+    table: Table | type,
+    rows: Row | Sequence[Row],
+    key: str | Sequence[str],
+    update: str | Sequence[str] | None = None,
+) -> None:
+    """Insert rows into a table, or renew those that are there under the same `key`.
+
+    `table` is a Table or a mapped class. `key` names the columns of its primary key or of a unique
+    constraint. `update` names those that are renewed: without it all that are given beside the
+    key; none where it is empty. Of rows with one key the last counts. Nothing is committed.
+
+    On MariaDB and MySQL any unique constraint of the table finds a row, not only that of `key`.
+
+    Raises ConfigError for columns that do not fit the table or each other, and for other databases;
+    what the database says is raised as it is.
+    """
+    target = _table_of(table)
+    given = [rows] if isinstance(rows, Mapping) else list(rows)
+    if not given:
+        return
+    columns, keys = _columns_of(given), _names(key)
+    renewed = [name for name in columns if name not in keys] if update is None else _names(update)
+    _check(target, columns, keys, renewed)
+    _check_no_null(given, keys)
+    statement = _statement(_dialect_of(connection, target), target, keys, renewed)
+    # One order for all writers, so that no two of them wait for each other.
+    given.sort(key=lambda row: [str(row[name]) for name in keys])
+    connection.execute(statement, [dict(row) for row in given])
+
+
+def _table_of(table: Table | type) -> Table:
+    found = getattr(table, "__table__", table)
+    if not isinstance(found, Table):
+        raise ConfigError(f"upsert: {table!r} is neither a Table nor a mapped class")
+    return found
+
+
+def _dialect_of(connection: Connection | Session, table: Table) -> str:
+    if isinstance(connection, Session):
+        return connection.get_bind(clause=table).dialect.name
+    if isinstance(connection, Connection):
+        return connection.dialect.name
+    raise ConfigError(
+        f"upsert: {type(connection).__name__} is neither a Connection nor a Session; "
+        "for async ones write: await connection.run_sync(upsert, table, rows, key)"
+    )
+
+
+def _names(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _columns_of(rows: Sequence[Row]) -> list[str]:
+    """The columns of the first row, which must be those of all."""
+    first = list(rows[0])
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            raise ConfigError(f"upsert: one row has the columns {first}, another {list(row)}")
+    return first
+
+
+def _check(table: Table, columns: Sequence[str], key: Sequence[str], update: Sequence[str]) -> None:
+    for name in (*columns, *key, *update):
+        if name not in table.c:
+            raise ConfigError(f"upsert: the table {table.name} has no column {name!r}")
+    if missing := [name for name in key if name not in columns]:
+        raise ConfigError(f"upsert: the rows lack {missing} of the key")
+    if not _is_unique(table, key):
+        raise ConfigError(
+            f"upsert: {list(key)} is neither the primary key nor a unique constraint "
+            f"of the table {table.name}, as it is declared"
+        )
+
+
+def _check_no_null(rows: Sequence[Row], key: Sequence[str]) -> None:
+    # To a unique constraint no null equals another: the row would be inserted each time.
+    for name in key:
+        if any(row[name] is None for row in rows):
+            raise ConfigError(f"upsert: {name!r} is part of the key, and None in one of the rows")
+
+
+def _is_unique(table: Table, key: Sequence[str]) -> bool:
+    # MariaDB and MySQL would not say so, and insert the row once more.
+    constraints = [
+        constraint.columns
+        for constraint in table.constraints
+        if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint)
+    ]
+    indexes = [index.columns for index in table.indexes if index.unique]
+    names = [{column.key for column in columns} for columns in (*constraints, *indexes)]
+    return bool(key) and set(key) in names
+
+
+def _statement(dialect: str, table: Table, key: Sequence[str], update: Sequence[str]) -> Insert:
+    match dialect:
+        case "postgresql":
+            return _on_conflict(postgresql.insert(table), table, key, update)
+        case "sqlite":
+            return _on_conflict(sqlite.insert(table), table, key, update)
+        case "mysql" | "mariadb":
+            return _on_duplicate_key(mysql.insert(table), table, key, update)
+        case _:
+            raise ConfigError(
+                f"upsert: it is for PostgreSQL, SQLite, MariaDB and MySQL, not for {dialect}"
+            )
+
+
+def _on_conflict(
+    statement: postgresql.Insert | sqlite.Insert,
+    table: Table,
+    key: Sequence[str],
+    update: Sequence[str],
+) -> Insert:
+    columns = [table.c[name] for name in key]
+    if not update:
+        return statement.on_conflict_do_nothing(index_elements=columns)
+    renewed = {name: statement.excluded[name] for name in update}
+    return statement.on_conflict_do_update(index_elements=columns, set_=renewed)
+
+
+def _on_duplicate_key(
+    statement: mysql.Insert, table: Table, key: Sequence[str], update: Sequence[str]
+) -> Insert:
+    renewed = {name: statement.inserted[name] for name in update}
+    # INSERT IGNORE would keep quiet about other mistakes as well.
+    unchanged = {key[0]: table.c[key[0]]}
+    return statement.on_duplicate_key_update(renewed or unchanged)

@@ -1,0 +1,111 @@
+"""Wrapping: a function, sync or async, that runs as a piece of work; what decorators share."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
+
+from oncely.core.errors import ConfigError
+from oncely.core.message import Message
+
+Run = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+"""Calls its first argument, where that is to be done, for what a function was called with."""
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether what `function` returns is to be awaited."""
+    call = getattr(type(function), "__call__", None)  # noqa: B004 - an object may have it.
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def message_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message | None:
+    """The first Message that a function was called with, by place or by name."""
+    return next((each for each in (*args, *kwargs.values()) if isinstance(each, Message)), None)
+
+
+def wrapped(function: Callable[..., Any], run: Run) -> Callable[..., Any]:
+    """`function`, called by `run`; what `run` hands over besides comes after its positional
+    arguments.
+
+    Where the function is async, `run` is async, too.
+    """
+    if is_async(function):
+
+        @functools.wraps(function)
+        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+            return await run(lambda *more: function(*args, *more, **kwargs), args, kwargs)
+
+        return async_wrapper
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return run(lambda *more: ended(function, *args, *more, **kwargs), args, kwargs)
+
+    return wrapper
+
+
+def within(opened: Callable[..., AbstractContextManager[Any]]) -> Run:
+    """Runs a function within the Work that `opened` gives for its arguments."""
+
+    def run(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        with opened(args, kwargs) as work:
+            if work.is_new:
+                work.result = call()
+        return work.result
+
+    return run
+
+
+def within_async(opened: Callable[..., AbstractAsyncContextManager[Any]]) -> Run:
+    """As `within`, for async functions."""
+
+    async def run(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        async with opened(args, kwargs) as work:
+            if work.is_new:
+                work.result = await call()
+        return work.result
+
+    return run
+
+
+# ---- Functions that cannot be meant ------------------------------------------------------------
+
+
+def check_function(function: Callable[..., Any], decorator: str) -> None:
+    """Raise ConfigError for what cannot run as a piece of work."""
+    if isinstance(function, classmethod | staticmethod):
+        kind = type(function).__name__
+        raise ConfigError(f"{decorator}: put it below @{kind}, next to the function")
+    call = getattr(type(function), "__call__", None)  # noqa: B004 - an object may have it.
+    if any(
+        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
+        for each in (function, call)
+    ):
+        raise ConfigError(
+            f"{decorator}: {name_of(function)} is a generator, which runs after it has "
+            "returned; decorate a function that does its work when it is called"
+        )
+
+
+def ended(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `function`, which is not async, returns when its work is done.
+
+    Raises ConfigError where that is only begun: what it returned has yet to run.
+    """
+    result = function(*args, **kwargs)
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        for stop in ("close", "cancel"):
+            getattr(result, stop, lambda: None)()
+        raise ConfigError(
+            f"{name_of(function)} returned a {type(result).__name__}, whose work is not done; "
+            "write `async def` and await it, or do the work before returning"
+        )
+    return result
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What an error calls `function`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

@@ -1,0 +1,228 @@
+"""`oncely relay`: what it sends, what it says, how it is stopped, and mistakes in one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from oncely import Key, Message, State, open_transport
+from oncely.cli import progress
+from oncely.core.deferred import DeferredMessage
+from oncely.testing import granted
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command, InProcess, OnFile
+
+Defer = Callable[..., None]
+
+
+@pytest.fixture
+def transport(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a queue that takes bodies of ten bytes, named by ONCELY_TRANSPORT."""
+    url = f"sqlite:///{tmp_path / 'queue.db'}?max_bytes=10"
+    monkeypatch.setenv("ONCELY_TRANSPORT", url)
+    return url
+
+
+@pytest.fixture
+def defer(at: "OnFile") -> Defer:
+    """Let a message be handled that defers one for the queue."""
+
+    def handle(id_: str, body: bytes = b"body", delay_s: float = 0.0) -> None:
+        key = Key("shop", id_)
+        deferred = DeferredMessage(id_, "out", Message(id_, body), key, delay_s=delay_s)
+        at.ledger.handled(granted(at.ledger.claim(key)), deferred=[deferred])
+
+    return handle
+
+
+def arrived(transport: str) -> list[str]:
+    with closing(open_transport(transport)) as queue:
+        return [delivery.message.id for delivery in queue.receive("out", 100, 0)]
+
+
+# ---- What is sent, and said --------------------------------------------------------------------
+
+
+def test_drain(at: "OnFile", transport: str, defer: Defer, command: "Command") -> None:
+    """What can be sent is sent, its messages are completed, and a table says how many."""
+    defer("a")
+    defer("b")
+    defer("later", delay_s=3_600)
+    code, out, err = command("relay", "--drain")
+    assert (code, err) == (0, "")
+    assert [line.split() for line in out.splitlines()] == [
+        ["sent", "2"],
+        ["refused", "0"],
+        ["set", "aside", "0"],
+        ["waiting", "1"],
+    ]
+    assert arrived(transport) == ["a", "b"]
+    assert at.ledger.counts() == {("shop", State.COMPLETED): 2, ("shop", State.HANDLED): 1}
+
+
+def test_drain_as_json(transport: str, defer: Defer, command: "Command") -> None:
+    """One object on stdout, and the code says that something was refused."""
+    defer("a")
+    defer("b", b"much too long")
+    code, out, _ = command("relay", "--drain", "--json")
+    assert code == 1
+    assert json.loads(out) == {"sent": 1, "refused": 1, "set_aside": 0, "waiting": 1}
+    assert out.count("\n") == 1
+
+
+def test_set_aside_and_sent_again(
+    at: "OnFile", transport: str, defer: Defer, command: "Command"
+) -> None:
+    """What was refused for good is a failure, and is sent when people let it."""
+    defer("b", b"much too long")
+    code, out, _ = command("relay", "--drain", "--json", "--tries", "1")
+    assert (code, json.loads(out)["set_aside"]) == (1, 1)
+    assert command("relay", "--drain").code == 0
+    wide = transport.partition("?")[0]
+    code, out, err = command("relay", "--drain", "--send-again", "--json", "--transport", wide)
+    assert (code, err) == (0, "to be sent again: 1\n")
+    assert json.loads(out) == {"sent": 1, "refused": 0, "set_aside": 0, "waiting": 0}
+
+
+def test_progress(
+    transport: str, defer: Defer, command: "Command", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it works it says on stderr what is sent, what waits, and for how long."""
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    defer("a")
+    defer("later", delay_s=3_600)
+    ran = command("relay", "--drain", "--json")
+    assert ran.err.splitlines()[-1] == "sent 1  refused 0  set aside 0  waiting 1  lag 0 s"
+
+
+def test_secrets(
+    transport: str,
+    defer: Defer,
+    command: "Command",
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The transport may be in a variable or in a file."""
+    monkeypatch.setenv("QUEUE", transport)
+    (tmp_path / "secret").write_text(f"{transport}\n")
+    for number, location in enumerate(["env:QUEUE", f"file:{tmp_path / 'secret'}"]):
+        defer(str(number))
+        assert command("relay", "--drain", "--transport", location).code == 0
+    assert arrived(transport) == ["0", "1"]
+
+
+# ---- Stopping ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(at: "OnFile", transport: str) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oncely", "relay", "--json", "--poll", "20ms"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped(
+    at: "OnFile",
+    transport: str,
+    defer: Defer,
+    started: subprocess.Popen[str],
+    number: signal.Signals,
+) -> None:
+    """A signal ends it in good order: it says what it did, and what is published is marked."""
+    for sent in range(20):
+        defer(str(sent))
+    with closing(open_transport(transport)) as queue:
+        assert queue.receive("out", 1, wait_s=60)
+    started.send_signal(number)
+    out, err = started.communicate(timeout=60)
+    assert (started.returncode, err) == (0, "")
+    published = len(arrived(transport))
+    report = json.loads(out)
+    assert report == {
+        "sent": published,
+        "refused": 0,
+        "set_aside": 0,
+        "waiting": 20 - published,
+    }
+    assert at.ledger.backlog().waiting == 20 - published
+
+
+# ---- Mistakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--transport", ""], "no transport is named; add --transport sqlite:///queue.db"),
+        (["--transport", "memory://geheim"], '"memory://" is seen by one process only'),
+        (["--transport", "pigeon://u:geheim@h"], "'pigeon://u:***@h' is of no known kind"),
+        (["--transport", "env:GEHEIM"], "'env:GEHEIM' is of no known kind"),
+        (["--transport", "env:NOWHERE"], "transport: the environment variable NOWHERE is not set"),
+        (["--transport", "sqlite:///nowhere/q.db"], "its folder does not exist"),
+        (["--batch", "0"], "--batch: '0' is no whole number from 1"),
+        (["--tries", "many"], "--tries: 'many' is no whole number from 1"),
+        (["--poll", "often"], "--poll: 'often' is no duration"),
+        (["--poll", "0s"], "poll: zero would look"),
+        (["--ledger", "memory://"], '"memory://" is seen by one process only'),
+        (["--ledger", "sqlite:///nowhere.db"], "there is no file 'nowhere.db'"),
+        (["--ledger", ""], "no ledger is named"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_mistake_is_one_line(
+    at: "OnFile",
+    transport: str,
+    command: "Command",
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    """Exit code 2, and a line that says what is wrong; nothing on stdout, no file left behind."""
+    monkeypatch.setenv("GEHEIM", "geheim")
+    monkeypatch.chdir(at.file.parent)
+    before = set(at.file.parent.iterdir())
+    code, out, err = command("relay", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("oncely: ")
+    assert said in err
+    assert err.count("\n") == 1
+    assert "geheim" not in err
+    assert set(at.file.parent.iterdir()) == before
+
+
+def test_redis_defers_nothing(transport: str, command: "Command", redis_url: str) -> None:
+    """A ledger that cannot defer messages is told in one line."""
+    code, out, err = command("relay", "--ledger", redis_url)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "Redis has no transactions, and so no deferred messages" in err
+
+
+def test_the_broker_is_away(
+    at: "OnFile", defer: Defer, in_process: "InProcess", tmp_path: Path
+) -> None:
+    """To drain into a broker that is away is a failure, in one line; nothing is marked."""
+    defer("a")
+    (tmp_path / "queue.db").write_bytes(b"no database " * 1_000)
+    ran = in_process("relay", "--drain", "--transport", f"sqlite:///{tmp_path / 'queue.db'}")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("oncely: ")
+    assert ran.stderr.count("\n") == 1
+    assert at.ledger.backlog().waiting == 1

@@ -1,0 +1,392 @@
+"""Every transport passes the conformance suite; URLs; processes that share a queue, and die."""
+
+import logging
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from oncely import sqlite_files
+from oncely.core.errors import ConfigError, PublishRefused, TransportError
+from oncely.core.message import Message
+from oncely.core.record import Key
+from oncely.ledger import open_ledger
+from oncely.testing import ManualClock, TransportConformance, granted
+from oncely.transports.base import Ack, DeadLetter, Delay, Delivery, Requeue, Transport
+from oncely.transports.memory import MemoryTransport, QueueServer
+from oncely.transports.opening import open_transport
+from oncely.transports.sql import SqliteTransport
+
+_DEADLINE_S = 30.0
+_KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "3"))
+_QUEUE = "orders"
+
+Connect = Callable[[], Transport]
+
+
+class TestMemoryTransport(TransportConformance):
+    """The suite on MemoryTransport."""
+
+    @pytest.fixture
+    def connect(self, clock: ManualClock) -> Connect:
+        server = QueueServer(clock)
+        return lambda: MemoryTransport(server)
+
+
+class TestSqliteTransport(TransportConformance):
+    """The suite on SqliteTransport."""
+
+    @pytest.fixture
+    def connect(self, clock: ManualClock, tmp_path: Path) -> Iterator[Connect]:
+        with ExitStack() as opened:
+            yield lambda: opened.enter_context(
+                closing(SqliteTransport(tmp_path / "queue.db", clock=clock))
+            )
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The URL of a SQLite file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'queue.db'}"
+
+
+@pytest.fixture
+def transport(url: str) -> Iterator[Transport]:
+    """A transport on the file at `url`."""
+    with closing(open_transport(url)) as transport:
+        yield transport
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def each(request: pytest.FixtureRequest, url: str) -> Iterator[Transport]:
+    """A transport of each kind, by its URL."""
+    of_its_own = f"memory://{request.node.name}"
+    with closing(open_transport(url if request.param == "sqlite" else of_its_own)) as transport:
+        yield transport
+
+
+def _publish(transport: Transport, number: int) -> list[str]:
+    ids = [str(n) for n in range(number)]
+    transport.publish(_QUEUE, [Message(id_) for id_ in ids])
+    return ids
+
+
+def _ids(deliveries: Sequence[Delivery]) -> list[str]:
+    return [delivery.message.id for delivery in deliveries]
+
+
+# ---- URLs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("amqp://guest:secret@localhost/", r'of no known kind; write "sqlite:///queue.db"'),
+        ("queue.db", "of no known kind"),
+        ("", "of no known kind"),
+        ("memory", 'write "memory://name"'),
+        ("memory://", 'write "memory://name"'),
+        ("sqlite://", 'write "sqlite:///queue.db"'),
+        ("sqlite:///", 'write "sqlite:///queue.db"'),
+        ("sqlite://queue.db", 'write "sqlite:///queue.db"'),
+        ("sqlite:///missing/queue.db", "its folder does not exist"),
+        ("memory://q?visibility=30", 'visibility: .*write "30s"'),
+        ("memory://q?visibility", "visibility: "),
+        ("memory://q?visibility=0s", 'visibility: .*write "60s"'),
+        ("memory://q?max_bytes=1k", "max_bytes: '1k' is no whole number"),
+        ("memory://q?max_bytes=0", "max_bytes: '0' is no whole number"),
+        ("sqlite:///queue.db?colour=blue", "'colour' is none of visibility, max_bytes"),
+    ],
+)
+def test_wrong_url(url: str, said: str) -> None:
+    """A wrong URL is one line that says what to type, and shows no password."""
+    with pytest.raises(ConfigError, match=said) as raised:
+        open_transport(url)
+    assert "\n" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("address", ["memory://limits", "sqlite:///limits.db"])
+def test_limits_in_a_url(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL may set the visibility and the size limit."""
+    monkeypatch.chdir(tmp_path)
+    with closing(open_transport(f"{address}?visibility=1ms&max_bytes=3")) as transport:
+        assert (transport.features.visibility_s, transport.features.max_bytes) == (0.001, 3)
+        with pytest.raises(PublishRefused, match="4 bytes is over the limit of 3"):
+            transport.publish(_QUEUE, [Message("1", b"1234"), Message("2", b"123")])
+        for count in (1, 2):
+            [delivery] = transport.receive(_QUEUE, 1, _DEADLINE_S)
+            assert (delivery.message.id, delivery.count) == ("2", count)
+
+
+def test_memory_by_name() -> None:
+    """Those of one name share their queues, in all threads; those of another do not."""
+    ids = _publish(open_transport("memory://one"), 3)
+    assert open_transport("memory://another").is_drained(_QUEUE)
+    assert _ids(open_transport("memory://one").receive(_QUEUE, 10, 0)) == ids
+
+
+def test_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path is that of where the transport was opened, wherever the program goes."""
+    monkeypatch.chdir(tmp_path)
+    with closing(open_transport("sqlite:///queue.db")) as transport:
+        monkeypatch.chdir("/")
+        _publish(transport, 1)
+    assert (tmp_path / "queue.db").exists()
+
+
+# ---- Each, by its own clock ---------------------------------------------------------------------
+
+
+def test_waiting_for_a_delay(each: Transport) -> None:
+    """A receiver that waits is given what was delayed as soon as its time has come."""
+    _publish(each, 1)
+    [delivery] = each.receive(_QUEUE, 1, 0)
+    before = time.monotonic()
+    each.settle([(delivery, Delay(0.2))])
+    assert len(each.receive(_QUEUE, 1, _DEADLINE_S)) == 1
+    assert 0.19 < time.monotonic() - before < _DEADLINE_S / 2
+
+
+def test_old_places(each: Transport) -> None:
+    """What comes again stands where it stood before, whenever it was given back."""
+    ids = _publish(each, 5)
+    for delivery in reversed(each.receive(_QUEUE, 3, 0)):
+        each.settle([(delivery, Requeue())])
+    assert _ids(each.receive(_QUEUE, 5, 0)) == ids
+
+
+def test_late_settles_are_logged(each: Transport, caplog: pytest.LogCaptureFixture) -> None:
+    """A settle that comes too late leaves a line in the log; one in time leaves none."""
+    caplog.set_level(logging.INFO)
+    _publish(each, 1)
+    [delivery] = each.receive(_QUEUE, 1, 0)
+    each.settle([(delivery, Ack())])
+    assert caplog.messages == []
+    each.settle([(delivery, Ack()), (delivery, Requeue())])
+    assert [(record.message, record.count) for record in caplog.records] == [  # type: ignore[attr-defined]
+        ("settled_too_late", 2)
+    ]
+
+
+# ---- One file ----------------------------------------------------------------------------------
+
+
+def test_any_text_is_stored(transport: Transport) -> None:
+    """Text that SQLite itself could not store comes out as it was put in."""
+    message = Message("1", headers={"\udfff": "\0"})
+    transport.publish(_QUEUE, [message])
+    [delivery] = transport.receive(_QUEUE, 1, 0)
+    assert delivery.message == message
+
+
+def test_shared_with_a_ledger(transport: Transport, url: str, key: Key) -> None:
+    """A ledger and a queue may be in one file."""
+    _publish(transport, 3)
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+        ledger.complete(granted(ledger.claim(key)))
+        assert ledger.problems() == []
+    [*deliveries] = transport.receive(_QUEUE, 10, 0)
+    transport.settle([(delivery, Ack()) for delivery in deliveries])
+    assert transport.is_drained(_QUEUE)
+
+
+def test_settle_broken_off(transport: Transport) -> None:
+    """What breaks off a settle undoes all of it; the deliveries can be settled again."""
+    _publish(transport, 2)
+    first, second = transport.receive(_QUEUE, 2, 0)
+    with pytest.raises(UnicodeEncodeError):
+        transport.settle([(first, Ack()), (second, DeadLetter("\ud800"))])
+    transport.settle([(first, Ack()), (second, Requeue())])
+    assert _ids(transport.receive(_QUEUE, 2, 0)) == ["1"]
+
+
+def test_waiting_locks_nothing(transport: Transport, url: str) -> None:
+    """Who waits at an empty queue needs no lock, and is not held up by one who has it."""
+    assert transport.is_drained(_QUEUE)
+    with _locked(url):
+        assert transport.receive(_QUEUE, 1, 0.05) == []
+        assert transport.is_drained(_QUEUE)
+        assert transport.dead_letters(_QUEUE) == []
+
+
+def test_locked_file(transport: Transport, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file locked beyond the busy timeout raises TransportError; afterwards all is well."""
+    monkeypatch.setattr(sqlite_files, "BUSY_TIMEOUT_S", 0.05)
+    _publish(transport, 1)
+    with _locked(url):
+        with pytest.raises(TransportError, match="locked"):
+            _publish(transport, 1)
+        with pytest.raises(TransportError, match="locked"):
+            transport.receive(_QUEUE, 1, 0)
+    [delivery] = transport.receive(_QUEUE, 1, 0)
+    with _locked(url), pytest.raises(TransportError, match="locked"):
+        transport.settle([(delivery, Ack())])
+    transport.settle([(delivery, Ack())])
+    assert transport.is_drained(_QUEUE)
+
+
+def test_no_database(transport: Transport, tmp_path: Path) -> None:
+    """A file that is no database raises TransportError, which names it; closing does not."""
+    (tmp_path / "queue.db").write_bytes(b"this is no database, however long it may be" * 100)
+    with pytest.raises(TransportError, match=r"queue\.db: file is not a database"):
+        _publish(transport, 1)
+
+
+@contextmanager
+def _locked(url: str) -> Iterator[None]:
+    """While another writes to the file."""
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+# ---- Processes ---------------------------------------------------------------------------------
+
+_PUBLISH_FOR_EVER = """
+import itertools, sys
+import oncely
+transport = oncely.open_transport(sys.argv[1])
+for batch in itertools.count():
+    transport.publish("orders", [oncely.Message(f"{sys.argv[2]}-{batch}-{n}") for n in range(20)])
+    print(sys.argv[2], batch, flush=True)
+"""
+_CONSUME = """
+import sys
+import oncely
+from oncely.transports.base import Ack
+transport = oncely.open_transport(sys.argv[1])
+while not transport.is_drained("orders"):
+    deliveries = transport.receive("orders", 10, 0.1)
+    ids = [delivery.message.id for delivery in deliveries]
+    print("received", *ids, flush=True)
+    transport.settle([(delivery, Ack()) for delivery in deliveries])
+    print("settled", *ids, flush=True)
+"""
+_HOLD = """
+import sys
+import oncely
+transport = oncely.open_transport(sys.argv[1])
+print(len(transport.receive("orders", 7, 30)), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processes_share(transport: Transport, url: str) -> None:
+    """Of several processes at once, one is given a message; all together are given all."""
+    ids = _publish(transport, 2_000)
+    started = [_started(_CONSUME, url) for _ in range(4)]
+    outputs = [process.communicate(timeout=2 * _DEADLINE_S)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * 4
+    assert sorted(id_ for output in outputs for id_ in _told(output, "settled")) == sorted(ids)
+
+
+def test_killed_holder(transport: Transport, url: str, tmp_path: Path) -> None:
+    """What a process held when it was killed comes again, when its time is over."""
+    ids = _publish(transport, 10)
+    process = _started(_HOLD, url)
+    _kill_after(process, 1)
+    assert _ids(transport.receive(_QUEUE, 10, 0)) == ids[7:]
+    with closing(_an_hour_later(tmp_path)) as later:
+        again = later.receive(_QUEUE, 10, 0)
+        assert [(d.message.id, d.count) for d in again] == [(id_, 2) for id_ in ids]
+
+
+def test_killed_publishers(transport: Transport, url: str) -> None:
+    """After SIGKILL whatever was confirmed is there, and each batch is whole."""
+    confirmed = []
+    for attempt in range(_KILLS):
+        process = _started(_PUBLISH_FOR_EVER, url, f"p{attempt}")
+        lines = _kill_after(process, random.randint(1, 40))
+        confirmed += [line.replace(" ", "-") for line in lines]
+    ids = _ids(transport.receive(_QUEUE, 1_000_000, 0))
+    batches = [id_.rpartition("-")[0] for id_ in ids]
+    assert set(confirmed) <= set(batches)
+    assert len(set(batches) - set(confirmed)) <= _KILLS
+    assert all(batches.count(batch) == 20 for batch in set(batches))
+    assert len(set(ids)) == len(ids)
+
+
+def test_killed_consumers(transport: Transport, url: str, tmp_path: Path) -> None:
+    """After SIGKILL nothing is lost, and nothing that was settled comes again."""
+    ids = set(_publish(transport, 5_000))
+    settled, in_between = set(), set()
+    for _ in range(_KILLS):
+        output = "\n".join(_kill_after(_started(_CONSUME, url), random.randint(2, 100)))
+        now_settled = set(_told(output, "settled"))
+        settled |= now_settled
+        # The last one may have been settled, and not have said so.
+        in_between |= set(_told(output, "received")) - now_settled
+    with closing(_an_hour_later(tmp_path)) as later:
+        left = _ids(later.receive(_QUEUE, 10_000, 0))
+    assert len(left) == len(set(left))
+    assert settled & set(left) == set()
+    assert ids - settled - in_between <= set(left)
+    assert len(in_between) <= 10 * _KILLS
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_fork(transport: Transport) -> None:
+    """A forked child receives what its parent does not hold, and closes what is its own."""
+    ids = _publish(transport, 2)
+    [held] = transport.receive(_QUEUE, 1, 0)
+    child = os.fork()
+    if child == 0:
+        os._exit(_status_of(lambda: _consume_in_child(transport)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert transport.receive(_QUEUE, 10, 0) == []
+    transport.settle([(held, Requeue())])
+    assert _ids(transport.receive(_QUEUE, 10, 0)) == ids[:1]
+
+
+def _consume_in_child(transport: Transport) -> None:
+    [delivery] = transport.receive(_QUEUE, 10, 0)
+    transport.settle([(delivery, Ack())])
+    transport.close()
+
+
+def _status_of(call: Callable[[], object]) -> int:
+    """An exit status for a forked child: 0 when `call` ends well."""
+    try:
+        call()
+    except BaseException:  # noqa: BLE001 - a child of fork must never run on into pytest.
+        return 1
+    return 0
+
+
+def _started(program: str, *args: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _kill_after(process: "subprocess.Popen[str]", lines: int) -> list[str]:
+    """Kill it when it has said so many lines, at any moment after; all that it said."""
+    assert process.stdout is not None
+    said = [process.stdout.readline() for _ in range(lines)]
+    time.sleep(random.uniform(0, 0.01))
+    process.kill()
+    rest, _ = process.communicate(timeout=_DEADLINE_S)
+    whole, _, _ = rest.rpartition("\n")
+    return [line.strip() for line in (*said, *whole.splitlines()) if line]
+
+
+def _told(output: str, what: str) -> list[str]:
+    lines = [line.split() for line in output.splitlines()]
+    return [id_ for first, *ids in lines if first == what for id_ in ids]
+
+
+def _an_hour_later(folder: Path) -> Transport:
+    return SqliteTransport(folder / "queue.db", clock=lambda: time.time() + 3_600)

@@ -1,0 +1,64 @@
+"""A consumer of a queue, to be killed; its relay is in the same process, or in another."""
+
+import os
+from typing import Any
+
+from tests.crash.effects import append, append_once, bodies, insert, line_of
+from tests.crash.means import BY_STEPS, JOINED, Means
+
+from oncely.core.context import current
+from oncely.core.message import Message
+from oncely.crashpoints import reached
+from oncely.handling import Handling
+from oncely.outbox import Relay
+from oncely.runtime.delivering import Delivering
+
+
+class Consumer:
+    """Handles each message as its mode wants it."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+
+    def consume(self) -> None:
+        """Until the queue is drained; a relay elsewhere sends what is deferred."""
+        self._drain(None)
+
+    def relay(self) -> None:
+        """Send what waits."""
+        # Two at a time, so that what one message has deferred is taken together.
+        Relay(self._means.ledger, self._means.queue, batch=2).send_waiting()
+
+    def consume_and_relay(self) -> None:
+        """Both in one process."""
+        self._drain(Relay(self._means.ledger, self._means.queue))
+        # What was stored by one that died before it could send it.
+        self.relay()
+
+    def _drain(self, relay: Relay | None) -> None:
+        means = self._means
+        Delivering(
+            transport=means.queue,
+            queue="in",
+            handling=Handling.under(means.ledger, means.mode, means.policy),
+            handler=self._handle,
+            begins=means.engine if means.mode == JOINED else None,
+            relay=relay,
+        ).drain()
+
+    def _handle(self, message: Message, connection: Any = None) -> None:
+        # By steps, one run goes on with what another has begun.
+        run = "any" if self._means.mode == BY_STEPS else str(os.getpid())
+        reached(f"handling {message.id}")
+        reached("in_handler")
+        deferred = [message.send("out", body) for body in bodies(message.id, run)]
+        line = line_of(current().claim.record, run, deferred)
+        reached("in_handler")
+        if connection is not None:
+            insert(connection, line)
+        elif self._means.mode == BY_STEPS:
+            key = message.step_key("effect")
+            message.step("effect", append_once, self._means.log, line, key)
+        else:
+            append(self._means.log, line)
+        reached("in_handler")

@@ -1,0 +1,236 @@
+"""A process is killed at each named point, in each delivery mode: what is left must be right."""
+
+import json
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import count, cycle, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+import psycopg
+import pytest
+from tests.crash import writes
+from tests.crash.checker import Left, faults, left_in
+from tests.crash.means import BY_STEPS, JOINED, LATER_S, POLICIES
+from tests.crash.program import Order
+
+from oncely.core.message import Message
+from oncely.core.record import State
+from oncely.ledger import Ledger, open_ledger
+from oncely.transports.sql import SqliteTransport
+
+MESSAGES = 2
+"""In each round."""
+KILLS = int(os.environ.get("ONCELY_TEST_CRASHES", "50"))
+"""At each named point, on all stores, in all programs and modes together."""
+STORES = ("sqlite", "postgresql")
+PROGRAMS: Mapping[str, Sequence[str]] = {
+    # Who works until one is killed, one after another; and who comes then, last.
+    "together": ("both", "both"),
+    "apart": ("consume", "relay", "both"),
+    "bus": ("bus", "bus"),
+}
+WAYS = [
+    (kind, mode)
+    for kind in PROGRAMS
+    for mode in POLICIES
+    # The idempotence service has no steps.
+    if (kind, mode) != ("bus", BY_STEPS)
+]
+POINTS: Mapping[str, int] = {
+    # How often each is passed for one message.
+    "after_claim": 1,
+    "in_handler": 3,
+    "before_completed": 1,
+    "after_completed": 1,
+    "before_commit": 1,
+    "after_commit": 1,
+    "between_sends": 1,
+    "after_publish": 1,
+    "before_acknowledge": 1,
+}
+IN_TRANSACTIONS = ("before_commit", "after_commit")
+"""Points where there is a work transaction alone."""
+_DEADLINE_S = 60
+
+
+class Program:
+    """The parent of all that is killed."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def is_killed(self, order: Order) -> bool:
+        """Whether a child under this order is killed; it ends otherwise when its work is done."""
+        stdin, stdout = _pipes(self._process)
+        stdin.write(json.dumps(order._asdict()) + "\n")
+        stdin.flush()
+        answer = stdout.readline()
+        assert answer, f"{order}: the child has raised; its traceback is on stderr"
+        return bool(json.loads(answer))
+
+
+def _pipes(process: "subprocess.Popen[str]") -> tuple[IO[str], IO[str]]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin, process.stdout
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[Program]:
+    """The program, which ends when nobody has orders for it any more."""
+    command = [sys.executable, "-m", "tests.crash.program"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield Program(process)
+        _pipes(process)[0].close()
+        assert process.wait(_DEADLINE_S) == 0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where there is one: what is killed is a process, and not the machine."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path
+        return
+    with TemporaryDirectory(dir=memory) as name:
+        yield Path(name)
+
+
+@pytest.fixture(params=STORES)
+def ledger_url(request: pytest.FixtureRequest, folder: Path) -> str:
+    """The URL of a migrated ledger, beside a table for effects without any constraint."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{folder / 'ledger.db'}"
+    else:
+        url = str(request.getfixturevalue("postgresql_url"))
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+    _execute(url, "CREATE TABLE effects (line TEXT)")
+    return url
+
+
+def _execute(url: str, statement: str) -> list[tuple[Any, ...]]:
+    """The rows of a statement, by the database's own driver."""
+    connection: Any
+    if url.startswith("sqlite"):
+        connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+    else:
+        connection = psycopg.connect(url)
+    with closing(connection):
+        cursor = connection.execute(statement)
+        rows = cursor.fetchall() if cursor.description else []
+        connection.commit()
+        return list(rows)
+
+
+class Rounds:
+    """Publishes messages, kills who handles them, and looks what is left when they are done."""
+
+    def __init__(self, program: Program, url: str, folder: Path) -> None:
+        self.is_killed = program.is_killed
+        self._url = url
+        self._folder = folder
+        self._numbers = count(1)
+
+    def run(self, kind: str, mode: str, point: str, nth: int, messages: int = MESSAGES) -> bool:
+        """Whether any was killed there. Raises AssertionError for what is wrong afterwards."""
+        order, published = self.begin(mode, messages)
+        *first, last = PROGRAMS[kind]
+        deadly = order._replace(point=point, nth=nth)
+        killed = [self.is_killed(deadly._replace(work=work)) for work in first]
+        assert not self.is_killed(order._replace(work=last, ahead_s=LATER_S))
+        found = faults(mode, published, self.left(order))
+        assert not found, f"{kind}, {mode}, killed at {point} the time {nth}: {found}"
+        return any(killed)
+
+    def begin(self, mode: str, messages: int) -> tuple[Order, Sequence[str]]:
+        """An order for a new round, and the ids of what is published in it."""
+        number = next(self._numbers)
+        published = [f"{number}-{n}" for n in range(messages)]
+        queue = self._folder / f"queue{number}.db"
+        with closing(SqliteTransport(queue)) as transport:
+            transport.publish("in", [Message(message_id, b"{}") for message_id in published])
+        log = self._folder / f"effects{number}.jsonl"
+        return Order("both", mode, self._url, str(queue), str(log)), published
+
+    def left(self, order: Order) -> Left:
+        """What is left of a round; its files are removed."""
+        rows = _execute(self._url, "DELETE FROM effects RETURNING line")
+        log = Path(order.log)
+        outside = log.read_text().splitlines() if log.exists() else []
+        left = left_in(Path(order.queue), [line for [line] in rows] + outside)
+        for file in (log, *self._folder.glob(f"{Path(order.queue).name}*")):
+            file.unlink(missing_ok=True)
+        return left
+
+
+@pytest.fixture
+def rounds(program: Program, ledger_url: str, folder: Path) -> Iterator[Rounds]:
+    """Rounds over one ledger, in which nothing is unsettled in the end."""
+    yield Rounds(program, ledger_url, folder)
+    with closing(open_ledger(ledger_url)) as ledger:
+        assert ledger.backlog().waiting == 0
+        assert _unsettled(ledger) == []
+
+
+def _unsettled(ledger: Ledger) -> list[tuple[str, State]]:
+    """All but what is completed, what has failed, and what is in doubt and not to be repeated."""
+    settled = {State.COMPLETED, State.FAILED}
+    return [
+        (mode, state)
+        for mode, state in ledger.counts()
+        if state not in settled and (mode, state) != ("at_most_once", State.PROCESSING)
+    ]
+
+
+def _times(point: str) -> list[tuple[str, str, int]]:
+    """All programs, modes and times in which a point is passed, in an order that is mixed."""
+    times = [
+        (kind, mode, nth)
+        for kind, mode in WAYS
+        for nth in range(1, POINTS[point] * MESSAGES + 1)
+        if mode == JOINED or point not in IN_TRANSACTIONS
+    ]
+    random.Random(point).shuffle(times)
+    return times
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_each_point(rounds: Rounds, point: str) -> None:
+    """Whatever is killed where: at most, at least or exactly one effect, as the mode promises;
+    what was deferred is sent after its effect, all of it in its order, each under one id.
+    """
+    for kind, mode, nth in islice(cycle(_times(point)), -(-KILLS // len(STORES))):
+        assert rounds.run(kind, mode, point, nth), f"{kind}, {mode}: no {point} the time {nth}"
+
+
+@pytest.mark.parametrize(("kind", "mode"), WAYS)
+def test_killed_before_each_write(rounds: Rounds, kind: str, mode: str) -> None:
+    """The same holds before every single write on a message's way, named or not."""
+    writes_seen = 0
+    while rounds.run(kind, mode, writes.POINT, writes_seen + 1, messages=1):
+        writes_seen += 1
+    assert writes_seen > 10
+
+
+def test_poison(rounds: Rounds) -> None:
+    """A message that kills whoever handles it is set aside after its tries; the others go on."""
+    order, (poison, other) = rounds.begin("at_least_once", 2)
+    deadly = order._replace(tries=3, point=f"handling {poison}", nth=1)
+    deaths = 0
+    while deaths < 9 and rounds.is_killed(deadly._replace(ahead_s=deaths * LATER_S)):
+        deaths += 1
+    left = rounds.left(order)
+    assert deaths == 3
+    assert "gave up after 3 attempts" in left.dead[poison]
+    assert faults(order.mode, [other], left) == []

@@ -1,0 +1,308 @@
+# ruff: noqa: PT012 - what raises is the block.
+"""Transactions that the ledger has joined, and that want the same message at the same time."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from tests.integration.callers import Place, insertion, opened
+
+from oncely.core.commands import ClaimOutcome, Duplicate, Granted
+from oncely.core.errors import ContentionError, EndedError, StoreError
+from oncely.core.record import Key, State
+from oncely.testing import granted
+
+KEY = Key("billing", "abc-123")
+_DEADLINE_S = 30
+_RACERS = 8
+_WAITING = {
+    "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    " AND datname = current_database()",
+    "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}
+
+
+def wait_for_waiting(place: Place, count: int) -> None:
+    """Return when so many transactions wait for a lock. SQLite does not tell."""
+    deadline = time.monotonic() + _DEADLINE_S
+    with place.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        while place.kind in _WAITING:
+            if connection.exec_driver_sql(_WAITING[place.kind]).scalar_one() >= count:
+                return
+            assert time.monotonic() < deadline, "nobody waits"
+            time.sleep(
+                0.2
+            )  # MariaDB looks again only after a tenth of a second without a question.
+
+
+def pay(place: Place, row: str, before: str | None = None) -> ClaimOutcome:
+    """Deliver the message; `before` is work that the transaction does first."""
+    with place.engine.begin() as connection:
+        if before is not None:
+            connection.execute(text(insertion(before)))
+        with place.ledger.transaction(connection) as inbox:
+            outcome = inbox.claim(KEY)
+            connection.execute(text(insertion(row)))
+            if isinstance(outcome, Granted):
+                inbox.complete(outcome.claim)
+    return outcome
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for those who race."""
+    with ThreadPoolExecutor(_RACERS) as pool:
+        yield pool
+
+
+@contextmanager
+def holding(place: Place) -> Iterator[Connection]:
+    """A transaction that holds the claim. It is rolled back unless it is committed."""
+    with place.engine.connect() as connection:
+        with place.ledger.transaction(connection) as inbox:
+            inbox.complete(granted(inbox.claim(KEY)))
+        yield connection
+
+
+def kinds(outcomes: list[ClaimOutcome]) -> list[str]:
+    """The names of outcomes, in order."""
+    return sorted(type(outcome).__name__ for outcome in outcomes)
+
+
+# ---- Racing ------------------------------------------------------------------------------------
+
+
+def test_one_is_granted(place: Place, pool: ThreadPoolExecutor) -> None:
+    """Of transactions that race for a message one is granted it; the others see what came of it,
+    and commit what else they did.
+    """
+    start = Barrier(_RACERS)
+
+    def race(number: int) -> ClaimOutcome:
+        start.wait(_DEADLINE_S)
+        return pay(place, str(number))
+
+    outcomes = list(pool.map(race, range(_RACERS)))
+    assert kinds(outcomes) == ["Duplicate"] * (_RACERS - 1) + ["Granted"]
+    assert place.rows() == [str(number) for number in range(_RACERS)]
+    assert place.find(KEY).duplicates == _RACERS - 1
+
+
+def test_loser_of_one_that_commits(place: Place, pool: ThreadPoolExecutor) -> None:
+    """It waits, and is told of a duplicate."""
+    with holding(place) as connection:
+        loser = pool.submit(pay, place, "loser", "before")
+        wait_for_waiting(place, 1)
+        connection.commit()
+        assert isinstance(loser.result(_DEADLINE_S), Duplicate)
+    assert place.rows() == ["before", "loser"]
+
+
+def test_loser_of_one_that_rolls_back(place: Place, pool: ThreadPoolExecutor) -> None:
+    """It waits, and is granted the message."""
+    with holding(place) as connection:
+        loser = pool.submit(pay, place, "loser", "before")
+        wait_for_waiting(place, 1)
+        connection.rollback()
+        assert isinstance(loser.result(_DEADLINE_S), Granted)
+    assert place.find(KEY).state is State.COMPLETED
+
+
+def test_losers_of_one_that_rolls_back(place: Place, pool: ThreadPoolExecutor) -> None:
+    """One of several is granted the message, and none hears of a deadlock: where the server ends
+    a transaction in which nothing else was done yet, it begins again by itself.
+    """
+    with holding(place) as connection:
+        losers = [pool.submit(pay, place, str(number)) for number in range(4)]
+        wait_for_waiting(place, 4)
+        connection.rollback()
+        outcomes = [loser.result(_DEADLINE_S) for loser in losers]
+    assert kinds(outcomes) == ["Duplicate"] * 3 + ["Granted"]
+    assert place.rows() == ["0", "1", "2", "3"]
+
+
+def test_losers_that_have_worked_before(place: Place, pool: ThreadPoolExecutor) -> None:
+    """What a transaction did before cannot be done again for it: it ends in a ContentionError, if
+    in any, and the whole of it may be done again.
+    """
+    with holding(place) as connection:
+        losers = [pool.submit(pay, place, str(n), f"before {n}") for n in range(4)]
+        wait_for_waiting(place, 4 if place.kind != "sqlite" else 0)
+        connection.rollback()
+        outcomes = [_again_if_lost(place, n, loser) for n, loser in enumerate(losers)]
+    assert kinds(outcomes) == ["Duplicate"] * 3 + ["Granted"]
+    assert place.rows() == [str(n) for n in range(4)] + [f"before {n}" for n in range(4)]
+
+
+def _again_if_lost(place: Place, number: int, loser: "Future[ClaimOutcome]") -> ClaimOutcome:
+    try:
+        return loser.result(_DEADLINE_S)
+    except ContentionError:
+        return pay(place, str(number), f"before {number}")
+
+
+def test_windows_of_messages(place: Place, pool: ThreadPoolExecutor) -> None:
+    """Many messages in one transaction, met in different orders: each is handled once."""
+    keys = [Key("billing", f"{n:02}") for n in range(40)]
+
+    def handle(order: list[Key]) -> None:
+        with (
+            place.engine.begin() as connection,
+            place.ledger.transaction(connection) as inbox,
+        ):
+            for key in order:
+                outcome = inbox.claim(key)
+                if isinstance(outcome, Granted):
+                    connection.execute(text(insertion(key.message_id)))
+                    inbox.complete(outcome.claim)
+
+    def deliver(order: list[Key]) -> None:
+        while True:
+            try:
+                handle(order)
+                return
+            except ContentionError:
+                time.sleep(random.uniform(0.0, 0.1))
+
+    list(pool.map(deliver, [keys, keys[::-1]]))
+    assert place.rows() == [key.message_id for key in keys]
+
+
+# ---- What is lost ------------------------------------------------------------------------------
+
+
+def test_is_contention(place: Place) -> None:
+    """What the caller's own statements raise can be told apart, too."""
+    ledger = place.ledger
+    assert ledger.is_contention(ContentionError("lost"))
+    assert not ledger.is_contention(StoreError("broken"))
+    assert not ledger.is_contention(KeyError(1213))
+    with place.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE once_only (n INTEGER PRIMARY KEY)"))
+        connection.execute(text("INSERT INTO once_only VALUES (1)"))
+    with pytest.raises(IntegrityError) as twice, place.engine.begin() as connection:
+        connection.execute(text("INSERT INTO once_only VALUES (1)"))
+    assert not ledger.is_contention(twice.value)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mysql"])
+def test_deadlock_of_the_caller(
+    kind: str, pool: ThreadPoolExecutor, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A deadlock between statements of the caller's is one that its transaction lost."""
+
+    def update(order: list[str], start: Barrier) -> None:
+        with place.engine.begin() as connection:
+            for message in order:
+                statement = text("UPDATE effects SET message = message WHERE message = :message")
+                connection.execute(statement, {"message": message})
+                if message == order[0]:
+                    start.wait(_DEADLINE_S)
+
+    with opened(kind, request, tmp_path) as place:
+        with place.engine.begin() as connection:
+            connection.execute(text("CREATE UNIQUE INDEX by_message ON effects (message)"))
+            for message in ("a", "b"):
+                connection.execute(text(insertion(message)))
+        start = Barrier(2)
+        racers = [pool.submit(update, order, start) for order in (["a", "b"], ["b", "a"])]
+        errors = [racer.exception(_DEADLINE_S) for racer in racers]
+        [error] = [error for error in errors if error is not None]
+        assert isinstance(error, DBAPIError)
+        assert place.ledger.is_contention(error)
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_stricter_isolation(level: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """A transaction of PostgreSQL that began before another's claim, and may not see it, has lost
+    against that one.
+    """
+    with opened("postgresql", request, tmp_path) as place:
+        engine = place.engine.execution_options(isolation_level=level)
+        with pytest.raises(ContentionError), engine.begin() as connection:
+            connection.execute(text("SELECT count(*) FROM effects"))
+            pay(place, "other")
+            with place.ledger.transaction(connection) as inbox:
+                inbox.claim(KEY)
+
+
+def test_swallowed_error(place: Place) -> None:
+    """After an error of the database the transaction cannot be believed in: whoever swallows it
+    is stopped when the block is left.
+    """
+    with pytest.raises(EndedError, match="missing"), place.engine.connect() as connection:
+        connection.execute(text("DROP TABLE processed_messages"))
+        with place.ledger.transaction(connection) as inbox, pytest.raises(StoreError):
+            inbox.claim(KEY)
+
+
+# ---- SQLite ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A place on SQLite."""
+    with opened("sqlite", request, tmp_path) as place:
+        yield place
+
+
+def test_more_patience_than_the_caller_has(file: Place, pool: ThreadPoolExecutor) -> None:
+    """While another writes, the ledger waits longer than the caller's own statements would, and
+    leaves the caller's patience as it was.
+    """
+    engine = create_engine(file.url, connect_args={"timeout": 0.001})
+    with file.engine.connect() as other, engine.connect() as connection:
+        other.exec_driver_sql("BEGIN IMMEDIATE")
+        joined = pool.submit(_claim, file, connection)
+        time.sleep(0.1)  # Longer than the caller would wait.
+        assert not joined.done()
+        other.rollback()
+        assert isinstance(joined.result(_DEADLINE_S), Granted)
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one() == 1
+    engine.dispose()
+
+
+def _claim(place: Place, connection: Connection) -> ClaimOutcome:
+    with place.ledger.transaction(connection) as inbox:
+        return inbox.claim(KEY)
+
+
+def test_others_have_written_since(file: Place) -> None:
+    """A transaction that has read before another wrote can never write: it is told at once."""
+    with file.engine.connect() as connection:
+        connection.exec_driver_sql("BEGIN")
+        connection.execute(text("SELECT count(*) FROM effects")).all()
+        pay(file, "other")
+        with pytest.raises(ContentionError, match="others have written"):
+            _claim(file, connection)
+        connection.rollback()
+        assert isinstance(_claim(file, connection), Duplicate)
+
+
+# ---- Settings of sessions ----------------------------------------------------------------------
+
+_FAR_AWAY: dict[str, Callable[[Connection], object]] = {
+    "postgresql": lambda connection: connection.exec_driver_sql("SET TIME ZONE 'Asia/Tokyo'"),
+    "mysql": lambda connection: connection.exec_driver_sql("SET time_zone = '+09:00'"),
+}
+
+
+@pytest.mark.parametrize("kind", list(_FAR_AWAY))
+def test_time_zone_of_the_caller(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Leases do not depend on the time zone of the caller's session."""
+    with opened(kind, request, tmp_path) as place:
+        with place.engine.begin() as connection:
+            _FAR_AWAY[kind](connection)
+            with place.ledger.transaction(connection) as inbox:
+                inbox.claim(KEY, lease="1h")
+        lease_until = place.find(KEY).lease_until
+        assert lease_until is not None
+        assert lease_until - place.ledger.now() == pytest.approx(3600, abs=60)

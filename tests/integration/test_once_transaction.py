@@ -1,0 +1,320 @@
+"""`once(..., transaction=...)`: a function whose work and whose claim are stored together."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from sqlalchemy import Connection, Engine, make_url, text
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+from tests.integration.joiners import engine_on
+
+from oncely.core.errors import EndedError, MessageError
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Key, Record, State
+from oncely.ledger import Ledger, open_ledger
+from oncely.once import once
+from oncely.testing import at_once
+
+MESSAGE = Message("abc-123", b"{}")
+_ASYNC = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+asyncmy",
+}
+_RACERS = 16
+_DEADLINE_S = 30
+
+Charge = Callable[..., Any]
+
+
+class Bank(NamedTuple):
+    """A ledger, and business rows in the same database."""
+
+    ledger: Ledger
+    engine: Engine
+    url: str
+
+    def rows(self) -> int:
+        """How many business rows there are."""
+        with self.engine.connect() as connection:
+            return int(connection.execute(text("SELECT count(*) FROM effects")).scalar_one())
+
+    def record(self) -> Record:
+        """The record of the message."""
+        record = self.ledger.find(Key("billing", MESSAGE.id))
+        assert record is not None
+        return record
+
+
+@pytest.fixture(params=list(_ASYNC))
+def bank(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bank]:
+    """A bank in each kind of database."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    else:
+        url = str(request.getfixturevalue(f"{request.param}_url"))
+    engine = engine_on(url)
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE effects (message VARCHAR(255))"))
+        yield Bank(ledger, engine, url)
+    engine.dispose()
+
+
+def charged(bank: Bank, transaction: Any = None, **options: Any) -> Callable[[Charge], Any]:
+    """`once` for this bank."""
+    guard: Callable[[Charge], Any] = once(
+        bank.ledger,
+        consumer="billing",
+        key=lambda message, *_: message.id,
+        transaction=transaction or bank.engine,
+        **options,
+    )
+    return guard
+
+
+def insert(connection: Connection | Session, message: Message = MESSAGE) -> None:
+    """The business's own row, which nothing keeps from being there twice."""
+    row = {"message": message.id}
+    connection.execute(text("INSERT INTO effects (message) VALUES (:message)"), row)
+
+
+def test_one_commit_for_all(bank: Bank) -> None:
+    """The row, the record, its result and what was sent are stored together, once."""
+
+    @charged(bank, keep_result=True)
+    def charge(message: Message, connection: Connection) -> str:
+        insert(connection)
+        message.send("post", "a letter")
+        return f"charged {message.step('note', lambda: 'once')}"
+
+    assert charge(MESSAGE) == charge(MESSAGE) == "charged once"
+    assert bank.rows() == 1
+    assert bank.record().state is State.HANDLED
+    [letter] = bank.ledger.deferred(bank.record().key)
+    assert letter.message.body == b"a letter"
+    bank.ledger.sent([letter])
+    assert bank.record().state is State.COMPLETED
+
+
+def test_sessions(bank: Bank) -> None:
+    """A sessionmaker gives sessions: what they hold is flushed and stored with the claim."""
+
+    @charged(bank, sessionmaker(bank.engine))
+    def charge(message: Message, session: Any) -> None:
+        assert isinstance(session, Session)
+        insert(session)
+
+    charge(MESSAGE)
+    assert bank.rows() == 1
+    assert bank.record().state is State.COMPLETED
+
+
+def test_failure_undoes_all_and_is_recorded(bank: Bank) -> None:
+    """What a failed function wrote, finished and sent is gone; its error and attempt are kept."""
+    failures = iter([True, False])
+
+    @charged(bank)
+    def charge(message: Message, connection: Connection) -> None:
+        insert(connection)
+        message.step("note", lambda: 1)
+        message.send("post", "a letter")
+        if next(failures):
+            raise ValueError("no money")
+
+    with pytest.raises(ValueError, match="no money"):
+        charge(MESSAGE)
+    assert (bank.record().state, bank.record().attempts) == (State.FAILED, 1)
+    assert bank.record().error == "ValueError: no money"
+    assert bank.rows() == 0
+    assert bank.ledger.steps(bank.record().key) == {}
+    assert bank.ledger.deferred(bank.record().key) == []
+    charge(MESSAGE)
+    assert bank.rows() == 1
+    assert bank.record().attempts == 2
+
+
+def test_tries_are_spent(bank: Bank) -> None:
+    """Attempts are counted although their transactions are undone."""
+
+    @charged(bank, policy=Policy(tries=2))
+    def charge(message: Message, connection: Connection) -> None:
+        raise ValueError("no money")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no money"):
+            charge(MESSAGE)
+    assert bank.record().exhausted
+
+
+def test_result_that_is_no_json(bank: Bank) -> None:
+    """A result that cannot be kept undoes the work: it is known before the commit."""
+
+    @charged(bank, keep_result=True)
+    def charge(message: Message, connection: Connection) -> object:
+        insert(connection)
+        return object()
+
+    with pytest.raises(MessageError, match="JSON"):
+        charge(MESSAGE)
+    assert bank.rows() == 0
+    assert bank.record().state is State.FAILED
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_function_that_ends_the_transaction(bank: Bank, end: str) -> None:
+    """A function that commits, or rolls back, what is not its own is refused and recorded."""
+
+    @charged(bank)
+    def charge(message: Message, connection: Connection) -> None:
+        insert(connection)
+        getattr(connection, end)()
+
+    with pytest.raises(EndedError):
+        charge(MESSAGE)
+    assert bank.rows() == 0
+    assert bank.record().state is State.FAILED
+
+
+def test_deliveries_at_once(bank: Bank) -> None:
+    """Of racing deliveries one does the work; none meets an error, however the locks fall."""
+
+    @charged(bank)
+    def charge(message: Message, connection: Connection) -> None:
+        insert(connection, message)
+
+    messages = [Message(str(n)) for n in range(20)]
+    at_once(_RACERS, lambda _: [charge(message) for message in messages])
+    assert bank.rows() == len(messages)
+    assert bank.ledger.counts() == {("billing", State.COMPLETED): len(messages)}
+
+
+@pytest.mark.parametrize("bank", ["postgresql", "mysql"], indirect=True)
+def test_deadlock_of_the_work_itself(bank: Bank) -> None:
+    """Two functions that lock each other's rows: one loses, all of it is done again, none fails."""
+    with bank.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE accounts (id INTEGER PRIMARY KEY, total INTEGER)"))
+        connection.execute(text("INSERT INTO accounts VALUES (0, 0), (1, 0)"))
+    both_hold_one = threading.Barrier(2)
+    runs: list[str] = []
+
+    @charged(bank)
+    def charge(message: Message, connection: Connection) -> None:
+        runs.append(message.id)
+        first = int(message.id)
+        _add_to(connection, first)
+        if len(runs) <= 2:
+            both_hold_one.wait(_DEADLINE_S)
+        _add_to(connection, 1 - first)
+
+    at_once(2, lambda n: charge(Message(str(n))))
+    assert len(runs) == 3
+    with bank.engine.connect() as connection:
+        totals = connection.execute(text("SELECT total FROM accounts")).scalars().all()
+    assert totals == [2, 2]
+    assert bank.ledger.counts() == {("billing", State.COMPLETED): 2}
+
+
+def _add_to(connection: Connection, account: int) -> None:
+    statement = "UPDATE accounts SET total = total + 1 WHERE id = :id"
+    connection.execute(text(statement), {"id": account})
+
+
+def test_async(bank: Bank) -> None:
+    """Coroutines work in transactions of an async engine."""
+    at = make_url(bank.url)
+    engine = create_async_engine(at.set(drivername=_ASYNC[at.get_backend_name()]))
+    failures = iter([True, False])
+
+    @charged(bank, engine)
+    async def charge(message: Message, connection: AsyncConnection) -> None:
+        row = {"message": message.id}
+        await connection.execute(text("INSERT INTO effects (message) VALUES (:message)"), row)
+        message.send("post", "a letter")
+        if next(failures):
+            raise ValueError("no money")
+
+    async def deliver(engine: AsyncEngine) -> None:
+        with pytest.raises(ValueError, match="no money"):
+            await charge(MESSAGE)
+        assert bank.rows() == 0
+        await charge(MESSAGE)
+        await charge(MESSAGE)
+        await engine.dispose()
+
+    asyncio.run(deliver(engine))
+    assert bank.rows() == 1
+    assert (bank.record().state, bank.record().attempts) == (State.HANDLED, 2)
+    assert len(bank.ledger.deferred(bank.record().key)) == 1
+
+
+@pytest.mark.parametrize("bank", ["postgresql"], indirect=True)
+def test_statement_that_failed_unseen(bank: Bank) -> None:
+    """Where a function hides an error after which nothing is stored, it is told so, and fails."""
+
+    @charged(bank)
+    def charge(message: Message, connection: Connection) -> None:
+        insert(connection)
+        with suppress(ProgrammingError):
+            connection.execute(text("SELECT nonsense"))
+
+    with pytest.raises(EndedError, match="a statement has failed"):
+        charge(MESSAGE)
+    assert bank.rows() == 0
+    assert bank.record().state is State.FAILED
+
+
+@pytest.mark.parametrize("bank", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+def test_statement_that_failed_unseen_async(bank: Bank, driver: str) -> None:
+    """As above, with the drivers of asyncio."""
+    engine = create_async_engine(make_url(bank.url).set(drivername=f"postgresql+{driver}"))
+
+    @charged(bank, engine)
+    async def charge(message: Message, connection: AsyncConnection) -> None:
+        with suppress(ProgrammingError):
+            await connection.execute(text("SELECT nonsense"))
+
+    async def deliver() -> None:
+        with pytest.raises(EndedError, match="a statement has failed"):
+            await charge(MESSAGE)
+        await engine.dispose()
+
+    asyncio.run(deliver())
+    assert bank.record().state is State.FAILED
+
+
+@pytest.mark.parametrize("bank", ["postgresql", "mysql"], indirect=True)
+def test_line_lost_in_the_work(bank: Bank) -> None:
+    """Where the database ends the connection all is done again, and no attempt is counted."""
+    runs: list[int] = []
+
+    @charged(bank)
+    def charge(message: Message, connection: Connection) -> None:
+        runs.append(1)
+        insert(connection)
+        if len(runs) == 1:
+            _end_line_of(bank, connection)
+            insert(connection)
+
+    charge(MESSAGE)
+    assert len(runs) == 2
+    assert bank.rows() == 1
+    assert bank.record().attempts == 1
+
+
+def _end_line_of(bank: Bank, connection: Connection) -> None:
+    is_postgresql = connection.dialect.name == "postgresql"
+    ask = "SELECT pg_backend_pid()" if is_postgresql else "SELECT connection_id()"
+    number = connection.execute(text(ask)).scalar_one()
+    end = f"SELECT pg_terminate_backend({number})" if is_postgresql else f"KILL {number}"
+    with bank.engine.connect() as other:
+        other.execute(text(end))

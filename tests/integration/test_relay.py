@@ -1,0 +1,198 @@
+"""Relays over real databases and a queue in a file: several at once, killed, woken."""
+
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from tests.integration.relaying import CONSUMER, RelayProcess, arrived, defer, relays
+from tests.servers import Postgresql
+
+from oncely.core.message import Message
+from oncely.core.record import State
+from oncely.ledger import Ledger, open_ledger
+from oncely.outbox import Relay
+from oncely.transports.opening import open_transport
+
+_DEADLINE_S = 90.0
+_RELAYS = 4
+_MESSAGES = 5_000
+_LANES = 200
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.db'}"
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
+@pytest.fixture
+def ledger(url: str) -> Iterator[Ledger]:
+    """A ledger in it."""
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+        yield ledger
+
+
+@pytest.fixture
+def queues(tmp_path: Path) -> str:
+    """The URL of queues in a file."""
+    return f"sqlite:///{tmp_path / 'queue.db'}"
+
+
+def wait_until(condition: Callable[[], bool], working: Sequence[RelayProcess] = ()) -> None:
+    deadline = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert all(relay.is_alive() for relay in working), "a relay has died"
+        assert time.monotonic() < deadline, "the relays do not get on"
+        time.sleep(0.02)
+
+
+def is_through(ledger: Ledger) -> bool:
+    return ledger.backlog().waiting == 0
+
+
+def check_order(messages: list[Message], places: int) -> None:
+    """Each lane came in its order, and all of it."""
+    lanes = defaultdict(list)
+    for message in messages:
+        lanes[message.key].append(int(message.body))
+    assert set(map(tuple, lanes.values())) == {tuple(range(places))}
+
+
+def test_several_relays(ledger: Ledger, url: str, queues: str) -> None:
+    """Four processes send each message once, each lane in order, and complete what is done."""
+    defer(ledger, _MESSAGES, _LANES)
+    with relays(_RELAYS, url, queues) as started:
+        for relay in started:
+            relay.begin(batch=20, poll="20ms")
+        wait_until(lambda: is_through(ledger), started)
+        sent = [relay.end() for relay in started]
+    assert sum(sent) == _MESSAGES
+    assert sum(map(bool, sent)) > 1
+    messages = arrived(queues)
+    assert len({message.id for message in messages}) == len(messages) == _MESSAGES
+    check_order(messages, _MESSAGES // _LANES)
+    assert ledger.counts() == {(CONSUMER, State.COMPLETED): _MESSAGES}
+
+
+@pytest.mark.parametrize(
+    ("url", "point"),
+    [
+        ("sqlite", "after_publish"),
+        ("postgresql", "after_publish"),
+        ("postgresql", "between_sends"),
+    ],
+    indirect=["url"],
+)
+def test_a_relay_is_killed(ledger: Ledger, url: str, queues: str, point: str) -> None:
+    """Killed between publishing and marking: what is not marked comes again, none is lost."""
+    messages, batch = 60, 10
+    defer(ledger, messages, lanes=5)
+    with relays(1, url, queues, ONCELY_CRASH_POINT=f"{point}:3") as [doomed]:
+        doomed.begin(batch=batch, hold="1s")
+        assert doomed.await_crash() == signal.SIGKILL
+    published, waiting = len(arrived(queues)), ledger.backlog().waiting
+    assert 1 <= published - (messages - waiting) <= batch
+    with relays(1, url, queues) as [heir]:
+        heir.begin(batch=batch, poll="20ms")
+        wait_until(lambda: is_through(ledger), [heir])
+        assert heir.end() == waiting
+    copies = arrived(queues)
+    assert len(copies) == published + waiting
+    once = list({message.id: message for message in copies}.values())
+    assert len(once) == messages
+    check_order(once, messages // 5)
+    assert ledger.counts() == {(CONSUMER, State.COMPLETED): messages}
+
+
+def test_refused(ledger: Ledger, queues: str) -> None:
+    """What is refused holds up its lane alone, until it is set aside; then people let it go."""
+    defer(ledger, messages=24, lanes=2)
+    with closing(open_transport(f"{queues}?max_bytes=1")) as narrow:
+        # In each lane ten places have one digit, and the last two have two.
+        report = Relay(ledger, narrow, tries=1).send_waiting()
+    assert (report.sent, report.refused, report.set_aside) == (20, 0, 4)
+    assert ledger.backlog().waiting == 0
+    with closing(open_transport(queues)) as wide:
+        relay = Relay(ledger, wide)
+        assert relay.send_waiting().sent == 0
+        assert ledger.send_again() == 4
+        assert relay.send_waiting().sent == 4
+    check_order(arrived(queues), 12)
+    assert ledger.counts() == {(CONSUMER, State.COMPLETED): 24}
+
+
+def test_refused_comes_again(ledger: Ledger, queues: str) -> None:
+    """What was refused is tried again after its delay, in its place."""
+    defer(ledger, messages=12, lanes=1)
+    with closing(open_transport(f"{queues}?max_bytes=1")) as narrow:
+        report = Relay(ledger, narrow, tries=1_000, backoff="1s", hold="1s").send_waiting()
+    assert report.sent == 10
+    assert report.refused >= 1
+    with closing(open_transport(queues)) as wide:
+        relay = Relay(ledger, wide)
+
+        def send_what_is_due() -> bool:
+            relay.send_waiting()
+            return is_through(ledger)
+
+        wait_until(send_what_is_due)
+    check_order(arrived(queues), 12)
+
+
+# ---- Running -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def running(relay: Relay) -> Iterator[None]:
+    """The relay runs in a thread for as long as the block, and has looked for messages before."""
+    stop, has_looked = threading.Event(), threading.Event()
+    thread = threading.Thread(target=relay.run, args=[stop, lambda _: has_looked.set()])
+    thread.start()
+    try:
+        assert has_looked.wait(_DEADLINE_S)
+        yield
+    finally:
+        stop.set()
+        thread.join(_DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def test_woken(postgresql_url: str, queues: str) -> None:
+    """On PostgreSQL a relay that waits is woken: it does not come when its next look is due."""
+    with closing(open_ledger(postgresql_url)) as ledger, closing(open_transport(queues)) as queue:
+        ledger.migrate()
+        with running(Relay(ledger, queue, poll="1h")):
+            for number in range(3):
+                defer(ledger, messages=1, lanes=1, consumer=f"shop-{number}")
+                wait_until(lambda: is_through(ledger))
+
+
+def test_a_waiting_relay_stops(ledger: Ledger, queues: str) -> None:
+    """However long a relay would wait, it is soon stopped; also where it listens."""
+    with closing(open_transport(queues)) as queue, running(Relay(ledger, queue, poll="1h")):
+        pass
+
+
+def test_the_database_is_away(private_postgresql: Postgresql, queues: str) -> None:
+    """A relay outlives a restart of the database, and sends what comes after it."""
+    with (
+        closing(open_ledger(private_postgresql.url)) as ledger,
+        closing(open_transport(queues)) as queue,
+    ):
+        ledger.migrate()
+        with running(Relay(ledger, queue)):
+            defer(ledger, messages=10, lanes=3)
+            private_postgresql.kill()
+            private_postgresql.start()
+            defer(ledger, messages=10, lanes=3, consumer="another")
+            wait_until(lambda: is_through(ledger))
+    assert len({message.id for message in arrived(queues)}) == 20

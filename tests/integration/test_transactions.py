@@ -1,0 +1,386 @@
+"""Transactions of a ledger's own: what they cost, and what is left when they are broken off."""
+
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import psycopg
+import pytest
+from tests.conformance.conftest import url_of
+from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql, wait_until
+from tests.integration.test_lost_replies import Line, delivers, line  # noqa: F401 - fixtures.
+from tests.integration.test_schema import _run as run_by_hand
+from tests.integration.transacting import DEFERRED, handle
+from tests.servers import Postgresql
+
+from oncely.core.errors import StoreError
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger, open_ledger
+from oncely.stores.base import Inside
+from oncely.stores.opening import open_store
+from oncely.stores.sql import SqlStore, listening
+from oncely.testing import granted
+from oncely.testing.doing import PARENT, deferred, ids_of
+
+ROOT = Path(__file__).parents[2]
+_KINDS = ("sqlite", "postgresql", "mysql")
+_WORKERS = 3
+_DEADLINE_S = 30.0
+
+
+@pytest.fixture(params=_KINDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind that has transactions."""
+    return url_of(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SqlStore]:
+    """A store on that database."""
+    yield from _opened(url)
+
+
+def _opened(url: str) -> Iterator[SqlStore]:
+    store = open_store(url)
+    assert isinstance(store, SqlStore)
+    with closing(store):
+        store.migrate()
+        yield store
+
+
+# ---- Costs -------------------------------------------------------------------------------------
+
+
+def test_cost_on_postgresql(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To handle a message and to defer others takes two statements and a transaction's two ends."""
+    asked: list[str] = []
+    execute = psycopg.Cursor.execute
+
+    def noted(cursor: Any, query: Any, *args: Any, **options: Any) -> Any:
+        asked.append(str(query).split()[0])
+        return execute(cursor, query, *args, **options)
+
+    with closing(open_ledger(postgresql_url)) as ledger:
+        ledger.migrate()
+        claims = [granted(ledger.claim(Key("billing", str(n)))) for n in range(2)]
+        monkeypatch.setattr(psycopg.Cursor, "execute", noted)
+        for claim in claims:
+            asked.clear()
+            messages = [deferred(str(n), parent=claim.key, position=n) for n in range(3)]
+            ledger.handled(claim, None, messages)
+            # The first also tells those who listen.
+            assert asked in (
+                ["BEGIN", "UPDATE", "WITH", "COMMIT"],
+                ["BEGIN", "UPDATE", "INSERT", "COMMIT"],
+            )
+
+
+# ---- What goes wrong inside --------------------------------------------------------------------
+
+
+def test_error_ends_a_transaction(store: SqlStore, url: str) -> None:
+    """After an error every further call raises that error, and nothing is stored."""
+    run_by_hand(url, "DROP TABLE message_steps;")
+    errors = []
+
+    def work(inside: Inside) -> None:
+        inside.defer([deferred("m")])
+        calls: list[Callable[[], object]] = [
+            lambda: inside.steps(PARENT),
+            lambda: inside.waiting([PARENT]),
+            lambda: inside.load([PARENT]),
+        ]
+        for call in calls:
+            with pytest.raises(StoreError) as raised:
+                call()
+            errors.append(raised.value)
+        raise errors[-1]
+
+    with pytest.raises(StoreError, match=r"migrate\(\)"):
+        store.transaction(work)
+    assert len(set(map(id, errors))) == 1
+    assert store.backlog().waiting == 0
+
+
+def test_error_that_is_swallowed(store: SqlStore, url: str) -> None:
+    """Work that goes on after an error of the store, and ends well, has stored nothing."""
+    run_by_hand(url, "DROP TABLE message_steps;")
+
+    def work(inside: Inside) -> str:
+        inside.defer([deferred("m")])
+        with pytest.raises(StoreError):
+            inside.steps(PARENT)
+        return "well"
+
+    with pytest.raises(StoreError, match=r"migrate\(\)"):
+        store.transaction(work)
+    assert store.backlog().waiting == 0
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mysql"])
+def test_session_ended_inside(kind: str, request: pytest.FixtureRequest) -> None:
+    """Where the session ends in the middle, all is done again, and stored once."""
+    other: Other = (
+        OtherOnPostgresql(request.getfixturevalue("psql"))
+        if kind == "postgresql"
+        else OtherOnMysql(request.getfixturevalue("mysql"))
+    )
+    for store in _opened(request.getfixturevalue(f"{kind}_url")):
+        runs: list[int] = []
+
+        def work(inside: Inside, runs: list[int] = runs) -> None:
+            runs.append(len(runs))
+            inside.keep_step(PARENT, f"run {len(runs)}", 1)
+            if len(runs) == 1:
+                while other.end_one():
+                    pass
+            inside.defer([deferred("m")])
+
+        store.transaction(work)
+        assert runs == [0, 1]
+        with closing(Ledger(store)) as ledger:
+            assert ledger.steps(PARENT) == {"run 2": 1}
+            assert ids_of(ledger.deferred(PARENT)) == ["m"]
+
+
+def test_body_too_large_for_a_statement(mysql_url: str) -> None:
+    """A message longer than the server takes is refused in words, and not by a lost line."""
+    for store in _opened(mysql_url):
+        with pytest.raises(StoreError, match="raise max_allowed_packet"):
+            store.transaction(lambda inside: inside.defer([deferred("m", body=b"x" * 20_000_000)]))
+        assert store.backlog().waiting == 0
+
+
+# ---- Lost replies ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", [b"BEGIN", b"deferred_messages", b"COMMIT"])
+def test_handled_with_deferred(line: Line, delivers: bool, word: bytes) -> None:  # noqa: F811
+    """Handled and deferred are stored once, whatever the line did."""
+    claim = granted(line.ledger.claim(PARENT))
+    line.proxy.cut(word, delivers=delivers)
+    line.ledger.handled(claim, {"total": 3}, [deferred(str(n), position=n) for n in range(3)])
+    record = line.stored(PARENT)
+    assert record is not None
+    assert (record.state, record.result, record.attempts) == (State.HANDLED, {"total": 3}, 1)
+    assert ids_of(line.other.deferred(PARENT)) == ["0", "1", "2"]
+
+
+def test_sent(line: Line, delivers: bool) -> None:  # noqa: F811
+    """What was sent is sent, and its parent completed, whatever the line did."""
+    line.other.handled(granted(line.other.claim(PARENT)), None, [deferred("m")])
+    messages = line.other.take_deferred(1, "60s")
+    line.proxy.cut(b"COMMIT", delivers=delivers)
+    line.ledger.sent(messages)
+    record = line.stored(PARENT)
+    assert record is not None
+    assert record.state is State.COMPLETED
+    assert line.other.deferred(PARENT) == []
+
+
+def test_keep_step(line: Line, delivers: bool) -> None:  # noqa: F811
+    """A step is kept once, whatever the line did."""
+    claim = granted(line.ledger.claim(PARENT))
+    line.proxy.cut(b"COMMIT", delivers=delivers)
+    line.ledger.keep_step(claim, "step", [1])
+    assert line.other.steps(PARENT) == {"step": [1]}
+    line.ledger.complete(claim)
+
+
+def test_forget(line: Line, delivers: bool) -> None:  # noqa: F811
+    """What is forgotten is gone with all that was kept with it, whatever the line did."""
+    claim = granted(line.other.claim(PARENT))
+    line.other.keep_step(claim, "step", 1)
+    line.other.handled(claim, None, [deferred("m")])
+    line.proxy.cut(b"COMMIT", delivers=delivers)
+    line.ledger.forget(PARENT)
+    assert line.stored(PARENT) is None
+    assert (line.other.steps(PARENT), line.other.deferred(PARENT)) == ({}, [])
+
+
+# ---- Kills -------------------------------------------------------------------------------------
+
+
+def test_killed_workers(url: str) -> None:
+    """After SIGKILL in the middle of transactions each is stored whole or not at all."""
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+        with _Workers(url) as workers:
+            workers.await_more(60)
+            for _ in range(_WORKERS - 1):
+                workers.kill_one()
+                workers.await_more(10)
+        _check_whole(ledger, workers.handled)
+
+
+def test_killed_postgresql(private_postgresql: Postgresql) -> None:
+    """After a server was killed in the middle of transactions each is whole, or not there."""
+    url = private_postgresql.url
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+        with _Workers(url) as workers:
+            for _ in range(3):
+                workers.await_more(30)
+                private_postgresql.kill()
+                private_postgresql.start()
+            workers.await_more(30)
+        _check_whole(ledger, workers.handled)
+
+
+class _Workers:
+    """Processes that handle messages, until they are killed at the end."""
+
+    def __init__(self, url: str) -> None:
+        self.handled: dict[str, list[int]] = defaultdict(list)
+        """What each was told is handled."""
+        self._names = [f"worker-{number}" for number in range(_WORKERS)]
+        self._command = [sys.executable, "-m", "tests.integration.transacting", url]
+
+    def __enter__(self) -> "_Workers":
+        self._processes = [
+            subprocess.Popen(
+                [*self._command, name],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for name in self._names
+        ]
+        pairs = zip(self._names, self._processes, strict=True)
+        self._readers = [Thread(target=self._read, args=pair) for pair in pairs]
+        for reader in self._readers:
+            reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for reader in self._readers:
+            reader.join(_DEADLINE_S)
+        for process in self._processes:
+            process.communicate()
+
+    def await_more(self, count: int) -> None:
+        """Return once so many more messages are handled by all of them."""
+        before = self._count()
+        wait_until(lambda: self._count() >= before + count)
+
+    def kill_one(self) -> None:
+        """Kill one of those that live, whatever it is doing."""
+        process = next(process for process in self._processes if process.poll() is None)
+        process.kill()
+        process.wait(_DEADLINE_S)
+
+    def _count(self) -> int:
+        return sum(map(len, list(self.handled.values())))
+
+    def _read(self, name: str, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for text in process.stdout:
+            # Without its end a line was broken off.
+            if text.endswith("\n"):
+                self.handled[name].append(int(text))
+
+
+def _check_whole(ledger: Ledger, handled: dict[str, list[int]]) -> None:
+    """Whatever was handled has deferred all, whatever was not has deferred nothing, and what
+    somebody was told is so.
+    """
+    records = {record.key: record for record in ledger.scan(limit=100_000)}
+    waiting = Counter(message.parent for message in ledger.take_deferred(100_000, "1h"))
+    for key, record in records.items():
+        assert record.state in (State.HANDLED, State.PROCESSING)
+        is_handled = record.state is State.HANDLED
+        assert waiting.pop(key, 0) == (DEFERRED if is_handled else 0)
+        assert ledger.steps(key) == {"step": key.message_id} or not is_handled
+    assert waiting == {}
+    told = {Key(name, str(number)) for name, numbers in handled.items() for number in numbers}
+    assert len(told) >= 60
+    assert [key for key in told if records[key].state is not State.HANDLED] == []
+
+
+# ---- Waiting -----------------------------------------------------------------------------------
+
+
+def test_another_process_is_told(store: SqlStore, url: str) -> None:
+    """What another process has deferred ends a wait."""
+    for other in _opened(url):
+        store.wait_for_deferred(0)
+        waiter = _Waiter(store)
+        handle(Ledger(other), PARENT)
+        waiter.await_end()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mysql"])
+def test_own_process_is_told(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the same process has deferred ends a wait at once, and not at the next look."""
+    monkeypatch.setattr(listening, "_LOOK_S", 10 * _DEADLINE_S)
+    pausing = Event()
+    pause = listening.Looking._pause
+
+    def noted(looking: listening.Looking, pause_s: float) -> bool:
+        pausing.set()
+        return pause(looking, pause_s)
+
+    monkeypatch.setattr(listening.Looking, "_pause", noted)
+    for store in _opened(url_of(kind, request, tmp_path)):
+        waiter = _Waiter(store)
+        assert pausing.wait(_DEADLINE_S)
+        # It may not pause yet: so it is told more than once.
+        assert any(_tells(store, number, waiter) for number in range(600))
+
+
+def _tells(store: SqlStore, number: int, waiter: "_Waiter") -> bool:
+    handle(Ledger(store), Key("billing", str(number)))
+    return waiter.has_ended(0.05)
+
+
+def test_postgresql_tells(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL tells itself, also after its line to the waiting one was cut."""
+    monkeypatch.setattr(listening, "_LOOK_S", 10 * _DEADLINE_S)
+    [store], [other] = [[*_opened(postgresql_url)] for _ in range(2)]
+    with closing(store), closing(other), closing(psycopg.connect(postgresql_url)) as by_hand:
+        by_hand.autocommit = True
+        for name in ("1", "2"):
+            waiter = _Waiter(store)
+            _await_listener(by_hand)
+            monkeypatch.setattr(other._database.inside, "_told_at", -1.0)
+            handle(Ledger(other), Key("billing", name))
+            waiter.await_end()
+            by_hand.execute(f"SELECT pg_terminate_backend(pid) {_LISTENERS}")
+            # The cut line ends a wait, too.
+            _Waiter(store).await_end()
+
+
+_LISTENERS = "FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
+
+
+def _await_listener(by_hand: "psycopg.Connection[Any]") -> None:
+    statement = f"SELECT count(*) {_LISTENERS}"
+    wait_until(lambda: by_hand.execute(statement.encode()).fetchone() == (1,))
+
+
+class _Waiter:
+    """A thread that waits for deferred messages."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._ended = Event()
+        Thread(target=self._wait, args=(store,), daemon=True).start()
+
+    def _wait(self, store: SqlStore) -> None:
+        store.wait_for_deferred(10 * _DEADLINE_S)
+        self._ended.set()
+
+    def await_end(self) -> None:
+        assert self._ended.wait(_DEADLINE_S)
+
+    def has_ended(self, wait_s: float) -> bool:
+        return self._ended.wait(wait_s)

@@ -1,0 +1,102 @@
+"""Ledgers on every kind of store, whose clock a test moves, and any number of them on one store."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from tests.conformance.conftest import url_of
+
+from oncely.ledger import Ledger, open_ledger
+from oncely.stores.base import Store
+from oncely.stores.memory import MemoryStore
+from oncely.stores.redis import RedisStore
+from oncely.stores.sql import SqlStore
+from oncely.stores.sql.engines import server_engine, sqlite_engine
+from oncely.testing import ManualClock
+
+SQL = ("sqlite", "postgresql", "mysql")
+TRANSACTIONAL = ("memory", *SQL)
+"""Kinds of store that can defer messages."""
+EVERY = (*TRANSACTIONAL, "redis")
+
+_DRIVERS = {
+    "sqlite": ("sqlite", "sqlite+aiosqlite"),
+    "postgresql": ("postgresql+psycopg", "postgresql+asyncpg"),
+    "mysql": ("mysql+pymysql", "mysql+asyncmy"),
+}
+"""Of the user's own engines, sync and async."""
+
+OpenLedger = Callable[[], Ledger]
+
+
+@pytest.fixture(params=TRANSACTIONAL)
+def kind(request: pytest.FixtureRequest) -> str:
+    """A kind of store. Files and tests that choose among others say so."""
+    return str(request.param)
+
+
+@pytest.fixture
+def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store of that kind."""
+    return "memory://" if kind == "memory" else url_of(kind, request, tmp_path)
+
+
+@pytest.fixture
+def another_ledger(kind: str, url: str, clock: ManualClock) -> Iterator[OpenLedger]:
+    """Opens ledgers on the same store: each is another worker, as if in another process."""
+    memory = MemoryStore(clock)
+    with ExitStack() as opened:
+
+        def open_another() -> Ledger:
+            ledger = Ledger(memory if kind == "memory" else _store(kind, url, clock))
+            opened.callback(ledger.close)
+            ledger.migrate()
+            return ledger
+
+        yield open_another
+
+
+@pytest.fixture
+def ledger(another_ledger: OpenLedger) -> Ledger:
+    """The ledger of the worker that is there first."""
+    return another_ledger()
+
+
+@pytest.fixture
+def engine(kind: str, url: str) -> Iterator[Engine]:
+    """The user's own engine on the ledger's database, with an empty table `orders`."""
+    engine = create_engine(_DRIVERS[kind][0] + url[url.index("://") :])
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (id VARCHAR(50))"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def async_engine(kind: str, url: str, engine: Engine) -> AsyncEngine:
+    """As `engine`, for one event loop at a time."""
+    driver = _DRIVERS[kind][1]
+    return create_async_engine(driver + url[url.index("://") :], poolclass=NullPool)
+
+
+def orders_in(engine: Engine) -> list[str]:
+    """The ids in the table `orders`."""
+    with engine.connect() as connection:
+        return list(connection.execute(text("SELECT id FROM orders")).scalars())
+
+
+def _store(kind: str, url: str, clock: ManualClock) -> Store:
+    if kind == "redis":
+        return RedisStore(url, clock=clock)
+    engine = sqlite_engine(Path(url.removeprefix("sqlite:///"))) if kind == "sqlite" else None
+    return SqlStore(engine or server_engine(url), clock=clock)
+
+
+def open_real(url: str) -> Ledger:
+    """A ledger that reads the store's own clock."""
+    ledger = open_ledger(url)
+    ledger.migrate()
+    return ledger

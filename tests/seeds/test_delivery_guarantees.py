@@ -1,0 +1,371 @@
+"""The delivery guarantees, the tracker, and what answers the four reasons not to offer them."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, nullcontext, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+from tests.integration.drivers import connect_mysql, connect_postgresql
+from tests.seeds.conftest import SQL, TRANSACTIONAL, OpenLedger, orders_in
+
+from oncely.core.errors import (
+    BusyError,
+    ConfigError,
+    DuplicateError,
+    InDoubtError,
+    MessageError,
+    TooOldError,
+)
+from oncely.core.message import Message
+from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_once
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger, open_ledger
+from oncely.once import once
+from oncely.testing import ManualClock, at_once, granted
+from oncely.tracker import AsyncMessageTracker, MessageTracker
+
+_CONSUMER = "orders"
+_DEADLINE_S = 30.0
+
+MESSAGE = Message("order-1", b'{"id": "pens"}')
+
+everywhere = pytest.mark.parametrize("kind", TRANSACTIONAL)
+in_memory = pytest.mark.parametrize("kind", ["memory"])
+"""For what the store has no part in."""
+
+
+@pytest.fixture(params=SQL)
+def kind(request: pytest.FixtureRequest) -> str:
+    """A kind of store: the tracker is for databases."""
+    return str(request.param)
+
+
+def buy(connection: Connection | Session, order: str = "pens") -> None:
+    """The work of a handler, in its work transaction."""
+    connection.execute(text("INSERT INTO orders (id) VALUES (:id)"), {"id": order})
+
+
+# ---- The guarantees, where the effect is outside the database ----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "crash", "effects", "in_doubt"),
+    [
+        (at_most_once(lease="60s"), "before the effect", 0, True),
+        (at_most_once(lease="60s"), "after the effect", 1, True),
+        (at_most_once(lease="60s"), "after completion", 1, False),
+        (at_least_once(lease="60s"), "before the effect", 1, False),
+        (at_least_once(lease="60s"), "after the effect", 2, False),
+        (at_least_once(lease="60s"), "after completion", 1, False),
+        (effectively_once(lease="60s"), "before the effect", 0, True),
+        (effectively_once(lease="60s"), "after the effect", 1, True),
+        (effectively_once(lease="60s"), "after completion", 1, False),
+    ],
+)
+@everywhere
+def test_a_crash_and_its_redelivery(
+    ledger: Ledger,
+    another_ledger: OpenLedger,
+    clock: ManualClock,
+    policy: Policy,
+    crash: str,
+    effects: int,
+    in_doubt: bool,
+) -> None:
+    """Each guarantee repeats, or loses and says so, exactly where its table says."""
+    happened: list[str] = []
+    claim = granted(another_ledger().claim(Key(_CONSUMER, MESSAGE.id), policy=policy))
+    if crash != "before the effect":
+        happened.append("SMS")
+    if crash == "after completion":
+        ledger.complete(claim)
+    clock.advance(61)
+
+    @once(ledger, consumer=_CONSUMER, key=lambda message: message.id, policy=policy)
+    def send(message: Message) -> None:
+        happened.append("SMS")
+
+    with pytest.raises(InDoubtError) if in_doubt else nullcontext():
+        send(MESSAGE)
+    assert happened == ["SMS"] * effects
+
+
+@pytest.mark.parametrize(
+    ("policy", "runs"), [(at_most_once(), 1), (at_least_once(), 2), (effectively_once(), 2)]
+)
+@in_memory
+def test_a_failure_and_its_redelivery(ledger: Ledger, policy: Policy, runs: int) -> None:
+    """At most once does not run again what has failed; the others do."""
+    happened: list[str] = []
+
+    @once(ledger, consumer=_CONSUMER, key=lambda message: message.id, policy=policy)
+    def send(message: Message) -> None:
+        happened.append("SMS")
+        raise ConnectionError
+
+    for _ in range(2):
+        with suppress(ConnectionError):
+            send(MESSAGE)
+    assert happened == ["SMS"] * runs
+
+
+def test_effectively_once_in_a_work_transaction(ledger: Ledger, engine: Engine) -> None:
+    """The claim and the work commit together: what was rolled back runs again, nothing else."""
+    failures = iter([ZeroDivisionError])
+
+    @once(ledger, consumer=_CONSUMER, key=lambda message: message.id, transaction=engine)
+    def handle(message: Message, connection: Connection) -> None:
+        buy(connection)
+        for failure in failures:
+            raise failure
+
+    with pytest.raises(ZeroDivisionError):
+        handle(MESSAGE)
+    assert orders_in(engine) == []
+    for _ in range(2):
+        handle(MESSAGE)
+    assert orders_in(engine) == ["pens"]
+
+
+# ---- The tracker -------------------------------------------------------------------------------
+
+
+def handle_tracked(connection: Connection | Session, message_id: str = MESSAGE.id) -> bool:
+    """A handler that handles redeliveries itself; whether it did the work."""
+    tracker = MessageTracker(connection, _CONSUMER)
+    if tracker.has_processed(message_id):
+        return False
+    buy(connection)
+    tracker.mark_as_processed(message_id)
+    return True
+
+
+def test_tracked_work_is_done_once(ledger: Ledger, engine: Engine) -> None:
+    """The mark commits with the work; a redelivery finds it, through any ledger as well."""
+    for expected in (True, False):
+        with engine.begin() as connection:
+            assert handle_tracked(connection) is expected
+    assert orders_in(engine) == ["pens"]
+    assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
+
+
+def test_tracked_work_that_fails_is_not_marked(ledger: Ledger, engine: Engine) -> None:
+    """Where the transaction is rolled back there is no mark: the redelivery does the work."""
+    with engine.connect() as connection:
+        assert handle_tracked(connection)
+        connection.rollback()
+        assert handle_tracked(connection)
+        connection.commit()
+    assert orders_in(engine) == ["pens"]
+
+
+def test_the_loser_of_two_is_told(ledger: Ledger, engine: Engine) -> None:
+    """Two do the same work at once and mark it: one is told, and its work is rolled back."""
+
+    def handle(_: int) -> str:
+        try:
+            with engine.begin() as connection:
+                tracker = MessageTracker(connection, _CONSUMER)
+                tracker.mark_as_processed(MESSAGE.id)
+                buy(connection)
+        except DuplicateError:
+            return "told"
+        return "done"
+
+    assert sorted(at_once(4, handle)) == ["done", "told", "told", "told"]
+    assert orders_in(engine) == ["pens"]
+
+
+def test_the_losers_transaction_goes_on(ledger: Ledger, engine: Engine) -> None:
+    """Who is told of a duplicate may do something else in the same transaction, and commit."""
+    with engine.begin() as connection:
+        MessageTracker(connection, _CONSUMER).mark_as_processed(MESSAGE.id)
+    with engine.begin() as connection:
+        tracker = MessageTracker(connection, _CONSUMER)
+        with pytest.raises(DuplicateError):
+            tracker.mark_as_processed(MESSAGE.id)
+        buy(connection, "ink")
+        tracker.mark_as_processed("order-2")
+        assert tracker.has_processed("order-2")
+    assert orders_in(engine) == ["ink"]
+
+
+def test_each_consumer_tracks_its_own(ledger: Ledger, engine: Engine) -> None:
+    """One message for two consumers is two; without an id it is none."""
+    with engine.begin() as connection:
+        MessageTracker(connection, "orders").mark_as_processed(MESSAGE.id)
+        other = MessageTracker(connection, "invoices")
+        assert not other.has_processed(MESSAGE.id)
+        other.mark_as_processed(MESSAGE.id)
+        for call in (other.has_processed, other.mark_as_processed):
+            with pytest.raises(MessageError, match="empty id"):
+                call("")
+
+
+def test_what_a_ledger_has_in_hand(ledger: Ledger, engine: Engine, clock: ManualClock) -> None:
+    """What a consumer with a lease works on is not processed yet, and not the tracker's."""
+    claim = granted(ledger.claim(Key(_CONSUMER, MESSAGE.id), "none"))
+    with engine.begin() as connection:
+        tracker = MessageTracker(connection, _CONSUMER)
+        assert not tracker.has_processed(MESSAGE.id)
+        with pytest.raises(BusyError):
+            tracker.mark_as_processed(MESSAGE.id)
+    ledger.handled(claim)
+    with engine.begin() as connection:
+        tracker = MessageTracker(connection, _CONSUMER)
+        assert tracker.has_processed(MESSAGE.id)
+        with pytest.raises(DuplicateError):
+            tracker.mark_as_processed(MESSAGE.id)
+
+
+def test_sessions_and_bare_connections(ledger: Ledger, engine: Engine, kind: str, url: str) -> None:
+    """The tracker takes what the caller has: a Session, or the driver's own connection."""
+    with Session(engine) as session, session.begin():
+        assert handle_tracked(session)
+    with closing(_bare_connection(kind, url)) as connection:
+        cursor = connection.cursor()
+        cursor.execute("BEGIN")
+        tracker = MessageTracker(connection, _CONSUMER)
+        assert tracker.has_processed(MESSAGE.id)
+        tracker.mark_as_processed("order-2")
+        cursor.execute("COMMIT")
+    with engine.begin() as connection:
+        assert MessageTracker(connection, _CONSUMER).has_processed("order-2")
+
+
+def _bare_connection(kind: str, url: str) -> Any:
+    match kind:
+        case "sqlite":
+            return sqlite3.connect(url.removeprefix("sqlite:///"))
+        case "postgresql":
+            return connect_postgresql(url)
+        case _:
+            return connect_mysql(url)
+
+
+def test_async_handlers(ledger: Ledger, engine: Engine, async_engine: AsyncEngine) -> None:
+    """The same in asyncio, with a connection or a session."""
+
+    async def handle(connection: AsyncConnection | AsyncSession) -> bool:
+        tracker = AsyncMessageTracker(connection, _CONSUMER)
+        if await tracker.has_processed(MESSAGE.id):
+            with pytest.raises(DuplicateError):
+                await tracker.mark_as_processed(MESSAGE.id)
+            return False
+        await connection.execute(text("INSERT INTO orders (id) VALUES ('pens')"))
+        await tracker.mark_as_processed(MESSAGE.id)
+        return True
+
+    async def deliver_twice() -> list[bool]:
+        async with asyncio.timeout(_DEADLINE_S):
+            async with async_engine.begin() as connection:
+                first = await handle(connection)
+            async with AsyncSession(async_engine) as session, session.begin():
+                return [first, await handle(session)]
+
+    assert asyncio.run(deliver_twice()) == [True, False]
+    assert orders_in(engine) == ["pens"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_a_table_of_its_own(engine: Engine, url: str) -> None:
+    """The tracker's records may be in another table, which a ledger has made."""
+    with closing(open_ledger(url, table="tracked")) as tracked:
+        tracked.migrate()
+        with engine.begin() as connection:
+            MessageTracker(connection, _CONSUMER, table="tracked").mark_as_processed(MESSAGE.id)
+        assert tracked.counts() == {(_CONSUMER, State.COMPLETED): 1}
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_what_cannot_be_tracked_in(async_engine: AsyncEngine, engine: Engine) -> None:
+    """What is no connection, or one of the other world, is refused, and said what to take."""
+    with pytest.raises(ConfigError, match="take AsyncMessageTracker"):
+        MessageTracker(AsyncSession(async_engine), _CONSUMER)
+    with pytest.raises(ConfigError, match="take MessageTracker"):
+        AsyncMessageTracker(Session(engine), _CONSUMER)
+    with pytest.raises(ConfigError, match="str is no connection"):
+        MessageTracker("sqlite:///orders.db", _CONSUMER)
+
+
+# ---- The four reasons --------------------------------------------------------------------------
+
+
+@everywhere
+def test_a_handler_that_succeeded_in_part(ledger: Ledger, another_ledger: OpenLedger) -> None:
+    """Debited, then the log failed, then retried elsewhere: one debit, and its result is kept."""
+    debits: list[str] = []
+
+    def debit(key: str) -> int:
+        debits.append(key)
+        return len(debits)
+
+    def handling(worker: Ledger, write_log: Callable[[], None]) -> Callable[[Message], int]:
+        @once(worker, consumer=_CONSUMER, key=lambda message: message.id)
+        def handle(message: Message) -> int:
+            receipt = message.step("debit", debit, message.step_key("debit"))
+            write_log()
+            return receipt
+
+        return handle
+
+    def fail() -> None:
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        handling(ledger, fail)(MESSAGE)
+    assert handling(another_ledger(), lambda: None)(MESSAGE) == 1
+    assert len(debits) == 1
+
+
+@everywhere
+def test_a_message_that_the_broker_delivers_again(
+    ledger: Ledger, another_ledger: OpenLedger
+) -> None:
+    """Handled, and delivered once more after the broker came back: it does not run again."""
+    runs: list[str] = []
+    for worker in (ledger, another_ledger(), ledger):
+
+        @once(worker, consumer=_CONSUMER, key=lambda message: message.id)
+        def handle(message: Message) -> None:
+            runs.append(message.id)
+
+        handle(MESSAGE)
+    assert runs == [MESSAGE.id]
+
+
+@everywhere
+def test_a_message_older_than_the_rows(ledger: Ledger, clock: ManualClock) -> None:
+    """When its record is long purged, an old message is refused, and not run again."""
+    message = replace(MESSAGE, time=datetime.fromtimestamp(clock.now, UTC))
+    runs: list[str] = []
+
+    @once(ledger, consumer=_CONSUMER, key=lambda message: message.id)
+    def handle(message: Message) -> None:
+        runs.append(message.id)
+
+    handle(message)
+    clock.advance(31 * 86_400)
+    assert ledger.purge("30d") == 1
+    with pytest.raises(TooOldError):
+        handle(message)
+    assert runs == [message.id]
+
+
+@in_memory
+def test_one_decorator(ledger: Ledger) -> None:
+    """What everyone leaves to the user is one line above the function."""
+
+    @once(ledger, consumer=_CONSUMER, key=lambda order: order["id"], keep_result=True)
+    def charge(order: dict[str, str]) -> str:
+        return f"receipt for {order['id']}"
+
+    assert charge({"id": "pens"}) == charge({"id": "pens"}) == "receipt for pens"
+    assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}

@@ -1,0 +1,668 @@
+"""The idempotence service: what it answers before a handler, and what it keeps until after."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+from tests.seeds.conftest import SQL, OpenLedger, open_real, orders_in
+
+from oncely import processing
+from oncely.core.control import Retry, Unrecoverable
+from oncely.core.errors import FencedError, MessageError, RefusedError, StoreUnavailable
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger
+from oncely.service import IdempotenceService, ProcessingStatus
+from oncely.stores.memory import MemoryStore
+from oncely.testing import ManualClock, MeddlingStore, at_once
+
+_CONSUMER = "inbox-work"
+_DEADLINE_S = 60.0
+_DYING = Path(__file__).with_name("dying.py")
+
+in_memory = pytest.mark.parametrize("kind", ["memory"])
+"""For what the store has no part in."""
+
+MESSAGE = Message("order-1", b'{"amount": 10}')
+INVOICE = Message("invoice-1", b"{}")
+RECEIPT = Message("receipt-1", b"{}")
+
+ASSIGNED, IGNORE = ProcessingStatus.ASSIGNED, ProcessingStatus.IGNORE
+MESSAGE_HANDLED = ProcessingStatus.MESSAGE_HANDLED
+
+
+@pytest.fixture
+def service(ledger: Ledger) -> IdempotenceService:
+    """The service of one worker."""
+    return IdempotenceService(ledger, _CONSUMER)
+
+
+@pytest.fixture
+def other(another_ledger: OpenLedger) -> IdempotenceService:
+    """The same service in another worker."""
+    return IdempotenceService(another_ledger(), _CONSUMER)
+
+
+def sent_by(service: IdempotenceService) -> list[str]:
+    """Send all that the message deferred, as a bus does; the ids and destinations sent."""
+    sent = []
+    for deferred in service.get_deferred_messages(MESSAGE):
+        sent.append(f"{deferred.id} to {deferred.destination}")
+        service.deferred_message_sent(MESSAGE, deferred)
+    return sent
+
+
+# ---- The status of a delivery ------------------------------------------------------------------
+
+
+def test_assigned_at_first(service: IdempotenceService, ledger: Ledger) -> None:
+    """The first delivery of a message is assigned, and its claim is in the ledger."""
+    assert service.processing_status(MESSAGE) is ASSIGNED
+    assert service.reason(MESSAGE) is None
+    assert _state(ledger) is State.PROCESSING
+
+
+def test_ignore_when_completed(service: IdempotenceService, other: IdempotenceService) -> None:
+    """What is completed is ignored, here and elsewhere, and may be acknowledged."""
+    service.processing_status(MESSAGE)
+    service.message_handled(MESSAGE)
+    service.processing_completed(MESSAGE)
+    for each in (service, other):
+        assert each.processing_status(MESSAGE) is IGNORE
+        assert each.reason(MESSAGE) == "completed"
+
+
+def test_ignore_when_busy(service: IdempotenceService, other: IdempotenceService) -> None:
+    """What a worker processes now is ignored, with a reason that tells it from what is done."""
+    service.processing_status(MESSAGE)
+    for each in (service, other):
+        assert each.processing_status(MESSAGE) is IGNORE
+        assert each.reason(MESSAGE) == "busy"
+
+
+@in_memory
+def test_busy_here_even_without_a_lease(ledger: Ledger, clock: ManualClock) -> None:
+    """While its handler runs here, a message is not run a second time beside it by this worker."""
+    service = IdempotenceService(ledger, _CONSUMER, lease="60s")
+    service.processing_status(MESSAGE)
+    clock.advance(61)
+    assert service.processing_status(MESSAGE) is IGNORE
+    assert service.reason(MESSAGE) == "busy"
+    service.message_handled(MESSAGE)
+
+
+def test_assigned_to_one_of_many(service: IdempotenceService, other: IdempotenceService) -> None:
+    """Threads of two workers ask at once: it is assigned to exactly one of them."""
+    services = (service, other)
+    answers = at_once(8, lambda number: services[number % 2].processing_status(MESSAGE))
+    assert sorted(answers) == [ASSIGNED, *[IGNORE] * 7]
+
+
+def test_message_handled_when_handled(
+    service: IdempotenceService, other: IdempotenceService
+) -> None:
+    """What is handled and not completed needs no handler any more, here and elsewhere."""
+    service.processing_status(MESSAGE)
+    service.message_handled(MESSAGE)
+    assert other.processing_status(MESSAGE) is MESSAGE_HANDLED
+    assert service.processing_status(MESSAGE) is MESSAGE_HANDLED
+    assert service.reason(MESSAGE) is None
+    assert service.get_deferred_messages(MESSAGE) == []
+    service.processing_completed(MESSAGE)
+    assert other.processing_status(MESSAGE) is IGNORE
+
+
+def test_two_subscribers_do_not_block_each_other(ledger: Ledger) -> None:
+    """One id for two consumers is two messages: each has its own handler and its own deferred."""
+    mail, billing = (IdempotenceService(ledger, name) for name in ("mail", "billing"))
+    assert mail.processing_status(MESSAGE) is ASSIGNED
+    assert billing.processing_status(MESSAGE) is ASSIGNED
+    mail.add_deferred_message(MESSAGE, INVOICE, "archive")
+    mail.message_handled(MESSAGE)
+    billing.message_handled(MESSAGE)
+    assert billing.get_deferred_messages(MESSAGE) == []
+    [deferred] = mail.get_deferred_messages(MESSAGE)
+    with pytest.raises(RefusedError, match="was not deferred by"):
+        billing.deferred_message_sent(MESSAGE, deferred)
+
+
+def test_start_of_a_node_keeps_the_claims_of_others(
+    service: IdempotenceService, another_ledger: OpenLedger
+) -> None:
+    """A worker that starts, migrates and ends leaves the claims of the others alone."""
+    service.processing_status(MESSAGE)
+    starting = another_ledger()
+    starting.migrate()
+    assert IdempotenceService(starting, _CONSUMER).processing_status(MESSAGE) is IGNORE
+    starting.close()
+    service.message_handled(MESSAGE)
+
+
+def test_ignore_another_payload(service: IdempotenceService, other: IdempotenceService) -> None:
+    """The same id with another body is never taken for a repetition."""
+    service.processing_status(MESSAGE)
+    service.processing_completed(MESSAGE)
+    changed = replace(MESSAGE, body=b'{"amount": 1000}')
+    assert other.processing_status(changed) is IGNORE
+    assert other.reason(changed) == "mismatch"
+    assert other.processing_status(MESSAGE) is IGNORE
+    assert other.reason(MESSAGE) == "completed"
+
+
+# ---- Messages that the ledger cannot know ------------------------------------------------------
+
+
+@in_memory
+def test_missing_id(service: IdempotenceService) -> None:
+    """A message without an id is an error: an id is never invented."""
+    with pytest.raises(MessageError, match="empty id"):
+        service.processing_status(Message(""))
+
+
+@in_memory
+def test_missing_id_told_by_content(ledger: Ledger) -> None:
+    """Where the policy says so, what has no id is known by its content."""
+    service = IdempotenceService(ledger, _CONSUMER, policy=Policy(on_missing_id="fingerprint"))
+    assert service.processing_status(Message("", b"one")) is ASSIGNED
+    assert service.processing_status(Message("", b"two")) is ASSIGNED
+    service.processing_completed(Message("", b"one"))
+    assert service.processing_status(Message("", b"one")) is IGNORE
+    assert service.reason(Message("", b"one")) == "completed"
+
+
+@in_memory
+def test_missing_id_untracked(ledger: Ledger) -> None:
+    """Where the policy says so, what has no id runs each time, and cannot defer anything."""
+    service = IdempotenceService(ledger, _CONSUMER, policy=Policy(on_missing_id="untracked"))
+    nameless = Message("", b"one")
+    for _ in range(2):
+        assert service.processing_status(nameless) is ASSIGNED
+        with pytest.raises(RefusedError, match="send it at once"):
+            service.add_deferred_message(nameless, INVOICE, "archive")
+        service.message_handled(nameless)
+        assert service.get_deferred_messages(nameless) == []
+        service.processing_completed(nameless)
+        assert service.reason(nameless) is None
+    assert ledger.counts() == {}
+
+
+def test_untracked_while_the_store_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the policy says so, a message runs unasked then, and is not looked for afterwards."""
+    store = MeddlingStore(MemoryStore())
+    ledger = Ledger(store)
+    store.meddle = _away
+    cautious = IdempotenceService(ledger, _CONSUMER)
+    with pytest.raises(StoreUnavailable):
+        cautious.processing_status(MESSAGE)
+    service = IdempotenceService(ledger, _CONSUMER, policy=Policy(on_outage="run"))
+    assert service.processing_status(MESSAGE) is ASSIGNED
+    store.meddle = lambda: None
+    with pytest.raises(RefusedError, match="send it at once"):
+        service.add_deferred_message(MESSAGE, INVOICE)
+    service.message_handled(MESSAGE)
+    assert service.get_deferred_messages(MESSAGE) == []
+    service.processing_completed(MESSAGE)
+    assert ledger.counts() == {}
+    assert [record.getMessage() for record in caplog.records] == ["untracked"]
+    assert service.processing_status(MESSAGE) is ASSIGNED
+    service.processing_completed(MESSAGE)
+    assert _state(ledger) is State.COMPLETED
+
+
+def _away() -> None:
+    raise StoreUnavailable("it is away")
+
+
+@in_memory
+def test_ignore_when_too_old(service: IdempotenceService, clock: ManualClock) -> None:
+    """A message older than what the ledger remembers may have run before: it does not run."""
+    month_before = datetime.fromtimestamp(clock.now, UTC) - timedelta(days=31)
+    old = replace(MESSAGE, time=month_before)
+    assert service.processing_status(old) is IGNORE
+    assert service.reason(old) == "too_old"
+
+
+@in_memory
+def test_too_old_by_the_clock_of_the_store(service: IdempotenceService, clock: ManualClock) -> None:
+    """The store's clock says what is too old; the worker's, years ahead of it here, does not."""
+    now = datetime.fromtimestamp(clock.now, UTC)
+    assert service.processing_status(replace(MESSAGE, time=now)) is ASSIGNED
+
+
+@in_memory
+def test_what_the_ledger_remembers_is_not_too_old(
+    service: IdempotenceService, clock: ManualClock
+) -> None:
+    """However long a message was under way, a record of it says what became of it."""
+    message = replace(MESSAGE, time=datetime.fromtimestamp(clock.now, UTC))
+    service.processing_status(message)
+    service.processing_completed(message)
+    clock.advance(31 * 86_400)
+    assert service.processing_status(message) is IGNORE
+    assert service.reason(message) == "completed"
+
+
+# ---- Deferred messages -------------------------------------------------------------------------
+
+
+def test_deferred_in_the_order_of_sending(
+    service: IdempotenceService, other: IdempotenceService
+) -> None:
+    """They are there from the moment they are added, and as soon as handled for other workers."""
+    service.processing_status(MESSAGE)
+    names = [f"deferred-{number}" for number in (3, 1, 2)]
+    for name in names:
+        service.add_deferred_message(MESSAGE, Message(name, name.encode()), "archive")
+    assert [deferred.id for deferred in service.get_deferred_messages(MESSAGE)] == names
+    assert other.get_deferred_messages(MESSAGE) == []
+    service.message_handled(MESSAGE)
+    for each in (service, other):
+        found = each.get_deferred_messages(MESSAGE)
+        assert [(deferred.id, deferred.destination) for deferred in found] == [
+            (name, "archive") for name in names
+        ]
+        assert [deferred.message.body for deferred in found] == [name.encode() for name in names]
+
+
+def test_two_destinations_are_two_rows(service: IdempotenceService) -> None:
+    """One message for two destinations is deferred twice; each is sent by itself."""
+    service.processing_status(MESSAGE)
+    service.add_deferred_message(MESSAGE, INVOICE, "archive")
+    service.add_deferred_message(MESSAGE, INVOICE, "printer")
+    service.message_handled(MESSAGE)
+    first, second = service.get_deferred_messages(MESSAGE)
+    assert (first.id, second.id) == (INVOICE.id, INVOICE.id)
+    assert (first.destination, second.destination) == ("archive", "printer")
+    service.deferred_message_sent(MESSAGE, first)
+    assert service.get_deferred_messages(MESSAGE) == [second]
+
+
+@in_memory
+def test_one_destination_twice_is_one(service: IdempotenceService) -> None:
+    """A handler that sends the same message twice to one place sends it once."""
+    service.processing_status(MESSAGE)
+    for _ in range(2):
+        service.add_deferred_message(MESSAGE, INVOICE)
+    assert len(service.get_deferred_messages(MESSAGE)) == 1
+    service.message_handled(MESSAGE)
+    assert sent_by(service) == ["invoice-1 to "]
+
+
+def test_deferred_message_sent_removes_that_one(service: IdempotenceService) -> None:
+    """What is sent is gone, also where it was asked for before it was stored; twice is no error."""
+    service.processing_status(MESSAGE)
+    service.add_deferred_message(MESSAGE, INVOICE, "archive")
+    service.add_deferred_message(MESSAGE, RECEIPT, "archive")
+    asked_before = service.get_deferred_messages(MESSAGE)
+    service.message_handled(MESSAGE)
+    for _ in range(2):
+        service.deferred_message_sent(MESSAGE, asked_before[0])
+        assert [left.id for left in service.get_deferred_messages(MESSAGE)] == [RECEIPT.id]
+    asked_after = service.get_deferred_messages(MESSAGE)
+    for _ in range(2):
+        service.deferred_message_sent(MESSAGE, asked_after[0])
+        assert service.get_deferred_messages(MESSAGE) == []
+    service.processing_completed(MESSAGE)
+
+
+@in_memory
+def test_nothing_leaves_before_the_handler_has_succeeded(service: IdempotenceService) -> None:
+    """What is deferred cannot be said to be sent while the handler runs."""
+    service.processing_status(MESSAGE)
+    service.add_deferred_message(MESSAGE, INVOICE)
+    [deferred] = service.get_deferred_messages(MESSAGE)
+    with pytest.raises(RefusedError, match="not handled yet"):
+        service.deferred_message_sent(MESSAGE, deferred)
+
+
+@in_memory
+def test_nothing_is_deferred_after_the_handler(service: IdempotenceService) -> None:
+    """What would be stored by nobody is refused, and not lost without a word."""
+    service.processing_status(MESSAGE)
+    service.message_handled(MESSAGE)
+    with pytest.raises(RefusedError, match="send it at once"):
+        service.add_deferred_message(MESSAGE, INVOICE)
+
+
+@in_memory
+def test_deferred_messages_have_a_limit(
+    service: IdempotenceService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message cannot defer without end, nor what has no id."""
+    monkeypatch.setattr("oncely.service.MOST_DEFERRED", 2)
+    service.processing_status(MESSAGE)
+    service.add_deferred_message(MESSAGE, INVOICE)
+    service.add_deferred_message(MESSAGE, RECEIPT)
+    with pytest.raises(MessageError, match="2 messages, and no more"):
+        service.add_deferred_message(MESSAGE, Message("one-more"))
+    with pytest.raises(MessageError, match="empty id"):
+        service.add_deferred_message(MESSAGE, Message(""))
+    assert processing.MOST_DEFERRED == 10_000
+
+
+# ---- Completion --------------------------------------------------------------------------------
+
+
+def test_not_completed_while_messages_wait(service: IdempotenceService, ledger: Ledger) -> None:
+    """A message is completed when all that it deferred is sent, and not before."""
+    service.processing_status(MESSAGE)
+    service.add_deferred_message(MESSAGE, INVOICE)
+    service.add_deferred_message(MESSAGE, RECEIPT)
+    service.message_handled(MESSAGE)
+    with pytest.raises(RefusedError, match="2 wait to be sent"):
+        service.processing_completed(MESSAGE)
+    assert _state(ledger) is State.HANDLED
+    assert sent_by(service) == ["invoice-1 to ", "receipt-1 to "]
+    service.processing_completed(MESSAGE)
+    assert _state(ledger) is State.COMPLETED
+
+
+@in_memory
+def test_completed_without_a_word_of_handled(service: IdempotenceService, ledger: Ledger) -> None:
+    """Who defers nothing may complete at once."""
+    service.processing_status(MESSAGE)
+    service.processing_completed(MESSAGE)
+    assert _state(ledger) is State.COMPLETED
+
+
+def test_completing_stores_what_was_deferred(service: IdempotenceService, ledger: Ledger) -> None:
+    """Who completes at once and has deferred something is told that it waits; nothing is lost."""
+    service.processing_status(MESSAGE)
+    service.add_deferred_message(MESSAGE, INVOICE)
+    with pytest.raises(RefusedError, match="1 wait to be sent"):
+        service.processing_completed(MESSAGE)
+    assert _state(ledger) is State.HANDLED
+    assert sent_by(service) == ["invoice-1 to "]
+
+
+@in_memory
+def test_saying_it_twice_is_no_error(service: IdempotenceService, ledger: Ledger) -> None:
+    """Handled and completed may be said again, in any order: the first answer may be lost."""
+    service.processing_status(MESSAGE)
+    for _ in range(2):
+        service.message_handled(MESSAGE)
+    for _ in range(2):
+        service.processing_completed(MESSAGE)
+    service.message_handled(MESSAGE)
+    assert _state(ledger) is State.COMPLETED
+
+
+@in_memory
+@pytest.mark.parametrize("state", ["unknown", "held by another", "failed"])
+def test_what_is_not_ones_own_is_refused(
+    service: IdempotenceService, other: IdempotenceService, ledger: Ledger, state: str
+) -> None:
+    """Nobody can end the processing of a message that was not assigned to them."""
+    if state != "unknown":
+        other.processing_status(MESSAGE)
+    if state == "failed":
+        other.processing_failed(MESSAGE, ValueError())
+    before = ledger.find(Key(_CONSUMER, MESSAGE.id))
+    with pytest.raises(RefusedError, match="not being processed here"):
+        service.message_handled(MESSAGE)
+    with pytest.raises(RefusedError, match="cannot be completed: it is not handled"):
+        service.processing_completed(MESSAGE)
+    with pytest.raises(RefusedError, match="send it at once"):
+        service.add_deferred_message(MESSAGE, INVOICE)
+    assert service.processing_failed(MESSAGE, ValueError()) == timedelta(seconds=30)
+    assert ledger.find(Key(_CONSUMER, MESSAGE.id)) == before
+
+
+# ---- Failure -----------------------------------------------------------------------------------
+
+
+def test_failed_handler_runs_again(
+    service: IdempotenceService, other: IdempotenceService, ledger: Ledger
+) -> None:
+    """A failed handler leaves no claim behind: the retry is assigned, and not taken as done."""
+    service.processing_status(MESSAGE)
+    service.add_deferred_message(MESSAGE, INVOICE)
+    assert service.processing_failed(MESSAGE, ValueError("no credit")) == timedelta(seconds=30)
+    record = ledger.find(Key(_CONSUMER, MESSAGE.id))
+    assert record is not None
+    assert (record.state, record.error) == (State.FAILED, "ValueError: no credit")
+    assert other.processing_status(MESSAGE) is ASSIGNED
+    other.message_handled(MESSAGE)
+    assert other.get_deferred_messages(MESSAGE) == [], "of the failed handler"
+
+
+@in_memory
+def test_five_attempts_and_their_delays(service: IdempotenceService) -> None:
+    """30 s, 2 min, 5 min, 5 min; after the fifth attempt it goes to the error queue."""
+    delays = []
+    for _ in range(5):
+        assert service.processing_status(MESSAGE) is ASSIGNED
+        delays.append(service.processing_failed(MESSAGE, ValueError("no credit")))
+    assert delays == [*(timedelta(seconds=seconds) for seconds in (30, 120, 300, 300)), None]
+    assert service.processing_status(MESSAGE) is IGNORE
+    assert service.reason(MESSAGE) == "exhausted"
+
+
+@in_memory
+def test_unrecoverable_goes_to_the_error_queue_at_once(service: IdempotenceService) -> None:
+    """An error declared unrecoverable is not tried again."""
+    service.processing_status(MESSAGE)
+    assert service.processing_failed(MESSAGE, Unrecoverable("closed account")) is None
+    assert service.processing_status(MESSAGE) is IGNORE
+    assert service.reason(MESSAGE) == "exhausted"
+
+
+@in_memory
+def test_a_handler_may_choose_its_delay(service: IdempotenceService) -> None:
+    """Retry says when the message is to come again."""
+    service.processing_status(MESSAGE)
+    delay = service.processing_failed(MESSAGE, Retry("rate limit", delay="7s"))
+    assert delay == timedelta(seconds=7)
+
+
+@in_memory
+def test_stopped_handler_has_not_failed(service: IdempotenceService, ledger: Ledger) -> None:
+    """A handler stopped by a shutdown gives its claim back, and no attempt is counted."""
+    service.processing_status(MESSAGE)
+    assert service.processing_failed(MESSAGE, KeyboardInterrupt()) == timedelta(0)
+    assert ledger.counts() == {}
+    assert service.processing_status(MESSAGE) is ASSIGNED
+
+
+@in_memory
+def test_failure_while_sending_leaves_it_handled(
+    service: IdempotenceService, other: IdempotenceService
+) -> None:
+    """When the broker fails between the sends, the handler does not run again for it."""
+    service.processing_status(MESSAGE)
+    service.add_deferred_message(MESSAGE, INVOICE)
+    service.message_handled(MESSAGE)
+    assert service.processing_failed(MESSAGE, ConnectionError()) == timedelta(seconds=30)
+    assert other.processing_status(MESSAGE) is MESSAGE_HANDLED
+    assert sent_by(other) == ["invoice-1 to "]
+
+
+# ---- Crashes -----------------------------------------------------------------------------------
+
+
+def test_crash_in_the_handler_is_in_doubt(
+    ledger: Ledger, other: IdempotenceService, clock: ManualClock
+) -> None:
+    """After a crash the lease runs out; then the policy decides, and a late worker is fenced."""
+    crashed = IdempotenceService(ledger, _CONSUMER, lease="60s")
+    crashed.processing_status(MESSAGE)
+    crashed.add_deferred_message(MESSAGE, INVOICE)
+    clock.advance(59)
+    assert other.processing_status(MESSAGE) is IGNORE
+    clock.advance(2)
+    assert other.processing_status(MESSAGE) is ASSIGNED
+    with pytest.raises(FencedError):
+        crashed.message_handled(MESSAGE)
+    other.message_handled(MESSAGE)
+    assert other.get_deferred_messages(MESSAGE) == [], "of the one that was fenced"
+
+
+@in_memory
+def test_ignore_when_in_doubt(
+    ledger: Ledger, another_ledger: OpenLedger, clock: ManualClock
+) -> None:
+    """Where the policy holds doubts, nothing runs until somebody has looked."""
+    IdempotenceService(ledger, _CONSUMER, lease="60s").processing_status(MESSAGE)
+    clock.advance(61)
+    cautious = IdempotenceService(another_ledger(), _CONSUMER, policy=Policy(on_in_doubt="hold"))
+    assert cautious.processing_status(MESSAGE) is IGNORE
+    assert cautious.reason(MESSAGE) == "in_doubt"
+
+
+@in_memory
+@pytest.mark.parametrize(
+    ("finding", "status", "reason"),
+    [
+        ("happened", IGNORE, "completed"),
+        ("not_happened", ASSIGNED, None),
+        ("unknown", IGNORE, "in_doubt"),
+    ],
+)
+def test_a_probe_decides_what_is_in_doubt(
+    ledger: Ledger,
+    another_ledger: OpenLedger,
+    clock: ManualClock,
+    finding: str,
+    status: ProcessingStatus,
+    reason: str | None,
+) -> None:
+    """A probe is asked with the message, and what it finds out counts."""
+    asked = []
+
+    def probe(message: Message) -> str:
+        asked.append(message)
+        return finding
+
+    IdempotenceService(ledger, _CONSUMER, lease="60s").processing_status(MESSAGE)
+    clock.advance(61)
+    policy = Policy(on_in_doubt=probe)  # type: ignore[arg-type] # The finding is any of three.
+    service = IdempotenceService(another_ledger(), _CONSUMER, policy=policy)
+    assert (service.processing_status(MESSAGE), service.reason(MESSAGE)) == (status, reason)
+    assert asked == [MESSAGE]
+
+
+def test_crash_while_sending_sends_the_rest(
+    service: IdempotenceService, another_ledger: OpenLedger
+) -> None:
+    """The handled state is reached: another worker sends what is left, and only that."""
+    service.processing_status(MESSAGE)
+    for deferred in (INVOICE, RECEIPT):
+        service.add_deferred_message(MESSAGE, deferred, "archive")
+    service.message_handled(MESSAGE)
+    first, _ = service.get_deferred_messages(MESSAGE)
+    service.deferred_message_sent(MESSAGE, first)
+
+    successor = IdempotenceService(another_ledger(), _CONSUMER)
+    assert successor.processing_status(MESSAGE) is MESSAGE_HANDLED
+    assert sent_by(successor) == ["receipt-1 to archive"]
+    successor.processing_completed(MESSAGE)
+    assert successor.processing_status(MESSAGE) is IGNORE
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_killed_while_sending(url: str, tmp_path: Path) -> None:
+    """A process that is killed between two sends leaves the rest for the next process."""
+    diary = tmp_path / "sent"
+    open_real(url).close()
+    message = replace(MESSAGE, body=b"")
+    worker = [sys.executable, str(_DYING), url, _CONSUMER, message.id, str(diary)]
+    assert subprocess.run(worker, timeout=_DEADLINE_S, check=False).returncode == -signal.SIGKILL
+    assert diary.read_text() == "deferred-0"
+    with closing(open_real(url)) as ledger:
+        service = IdempotenceService(ledger, _CONSUMER)
+        assert service.processing_status(message) is MESSAGE_HANDLED
+        assert sent_by(service) == ["deferred-1 to archive", "deferred-2 to archive"]
+        service.processing_completed(MESSAGE)
+
+
+# ---- In the caller's transaction ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SQL)
+def test_all_is_stored_together(ledger: Ledger, engine: Engine) -> None:
+    """The claim, the handler's own writes and what it deferred commit in one transaction."""
+    beating = _heartbeats()
+    with engine.begin() as connection, ledger.transaction(connection) as inbox:
+        inside = IdempotenceService(inbox, _CONSUMER)
+        assert inside.processing_status(MESSAGE) is ASSIGNED
+        assert _heartbeats() == beating, "nobody else sees this claim to extend it"
+        connection.execute(text("INSERT INTO orders (id) VALUES ('order-1')"))
+        inside.add_deferred_message(MESSAGE, INVOICE, "archive")
+        inside.message_handled(MESSAGE)
+    service = IdempotenceService(ledger, _CONSUMER)
+    assert sent_by(service) == ["invoice-1 to archive"]
+    service.processing_completed(MESSAGE)
+    assert orders_in(engine) == ["order-1"]
+    assert service.processing_status(MESSAGE) is IGNORE
+
+
+def _heartbeats() -> int:
+    return sum(thread.name == "oncely-heartbeat" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("kind", SQL)
+def test_nothing_is_left_of_a_handler_that_fails(ledger: Ledger, engine: Engine) -> None:
+    """When the transaction is rolled back there is no claim, no write and nothing deferred."""
+    with engine.connect() as connection, ledger.transaction(connection) as inbox:
+        inside = IdempotenceService(inbox, _CONSUMER)
+        inside.processing_status(MESSAGE)
+        connection.execute(text("INSERT INTO orders (id) VALUES ('order-1')"))
+        inside.add_deferred_message(MESSAGE, INVOICE, "archive")
+        inside.message_handled(MESSAGE)
+    # Closed without a commit: it is rolled back.
+    assert orders_in(engine) == []
+    assert ledger.counts() == {}
+    assert ledger.deferred(Key(_CONSUMER, MESSAGE.id)) == []
+    assert IdempotenceService(ledger, _CONSUMER).processing_status(MESSAGE) is ASSIGNED
+
+
+# ---- The lease ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_lease_is_extended_while_the_handler_runs(url: str) -> None:
+    """A handler that takes longer than its lease keeps its claim until it ends."""
+    with closing(open_real(url)) as ledger:
+        service = IdempotenceService(ledger, _CONSUMER, lease="300ms")
+        service.processing_status(MESSAGE)
+        begun = ledger.now()
+        _until(lambda: ledger.now() - begun > 0.6)
+        other = IdempotenceService(ledger, _CONSUMER)
+        assert other.processing_status(MESSAGE) is IGNORE
+        service.message_handled(MESSAGE)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _state(ledger: Ledger) -> State:
+    record = ledger.find(Key(_CONSUMER, MESSAGE.id))
+    assert record is not None
+    return record.state
+
+
+def test_claims_of_a_service_that_is_gone_run_out(ledger: Ledger, clock: ManualClock) -> None:
+    """Nobody extends what a service held that is no more: the next one is assigned the message."""
+    service = IdempotenceService(ledger, _CONSUMER, lease="60s")
+    assert service.processing_status(MESSAGE) is ProcessingStatus.ASSIGNED
+    heartbeat = service._handling.heartbeat
+    claim = service._assigned[Key(_CONSUMER, MESSAGE.id)].claim
+    del service
+    assert not heartbeat.is_good(claim)
+    clock.advance(61)
+    successor = IdempotenceService(ledger, _CONSUMER, lease="60s")
+    assert successor.processing_status(MESSAGE) is ProcessingStatus.ASSIGNED

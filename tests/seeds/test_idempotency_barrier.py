@@ -1,0 +1,405 @@
+"""The idempotency barrier: a function that runs once for each message of a queue."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session, sessionmaker
+from tests.seeds.conftest import EVERY, SQL, OpenLedger, orders_in
+
+from oncely.barrier import idempotent_consumer, message_context
+from oncely.core.errors import BusyError, ConfigError, MessageError, MismatchError
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger
+from oncely.testing import ManualClock, at_once, granted
+
+_QUEUE = "orders"
+_KEY = Key(_QUEUE, "1")
+_DEADLINE_S = 30.0
+
+T = TypeVar("T")
+
+in_sql = pytest.mark.parametrize("kind", SQL)
+in_memory = pytest.mark.parametrize("kind", ["memory"])
+"""For what the store has no part in."""
+
+
+@pytest.fixture(params=EVERY)
+def kind(request: pytest.FixtureRequest) -> str:
+    """A kind of store: without a transaction the barrier works on every one."""
+    return str(request.param)
+
+
+class Handler:
+    """What stands behind the barriers of these tests; it remembers with what it was called."""
+
+    def __init__(self) -> None:
+        self.orders: list[str] = []
+
+    def on_order(self, order: str) -> str:
+        self.orders.append(order)
+        return f"receipt for {order}"
+
+
+@pytest.fixture
+def handler() -> Handler:
+    """One that nobody has called."""
+    return Handler()
+
+
+# ---- The rule ----------------------------------------------------------------------------------
+
+
+def test_unseen_runs_and_is_recorded(ledger: Ledger, handler: Handler) -> None:
+    """A message that was never seen runs, and its record is there."""
+    on_order = idempotent_consumer(ledger)(handler.on_order)
+    with message_context(message_id="1", consumer_queue=_QUEUE):
+        assert on_order("pens") == "receipt for pens"
+    assert handler.orders == ["pens"]
+    assert ledger.counts() == {(_QUEUE, State.COMPLETED): 1}
+
+
+def test_seen_does_not_run(
+    ledger: Ledger,
+    another_ledger: OpenLedger,
+    handler: Handler,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A message that was seen, here or elsewhere, is logged, and the call returns normally."""
+    results: list[str | None] = []
+    for each in (ledger, ledger, another_ledger()):
+        with message_context("1", _QUEUE), caplog.at_level(logging.WARNING):
+            results.append(idempotent_consumer(each)(handler.on_order)("pens"))
+    assert results == ["receipt for pens", None, None]
+    assert handler.orders == ["pens"]
+    logged = [(record.getMessage(), vars(record)["message_id"]) for record in caplog.records]
+    assert logged == [("duplicate", "1")] * 2
+
+
+def test_seen_returns_the_kept_result(
+    ledger: Ledger, another_ledger: OpenLedger, handler: Handler
+) -> None:
+    """Where results are kept, a repetition gets that of the first."""
+    for each in (ledger, another_ledger()):
+        with message_context("1", _QUEUE):
+            on_order = idempotent_consumer(each, keep_result=True)(handler.on_order)
+            assert on_order("pens") == "receipt for pens"
+    assert handler.orders == ["pens"]
+
+
+def test_the_key_is_message_and_queue(ledger: Ledger, handler: Handler) -> None:
+    """Equal content under another id is another message; one id in two queues is two."""
+    on_order = idempotent_consumer(ledger)(handler.on_order)
+    for message_id, queue in (("1", _QUEUE), ("2", _QUEUE), ("1", "returns")):
+        with message_context(message_id, queue):
+            on_order("pens")
+    assert handler.orders == ["pens"] * 3
+
+
+def test_busy_elsewhere(ledger: Ledger, another_ledger: OpenLedger, handler: Handler) -> None:
+    """While another worker is at the message the call fails, so that it is not acknowledged."""
+    granted(another_ledger().claim(_KEY))
+    with message_context("1", _QUEUE), pytest.raises(BusyError):
+        idempotent_consumer(ledger)(handler.on_order)("pens")
+    assert handler.orders == []
+
+
+def test_many_at_once(ledger: Ledger, another_ledger: OpenLedger, handler: Handler) -> None:
+    """Of many deliveries at once, in two workers, one runs; the others are told."""
+    ledgers = (ledger, another_ledger())
+
+    def deliver(number: int) -> str:
+        with message_context("1", _QUEUE):
+            try:
+                idempotent_consumer(ledgers[number % 2])(handler.on_order)("pens")
+            except BusyError:
+                return "busy"
+        return "done"
+
+    assert "done" in at_once(8, deliver)
+    assert handler.orders == ["pens"]
+
+
+def test_a_message_with_another_body_is_refused(ledger: Ledger) -> None:
+    """Where the function is given a Message, one id with another body never passes for seen."""
+
+    @idempotent_consumer(ledger)
+    def on_message(message: Message) -> bytes | None:
+        return message.body
+
+    message = Message("1", b"pens")
+    with message_context("1", _QUEUE):
+        assert on_message(message) == b"pens"
+        assert on_message(message) is None
+        with pytest.raises(MismatchError):
+            on_message(replace(message, body=b"ink"))
+
+
+# ---- Functions of every kind -------------------------------------------------------------------
+
+
+@in_memory
+def test_methods(ledger: Ledger) -> None:
+    """A method behind the barrier is a method still."""
+
+    class Consumer:
+        runs = 0
+
+        @idempotent_consumer(ledger)
+        def on_order(self, order: str) -> int:
+            self.runs += 1
+            return self.runs
+
+    consumer = Consumer()
+    with message_context("1", _QUEUE):
+        first: int = consumer.on_order("pens")
+        assert first == 1
+        consumer.on_order("pens")
+    assert consumer.runs == 1
+    assert Consumer.on_order.__name__ == "on_order"
+
+
+def test_async_functions(ledger: Ledger, handler: Handler) -> None:
+    """A coroutine function is awaited within its context, in each task its own."""
+
+    @idempotent_consumer(ledger)
+    async def on_order(order: str) -> str:
+        await asyncio.sleep(0)
+        return handler.on_order(order)
+
+    async def deliver(number: int) -> str:
+        with message_context(str(number), _QUEUE):
+            return await on_order(f"order {number}")
+
+    async def deliver_all() -> Sequence[str | None]:
+        return await asyncio.gather(*(deliver(number) for number in range(5)))
+
+    expected = [f"order {number}" for number in range(5)]
+    assert asyncio.run(deliver_all()) == [f"receipt for {order}" for order in expected]
+    assert asyncio.run(deliver_all()) == [None] * 5
+    assert sorted(handler.orders) == expected
+
+
+@in_memory
+def test_generators_are_refused(ledger: Ledger) -> None:
+    """What does its work after it has returned cannot stand behind a barrier."""
+
+    def on_order() -> Any:
+        yield 1
+
+    with pytest.raises(ConfigError, match=r"idempotent_consumer: .+ is a generator"):
+        idempotent_consumer(ledger)(on_order)
+
+
+@in_memory
+def test_the_message_inside(ledger: Ledger) -> None:
+    """Inside there are steps, messages that leave after success, and a key for other services."""
+    debits: list[str] = []
+
+    @idempotent_consumer(ledger)
+    def on_order(message: Message) -> None:
+        message.step("debit", debits.append, message.idempotency_key)
+        message.send("mail", {"to": "customer"})
+        if len(debits) == 1:
+            debits.append("the log failed")
+            raise ConnectionError
+
+    with message_context("1", _QUEUE):
+        with pytest.raises(ConnectionError):
+            on_order(Message("1"))
+        assert ledger.deferred(_KEY) == []
+        on_order(Message("1"))
+    assert len(debits) == 2, "one debit, and the note"
+    assert [deferred.destination for deferred in ledger.deferred(_KEY)] == ["mail"]
+
+
+# ---- The context -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("message_id", [None, "", " "])
+@in_memory
+def test_a_missing_id_never_matches_another(
+    ledger: Ledger, handler: Handler, message_id: str | None
+) -> None:
+    """A message without an id is an error of its own, the second as the first."""
+    on_order = idempotent_consumer(ledger)(handler.on_order)
+    for _ in range(2):
+        with message_context(message_id, _QUEUE), pytest.raises(MessageError, match="id"):
+            on_order("pens")
+    assert handler.orders == []
+
+
+@in_memory
+def test_no_context_is_an_error(ledger: Ledger, handler: Handler) -> None:
+    """Outside a context nobody knows which message it is; nor after one."""
+    on_order = idempotent_consumer(ledger)(handler.on_order)
+    with message_context("1", _QUEUE):
+        on_order("pens")
+    with pytest.raises(MessageError, match="message_context"):
+        on_order("pens")
+
+
+@in_memory
+def test_contexts_nest(ledger: Ledger, handler: Handler) -> None:
+    """A message handled within another has its own context; then the outer one is back."""
+    on_order = idempotent_consumer(ledger)(handler.on_order)
+    with message_context("outer", _QUEUE):
+        with message_context("inner", _QUEUE):
+            on_order("ink")
+        on_order("pens")
+    keys = [Key(_QUEUE, "inner"), Key(_QUEUE, "outer")]
+    assert sorted(record.key for record in ledger.scan()) == keys
+
+
+@in_memory
+def test_the_context_is_local_to_its_thread(ledger: Ledger, handler: Handler) -> None:
+    """Another thread does not see it, and has its own at the same time."""
+    on_order = idempotent_consumer(ledger)(handler.on_order)
+    both = threading.Barrier(2, timeout=_DEADLINE_S)
+
+    def deliver(message_id: str) -> None:
+        with message_context(message_id, _QUEUE):
+            both.wait()
+            on_order(message_id)
+
+    with message_context("main", _QUEUE), ThreadPoolExecutor(3) as pool:
+        with pytest.raises(MessageError, match="message_context"):
+            pool.submit(on_order, "pens").result(_DEADLINE_S)
+        list(pool.map(deliver, ("1", "2"), timeout=_DEADLINE_S))
+    assert sorted(handler.orders) == ["1", "2"]
+    assert {record.key.message_id for record in ledger.scan()} == {"1", "2"}
+
+
+# ---- Without a transaction ---------------------------------------------------------------------
+
+
+def test_an_error_stores_nothing(ledger: Ledger, handler: Handler) -> None:
+    """A function that fails leaves no record: however often it failed, it runs again."""
+    failures = iter(range(7))
+
+    @idempotent_consumer(ledger)
+    def on_order(order: str) -> str:
+        if next(failures, None) is not None:
+            raise ConnectionError(order)
+        return handler.on_order(order)
+
+    for _ in range(7):
+        with message_context("1", _QUEUE), pytest.raises(ConnectionError, match="pens"):
+            on_order("pens")
+        assert ledger.counts() == {}
+    with message_context("1", _QUEUE):
+        assert on_order("pens") == "receipt for pens"
+
+
+def test_a_crash_leaves_it_in_doubt(
+    ledger: Ledger, another_ledger: OpenLedger, handler: Handler, clock: ManualClock
+) -> None:
+    """A worker that died in the function: busy while its lease lives, then the policy decides."""
+    granted(another_ledger().claim(_KEY, "60s"))
+    on_order = idempotent_consumer(ledger, policy=Policy(on_in_doubt="retry"))(handler.on_order)
+    with message_context("1", _QUEUE):
+        with pytest.raises(BusyError):
+            on_order("pens")
+        clock.advance(61)
+        on_order("pens")
+    assert handler.orders == ["pens"]
+
+
+# ---- In the caller's transaction ---------------------------------------------------------------
+
+
+def buy(connection: Connection | Session, order: str = "pens") -> str:
+    """The work of a function that writes through its caller's connection."""
+    connection.execute(text("INSERT INTO orders (id) VALUES (:id)"), {"id": order})
+    return order
+
+
+@in_sql
+def test_record_and_work_commit_together(
+    ledger: Ledger, another_ledger: OpenLedger, engine: Engine
+) -> None:
+    """Both are there when the caller has committed; then no other worker runs it again."""
+    with engine.begin() as connection, message_context("1", _QUEUE, connection):
+        assert idempotent_consumer(ledger)(buy)(connection) == "pens"
+    assert ledger.counts() == {(_QUEUE, State.COMPLETED): 1}
+    with engine.begin() as connection, message_context("1", _QUEUE, connection):
+        assert idempotent_consumer(another_ledger())(buy)(connection) is None
+    assert orders_in(engine) == ["pens"]
+
+
+@in_sql
+def test_an_error_rolls_both_back(ledger: Ledger, engine: Engine) -> None:
+    """Where the function fails, neither its writes nor a record are left; it runs again."""
+
+    @idempotent_consumer(ledger)
+    def buy_and_fail(connection: Connection) -> None:
+        buy(connection)
+        raise ZeroDivisionError
+
+    def deliver(function: Callable[[Connection], Any]) -> None:
+        with engine.begin() as connection, message_context("1", _QUEUE, connection):
+            function(connection)
+
+    with pytest.raises(ZeroDivisionError):
+        deliver(buy_and_fail)
+    assert orders_in(engine) == []
+    assert ledger.counts() == {}
+    deliver(idempotent_consumer(ledger)(buy))
+    assert orders_in(engine) == ["pens"]
+
+
+@in_sql
+def test_two_transactions_at_once(
+    ledger: Ledger, another_ledger: OpenLedger, engine: Engine
+) -> None:
+    """The second waits for the first, and does not run; both of them commit."""
+    ledgers = [ledger, another_ledger()]
+    sessions = sessionmaker(engine)
+
+    def deliver(number: int) -> str | None:
+        with sessions.begin() as session, message_context("1", _QUEUE, session):
+            return idempotent_consumer(ledgers[number])(buy)(session)
+
+    assert sorted(at_once(2, deliver), key=str) == [None, "pens"]
+    assert orders_in(engine) == ["pens"]
+
+
+@in_sql
+def test_async_sessions(ledger: Ledger, engine: Engine, async_engine: AsyncEngine) -> None:
+    """The same in a transaction of asyncio."""
+
+    @idempotent_consumer(ledger, keep_result=True)
+    async def buy_async(session: AsyncSession) -> str:
+        await session.execute(text("INSERT INTO orders (id) VALUES ('pens')"))
+        return "pens"
+
+    async def deliver() -> str:
+        async with AsyncSession(async_engine) as session, session.begin():
+            with message_context("1", _QUEUE, session):
+                return await buy_async(session)
+
+    async def fail() -> None:
+        async with AsyncSession(async_engine) as session, session.begin():
+            with message_context("1", _QUEUE, session):
+                await buy_async(session)
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(fail())
+    assert orders_in(engine) == []
+    assert [asyncio.run(_bounded(deliver)) for _ in range(2)] == ["pens", "pens"]
+    assert orders_in(engine) == ["pens"]
+
+
+async def _bounded(call: Callable[[], Awaitable[T]]) -> T:
+    async with asyncio.timeout(_DEADLINE_S):
+        return await call()

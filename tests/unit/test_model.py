@@ -1,0 +1,22 @@
+"""The model of the rules, run by spin."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECK = Path(__file__).parents[2] / "formal" / "check.py"
+MISSING_PROGRAM = 2
+
+
+@pytest.mark.timeout(600)
+def test_model() -> None:
+    """Every mode holds in all that can happen, and every mutant of the model is caught."""
+    done = subprocess.run([sys.executable, CHECK], capture_output=True, text=True, check=False)
+    if done.returncode == MISSING_PROGRAM:
+        if os.environ.get("CI", "").lower() in {"1", "true"}:
+            pytest.fail(done.stderr)
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stdout + done.stderr

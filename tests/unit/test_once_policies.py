@@ -1,0 +1,236 @@
+"""`once` under the policies that ask for more than a claim: probe, missing id, age, outage."""
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from oncely.core.context import current
+from oncely.core.errors import (
+    BusyError,
+    InDoubtError,
+    MessageError,
+    StoreUnavailable,
+    TooOldError,
+)
+from oncely.core.message import Message
+from oncely.core.policy import Finding, Policy
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger
+from oncely.metrics import Metrics
+from oncely.once import once
+from oncely.testing import ManualClock, MeddlingStore, granted
+
+Handler = Callable[[Message], Any]
+
+
+@pytest.fixture
+def runs() -> list[str]:
+    """The ids of the messages that were handled."""
+    return []
+
+
+@pytest.fixture
+def handler(ledger: Ledger, runs: list[str]) -> Callable[..., Handler]:
+    """Makes a handler under `once`, whose runs are counted."""
+
+    def make(**options: Any) -> Handler:
+        def handle(message: Message) -> str:
+            runs.append(message.id)
+            return f"handled {message.id}"
+
+        guard: Callable[[Handler], Handler] = once(
+            ledger, consumer="billing", key=lambda message: message.id, **options
+        )
+        return guard(handle)
+
+    return make
+
+
+# ---- A probe -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("finding", "expected", "state"),
+    [
+        ("happened", [], State.COMPLETED),
+        ("not_happened", ["abc-123"], State.COMPLETED),
+    ],
+)
+def test_probe_decides(
+    handler: Callable[..., Handler],
+    ledger: Ledger,
+    clock: ManualClock,
+    key: Key,
+    runs: list[str],
+    finding: Finding,
+    expected: list[str],
+    state: State,
+) -> None:
+    """A claim in doubt: the probe is asked with the message; what it found decides."""
+    asked: list[Message] = []
+
+    def probe(message: Message) -> Finding:
+        asked.append(message)
+        return finding
+
+    granted(ledger.claim(key, "60s"))
+    clock.advance(61)
+    message = Message(key.message_id, b"{}")
+    handler(policy=Policy(on_in_doubt=probe))(message)
+    assert asked == [message]
+    assert runs == expected
+    record = ledger.find(key)
+    assert record is not None
+    assert record.state is state
+
+
+def _broken(_: Message) -> Finding:
+    raise TimeoutError("the bank is away")
+
+
+@pytest.mark.parametrize("probe", [lambda _: "unknown", _broken])
+def test_probe_that_does_not_know(
+    handler: Callable[..., Handler],
+    ledger: Ledger,
+    clock: ManualClock,
+    key: Key,
+    runs: list[str],
+    probe: Callable[[Message], Finding],
+) -> None:
+    """While the probe does not know, or fails, the message stays in doubt and does not run."""
+    granted(ledger.claim(key, "60s"))
+    clock.advance(61)
+    with pytest.raises(InDoubtError):
+        handler(policy=Policy(on_in_doubt=probe))(Message(key.message_id))
+    assert runs == []
+
+
+# ---- A missing id ------------------------------------------------------------------------------
+
+
+def test_missing_id_is_refused(handler: Callable[..., Handler], runs: list[str]) -> None:
+    """By default a message without an id does not run; none is invented."""
+    with pytest.raises(MessageError, match="empty id"):
+        handler()(Message(""))
+    assert runs == []
+
+
+def test_missing_id_by_content(handler: Callable[..., Handler], runs: list[str]) -> None:
+    """Under "fingerprint" the body is what a message without an id is known by."""
+    handle = handler(policy=Policy(on_missing_id="fingerprint"))
+    for body in (b"one", b"one", b"two"):
+        handle(Message("", body))
+    assert runs == ["", ""]
+
+
+def test_missing_id_untracked(
+    handler: Callable[..., Handler], ledger: Ledger, runs: list[str]
+) -> None:
+    """Under "untracked" it runs whenever it comes, and the ledger hears nothing of it."""
+    handle = handler(policy=Policy(on_missing_id="untracked"))
+    for _ in range(2):
+        handle(Message("", b"one"))
+    assert runs == ["", ""]
+    assert ledger.counts() == {}
+
+
+# ---- Age ---------------------------------------------------------------------------------------
+
+
+def _sent(ago: timedelta) -> Message:
+    return Message("abc-123", time=datetime.now(UTC) - ago)
+
+
+def test_too_old_is_refused(
+    handler: Callable[..., Handler], clock: ManualClock, runs: list[str]
+) -> None:
+    """A message older than the retention, of which there is no record, does not run."""
+    clock.now = datetime.now(UTC).timestamp()
+    with pytest.raises(TooOldError):
+        handler(policy=Policy(retention="7d"))(_sent(timedelta(days=8)))
+    assert runs == []
+    handler(policy=Policy(retention="7d"))(_sent(timedelta(days=6)))
+    assert runs == ["abc-123"]
+
+
+def test_too_old_may_run(handler: Callable[..., Handler], runs: list[str]) -> None:
+    """Under on_too_old="run" its age is nothing."""
+    handler(policy=Policy(retention="7d", on_too_old="run"))(_sent(timedelta(days=8)))
+    assert runs == ["abc-123"]
+
+
+def test_too_old_and_known(
+    handler: Callable[..., Handler], clock: ManualClock, runs: list[str]
+) -> None:
+    """A duplicate of what is still remembered is a duplicate, however old."""
+    clock.now = datetime.now(UTC).timestamp()
+    handle = handler(policy=Policy(retention="7d"), keep_result=True)
+    assert handle(_sent(timedelta(days=6))) == "handled abc-123"
+    assert handle(_sent(timedelta(days=9))) == "handled abc-123"
+    assert runs == ["abc-123"]
+
+
+def test_too_old_by_the_stores_clock(
+    handler: Callable[..., Handler], clock: ManualClock, runs: list[str]
+) -> None:
+    """A worker whose clock runs ahead refuses nothing that is new by the store's clock."""
+    clock.now = (datetime.now(UTC) - timedelta(days=20)).timestamp()
+    handler(policy=Policy(retention="7d"))(_sent(timedelta(days=21)))
+    assert runs == ["abc-123"]
+
+
+# ---- Outage, busy ------------------------------------------------------------------------------
+
+
+def _away() -> None:
+    raise StoreUnavailable("the store is away")
+
+
+def test_outage_may_run(
+    meddling: MeddlingStore, runs: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under on_outage="run" a message runs untracked while the store is away, and is counted."""
+    registry = CollectorRegistry()
+    ledger = Ledger(meddling, Metrics(registry))
+
+    @once(ledger, consumer="billing", key=lambda m: m.id, policy=Policy(on_outage="run"))
+    def handle(message: Message) -> None:
+        runs.append(message.id)
+        assert message.step("debit", lambda: "debited") == "debited"
+        with pytest.raises(MessageError, match="not tracked"):
+            message.send("bank", b"debit")
+
+    meddling.meddle = _away
+    with caplog.at_level(logging.WARNING):
+        handle(Message("abc-123"))
+    assert runs == ["abc-123"]
+    assert "untracked" in caplog.messages
+    assert registry.get_sample_value("oncely_untracked_total", {"consumer": "billing"}) == 1
+
+
+def test_busy_may_be_discarded(
+    handler: Callable[..., Handler], ledger: Ledger, key: Key, runs: list[str]
+) -> None:
+    """Under on_busy="discard" a message that another worker has is let go; else it is an error."""
+    granted(ledger.claim(key))
+    assert handler(policy=Policy(on_busy="discard"))(Message(key.message_id)) is None
+    with pytest.raises(BusyError):
+        handler()(Message(key.message_id))
+    assert runs == []
+
+
+def test_nothing_is_processed_outside() -> None:
+    """Outside a handler there is nothing to have steps: MessageError says where there is."""
+    message = Message("abc-123")
+    for call in (
+        lambda: message.step("debit", print),
+        lambda: message.send("bank", b""),
+        lambda: message.idempotency_key,
+        current,
+    ):
+        with pytest.raises(MessageError, match="inside a function under `once`"):
+            call()

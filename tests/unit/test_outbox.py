@@ -1,0 +1,468 @@
+"""The relay on a ledger and queues in memory: what is sent, in which order, and what is not."""
+
+import logging
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from oncely import crashpoints
+from oncely.core.deferred import DeferredMessage, deferred_id
+from oncely.core.errors import ConfigError, StoreUnavailable, TransportError
+from oncely.core.message import Message
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger
+from oncely.outbox import Relay
+from oncely.sending import Report
+from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.transports.base import Limits
+from oncely.transports.memory import MemoryTransport, QueueServer
+
+_DEADLINE_S = 30.0
+
+Defer = Callable[..., list[DeferredMessage]]
+
+
+class Broker(MemoryTransport):
+    """Queues in memory that can be away, and that tell what is published together."""
+
+    def __init__(self) -> None:
+        super().__init__(QueueServer(), Limits(max_bytes=10))
+        self.calls: list[list[str]] = []
+        self.before: Callable[[], object] = lambda: None
+        self.after: Callable[[], object] = lambda: None
+
+    def publish(self, queue: str, messages: Sequence[Message]) -> None:
+        """As the queues do it."""
+        self.before()
+        self.calls.append([message.id for message in messages])
+        super().publish(queue, messages)
+        self.after()
+
+    def arrived(self, queue: str = "out") -> list[str]:
+        """The bodies of what is in a queue, in order."""
+        deliveries = self.receive(queue, 10_000, 0)
+        return [delivery.message.body.decode() for delivery in deliveries]
+
+
+def away() -> None:
+    raise TransportError("the broker is away")
+
+
+@pytest.fixture
+def broker() -> Broker:
+    """A broker that takes bodies of ten bytes."""
+    return Broker()
+
+
+@pytest.fixture
+def relay(ledger: Ledger, broker: Broker, clock: ManualClock) -> Relay:
+    """A relay with the ledger's clock: two tries, the second after five seconds."""
+    return Relay(ledger, broker, tries=2, backoff="5s", clock=clock)
+
+
+@pytest.fixture
+def defer(ledger: Ledger) -> Defer:
+    """Handle a message that defers bodies, for one destination; its claim is over."""
+
+    def handle(
+        parent: str, *bodies: str, to: str = "out", key: str | None = None, delay_s: float = 0.0
+    ) -> list[DeferredMessage]:
+        claim = granted(ledger.claim(Key("shop", parent)))
+        ids = [deferred_id(claim.key, position) for position in range(len(bodies))]
+        deferred = [
+            DeferredMessage(
+                id_, to, Message(id_, body.encode(), key=key), claim.key, position, delay_s
+            )
+            for position, (id_, body) in enumerate(zip(ids, bodies, strict=True))
+        ]
+        ledger.handled(claim, deferred=deferred)
+        return deferred
+
+    return handle
+
+
+def state(ledger: Ledger, parent: str) -> State:
+    record = ledger.find(Key("shop", parent))
+    assert record is not None
+    return record.state
+
+
+@contextmanager
+def running(relay: Relay) -> Iterator[None]:
+    """The relay runs for as long as the block, in a thread."""
+    stop = threading.Event()
+    thread = threading.Thread(target=relay.run, args=[stop])
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(_DEADLINE_S)
+        assert not thread.is_alive()
+
+
+# ---- What is sent ------------------------------------------------------------------------------
+
+
+def test_sent_in_order(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """What waits is sent in the order of sending, under its id, and its message is completed."""
+    deferred = defer("order-1", "a", "b", "c")
+    assert state(ledger, "order-1") is State.HANDLED
+    assert relay.send_waiting().sent == 3
+    assert [id_ for call in broker.calls for id_ in call] == [message.id for message in deferred]
+    assert broker.arrived() == ["a", "b", "c"]
+    assert state(ledger, "order-1") is State.COMPLETED
+    assert ledger.backlog().waiting == 0
+    assert relay.send_waiting().sent == 0
+
+
+def test_destinations(relay: Relay, broker: Broker, defer: Defer) -> None:
+    """Each message goes where it is to go; what is for one destination travels together."""
+    defer("order-1", "a", to="mail")
+    defer("order-2", "b", to="bank")
+    defer("order-3", "c", to="mail")
+    relay.send_waiting()
+    assert broker.arrived("mail") == ["a", "c"]
+    assert broker.arrived("bank") == ["b"]
+    assert len(broker.calls) == 2
+
+
+def test_all_batches(ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """It goes on until nothing waits, a batch at a time."""
+    for number in range(7):
+        defer(f"order-{number}", str(number))
+    assert Relay(ledger, broker, batch=3).send_waiting().sent == 7
+    assert [len(call) for call in broker.calls] == [3, 3, 1]
+
+
+def test_only_these_parents(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """Where parents are named, the messages of others wait on."""
+    defer("order-1", "a")
+    defer("order-2", "b")
+    assert relay.send_waiting([Key("shop", "order-2")]).sent == 1
+    assert broker.arrived() == ["b"]
+    assert ledger.backlog().waiting == 1
+
+
+def test_delay(relay: Relay, broker: Broker, clock: ManualClock, defer: Defer) -> None:
+    """A message with a delay is not sent before it is over."""
+    defer("order-1", "later", delay_s=60)
+    assert relay.send_waiting().sent == 0
+    clock.advance(61)
+    assert relay.send_waiting().sent == 1
+
+
+def test_metrics(ledger: Ledger, broker: Broker, clock: ManualClock, defer: Defer) -> None:
+    """An observer is told what was sent, and what was refused, whether or not for good."""
+    told: Counter[str] = Counter()
+
+    class Told:
+        def deferred_sent(self, messages: Sequence[DeferredMessage]) -> None:
+            told["sent"] += len(messages)
+
+        def deferred_refused(self, messages: Sequence[DeferredMessage]) -> None:
+            told["refused"] += len(messages)
+
+    defer("order-1", "a")
+    defer("order-2", "much too long")
+    relay = Relay(ledger, broker, tries=2, backoff="5s", metrics=Told(), clock=clock)
+    relay.send_waiting()
+    clock.advance(6)
+    relay.send_waiting()
+    assert told == {"sent": 1, "refused": 2}
+
+
+# ---- What is refused ---------------------------------------------------------------------------
+
+
+def test_refused(
+    relay: Relay,
+    ledger: Ledger,
+    broker: Broker,
+    clock: ManualClock,
+    defer: Defer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A refused message does not hold others; it is tried again, then set aside, and logged."""
+    defer("order-1", "much too long")
+    defer("order-2", "b")
+    report = relay.send_waiting()
+    assert (report.sent, report.refused, report.set_aside) == (1, 1, 0)
+    [waiting] = ledger.deferred(Key("shop", "order-1"))
+    assert (waiting.attempts, waiting.error) == (1, "body of 13 bytes is over the limit of 10")
+    assert relay.send_waiting().refused == 0
+    clock.advance(6)
+    report = relay.send_waiting()
+    assert (report.sent, report.refused, report.set_aside) == (0, 0, 1)
+    [logged] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert logged.getMessage() == "deferred_set_aside"
+    assert ledger.backlog().set_aside == 1
+    assert state(ledger, "order-1") is State.HANDLED
+
+
+def test_others_of_its_lane_wait(
+    relay: Relay, ledger: Ledger, broker: Broker, clock: ManualClock, defer: Defer
+) -> None:
+    """None of its lane overtakes a refused message; they go on as soon as it is set aside."""
+    defer("order-1", "much too long", "b", "c")
+    defer("order-2", "x", "y")
+    assert relay.send_waiting().sent == 2
+    assert broker.arrived() == ["x", "y"]
+    clock.advance(31)
+    report = relay.send_waiting()
+    assert (report.set_aside, report.sent) == (1, 2)
+    assert broker.arrived() == ["b", "c"]
+
+
+def test_an_ordering_key_is_a_lane(
+    relay: Relay, broker: Broker, clock: ManualClock, defer: Defer
+) -> None:
+    """What has one ordering key keeps its order across messages, behind a refused one too."""
+    defer("order-1", "much too long", key="customer")
+    defer("order-2", "b", key="customer")
+    defer("order-3", "c", key="another")
+    assert relay.send_waiting().sent == 1
+    assert broker.arrived() == ["c"]
+
+
+def test_a_lane_goes_one_by_one(relay: Relay, broker: Broker, defer: Defer) -> None:
+    """Two of one lane never go to the transport together: it might refuse the first only."""
+    defer("order-1", "a", "b", "c")
+    defer("order-2", "x", "y")
+    relay.send_waiting()
+    assert [len(call) for call in broker.calls] == [2, 2, 1]
+
+
+def test_send_again(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """What was set aside is sent after all when people say so, and its message is completed."""
+    defer("order-1", "eleven long")
+    relay = Relay(ledger, broker, tries=1)
+    assert relay.send_waiting().set_aside == 1
+    assert ledger.send_again() == 1
+    wider = MemoryTransport(QueueServer())
+    assert Relay(ledger, wider).send_waiting().sent == 1
+    assert state(ledger, "order-1") is State.COMPLETED
+
+
+# ---- The broker away, the hold over ------------------------------------------------------------
+
+
+def test_broker_away(
+    relay: Relay, ledger: Ledger, broker: Broker, clock: ManualClock, defer: Defer
+) -> None:
+    """While the broker is away nothing is marked and no try is counted."""
+    defer("order-1", "a")
+    broker.before = away
+    with pytest.raises(TransportError, match="away"):
+        relay.send_waiting()
+    [waiting] = ledger.deferred(Key("shop", "order-1"))
+    assert (waiting.attempts, waiting.error) == (0, None)
+    broker.before = lambda: None
+    assert relay.send_waiting().sent == 0
+    clock.advance(31)
+    assert relay.send_waiting().sent == 1
+
+
+def test_confirmed_is_marked(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """What was confirmed before the broker went away is marked."""
+    defer("order-1", "a", "b")
+    broker.after = lambda: setattr(broker, "before", away)
+    with pytest.raises(TransportError):
+        relay.send_waiting()
+    assert [m.message.body for m in ledger.deferred(Key("shop", "order-1"))] == [b"b"]
+
+
+def test_unconfirmed_is_sent_again(
+    relay: Relay, ledger: Ledger, broker: Broker, clock: ManualClock, defer: Defer
+) -> None:
+    """Where nobody knows whether it is stored, it is sent again under the same id."""
+    [message] = defer("order-1", "a")
+    broker.after = away
+    with pytest.raises(TransportError):
+        relay.send_waiting()
+    broker.after = lambda: None
+    clock.advance(31)
+    assert relay.send_waiting().sent == 1
+    assert broker.calls == [[message.id], [message.id]]
+
+
+def test_the_hold_ends(
+    relay: Relay, ledger: Ledger, broker: Broker, clock: ManualClock, defer: Defer
+) -> None:
+    """When its hold is over a relay publishes nothing more of the batch: another may have it."""
+    defer("order-1", "a", "b")
+    other = Broker()
+
+    def take_long() -> None:
+        broker.after = lambda: None
+        clock.advance(31)
+        Relay(ledger, other, clock=clock).send_waiting()
+
+    broker.after = take_long
+    relay.send_waiting()
+    assert broker.arrived() == ["a"]
+    assert other.arrived() == ["a", "b"]
+    assert state(ledger, "order-1") is State.COMPLETED
+
+
+@pytest.fixture
+def store_is_lost(meddling: MeddlingStore, broker: Broker) -> None:
+    """After each publish the store is away, for one call."""
+
+    def raise_it() -> None:
+        raise StoreUnavailable("the store is away")
+
+    broker.after = lambda: meddling.once(raise_it)
+
+
+@pytest.mark.usefixtures("store_is_lost")
+def test_marked_when_the_store_is_back(ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """The store away between publishing and marking: marked later, and not sent again."""
+    defer("order-1", "a")
+    with running(Relay(ledger, broker)):
+        wait_until(lambda: state(ledger, "order-1") is State.COMPLETED)
+    assert broker.arrived() == ["a"]
+
+
+@pytest.mark.usefixtures("store_is_lost")
+def test_marked_when_stopped(ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """A relay that is stopped meanwhile marks what is published before it ends."""
+    defer("order-1", "a")
+    stop = threading.Event()
+    errors: list[str | None] = []
+
+    def follow(report: Report) -> None:
+        errors.append(report.error)
+        stop.set()
+
+    assert Relay(ledger, broker).run(stop, follow).sent == 1
+    assert errors == ["StoreUnavailable: the store is away"]
+    assert state(ledger, "order-1") is State.COMPLETED
+
+
+# ---- Running -----------------------------------------------------------------------------------
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_runs_until_stopped(ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """A running relay sends what comes."""
+    with running(Relay(ledger, broker)):
+        for number in range(3):
+            defer(f"order-{number}", str(number))
+            wait_until(lambda: state(ledger, f"order-{number}") is State.COMPLETED)  # noqa: B023
+    assert broker.arrived() == ["0", "1", "2"]
+
+
+def test_waits_for_the_broker(ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """A running relay says that the broker is away, and goes on when it is back."""
+    defer("order-1", "a")
+    broker.before = away
+    errors: list[str | None] = []
+    stop = threading.Event()
+
+    def follow(report: Report) -> None:
+        errors.append(report.error)
+        if report.error:
+            broker.before = lambda: None
+        if report.sent:
+            stop.set()
+
+    report = Relay(ledger, broker).run(stop, follow)
+    assert (report.sent, report.error) == (1, None)
+    assert "TransportError: the broker is away" in errors
+
+
+def test_stops_between_two_messages(ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """A relay that is stopped publishes nothing more, and marks what is published."""
+    defer("order-1", "a", "b", "c")
+    stop = threading.Event()
+    broker.after = stop.set
+    assert Relay(ledger, broker).run(stop).sent == 1
+    assert [m.message.body for m in ledger.deferred(Key("shop", "order-1"))] == [b"b", b"c"]
+
+
+def test_stops_promptly(ledger: Ledger, broker: Broker) -> None:
+    """A relay that waits for messages, however long, is soon stopped."""
+    began = threading.Event()
+    stop = threading.Event()
+    relay = Relay(ledger, broker, poll="1h")
+    thread = threading.Thread(target=relay.run, args=[stop, lambda _: began.set()])
+    thread.start()
+    assert began.wait(_DEADLINE_S)
+    stop.set()
+    thread.join(_DEADLINE_S)
+    assert not thread.is_alive()
+
+
+def test_tidies(ledger: Ledger, clock: ManualClock, broker: Broker, defer: Defer) -> None:
+    """What was handled a while ago, and of which nothing waits, is completed; the rest is not."""
+    for number in range(250):
+        ledger.handled(granted(ledger.claim(Key("shop", f"lost-{number}"))))
+    defer("waits", "a", delay_s=3600)
+    clock.advance(61)
+    ledger.handled(granted(ledger.claim(Key("shop", "just now"))))
+    Relay(ledger, broker).drain(threading.Event())
+    assert ledger.counts() == {("shop", State.COMPLETED): 250, ("shop", State.HANDLED): 2}
+
+
+def test_drain_ends(ledger: Ledger, clock: ManualClock, broker: Broker, defer: Defer) -> None:
+    """To drain ends when the rest has a delay, and says that the broker is away."""
+    defer("order-1", "a")
+    defer("order-2", "b", delay_s=60)
+    relay = Relay(ledger, broker, clock=clock)
+    told: list[int] = []
+    report = relay.drain(threading.Event(), lambda report: told.append(report.sent))
+    assert (report.sent, told[-1], ledger.backlog().waiting) == (1, 1, 1)
+    clock.advance(61)
+    broker.before = away
+    with pytest.raises(TransportError):
+        relay.drain(threading.Event())
+
+
+# ---- Crash points, settings --------------------------------------------------------------------
+
+
+def test_crash_points(relay: Relay, defer: Defer) -> None:
+    """The named points lie between two publishes of a batch, and between publishing and marking."""
+    seen: list[str] = []
+    for name in ("between_sends", "after_publish"):
+        crashpoints.arm(name, partial(seen.append, name))
+    defer("order-1", "a", "b")
+    try:
+        relay.send_waiting()
+    finally:
+        crashpoints.disarm()
+    assert seen == ["between_sends", "after_publish"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch": 0}, "batch: 0 is no whole number"),
+        ({"batch": True}, "batch: True is no whole number"),
+        ({"hold": "0s"}, "hold: a hold of zero"),
+        ({"hold": "soon"}, "hold: 'soon' is no duration"),
+        ({"tries": 0}, "tries: 0 is no whole number"),
+        ({"backoff": []}, "backoff: give a list"),
+        ({"poll": "0s"}, "poll: zero would"),
+    ],
+)
+def test_wrong_settings(
+    ledger: Ledger, broker: Broker, settings: dict[str, Any], said: str
+) -> None:
+    """A setting that cannot be meant is told by its name."""
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        Relay(ledger, broker, **settings)

@@ -1,0 +1,306 @@
+# ruff: noqa: PT012 - what raises is the block of `claimed`.
+"""Steps and messages sent inside a handler: what runs once, what is kept, what leaves."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from oncely.core.deferred import DeferredMessage
+from oncely.core.errors import FencedError, MessageError
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger
+from oncely.once import once
+from oncely.processing import MOST_DEFERRED
+from oncely.testing import ManualClock, granted
+from oncely.work import claimed
+
+MESSAGE = Message("abc-123", b'{"amount": 10}')
+
+
+class Bank:
+    """An outside service that counts what it is asked for."""
+
+    def __init__(self) -> None:
+        self.debits: list[Any] = []
+
+    def debit(self, amount: int) -> dict[str, Any]:
+        """Take the money."""
+        self.debits.append(amount)
+        return {"receipt": len(self.debits), "lines": (amount,)}
+
+
+@pytest.fixture
+def bank() -> Bank:
+    return Bank()
+
+
+# ---- Steps -------------------------------------------------------------------------------------
+
+
+def test_retry_passes_over_finished_steps(ledger: Ledger, bank: Bank, key: Key) -> None:
+    """A step that was finished does not run again: a retry is given its result, as JSON has it."""
+    receipts = []
+
+    @once(ledger, consumer="billing", key=lambda m: m.id)
+    def handle(message: Message) -> None:
+        receipts.append(message.step("debit", bank.debit, message.get("amount")))
+        if len(receipts) == 1:
+            raise OSError("the log cannot be written")
+
+    with pytest.raises(OSError, match="the log"):
+        handle(MESSAGE)
+    handle(MESSAGE)
+    assert bank.debits == [10]
+    assert receipts == [{"receipt": 1, "lines": [10]}] * 2
+    assert ledger.steps(key) == {"debit": {"receipt": 1, "lines": [10]}}
+
+
+def test_async_steps(ledger: Ledger, bank: Bank) -> None:
+    """Steps of coroutines are awaited; those that are not async may stand among them."""
+    failures = iter([True, False])
+
+    async def debit(amount: int) -> int:
+        await asyncio.sleep(0)
+        bank.debit(amount)
+        return amount
+
+    @once(ledger, consumer="billing", key=lambda m: m.id, keep_result=True)
+    async def handle(message: Message) -> tuple[int, str]:
+        amount = await message.step("debit", debit, 10)
+        note = message.step("note", lambda: "noted")
+        if next(failures):
+            raise OSError("the log cannot be written")
+        return amount, note
+
+    with pytest.raises(OSError, match="the log"):
+        asyncio.run(handle(MESSAGE))
+    assert asyncio.run(handle(MESSAGE)) == (10, "noted")
+    assert bank.debits == [10]
+
+
+def test_failed_step_runs_again(ledger: Ledger) -> None:
+    """A step that raises is not finished: its error is raised, and the retry runs it."""
+    tries = iter([1, 2])
+
+    def debit() -> int:
+        if next(tries) == 1:
+            raise TimeoutError("the bank is away")
+        return 7
+
+    @once(ledger, consumer="billing", key=lambda m: m.id)
+    def handle(message: Message) -> int:
+        return message.step("debit", debit)
+
+    with pytest.raises(TimeoutError):
+        handle(MESSAGE)
+    assert handle(MESSAGE) == 7
+
+
+def test_step_without_a_result(ledger: Ledger) -> None:
+    """A step that gives None is finished all the same."""
+    runs: list[int] = []
+
+    @once(ledger, consumer="billing", key=lambda m: m.id)
+    def handle(message: Message) -> None:
+        for _ in range(2):
+            assert message.step("note", runs.append, 1) is None
+        raise OSError
+
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"^$"):
+            handle(MESSAGE)
+    assert runs == [1]
+
+
+def test_step_of_a_zombie(ledger: Ledger, rival: Ledger, clock: ManualClock, key: Key) -> None:
+    """Whoever lost the claim keeps no step: FencedError, and the successor's steps are its own."""
+    with pytest.raises(FencedError), claimed(ledger, key, lease="60s") as work:
+        clock.advance(61)
+        successor = granted(rival.claim(key, "60s"))
+        work.processing.step("debit", lambda: "by the zombie")
+    assert rival.steps(key) == {}
+    rival.keep_step(successor, "debit", "by the successor")
+    assert rival.steps(key) == {"debit": "by the successor"}
+
+
+@pytest.mark.parametrize("result", [object(), float("nan"), {1, 2}])
+def test_step_result_that_is_no_json(ledger: Ledger, key: Key, result: Any) -> None:
+    """What cannot be kept is an error, and the step is not finished."""
+    with pytest.raises(MessageError, match="JSON"), claimed(ledger, key) as work:
+        work.processing.step("debit", lambda: result)
+    assert ledger.steps(key) == {}
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\0", "x" * 256, None, 7])
+def test_step_with_a_bad_name(ledger: Ledger, key: Key, name: Any) -> None:
+    """A name that cannot be kept is refused before the step runs."""
+    with pytest.raises(MessageError, match="step name"), claimed(ledger, key) as work:
+        work.processing.step(name, pytest.fail)
+
+
+def test_step_that_gives_an_awaitable(ledger: Ledger, key: Key) -> None:
+    """A function that only makes a coroutine is a mistake, which is told."""
+
+    async def debit() -> None: ...
+
+    with (
+        pytest.raises(MessageError, match="hand over the async function itself"),
+        claimed(ledger, key) as work,
+    ):
+        work.processing.step("debit", lambda: debit())
+
+
+def test_steps_of_one_consumer(ledger: Ledger) -> None:
+    """Two consumers of one message have steps of their own."""
+    runs: list[str] = []
+    for consumer in ("billing", "mailing"):
+        with claimed(ledger, Key(consumer, "1")) as work:
+            work.processing.step("note", runs.append, consumer)
+    assert runs == ["billing", "mailing"]
+
+
+def test_steps_survive_a_release(ledger: Ledger, bank: Bank, key: Key) -> None:
+    """A handler that is stopped leaves no record, and what it finished is finished."""
+    with pytest.raises(KeyboardInterrupt), claimed(ledger, key) as work:
+        work.processing.step("debit", bank.debit, 10)
+        raise KeyboardInterrupt
+    assert ledger.find(key) is None
+    with claimed(ledger, key) as work:
+        work.processing.step("debit", bank.debit, 10)
+    assert bank.debits == [10]
+
+
+def test_keys_for_outside_services(ledger: Ledger, key: Key) -> None:
+    """The same in every attempt; different for each step, message and consumer."""
+    seen = []
+    for of in (key, key, Key(key.consumer, "other"), Key("other", key.message_id)):
+        with pytest.raises(OSError, match="again"), claimed(ledger, of) as work:
+            processing = work.processing
+            seen.append((processing.idempotency_key, processing.step_key("debit")))
+            raise OSError("again")
+    assert seen[0] == seen[1]
+    assert len({name for names in seen for name in names}) == 6
+
+
+# ---- Messages sent -----------------------------------------------------------------------------
+
+
+def test_nothing_leaves_before_success(ledger: Ledger, key: Key) -> None:
+    """What a failed handler sent is not there; what a successful one sent waits, in order."""
+    failures = iter([True, False])
+
+    @once(ledger, consumer="billing", key=lambda m: m.id, keep_result=True)
+    def handle(message: Message) -> str:
+        message.send("bank", {"amount": 10}, delay="5s")
+        message.send("post", "a letter")
+        if next(failures):
+            raise OSError("the log cannot be written")
+        return "charged"
+
+    with pytest.raises(OSError, match="the log"):
+        handle(MESSAGE)
+    assert ledger.deferred(key) == []
+    assert handle(MESSAGE) == "charged"
+    bank, post = ledger.deferred(key)
+    assert (bank.destination, bank.message.body, bank.delay_s) == ("bank", b'{"amount": 10}', 5.0)
+    assert (post.destination, post.message.body, post.position) == ("post", b"a letter", 1)
+    record = ledger.find(key)
+    assert record is not None
+    assert (record.state, record.result) == (State.HANDLED, "charged")
+    assert handle(MESSAGE) == "charged"
+
+
+def test_ids_of_what_is_sent(ledger: Ledger, key: Key) -> None:
+    """The id is the same in every attempt, and tells position, message and consumer apart."""
+
+    def sent(of: Key) -> tuple[str, str]:
+        with pytest.raises(OSError, match="again"), claimed(ledger, of) as work:
+            ids = work.processing.send("a", b""), work.processing.send("b", b"")
+            raise OSError("again")
+        return ids
+
+    first = sent(key)
+    assert sent(key) == first
+    others = sent(Key("other", key.message_id)) + sent(Key(key.consumer, "other"))
+    assert len({*first, *others}) == 6
+
+
+def test_message_keeps_its_id(ledger: Ledger, key: Key) -> None:
+    """A Message that is sent keeps its own id; to two destinations it is sent twice."""
+    with claimed(ledger, key) as work:
+        for destination in ("a", "b"):
+            assert work.processing.send(destination, Message("own", b"x", key="k")) == "own"
+    assert [(d.id, d.destination, d.message.key) for d in ledger.deferred(key)] == [
+        ("own", "a", "k"),
+        ("own", "b", "k"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("destination", "content"),
+    [
+        ("", b""),
+        ("x" * 256, b""),
+        ("a\0", b""),
+        ("a", object()),
+        ("a", "\ud800"),
+        ("a", Message("")),
+    ],
+)
+def test_bad_sends(ledger: Ledger, key: Key, destination: str, content: Any) -> None:
+    """What cannot be sent is an error in the handler, not later."""
+    with pytest.raises(MessageError), claimed(ledger, key) as work:
+        work.processing.send(destination, content)
+
+
+def test_limit_of_one_handler(ledger: Ledger, key: Key) -> None:
+    """A handler that sends without end is stopped, and nothing of it is kept."""
+    with pytest.raises(MessageError, match="10,000"), claimed(ledger, key) as work:
+        for _ in range(MOST_DEFERRED + 1):
+            work.processing.send("a", b"")
+    assert ledger.deferred(key) == []
+
+
+def test_contexts_of_tasks(ledger: Ledger) -> None:
+    """Tasks that run at the same time send under their own messages."""
+
+    async def handle(name: str, at_once: asyncio.Barrier) -> None:
+        async with claimed(ledger, Key("billing", name)):
+            await at_once.wait()
+            Message(name).send("bank", name)
+
+    async def both() -> None:
+        at_once = asyncio.Barrier(2)
+        await asyncio.gather(handle("1", at_once), handle("2", at_once))
+
+    asyncio.run(both())
+    sent: list[DeferredMessage] = []
+    for name in ("1", "2"):
+        sent += ledger.deferred(Key("billing", name))
+    assert [(d.parent.message_id, d.message.body) for d in sent] == [("1", b"1"), ("2", b"2")]
+
+
+# ---- claimed -----------------------------------------------------------------------------------
+
+
+def test_claimed_block(ledger: Ledger, key: Key) -> None:
+    """The block runs once; a duplicate is told so, and finds the result."""
+    with claimed(ledger, key, keep_result=True) as work:
+        assert work.is_new
+        work.result = "charged"
+    with claimed(ledger, key, keep_result=True) as work:
+        assert not work.is_new
+    assert work.result == "charged"
+
+
+def test_claimed_block_that_fails(ledger: Ledger, key: Key) -> None:
+    """An error in the block is recorded, and raised as it was."""
+    for _ in range(2):
+        with pytest.raises(StopIteration), claimed(ledger, key, policy=Policy(tries=2)):
+            raise StopIteration
+    record = ledger.find(key)
+    assert record is not None
+    assert (record.error, record.exhausted) == ("StopIteration", True)
