@@ -3,10 +3,10 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test servers check model campaign bench-ledger bench-pipeline clean
+.PHONY: help setup run test servers check model campaign bench-ledger bench-transaction bench-pipeline clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/.ready ## make .venv, with a Java runtime where the machine has none
 
@@ -42,6 +42,9 @@ campaign: .venv/.ready servers ## the tests of kills, with many more
 
 bench-ledger: .venv/.ready servers ## every store beside the hand-written flow and its own limit
 	@PYTHONPATH=. $(BIN)/python benchmarks/ledger.py
+
+bench-transaction: .venv/.ready servers ## the ledger in work transactions beside the same ones without it
+	@PYTHONPATH=. $(BIN)/python benchmarks/transaction.py
 
 bench-pipeline: .venv/.ready ## the sink beside bare loops, Parquet and dropDuplicates
 	@$(BIN)/python benchmarks/pipeline.py

@@ -33,9 +33,10 @@ class Shop:
     def __init__(self, url: str) -> None:
         self._url = make_url(url)
         self._kind = self._url.get_backend_name()
-        self.engine = create_engine(
-            self._url.set(drivername=_DRIVERS[self._kind]), pool_size=CONNECTIONS
-        )
+        driver = self._url.set(drivername=_DRIVERS[self._kind])
+        self.engine = create_engine(driver, pool_size=CONNECTIONS)
+        self.plain = create_engine(driver, pool_size=CONNECTIONS)
+        """An engine that no ledger has ever seen."""
         self.ledger = open_ledger(url)
 
     def prepare(self) -> None:
@@ -60,6 +61,7 @@ class Shop:
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
+        self.plain.dispose()
         self.ledger.close()
 
     # ---- One message after the other -----------------------------------------------------------
@@ -68,7 +70,7 @@ class Shop:
         """The business insert, and nothing that would know a copy."""
 
         def process(message_id: str) -> None:
-            with self.engine.begin() as connection:
+            with self.plain.begin() as connection:
                 connection.execute(_INSERT, {"content": message_id})
 
         return process
@@ -123,7 +125,7 @@ class Shop:
 
     def _connected(self) -> Any:
         """A connection of the driver, past SQLAlchemy."""
-        pooled = self.engine.raw_connection()
+        pooled = self.plain.raw_connection()
         pooled.detach()
         return pooled.dbapi_connection
 
@@ -133,7 +135,7 @@ class Shop:
         """The business inserts of all messages in one transaction."""
 
         def process(ids: Sequence[str]) -> None:
-            with self.engine.begin() as connection:
+            with self.plain.begin() as connection:
                 connection.execute(_INSERT, [{"content": message_id} for message_id in ids])
 
         return process

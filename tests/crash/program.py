@@ -1,7 +1,7 @@
 """What is killed: programs that drain a queue, one fork after another from a warm parent.
 
 It reads one order for each line, as JSON, forks a child that does as the order says, and answers
-each with whether that was killed.
+each with whether that was killed; null where it has raised.
 """
 
 import json
@@ -93,14 +93,20 @@ def _do(order: Order, stores: Stores) -> None:
     WORK[order.work](means)
 
 
+def _is_killed(order: Order, stores: Stores) -> bool | None:
+    try:
+        return killed_at(order.point, lambda: _do(order, stores), order.nth)
+    except AssertionError:
+        return None
+
+
 def main() -> None:
     """Carry out orders until there are no more."""
     for line in sys.stdin:
         order = Order(**json.loads(line))
         # Made here, and not in each child: forks are quick then.
         stores = _stores(order.ledger)
-        is_killed = killed_at(order.point, lambda: _do(order, stores), order.nth)  # noqa: B023
-        sys.stdout.write(f"{json.dumps(is_killed)}\n")
+        sys.stdout.write(f"{json.dumps(_is_killed(order, stores))}\n")
         sys.stdout.flush()
 
 

@@ -11,7 +11,7 @@ from contextlib import closing
 from itertools import count, cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import psycopg
 import pytest
@@ -30,11 +30,21 @@ MESSAGES = 2
 KILLS = int(os.environ.get("ONCELY_TEST_CRASHES", "50"))
 """At each named point, on all stores, in all programs and modes together."""
 STORES = ("sqlite", "postgresql")
-PROGRAMS: Mapping[str, Sequence[str]] = {
-    # Who works until one is killed, one after another; and who comes then, last.
-    "together": ("both", "both"),
-    "apart": ("consume", "relay", "both"),
-    "bus": ("bus", "bus"),
+
+
+class Cast(NamedTuple):
+    """Who works in a round, one after another."""
+
+    before: Sequence[str]
+    killed: str
+    after: Sequence[str]
+
+
+PROGRAMS: Mapping[str, Cast] = {
+    "together": Cast([], "both", ["both"]),
+    "consumer": Cast([], "consume", ["relay", "both"]),
+    "relay": Cast(["consume"], "relay", ["both"]),
+    "bus": Cast([], "bus", ["bus"]),
 }
 WAYS = [
     (kind, mode)
@@ -56,7 +66,9 @@ POINTS: Mapping[str, int] = {
     "before_acknowledge": 1,
 }
 IN_TRANSACTIONS = ("before_commit", "after_commit")
-"""Points where there is a work transaction alone."""
+"""Points that are passed in work transactions alone."""
+IN_SENDING = ("between_sends", "after_publish")
+"""Points that who sends passes; a relay passes no others, and a consumer without one not these."""
 _DEADLINE_S = 60
 
 
@@ -71,9 +83,9 @@ class Program:
         stdin, stdout = _pipes(self._process)
         stdin.write(json.dumps(order._asdict()) + "\n")
         stdin.flush()
-        answer = stdout.readline()
-        assert answer, f"{order}: the child has raised; its traceback is on stderr"
-        return bool(json.loads(answer))
+        answer = json.loads(stdout.readline())
+        assert answer is not None, f"{order}: the child has raised; its traceback is on stderr"
+        return bool(answer)
 
 
 def _pipes(process: "subprocess.Popen[str]") -> tuple[IO[str], IO[str]]:
@@ -142,15 +154,17 @@ class Rounds:
         self._numbers = count(1)
 
     def run(self, kind: str, mode: str, point: str, nth: int, messages: int = MESSAGES) -> bool:
-        """Whether any was killed there. Raises AssertionError for what is wrong afterwards."""
+        """Whether it was killed there. Raises AssertionError for what is wrong afterwards."""
         order, published = self.begin(mode, messages)
-        *first, last = PROGRAMS[kind]
-        deadly = order._replace(point=point, nth=nth)
-        killed = [self.is_killed(deadly._replace(work=work)) for work in first]
-        assert not self.is_killed(order._replace(work=last, ahead_s=LATER_S))
+        before, killed, after = PROGRAMS[kind]
+        for work in before:
+            self.is_killed(order._replace(work=work))
+        is_killed = self.is_killed(order._replace(work=killed, point=point, nth=nth))
+        for work in after:
+            self.is_killed(order._replace(work=work, ahead_s=LATER_S))
         found = faults(mode, published, self.left(order))
         assert not found, f"{kind}, {mode}, killed at {point} the time {nth}: {found}"
-        return any(killed)
+        return is_killed
 
     def begin(self, mode: str, messages: int) -> tuple[Order, Sequence[str]]:
         """An order for a new round, and the ids of what is published in it."""
@@ -193,15 +207,17 @@ def _unsettled(ledger: Ledger) -> list[tuple[str, State]]:
 
 
 def _times(point: str) -> list[tuple[str, str, int]]:
-    """All programs, modes and times in which a point is passed, in an order that is mixed."""
-    times = [
-        (kind, mode, nth)
-        for kind, mode in WAYS
-        for nth in range(1, POINTS[point] * MESSAGES + 1)
-        if mode == JOINED or point not in IN_TRANSACTIONS
-    ]
-    random.Random(point).shuffle(times)
-    return times
+    """All programs, modes and times in which a point is passed; each way before any comes again."""
+    nths = [*range(1, POINTS[point] * MESSAGES + 1)]
+    random.Random(point).shuffle(nths)
+    ways = [(kind, mode) for kind, mode in WAYS if _passes(kind, mode, point)]
+    return [(kind, mode, nth) for nth in nths for kind, mode in ways]
+
+
+def _passes(kind: str, mode: str, point: str) -> bool:
+    if point in IN_TRANSACTIONS and mode != JOINED:
+        return False
+    return kind not in ("consumer", "relay") or (kind == "relay") == (point in IN_SENDING)
 
 
 @pytest.mark.timeout(3600)
@@ -220,7 +236,7 @@ def test_killed_before_each_write(rounds: Rounds, kind: str, mode: str) -> None:
     writes_seen = 0
     while rounds.run(kind, mode, writes.POINT, writes_seen + 1, messages=1):
         writes_seen += 1
-    assert writes_seen > 10
+    assert writes_seen > 5
 
 
 def test_poison(rounds: Rounds) -> None:

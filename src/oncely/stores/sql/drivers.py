@@ -3,7 +3,7 @@
 import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from inspect import iscoroutinefunction
 from typing import Any, NamedTuple
 
@@ -104,11 +104,17 @@ def _with_numbers(statement: str) -> tuple[str, Sequence[str]]:
 
 
 def _psycopg_cursor(raw: Any) -> Any:
+    return _psycopg_cursors()(raw)
+
+
+@cache
+def _psycopg_cursors() -> Callable[[Any], Any]:
+    # To look for the driver anew would take as long as a cursor does.
     import psycopg
     from psycopg.rows import tuple_row
 
     # Past what the caller has set for cursors of its own.
-    return psycopg.Cursor(raw, row_factory=tuple_row)
+    return partial(psycopg.Cursor, row_factory=tuple_row)
 
 
 def _pymysql_cursor(raw: Any) -> Any:

@@ -202,7 +202,7 @@ class Postgresql(Database):
             " first_processed_at, last_processed_at)"
             f" SELECT {', '.join(plain)}, metadata::jsonb, {_LEASE_END}, now, now"
             f" FROM {_rows(varying, constant)}"
-            " ON CONFLICT DO NOTHING RETURNING provider, message_id"
+            f" ON CONFLICT DO NOTHING{_returning(varying)}"
         )
 
     def _build_swap(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
@@ -211,13 +211,13 @@ class Postgresql(Database):
         return (
             f"UPDATE {self.name} AS t SET {', '.join(f'{name} = k.{name}' for name in written)},"
             f" metadata = k.metadata::jsonb, lease_until = {_LEASE_END}, last_processed_at = now"
-            f" FROM {_rows(varying, constant)} {_UNCHANGED} RETURNING t.provider, t.message_id"
+            f" FROM {_rows(varying, constant)} {_UNCHANGED}{_returning(varying, 't.')}"
         )
 
     def _build_removal(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         return (
             f"DELETE FROM {self.name} AS t USING {_rows(varying, constant)}"
-            f" {_UNCHANGED} RETURNING t.provider, t.message_id"
+            f" {_UNCHANGED}{_returning(varying, 't.')}"
         )
 
     def _build_load(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
@@ -253,6 +253,11 @@ def _rows(varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
     return f"(SELECT {columns}{source} OFFSET 0) AS k"
 
 
+def _returning(varying: tuple[str, ...], of: str = "") -> str:
+    """Which rows were written; of a single one, of which nothing varies, their number tells."""
+    return f" RETURNING {of}provider, {of}message_id" if varying else ""
+
+
 def _executed(
     link: Link,
     build: Callable[[tuple[str, ...], tuple[str, ...]], str],
@@ -268,8 +273,8 @@ def _executed(
 
 
 def _written(cursor: "psycopg.Cursor[tuple[Any, ...]]", records: Sequence[Record]) -> set[Key]:
-    """The keys that a statement returns, of those that it was given."""
+    """The keys that a statement has written, of those that it was given."""
     if cursor.rowcount == len(records):
         # As nearly always: what comes back need not be read.
         return {record.key for record in records}
-    return {Key(*row) for row in cursor.fetchall()}
+    return {Key(*row) for row in cursor.fetchall()} if len(records) > 1 else set()
