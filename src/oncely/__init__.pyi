@@ -33,11 +33,11 @@ from .core.errors import (
 from .core.message import Message
 from .core.policy import Policy, at_least_once, at_most_once, effectively_once
 from .core.record import Claim, Key, Record, State
+from .handling.work import claimed
 from .ledger import Ledger, open_ledger
 from .once import once
 from .outbox import Relay
 from .transports.opening import open_transport
-from .work import claimed
 
 __all__ = [
     "AsyncLedger",

@@ -7,21 +7,21 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-from oncely.async_calls import AsyncCalls
-from oncely.batching import STALL_S, Batcher, Call, Phase, Posts
+from oncely.claiming.async_calls import AsyncCalls
+from oncely.claiming.batching import STALL_S, Batcher, Call, Phase, Posts
+from oncely.claiming.inbox import JoinedTransaction
+from oncely.claiming.inline import InlineCalls
+from oncely.claiming.request import (
+    Request,
+    to_give_back,
+)
 from oncely.core.commands import (
     ClaimOutcome,
     Outcome,
 )
 from oncely.core.policy import Duration, Finding, Policy
 from oncely.core.record import Key, Record, State
-from oncely.inbox import JoinedTransaction
-from oncely.inline import InlineCalls
 from oncely.ledger import Ledger
-from oncely.request import (
-    Request,
-    to_give_back,
-)
 from oncely.stores.base import Backlog, Tally
 
 T = TypeVar("T")

@@ -8,14 +8,13 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
+from oncely.claiming.inline import InlineCalls
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import Message, fingerprint_of
 from oncely.core.policy import Duration, Policy
-from oncely.handling import Asked, Handling
-from oncely.inline import InlineCalls
-from oncely.ledger import Ledger
-from oncely.work import JoinedWork, Work
-from oncely.wrapping import (
+from oncely.handling.around import Asked, Handling
+from oncely.handling.work import JoinedWork, Work
+from oncely.handling.wrapping import (
     check_function,
     is_async,
     message_in,
@@ -23,6 +22,7 @@ from oncely.wrapping import (
     within_async,
     wrapped,
 )
+from oncely.ledger import Ledger
 
 _log = logging.getLogger(__name__)
 

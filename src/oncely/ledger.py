@@ -4,17 +4,17 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from oncely.batching import Batcher
-from oncely.calls import Calls
+from oncely.claiming.batching import Batcher
+from oncely.claiming.calls import Calls
+from oncely.claiming.inbox import JoinedTransaction
+from oncely.claiming.request import Request, raise_if_refused, to_give_back
+from oncely.claiming.settling import Observer, Settler
 from oncely.core.commands import Forget, Outcome, Reset, Written
 from oncely.core.errors import ConfigError, describe
 from oncely.core.message import check_key
 from oncely.core.policy import Duration, seconds
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import PURGEABLE
-from oncely.inbox import JoinedTransaction
-from oncely.request import Request, raise_if_refused, to_give_back
-from oncely.settling import Observer, Settler
 from oncely.stores.base import Backlog, Inside, Query, Store, Tally
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.opening import open_store

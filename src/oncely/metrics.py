@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from oncely.claiming.request import Request
 from oncely.core.commands import (
     Ask,
     Busy,
@@ -24,7 +25,6 @@ from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
 from oncely.ledger import Ledger
-from oncely.request import Request
 
 _log = logging.getLogger(__name__)
 

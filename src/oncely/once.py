@@ -9,11 +9,10 @@ from oncely.core.errors import ConfigError, MessageError
 from oncely.core.fingerprint import content_of
 from oncely.core.message import fingerprint_of
 from oncely.core.policy import Duration, Policy
-from oncely.handling import Asked, Handling
-from oncely.ledger import Ledger
-from oncely.transacting import run, run_async
-from oncely.work import Work
-from oncely.wrapping import (
+from oncely.handling.around import Asked, Handling
+from oncely.handling.transacting import run, run_async
+from oncely.handling.work import Work
+from oncely.handling.wrapping import (
     Run,
     check_function,
     is_async,
@@ -23,6 +22,7 @@ from oncely.wrapping import (
     within_async,
     wrapped,
 )
+from oncely.ledger import Ledger
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from oncely.calls import Calls
+from oncely.claiming.calls import Calls
 from oncely.core.commands import Granted
 from oncely.core.errors import ConfigError, FencedError, RefusedError, StoreError
 from oncely.core.policy import at_most_once

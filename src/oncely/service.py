@@ -9,6 +9,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Literal, cast
 
+from oncely.claiming.inbox import Inbox
+from oncely.claiming.inline import InlineCalls, run_inline
 from oncely.core.commands import Busy, Duplicate, Exhausted, Granted, Handled, InDoubt, Mismatch
 from oncely.core.control import Retry
 from oncely.core.deferred import DeferredMessage
@@ -17,12 +19,10 @@ from oncely.core.message import Message, check_id, check_message, fingerprint_of
 from oncely.core.policy import Duration, Policy
 from oncely.core.record import Claim, Key, State
 from oncely.core.rules import is_final
-from oncely.handling import Asked, Handling
-from oncely.heartbeat import Heartbeat
-from oncely.inbox import Inbox
-from oncely.inline import InlineCalls, run_inline
+from oncely.handling.around import Asked, Handling
+from oncely.handling.heartbeat import Heartbeat
+from oncely.handling.held_message import MOST_DEFERRED, HeldMessage
 from oncely.ledger import Ledger
-from oncely.processing import MOST_DEFERRED, HeldMessage
 
 _MOST_NOTES = 10_000
 """Messages that were not assigned of which is remembered why; the oldest are forgotten."""

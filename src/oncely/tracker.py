@@ -7,7 +7,7 @@ from oncely.core.commands import Granted, Handled
 from oncely.core.errors import ConfigError, DuplicateError
 from oncely.core.message import check_id
 from oncely.core.record import Key, State
-from oncely.handling import refusal
+from oncely.handling.around import refusal
 from oncely.ledger import Ledger
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.opening import store_around

@@ -9,7 +9,7 @@ from tests.crash.means import BY_STEPS, JOINED, Means
 from oncely.core.context import current
 from oncely.core.message import Message
 from oncely.crashpoints import reached
-from oncely.handling import Handling
+from oncely.handling.around import Handling
 from oncely.outbox import Relay
 from oncely.runtime.delivering import Delivering
 

@@ -19,12 +19,12 @@ from tests.integration.callers import (
     opened,
 )
 
+from oncely.claiming.inbox import Inbox
 from oncely.core.commands import Duplicate, Granted
 from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.record import Key, State
-from oncely.inbox import Inbox
 from oncely.stores.base import Refusal
 from oncely.testing import granted
 

@@ -23,9 +23,9 @@ from tests.integration.callers import (
     opened,
 )
 
+from oncely.claiming.inbox import Inbox
 from oncely.core.errors import ConfigError, EndedError, FencedError, StoreError
 from oncely.core.record import Key, State
-from oncely.inbox import Inbox
 from oncely.ledger import Ledger
 from oncely.testing import granted
 

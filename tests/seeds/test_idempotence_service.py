@@ -15,12 +15,12 @@ import pytest
 from sqlalchemy import Engine, text
 from tests.seeds.conftest import SQL, OpenLedger, open_real, orders_in
 
-from oncely import processing
 from oncely.core.control import Retry, Unrecoverable
 from oncely.core.errors import FencedError, MessageError, RefusedError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
+from oncely.handling import held_message
 from oncely.ledger import Ledger
 from oncely.service import IdempotenceService, ProcessingStatus
 from oncely.stores.memory import MemoryStore
@@ -347,7 +347,7 @@ def test_deferred_messages_have_a_limit(
         service.add_deferred_message(MESSAGE, Message("one-more"))
     with pytest.raises(MessageError, match="empty id"):
         service.add_deferred_message(MESSAGE, Message(""))
-    assert processing.MOST_DEFERRED == 10_000
+    assert held_message.MOST_DEFERRED == 10_000
 
 
 # ---- Completion --------------------------------------------------------------------------------

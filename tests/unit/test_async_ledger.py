@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from oncely import batching
 from oncely.async_ledger import AsyncLedger, _Claiming, _Tasks
+from oncely.claiming import batching
 from oncely.core.commands import (
     Busy,
     ClaimOutcome,
@@ -722,5 +722,5 @@ def test_exit_gives_back() -> None:
 
 def test_exit_does_not_wait_for_ever() -> None:
     """A store that hangs does not keep the program from ending."""
-    program = CANCELLED_AT_EXIT.replace("GO_ON", "oncely.batching._PATIENCE_S = 0.1")
+    program = CANCELLED_AT_EXIT.replace("GO_ON", "oncely.claiming.batching._PATIENCE_S = 0.1")
     assert printed(program) == "1\n"

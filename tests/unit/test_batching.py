@@ -10,8 +10,8 @@ from itertools import chain
 
 import pytest
 
-from oncely import batching
-from oncely.batching import Batcher, Call, Phase, Posts
+from oncely.claiming import batching
+from oncely.claiming.batching import Batcher, Call, Phase, Posts
 from oncely.core.errors import StoreError
 from oncely.testing import ManualClock
 

@@ -23,7 +23,7 @@ from oncely.core.errors import (
 from oncely.core.message import Message
 from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, Record, State
-from oncely.handling import Handling
+from oncely.handling.around import Handling
 from oncely.ledger import Ledger, open_ledger
 from oncely.runtime.delivering import Delivering
 from oncely.testing import ManualClock, MeddlingStore, granted

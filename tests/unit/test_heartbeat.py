@@ -13,10 +13,10 @@ from oncely.core.commands import WriteOutcome
 from oncely.core.errors import StoreUnavailable
 from oncely.core.policy import Duration
 from oncely.core.record import Claim, Key
-from oncely.heartbeat import Heartbeat
+from oncely.handling.heartbeat import Heartbeat
+from oncely.handling.work import claimed
 from oncely.ledger import Ledger
 from oncely.testing import ManualClock, MeddlingStore, granted
-from oncely.work import claimed
 
 _DEADLINE_S = 30.0
 _LEASE_S = 0.06
@@ -63,7 +63,7 @@ def heartbeat(ledger: WatchedLedger) -> Iterator[Heartbeat]:
 def monotonic(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """The monotonic clock that the heartbeat reads, moved by hand."""
     by_hand = ManualClock(1_000.0)
-    monkeypatch.setattr("oncely.heartbeat.time", SimpleNamespace(monotonic=by_hand))
+    monkeypatch.setattr("oncely.handling.heartbeat.time", SimpleNamespace(monotonic=by_hand))
     return by_hand
 
 

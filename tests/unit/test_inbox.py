@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from oncely.calls import Calls
+from oncely.claiming.calls import Calls
+from oncely.claiming.inbox import Inbox
 from oncely.core.commands import Busy, Duplicate
 from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import EndedError, FencedError, OncelyError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
-from oncely.inbox import Inbox
 from oncely.ledger import Ledger
 from oncely.metrics import Metrics
 from oncely.stores.base import Joined, Query

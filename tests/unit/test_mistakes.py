@@ -26,11 +26,11 @@ from oncely.core.fingerprint import content_of
 from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, State
+from oncely.handling.work import claimed
 from oncely.ledger import Ledger, open_ledger
 from oncely.once import once
 from oncely.service import IdempotenceService
 from oncely.testing import ManualClock, granted
-from oncely.work import claimed
 
 Decorate = Callable[..., Any]
 """What all that takes a ledger is called with: ledger, and lease and policy by name."""

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from oncely.claiming.request import Request, to_claim, to_write
+from oncely.claiming.settling import Settler
 from oncely.core.commands import Complete, Extend, Fail, Fenced, Granted, Release, Written
 from oncely.core.errors import ContentionError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.ledger import Ledger
-from oncely.request import Request, to_claim, to_write
-from oncely.settling import Settler
 from oncely.stores.base import Change, Store
 from oncely.testing import MeddlingStore, granted
 

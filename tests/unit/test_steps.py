@@ -11,11 +11,11 @@ from oncely.core.errors import FencedError, MessageError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
+from oncely.handling.held_message import MOST_DEFERRED
+from oncely.handling.work import claimed
 from oncely.ledger import Ledger
 from oncely.once import once
-from oncely.processing import MOST_DEFERRED
 from oncely.testing import ManualClock, granted
-from oncely.work import claimed
 
 MESSAGE = Message("abc-123", b'{"amount": 10}')
 

@@ -20,10 +20,10 @@ from oncely.core.errors import (
 from oncely.core.message import Message
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Key, State
+from oncely.handling.work import claimed
 from oncely.ledger import Ledger, open_ledger
 from oncely.once import once
 from oncely.testing import ManualClock, MeddlingStore, at_once, granted
-from oncely.work import claimed
 
 OTHER = Key("billing", "other")
 

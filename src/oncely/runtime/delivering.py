@@ -18,12 +18,12 @@ from oncely.core.errors import (
 from oncely.core.message import check_message, fingerprint_of
 from oncely.core.record import Key
 from oncely.crashpoints import reached
-from oncely.handling import Asked, Handling
+from oncely.handling.around import Asked, Handling
+from oncely.handling.transacting import Begins, run
+from oncely.handling.work import Work
+from oncely.handling.wrapping import ended
 from oncely.outbox import Relay
-from oncely.transacting import Begins, run
 from oncely.transports.base import Ack, DeadLetter, Delay, Delivery, Transport, Verdict
-from oncely.work import Work
-from oncely.wrapping import ended
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from oncely.core.errors import MessageError, OncelyError, reason_of
 from oncely.core.policy import Policy
 from oncely.core.record import Claim
 from oncely.core.rules import is_final
-from oncely.heartbeat import Heartbeat
+from oncely.handling.heartbeat import Heartbeat
 from oncely.ledger import Ledger
 from oncely.spark.options import Handler
 from oncely.spark.rows import Row

@@ -5,15 +5,15 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
-from oncely.async_calls import AsyncCalls
-from oncely.calls import Calls
+from oncely.claiming.async_calls import AsyncCalls
+from oncely.claiming.calls import Calls
+from oncely.claiming.request import Request
+from oncely.claiming.settling import Observer, Settler
 from oncely.core.commands import Complete, Outcome, Written
 from oncely.core.errors import ConfigError, EndedError, StoreError
 from oncely.core.message import check_key
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.rules import decide
-from oncely.request import Request
-from oncely.settling import Observer, Settler
 from oncely.stores.base import Change, Inside, Joined, Loaded, Records, Store
 
 T = TypeVar("T")

@@ -4,18 +4,18 @@ import os
 from types import TracebackType
 from typing import Any, Self
 
-from oncely.async_calls import AsyncCalls
 from oncely.async_ledger import SteadyLedger
+from oncely.claiming.async_calls import AsyncCalls
+from oncely.claiming.inline import InlineCalls, run_inline
 from oncely.core.context import Processing, entered
 from oncely.core.errors import ConfigError, DuplicateError, MessageError
 from oncely.core.message import Message, check_fingerprint
 from oncely.core.policy import Duration, Policy
 from oncely.core.record import Claim, Key
 from oncely.crashpoints import reached
-from oncely.handling import Asked, Begun, Handling, Kept
-from oncely.inline import InlineCalls, run_inline
+from oncely.handling.around import Asked, Begun, Handling, Kept
+from oncely.handling.held_message import HeldMessage
 from oncely.ledger import Ledger
-from oncely.processing import HeldMessage
 
 
 class Work:

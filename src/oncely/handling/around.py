@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Self, get_args
 
-from oncely.async_calls import AsyncCalls
+from oncely.claiming.async_calls import AsyncCalls
 from oncely.core.commands import (
     Busy,
     ClaimOutcome,
@@ -39,9 +39,9 @@ from oncely.core.policy import Duration, Finding, Policy, Probe, lease_seconds
 from oncely.core.record import Claim, Key
 from oncely.core.rules import is_final, is_too_old
 from oncely.crashpoints import reached
-from oncely.heartbeat import shared_heartbeat
+from oncely.handling.heartbeat import shared_heartbeat
+from oncely.handling.held_message import HeldMessage, Untracked
 from oncely.ledger import Ledger
-from oncely.processing import HeldMessage, Untracked
 
 _log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
 
-from oncely.async_calls import AsyncCalls
 from oncely.async_ledger import SteadyLedger
+from oncely.claiming.async_calls import AsyncCalls
+from oncely.claiming.inline import InlineCalls, run_inline
 from oncely.core.errors import EndedError
 from oncely.crashpoints import reached
-from oncely.handling import Asked, Handling
-from oncely.inline import InlineCalls, run_inline
-from oncely.work import JoinedWork
+from oncely.handling.around import Asked, Handling
+from oncely.handling.work import JoinedWork
 
 _TRIES = 20
 """How often a transaction may lose against others before that is an error."""

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from oncely.async_calls import AsyncCalls
+from oncely.claiming.async_calls import AsyncCalls
+from oncely.claiming.inline import run_inline
+from oncely.claiming.request import json_value
 from oncely.core.context import entered
 from oncely.core.deferred import MAX_DESTINATION_LENGTH, DeferredMessage, deferred_id
 from oncely.core.errors import ConfigError, FencedError, MessageError
 from oncely.core.message import Message, check_id, check_message, idempotency_key
 from oncely.core.policy import Duration, seconds
 from oncely.core.record import Claim, Key
-from oncely.inline import run_inline
-from oncely.request import json_value
 
 MOST_DEFERRED = 10_000
 """Messages that one handler may send."""

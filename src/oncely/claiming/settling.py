@@ -4,11 +4,11 @@ import time
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from oncely.claiming.request import Request
 from oncely.core.commands import Outcome
 from oncely.core.errors import ContentionError, ReplyLost, StoreUnavailable
 from oncely.core.record import Key, Record
 from oncely.core.rules import Decision, decide
-from oncely.request import Request
 from oncely.stores.base import Change, Records
 
 _ROUNDS = 50

@@ -7,10 +7,10 @@ from end to end without an event loop.
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from oncely.async_calls import AsyncCalls
-from oncely.calls import Calls
+from oncely.claiming.async_calls import AsyncCalls
+from oncely.claiming.calls import Calls
+from oncely.claiming.request import Request
 from oncely.core.commands import Outcome
-from oncely.request import Request
 
 T = TypeVar("T")
 

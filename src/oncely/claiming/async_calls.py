@@ -5,7 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from oncely.calls import Calls
+from oncely.claiming.calls import Calls
+from oncely.claiming.request import (
+    Request,
+    json_value,
+    raise_if_fenced,
+    renewed,
+    to_claim,
+    to_write,
+)
 from oncely.core.commands import (
     ClaimOutcome,
     Complete,
@@ -21,7 +29,6 @@ from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import describe
 from oncely.core.policy import Duration, Finding, Policy, lease_seconds
 from oncely.core.record import Claim, Key, Record
-from oncely.request import Request, json_value, raise_if_fenced, renewed, to_claim, to_write
 from oncely.stores.base import Refusal
 
 T = TypeVar("T")

@@ -4,6 +4,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from oncely.claiming.request import (
+    Request,
+    json_value,
+    raise_if_fenced,
+    raise_if_refused,
+    renewed,
+    to_claim,
+    to_write,
+)
+from oncely.claiming.settling import Settler
 from oncely.core.commands import (
     ClaimOutcome,
     Complete,
@@ -24,16 +34,6 @@ from oncely.core.errors import describe
 from oncely.core.message import check_key
 from oncely.core.policy import Duration, Finding, Policy, lease_seconds, seconds
 from oncely.core.record import Claim, Key, Record
-from oncely.request import (
-    Request,
-    json_value,
-    raise_if_fenced,
-    raise_if_refused,
-    renewed,
-    to_claim,
-    to_write,
-)
-from oncely.settling import Settler
 from oncely.stores.base import Inside, Refusal
 
 T = TypeVar("T")

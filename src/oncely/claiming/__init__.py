@@ -1,0 +1,1 @@
+"""How a ledger carries out what it is asked: alone, in batches, or in a transaction."""

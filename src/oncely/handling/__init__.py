@@ -1,0 +1,1 @@
+"""What surrounds a handler: its claim before, its record after, its steps and sends within."""
