@@ -35,7 +35,7 @@ def defer(
 
 def waiting(database: Database, link: Link, keys: Collection[Key]) -> list[DeferredMessage]:
     """As Inside says."""
-    statement = f"SELECT {_COLUMNS} {database.of_keys(database.deferred_name)} ORDER BY d.id"
+    statement = f"SELECT {_COLUMNS} {database.of_keys(database.deferred_name)}"
     found = [
         _message(row)
         for batch in batches(by_place(keys))

@@ -34,12 +34,11 @@ from oncely.sqlite_files import is_locked
 from oncely.stores.base import Backlog, Change, Clock, Inside, Joined, Loaded, Query, Tally
 from oncely.stores.names import TableName
 from oncely.stores.retrying import TryAgain, patiently
-from oncely.stores.sql import deferred, migrating, steps
+from oncely.stores.sql import deferred, steps
 from oncely.stores.sql.database import Database, Fault, raw_cursor
 from oncely.stores.sql.drivers import is_driver_error
 from oncely.stores.sql.engines import database_of
 from oncely.stores.sql.inside import SqlInside
-from oncely.stores.sql.joining import joined
 from oncely.stores.sql.listening import Listening, Looking
 from oncely.stores.sql.rows import Pair, by_key, parted, record_of
 from oncely.stores.sql.table import tables
@@ -153,6 +152,9 @@ class SqlStore:
         return patiently(lambda: self._transact(work))
 
     def within(self, connection: Any) -> AbstractContextManager[Joined]:
+        # SQLAlchemy's ORM takes long to import, and so does Alembic: most programs need neither.
+        from oncely.stores.sql.joining import joined
+
         kind = self._engine.dialect.name
         return joined(connection, self._database, kind, self._clock, self._error_inside)
 
@@ -184,9 +186,7 @@ class SqlStore:
     # ---- Deferred messages ---------------------------------------------------------------------
 
     def backlog(self) -> Backlog:
-        return self._read(
-            lambda link: deferred.backlog(self._database, link, self._time(link)),
-        )
+        return self._read(lambda link: deferred.backlog(self._database, link, self._time(link)))
 
     def send_again(self) -> int:
         def write(connection: Connection) -> int:
@@ -217,6 +217,8 @@ class SqlStore:
     # ---- Schema --------------------------------------------------------------------------------
 
     def migrate(self) -> None:
+        from oncely.stores.sql import migrating
+
         def migrate(connection: Connection) -> None:
             with self._database.migrating(connection):
                 migrating.upgrade(connection, self._name)
@@ -224,9 +226,13 @@ class SqlStore:
         self._read(migrate)
 
     def migration_sql(self) -> str:
+        from oncely.stores.sql import migrating
+
         return self._read(lambda connection: migrating.upgrade_sql(connection, self._name))
 
     def problems(self) -> Sequence[str]:
+        from oncely.stores.sql import migrating
+
         return self._read(lambda link: migrating.drift(link, self._name, self._tables))
 
     def size(self) -> int | None:
