@@ -12,13 +12,12 @@ from typing import Literal, cast
 from oncely.claiming.inbox import Inbox
 from oncely.claiming.inline import InlineCalls, run_inline
 from oncely.core.commands import Busy, Duplicate, Exhausted, Granted, Handled, InDoubt, Mismatch
-from oncely.core.control import Retry
 from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import MessageError, RefusedError, TooOldError
 from oncely.core.message import Message, check_id, check_message, fingerprint_of
 from oncely.core.policy import Duration, Policy
 from oncely.core.record import Claim, Key, State
-from oncely.core.rules import is_final
+from oncely.core.rules import is_final, retry_delay_s
 from oncely.handling.around import Asked, Handling
 from oncely.handling.heartbeat import Heartbeat
 from oncely.handling.held_message import MOST_DEFERRED, HeldMessage
@@ -245,11 +244,10 @@ class IdempotenceService:
             run_inline(self._handling.end_badly(held, error))
         if not isinstance(error, Exception):
             return timedelta(0)
-        if assigned is not None and is_final(policy, assigned.claim, error):
+        attempts = assigned.claim.attempts if assigned else 1
+        if assigned is not None and is_final(policy, attempts, error):
             return None
-        if isinstance(error, Retry) and error.delay_s is not None:
-            return timedelta(seconds=error.delay_s)
-        return timedelta(seconds=policy.delay_s(assigned.claim.attempts if assigned else 1))
+        return timedelta(seconds=retry_delay_s(policy, attempts, error))
 
     # ---- What runs here ------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ from oncely.core.commands import (
     Reset,
     Written,
 )
-from oncely.core.control import Reject, Unrecoverable
+from oncely.core.control import Reject, Retry, Unrecoverable
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Record, State, first_version
 
@@ -121,9 +121,16 @@ def _differs(record: Record, ask: Ask) -> bool:
     )
 
 
-def is_final(policy: Policy, claim: Claim, error: BaseException) -> bool:
-    """Whether no further try may follow the failure of a handler under `claim`."""
-    return isinstance(error, Unrecoverable | Reject) or policy.is_spent(claim.attempts)
+def is_final(policy: Policy, attempts: int, error: BaseException) -> bool:
+    """Whether no further try may follow after that many, the last of which failed with `error`."""
+    return isinstance(error, Unrecoverable | Reject) or policy.is_spent(attempts)
+
+
+def retry_delay_s(policy: Policy, attempts: int, error: BaseException) -> float:
+    """How long to wait with the next try, in seconds: as the error or the policy says."""
+    if isinstance(error, Retry) and error.delay_s is not None:
+        return error.delay_s
+    return policy.delay_s(attempts)
 
 
 # ---- Rules for asking --------------------------------------------------------------------------

@@ -265,7 +265,9 @@ class Handling:
         claim = self.heartbeat.let_go(held.claim)
         try:
             if isinstance(error, Exception) and not self.forgets_failures:
-                await held.calls.fail(claim, error, final=is_final(self.policy, claim, error))
+                await held.calls.fail(
+                    claim, error, final=is_final(self.policy, claim.attempts, error)
+                )
             elif isinstance(error, Exception) or self.policy.repeats_doubts:
                 await held.calls.release(claim)
             # Else nobody knows how far it came: the claim runs out, and is in doubt then.
@@ -277,7 +279,7 @@ class Handling:
         try:
             outcome = await self.ask(calls, asked)
             if isinstance(outcome, Granted):
-                final = is_final(self.policy, outcome.claim, error)
+                final = is_final(self.policy, outcome.claim.attempts, error)
                 await calls.fail(outcome.claim, error, final)
         except OncelyError:
             _log.exception("recording_failed", extra={"consumer": self.consumer})

@@ -16,6 +16,7 @@ from oncely.core.errors import ConfigError, FencedError, MessageError
 from oncely.core.message import Message, check_id, check_message, idempotency_key
 from oncely.core.policy import Duration, seconds
 from oncely.core.record import Claim, Key
+from oncely.handling.wrapping import is_async
 
 MOST_DEFERRED = 10_000
 """Messages that one handler may send."""
@@ -72,7 +73,7 @@ class HeldMessage:
 
     def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         self._check_step(name, function)
-        if _is_async(function):
+        if is_async(function):
             return self._async_step(name, function, args)
         blocking = self.calls.blocking
         if blocking is None:
@@ -170,11 +171,6 @@ def _body(content: Any) -> bytes:
         raise MessageError("body with a lone surrogate") from error
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    call = getattr(type(function), "__call__", None)  # noqa: B004 - an object may have it.
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
 def _done(name: str, result: Any) -> Any:
     """`result`, of a function that is not async."""
     if inspect.isawaitable(result):
@@ -232,7 +228,7 @@ class Untracked:
     def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """What `function` returns; it runs every time."""
         check_id(name, "step name")
-        if _is_async(function):
+        if is_async(function):
             return _as_kept(function, args)
         return json_value(_done(name, function(*args)))
 

@@ -43,11 +43,6 @@ class Work:
         return not isinstance(self._begun, Kept)
 
     @property
-    def has_begun(self) -> bool:
-        """Whether the block was entered: the ledger, or the policy, let it run."""
-        return self._begun_as is not None
-
-    @property
     def claim(self) -> Claim | None:
         """Under which the block runs; None for a duplicate, and for what is not tracked."""
         return self._begun_as.claim if isinstance(self._begun_as, HeldMessage) else None

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from oncely.core.control import Reject, Retry, Unrecoverable
 from oncely.core.errors import (
     BusyError,
     FencedError,
@@ -17,6 +16,7 @@ from oncely.core.errors import (
 )
 from oncely.core.message import check_message, fingerprint_of
 from oncely.core.record import Key
+from oncely.core.rules import is_final, retry_delay_s
 from oncely.crashpoints import reached
 from oncely.handling.around import Asked, Handling
 from oncely.handling.transacting import Begins, run
@@ -108,14 +108,12 @@ class Delivering:
         policy = self.handling.policy
         if key is None:
             # Nobody but the broker remembers it.
-            is_over = isinstance(error, Unrecoverable | Reject) or policy.is_spent(delivery.count)
+            is_over = is_final(policy, delivery.count, error)
         else:
             is_over = record is not None and record.exhausted
         if is_over:
             return DeadLetter(describe(error))
-        if isinstance(error, Retry) and error.delay_s is not None:
-            return Delay(error.delay_s)
-        return Delay(policy.delay_s(record.attempts if record else delivery.count))
+        return Delay(retry_delay_s(policy, record.attempts if record else delivery.count, error))
 
     def _send_deferred(self, key: Key | None) -> None:
         if self.relay is None or key is None:

@@ -7,11 +7,11 @@ from enum import IntEnum, auto
 from typing import Any, NamedTuple
 
 from oncely.core.commands import WriteOutcome, Written
-from oncely.core.control import Reject, Retry
+from oncely.core.control import Reject
 from oncely.core.errors import MessageError, OncelyError, reason_of
 from oncely.core.policy import Policy
 from oncely.core.record import Claim
-from oncely.core.rules import is_final
+from oncely.core.rules import is_final, retry_delay_s
 from oncely.handling.heartbeat import Heartbeat
 from oncely.ledger import Ledger
 from oncely.spark.options import Handler
@@ -133,13 +133,11 @@ class Effects:
         return End(row, claim, Kind.DONE, result)
 
     def _failed(self, row: Row, claim: Claim, error: Exception) -> End:
-        if is_final(self._policy, claim, error):
+        if is_final(self._policy, claim.attempts, error):
             return End(row, claim, Kind.FAILED, error=error)
         if self._policy.on_failed != "retry":
             return End(row, claim, Kind.LEFT, error=error)
-        delay_s = error.delay_s if isinstance(error, Retry) else None
-        if delay_s is None:
-            delay_s = self._policy.delay_s(claim.attempts)
+        delay_s = retry_delay_s(self._policy, claim.attempts, error)
         return End(row, claim, Kind.AGAIN, error=error, delay_s=delay_s)
 
     def _store(self, ends: Sequence[End]) -> list[End]:
