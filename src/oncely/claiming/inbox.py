@@ -1,7 +1,8 @@
 """Inbox: the ledger's calls inside a transaction that is the caller's own."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -9,11 +10,11 @@ from oncely.claiming.async_calls import AsyncCalls
 from oncely.claiming.calls import Calls
 from oncely.claiming.request import Request
 from oncely.claiming.settling import Observer, Settler
-from oncely.core.commands import Complete, Outcome, Written
+from oncely.core.commands import Command, Complete, Outcome, Written
 from oncely.core.errors import ConfigError, EndedError, StoreError
 from oncely.core.message import check_key
-from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import decide
+from oncely.core.record import Key, Record
+from oncely.core.rules import completed
 from oncely.stores.base import Change, Inside, Joined, Loaded, Records, Store
 
 T = TypeVar("T")
@@ -28,19 +29,35 @@ class Inbox(Calls):
     can_defer = True
 
     def __init__(
-        self, ledger: Calls, records: Records, inside: Inside, observer: Observer | None = None
+        self,
+        ledger: Calls,
+        inside: Inside,
+        ahead: "Ahead | None" = None,
+        observer: Observer | None = None,
     ) -> None:
         self.ledger = ledger
         """Whose calls these are; its own are outside the transaction."""
-        self._settler = Settler(records, observer)
-        self._records = records
+        self._records: Records = ahead or inside
+        self._settler = Settler(self._records, observer)
+        self._observer = observer
         self._inside = inside
+        self._ahead = ahead
 
     def _settle_one(self, request: Request) -> Outcome:
-        return self._settler.settle_one(request)
+        written = self._written_ahead([request])
+        return written[0] if written else self._settler.settle_one(request)
 
     def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
-        return self._settler.settle(requests)
+        return self._written_ahead(requests) or self._settler.settle(requests)
+
+    def _written_ahead(self, requests: Sequence[Request]) -> list[Outcome] | None:
+        if self._ahead is None:
+            return None
+        began = time.perf_counter()
+        outcomes = self._ahead.complete(requests)
+        if outcomes and self._observer is not None:
+            self._observer.settled(requests, outcomes, time.perf_counter() - began)
+        return outcomes
 
     def _settle_inside(self, _: Inside, requests: Sequence[Request]) -> list[Outcome]:
         return self._settler.settle(requests)
@@ -91,36 +108,48 @@ class Ahead:
         inside.watch(on_savepoint=self.settle, on_undo=self._written.clear)
 
     def insert(self, records: Sequence[Record]) -> set[Key]:
-        completed = [_completed(record) for record in records]
-        keys = self._inside.insert(completed)
-        for believed, done in zip(records, completed, strict=True):
-            if done.key in keys:
-                self._written[done.key] = (believed, done)
+        pairs = [(record, completed(record, 0.0)) for record in records]
+        keys = self._inside.insert([done for _, done in pairs])
+        self._written.update((pair[0].key, pair) for pair in pairs if pair[0].key in keys)
         return keys
+
+    def complete(self, requests: Sequence[Request]) -> list[Outcome] | None:
+        """The answers to completions that are all written; None where the rules are to be asked."""
+        written: list[Outcome] = []
+        for request in requests:
+            done = self._as_written(request.command)
+            if done is None:
+                return None
+            written.append(Written(done))
+        self._inside.check()
+        for request in requests:
+            self._written.pop(request.key, None)
+        return written
+
+    def _as_written(self, command: Command) -> Record | None:
+        if not isinstance(command, Complete) or command.result is not None:
+            return None
+        claimed = command.claim.record
+        believed, done = self._written.get(claimed.key, _NONE)
+        return done if believed and believed.version == claimed.version else None
 
     def load(self, keys: Collection[Key]) -> Loaded:
         self._take_back(self._written.keys() & set(keys))
         return self._inside.load(keys)
 
     def swap(self, changes: Sequence[Change]) -> set[Key]:
-        self._inside.check()
-        there = set()
-        rest = []
-        for change in changes:
-            believed, done = self._written.get(change.old.key, (None, None))
-            if believed is None or done is None or believed.version != change.old.version:
-                rest.append(change)
-            elif change.new is not None and _is_as_written(change.new, done):
-                there.add(change.old.key)
-                del self._written[change.old.key]
-            else:
-                rest.append(Change(done, change.new))
-                del self._written[change.old.key]
-        return there | self._inside.swap(rest) if rest else there
+        return self._inside.swap([self._from_written(change) for change in changes])
 
     def settle(self) -> None:
         """Write the claims that were not completed as what they are."""
         self._take_back(set(self._written))
+
+    def _from_written(self, change: Change) -> Change:
+        believed, done = self._written.get(change.old.key, _NONE)
+        if believed is None or done is None or believed.version != change.old.version:
+            return change
+        del self._written[change.old.key]
+        return Change(done, change.new)
 
     def _take_back(self, keys: Collection[Key]) -> None:
         pairs = [self._written.pop(key) for key in sorted(keys)]
@@ -128,14 +157,7 @@ class Ahead:
             self._inside.swap([Change(done, believed) for believed, done in pairs])
 
 
-def _completed(record: Record) -> Record:
-    outcome = decide(record, Complete(Claim(record)), 0.0).outcome
-    assert isinstance(outcome, Written) and outcome.record is not None  # noqa: S101, PT018
-    return outcome.record
-
-
-def _is_as_written(new: Record, done: Record) -> bool:
-    return new.is_same_write(done) and new.state is State.COMPLETED and new.result is None
+_NONE = (None, None)
 
 
 class JoinedTransaction:
@@ -160,7 +182,14 @@ class JoinedTransaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._opened.__exit__(kind, error, traceback)
+        failed = error
+        try:
+            self._settle(error)
+        except BaseException as unsettled:
+            failed = unsettled
+            raise
+        finally:
+            self._joining.__exit__(None if failed is None else type(failed), failed, traceback)
 
     async def __aenter__(self) -> AsyncInbox:
         if not _is_async(self._connection):
@@ -177,27 +206,20 @@ class JoinedTransaction:
         await self._connection.run_sync(lambda _: self.__exit__(kind, error, traceback))
 
     def _enter(self, connection: Any) -> Inbox:
-        self._opened = _inbox(self._ledger, self._store, connection, self._observer)
-        return self._opened.__enter__()
+        self._joining = self._store.within(connection)
+        inside = self._joining.__enter__()
+        self._ahead = Ahead(inside) if inside.is_guarded else None
+        return Inbox(self._ledger, inside, self._ahead, self._observer)
 
-
-@contextmanager
-def _inbox(
-    ledger: Calls, store: Store, connection: Any, observer: Observer | None
-) -> Iterator[Inbox]:
-    with store.within(connection) as inside:
-        if not inside.is_guarded:
-            yield Inbox(ledger, inside, inside, observer)
+    def _settle(self, error: BaseException | None) -> None:
+        if self._ahead is None:
             return
-        ahead = Ahead(inside)
-        try:
-            yield Inbox(ledger, ahead, inside, observer)
-        except BaseException:
-            # The transaction may be over. If it is not, what is written there is to be true.
-            with suppress(StoreError, EndedError):
-                ahead.settle()
-            raise
-        ahead.settle()
+        if error is None:
+            self._ahead.settle()
+            return
+        # The transaction may be over. If it is not, what is written there is to be true.
+        with suppress(StoreError, EndedError):
+            self._ahead.settle()
 
 
 def _is_async(connection: Any) -> bool:

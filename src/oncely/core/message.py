@@ -34,6 +34,9 @@ def check_id(value: object, what: str = "id", max_length: int = MAX_ID_LENGTH) -
         raise MessageError(f"missing {what}")
     if not isinstance(value, str):
         raise MessageError(f"{what} is not a string")
+    is_plain = value.isascii() and value.isprintable() and not value.isspace()
+    if is_plain and 0 < len(value) <= max_length:
+        return value  # As most are: the rest finds out what is wrong.
     if not value or value.isspace():
         raise MessageError(f"empty {what}")
     if len(value) > max_length:

@@ -221,9 +221,7 @@ def _after_probe(record: Record, ask: Ask, now: float) -> Decision:
     # Another may have taken the message over, and have left it in doubt again, since it was asked.
     match ask.finding if ask.found_at in (None, record.fence) else "unknown":
         case "happened":
-            new = record._replace(
-                state=State.COMPLETED, lease_until=None, last_seen=now, version=record.version + 1
-            )
+            new = completed(record, now)
             return Decision(Duplicate(new), new)
         case "not_happened":
             return _grant_again(record, ask, now)
@@ -260,13 +258,9 @@ def _mark_handled(record: Record, mark: MarkHandled, now: float) -> Decision:
 
 
 def _complete(record: Record, complete: Complete, now: float) -> Decision:
-    new = record._replace(
-        state=State.COMPLETED,
-        last_seen=now,
-        lease_until=None,
-        result=record.result if complete.result is None else complete.result,
-        version=record.version + 1,
-    )
+    new = completed(record, now)
+    if complete.result is not None:
+        new = new._replace(result=complete.result)
     return Decision(Written(new), new)
 
 
@@ -300,9 +294,7 @@ def _extend(record: Record, extend: Extend, now: float) -> Decision:
 
 
 def _finish(record: Record, _: Finish, now: float) -> Decision:
-    new = record._replace(
-        state=State.COMPLETED, lease_until=None, last_seen=now, version=record.version + 1
-    )
+    new = completed(record, now)
     return Decision(Written(new), new)
 
 
@@ -358,6 +350,13 @@ def _forget(record: Record | None, forget: Forget, _: float) -> Decision:
 
 
 # ---- Shared ------------------------------------------------------------------------------------
+
+
+def completed(record: Record, now: float) -> Record:
+    """A record that may be completed, as it then is."""
+    return record._replace(
+        state=State.COMPLETED, lease_until=None, last_seen=now, version=record.version + 1
+    )
 
 
 def _lease_end(lease_s: float | None, now: float) -> float | None:

@@ -1,9 +1,9 @@
 """Batches as parameters: what differs from row to row goes as a list, what does not, once."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from oncely.stores.sql.rows import Columns
+from oncely.stores.sql.rows import Rows
 
 T = TypeVar("T")
 
@@ -20,24 +20,28 @@ class Split(NamedTuple):
     constant: Mapping[str, Any]
 
 
-def split(columns: Columns) -> Split:
+def split(rows: Rows) -> Split:
     """Part the columns of one row or more."""
+    if len(rows.values) == 1:
+        return Split({}, dict(zip(rows.names, rows.values[0], strict=True)))
     varying: dict[str, Sequence[Any]] = {}
     constant: dict[str, Any] = {}
-    for name, values in columns.items():
+    for name, values in zip(rows.names, zip(*rows.values, strict=True), strict=True):
         if values.count(values[0]) == len(values):
             constant[name] = values[0]
         else:
-            varying[name] = values
+            varying[name] = list(values)
     return Split(varying, constant)
 
 
-def batches(items: Sequence[T], weigh: Callable[[T], int] | None = None) -> Iterator[Sequence[T]]:
+def batches(items: Sequence[T], weigh: Callable[[T], int] | None = None) -> Iterable[Sequence[T]]:
     """`items` in parts of at most `MOST_ROWS`, and of `MOST_BYTES` as `weigh` tells them."""
-    if weigh is None:
-        for start in range(0, len(items), MOST_ROWS):
-            yield items[start : start + MOST_ROWS]
-        return
+    if weigh is not None:
+        return _weighed(items, weigh)
+    return [items[start : start + MOST_ROWS] for start in range(0, len(items), MOST_ROWS)]
+
+
+def _weighed(items: Sequence[T], weigh: Callable[[T], int]) -> Iterator[Sequence[T]]:
     batch: list[T] = []
     weight = 0
     for item in items:

@@ -113,16 +113,24 @@ class Database(ABC):
 
     def load(self, link: Link, keys: Collection[Key], now: float | None) -> Loaded:
         """As the Store protocol says."""
-        at = self.now(link, now)
+        # What is locked as it is read may tell the time itself: nobody extends a lease meanwhile.
+        at = None if self.is_inside else self.now(link, now)
         found: dict[Key, Record] = {}
         for batch in batches(by_place(keys)):
-            for record in map(record_of, self.rows_of(link, batch)):
+            for row in self.rows_of(link, batch, now):
+                record = record_of(row)
                 found[record.key] = record
-        return Loaded(found, at)
+                if at is None:
+                    at = float(row[len(LOADED)])
+        return Loaded(found, self.now(link, now) if at is None else at)
 
     @abstractmethod
-    def rows_of(self, link: Link, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
-        """The rows of these keys that exist, their columns those of `LOADED`."""
+    def rows_of(
+        self, link: Link, keys: Sequence[Key], now: float | None
+    ) -> Iterable[Sequence[Any]]:
+        """The rows of these keys that exist: the columns of `LOADED`, and inside transactions one
+        with the time before it was locked.
+        """
 
     def purge(
         self, connection: Connection, condition: ColumnElement[bool], limit: int, *, steps: bool

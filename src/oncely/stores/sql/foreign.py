@@ -55,7 +55,7 @@ def foreign(connection: Any) -> Foreign:
     """The transaction of what a caller has handed over."""
     if isinstance(connection, scoped_session):
         connection = connection()
-    if isinstance(connection, Session | Connection):
+    if isinstance(connection, (Connection, Session)):
         return _SqlAlchemy(connection)
     if hasattr(connection, "in_atomic_block"):
         return _Django(connection)
@@ -136,7 +136,7 @@ _joined: dict[Connection, list[_SqlAlchemy]] = {}
 
 def _watch(connection: Connection) -> None:
     for name, tell in _TOLD.items():
-        setattr(connection, name, partial(_told, tell, getattr(connection, name), connection))
+        setattr(connection, name, partial(_told, tell, name, connection))
 
 
 def _unwatch(connection: Connection) -> None:
@@ -144,11 +144,9 @@ def _unwatch(connection: Connection) -> None:
         delattr(connection, name)
 
 
-def _told(
-    tell: Callable[..., None], method: Callable[..., Any], connection: Connection, *args: Any
-) -> Any:
+def _told(tell: Callable[..., None], name: str, connection: Connection, *args: Any) -> Any:
     tell(connection, *args)
-    return method(*args)
+    return getattr(type(connection), name)(connection, *args)
 
 
 def _on_commit(connection: Connection) -> None:

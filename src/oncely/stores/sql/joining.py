@@ -4,7 +4,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any, Self, cast
@@ -13,7 +12,7 @@ from sqlalchemy.util import await_only
 
 from oncely import sqlite_files
 from oncely.core.errors import ConfigError, ContentionError, EndedError
-from oncely.stores.base import Clock, Joined
+from oncely.stores.base import Clock
 from oncely.stores.sql.database import Database, Fault
 from oncely.stores.sql.drivers import Driver, driver_of, is_driver_error, own_connection
 from oncely.stores.sql.foreign import Foreign, foreign
@@ -29,28 +28,47 @@ Translate = Callable[[Exception, Fault], Exception]
 """The error that the Store protocol promises, for one of a driver and what it means."""
 
 
-@contextmanager
-def joined(
-    connection: Any, database: Database, kind: str, clock: Clock | None, translate: Translate
-) -> Iterator[Joined]:
+class Joining:
     """As `Store.within` says; `kind` is that of the database."""
-    transaction = foreign(connection)
-    try:
-        driver = _driver_for(transaction.raw)
-        if driver.kind != kind:
-            raise ConfigError(
-                f"transaction: this is a connection to {driver.kind}, and the ledger is in {kind}; "
-                "open the ledger on the same database, as in open_ledger(engine)"
-            )
-        link = _ForeignLink(transaction, driver, database)
-        inside = _JoinedInside(link, database, clock, translate)
+
+    def __init__(
+        self,
+        connection: Any,
+        database: Database,
+        kind: str,
+        clock: Clock | None,
+        translate: Translate,
+    ) -> None:
+        self._connection = connection
+        self._database = database
+        self._kind = kind
+        self._clock = clock
+        self._translate = translate
+
+    def __enter__(self) -> "_JoinedInside":
+        transaction = foreign(self._connection)
         try:
-            yield inside
-            inside.check_end()
+            driver = _driver_for(transaction.raw)
+            if driver.kind != self._kind:
+                raise ConfigError(
+                    f"transaction: this is a connection to {driver.kind}, and the ledger is in"
+                    f" {self._kind}; open the ledger on the same database, as in"
+                    " open_ledger(engine)"
+                )
+            self._link = _ForeignLink(transaction, driver, self._database)
+            self._inside = _JoinedInside(self._link, self._database, self._clock, self._translate)
+        except BaseException:
+            transaction.leave()
+            raise
+        return self._inside
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            if error is None:
+                self._inside.check_end()
         finally:
-            link.is_left = True
-    finally:
-        transaction.leave()
+            self._link.is_left = True
+            self._link.transaction.leave()
 
 
 def kind_of(connection: Any) -> str:
@@ -83,24 +101,27 @@ class _JoinedInside(SqlInside):
             return error if fault is None else translate(error, fault)
 
         super().__init__(database, link, clock, translated)
-        self._foreign = link
+        self._joined = link
         self.is_guarded = link.transaction.is_guarded
         if link.driver.kind == "sqlite":
-            with self._translated():
+            with self._translated:
                 link.lock_file()
 
     def watch(self, on_savepoint: Callable[[], None], on_undo: Callable[[], None]) -> None:
-        self._foreign.transaction.on_savepoint = on_savepoint
-        self._foreign.transaction.on_undo = on_undo
+        self._joined.transaction.on_savepoint = on_savepoint
+        self._joined.transaction.on_undo = on_undo
 
     def check(self) -> None:
-        self._foreign.check()
+        self._joined.check()
+
+    def check_call(self) -> None:
+        pass  # Each statement is checked.
 
     def check_end(self) -> None:
         """Raise EndedError where the transaction is over, whether that is easily seen or not."""
-        if self._error is not None:
-            raise EndedError(f"the transaction is over: {self._error}") from self._error
-        self._foreign.check_end()
+        if self.error is not None:
+            raise EndedError(f"the transaction is over: {self.error}") from self.error
+        self._joined.check_end()
 
 
 class _ForeignLink:
@@ -137,12 +158,12 @@ class _ForeignLink:
 
     # ---- Running -------------------------------------------------------------------------------
 
-    def run(self, call: Callable[[], object]) -> None:
-        """Let `call` execute a statement; raises as `check` does."""
+    def run(self, execute: Callable[..., object], *args: Any, **options: Any) -> None:
+        """Let `execute` run a statement; raises as `check` does."""
         if self.check():
-            self._run_first(call)
+            self._run_first(partial(execute, *args, **options))
         else:
-            call()
+            execute(*args, **options)
         if not self._has_begun:
             self._note_beginning()
 
@@ -251,7 +272,7 @@ class _Cursor:
         adapted = self._link.driver.adapted
         if adapted is not None:
             (statement, parameters), options = adapted(statement, parameters), {}
-        self._link.run(partial(self._cursor.execute, statement, parameters, **options))
+        self._link.run(self._cursor.execute, statement, parameters, **options)
         return self
 
     def executemany(self, statement: str, rows: Sequence[Any]) -> None:

@@ -19,11 +19,12 @@ from oncely.stores.sql.rows import (
     DEFERRED,
     LOADED,
     TIMES,
-    Columns,
     Pair,
+    Rows,
     believed,
+    deferred,
     inserted,
-    key_columns,
+    sought,
     swapped,
 )
 from oncely.stores.sql.table import Tables
@@ -130,22 +131,22 @@ class Mysql(Database):
         return _NOW.format("UTC_TIMESTAMP(6)" if self.is_inside else "SYSDATE(6)")
 
     def insert(self, link: Link, records: Sequence[Record], now: float | None) -> set[Key]:
-        columns = inserted(records)
+        rows = inserted(records)
         if self.is_inside or len(records) <= _FEW:
-            cursor = self._insert_values(link, columns, len(records), now)
+            cursor = self._insert_values(link, rows, now)
         else:
-            cursor = _executed(link, self._insert_text, columns, now)
+            cursor = _executed(link, self._insert_text, rows, now)
         if self._has_inserted_all(cursor, len(records)):
             return {record.key for record in records}
         # No two inserts under one key have the same version: these are ours.
         return self._unchanged(link, records)
 
-    def _insert_values(self, link: Link, columns: Columns, count: int, now: float | None) -> Any:
-        varying, constant = split(columns)
+    def _insert_values(self, link: Link, rows: Rows, now: float | None) -> Any:
+        varying, constant = split(rows)
         values = {
             f"{name}_{n}": value for name, of in varying.items() for n, value in enumerate(of)
         }
-        statement = self._insertion_text(tuple(varying), count)
+        statement = self._insertion_text(tuple(varying), len(rows.values))
         return _execute(link, statement, {**constant, **values, "now": now})
 
     def _has_inserted_all(self, cursor: Any, count: int) -> bool:
@@ -166,8 +167,10 @@ class Mysql(Database):
 
         return self._write(link, records, lambda record: record, write)
 
-    def rows_of(self, link: Link, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
-        return _executed(link, self._load_text, key_columns(keys)).fetchall()  # type: ignore[no-any-return]
+    def rows_of(
+        self, link: Link, keys: Sequence[Key], now: float | None
+    ) -> Iterable[Sequence[Any]]:
+        return _executed(link, self._load_text, sought(keys), now).fetchall()  # type: ignore[no-any-return]
 
     def purge(
         self, connection: Connection, condition: ColumnElement[bool], limit: int, *, steps: bool
@@ -212,9 +215,8 @@ class Mysql(Database):
         return Fault.UNAVAILABLE if code in _UNAVAILABLE else Fault.OTHER
 
     def defer(self, link: Link, rows: Sequence[Mapping[str, Any]], now: float | None) -> None:
-        columns = {name: [row[name] for row in rows] for name in DEFERRED}
-        columns["body"] = [b64encode(row["body"]).decode() for row in rows]
-        _executed(link, self._defer_text, columns, now)
+        encoded = [{**row, "body": b64encode(row["body"]).decode()} for row in rows]
+        _executed(link, self._defer_text, deferred(encoded), now)
 
     def later(self, seconds: str) -> str:
         return f"{self.moment} + INTERVAL {seconds} SECOND"
@@ -348,6 +350,8 @@ class Mysql(Database):
 
     def _build_load(self, varying: tuple[str, ...]) -> str:
         columns = ", ".join(self.loaded_text(name, "t.") for name in LOADED)
+        if self.is_inside:
+            columns += f", {self.epoch_text(self.moment)}"
         lock = " FOR UPDATE" if self.is_inside else ""
         found = f"SELECT {columns} FROM {self._joined(varying)} {_where_key(_values(varying))}"
         return found + lock
@@ -387,11 +391,11 @@ class _NotAll(Exception):
 def _written(
     link: Link,
     build: Callable[[tuple[str, ...]], str],
-    columns: Columns,
+    rows: Rows,
     now: float | None = None,
 ) -> int:
     """Write these rows; how many were."""
-    return int(_executed(link, build, columns, now).rowcount)
+    return int(_executed(link, build, rows, now).rowcount)
 
 
 def _check_length(link: Link, statement: str) -> None:
@@ -406,15 +410,15 @@ def _check_length(link: Link, statement: str) -> None:
 def _executed(
     link: Link,
     build: Callable[[tuple[str, ...]], str],
-    columns: Columns,
+    rows: Rows,
     now: float | None = None,
     lock: str = "",
 ) -> Any:
     """A cursor that has executed the statement for these rows."""
-    varying, constant = split(columns)
+    varying, constant = split(rows)
     # As they are: every letter beyond ASCII would be two escapes for the server to undo.
-    rows = json.dumps(list(zip(*varying.values(), strict=True)), ensure_ascii=False)
-    return _execute(link, build(tuple(varying)) + lock, {**constant, "rows": rows, "now": now})
+    text = json.dumps(list(zip(*varying.values(), strict=True)), ensure_ascii=False)
+    return _execute(link, build(tuple(varying)) + lock, {**constant, "rows": text, "now": now})
 
 
 def _execute(link: Link, statement: str, values: Mapping[str, Any]) -> Any:

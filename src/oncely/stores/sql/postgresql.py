@@ -17,11 +17,12 @@ from oncely.stores.sql.rows import (
     DEFERRED,
     LOADED,
     TIMES,
-    Columns,
     Pair,
+    Rows,
     believed,
+    deferred,
     inserted,
-    key_columns,
+    sought,
     swapped,
 )
 from oncely.stores.sql.table import Tables
@@ -114,8 +115,10 @@ class Postgresql(Database):
     def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
         return _written(_executed(link, self._removal_text, believed(records)), records)
 
-    def rows_of(self, link: Link, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
-        return _executed(link, self._load_text, key_columns(keys)).fetchall()
+    def rows_of(
+        self, link: Link, keys: Sequence[Key], now: float | None
+    ) -> Iterable[Sequence[Any]]:
+        return _executed(link, self._load_text, sought(keys), now).fetchall()
 
     def purge(
         self, connection: Connection, condition: ColumnElement[bool], limit: int, *, steps: bool
@@ -165,9 +168,8 @@ class Postgresql(Database):
         return Fault.UNAVAILABLE if is_away else Fault.OTHER
 
     def defer(self, link: Link, rows: Sequence[Mapping[str, Any]], now: float | None) -> None:
-        columns = {name: [row[name] for row in rows] for name in DEFERRED}
         tells = time.monotonic() - self._told_at > _TELL_AGAIN_S
-        _executed(link, self._telling_text if tells else self._defer_text, columns, now)
+        _executed(link, self._telling_text if tells else self._defer_text, deferred(rows), now)
         if tells:
             self._told_at = time.monotonic()
 
@@ -185,8 +187,10 @@ class Postgresql(Database):
         return f"DELETE FROM {self.steps_name} AS d USING {_KEYS} {_OF_KEY}"
 
     def key_values(self, keys: Sequence[Key]) -> Mapping[str, Any]:
-        columns = key_columns(keys)
-        return {"message_ids": columns["message_id"], "providers": columns["provider"]}
+        return {
+            "message_ids": [key.message_id for key in keys],
+            "providers": [key.consumer for key in keys],
+        }
 
     def loaded_text(self, column: str, of: str = "") -> str:
         if column in TIMES:
@@ -222,6 +226,8 @@ class Postgresql(Database):
 
     def _build_load(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         columns = ", ".join(self.loaded_text(name, "t.") for name in LOADED)
+        if self.is_inside:
+            columns += f", {self.epoch_text('k.now')}"
         lock = " FOR UPDATE OF t" if self.is_inside else ""
         return f"SELECT {columns} FROM {_rows(varying, constant)}, {self.name} AS t {_THIS}{lock}"
 
@@ -261,11 +267,11 @@ def _returning(varying: tuple[str, ...], of: str = "") -> str:
 def _executed(
     link: Link,
     build: Callable[[tuple[str, ...], tuple[str, ...]], str],
-    columns: Columns,
+    rows: Rows,
     now: float | None = None,
 ) -> "psycopg.Cursor[tuple[Any, ...]]":
     """A cursor that has executed the statement for these rows."""
-    varying, constant = split(columns)
+    varying, constant = split(rows)
     parameters = {**varying, **constant, "now": now}
     cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
     cursor.execute(build(tuple(varying), tuple(constant)), parameters, prepare=True, binary=True)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from oncely.core.errors import StoreError
 from oncely.core.record import Key, Record, State
@@ -24,7 +24,9 @@ LOADED = (
     "duplicates",
     "version",
 )
-"""The columns that `record_of` takes, in its order; times as seconds since 1970, JSON as text."""
+"""The columns that `record_of` takes first, in its order; times as seconds since 1970, JSON as
+text.
+"""
 
 DEFERRED = (
     *("name", "message_id", "provider", "position", "destination", "deferred_id", "type", "body"),
@@ -37,14 +39,26 @@ TIMES = ("first_processed_at", "last_processed_at", "lease_until")
 Pair = tuple[Record, Record]
 """What a swap replaces, and by what."""
 
-Columns = Mapping[str, Sequence[Any]]
-"""The values of each column, for many rows. `lease_s` is the lease, counted from the write."""
+
+class Rows(NamedTuple):
+    """Values for a statement. `lease_s` is the lease, counted from the write."""
+
+    names: Sequence[str]
+    """Of the columns."""
+    values: Sequence[Sequence[Any]]
+    """Of each row, one for each column."""
+
+
+_BELIEVED = ("message_id", "provider", "believed")
+_WRITTEN = ("status", "attempts", "metadata", "fence", "version", "lease_s", "fingerprint")
+_INSERTED = ("message_id", "provider", *_WRITTEN)
+_SWAPPED = (*_BELIEVED, *_WRITTEN, "result", "exhausted", "duplicates")
 
 
 def record_of(row: Sequence[Any]) -> Record:
     """The record in a row of `LOADED`."""
     (consumer, message_id, status, attempts, fence, first_seen, last_seen, lease_until) = row[:8]
-    metadata, result, fingerprint, exhausted, duplicates, version = row[8:]
+    metadata, result, fingerprint, exhausted, duplicates, version = row[8 : len(LOADED)]
     return Record(
         key=Key(consumer, message_id),
         state=state_of(status),
@@ -72,71 +86,57 @@ def state_of(status: str) -> State:
         raise StoreError(f"a row has the status {status!r}, which is none of {known}") from None
 
 
-def inserted(records: Sequence[Record]) -> Columns:
+def inserted(records: Sequence[Record]) -> Rows:
     """What an insert writes; the other columns have their defaults."""
-    return {
-        "message_id": [record.key.message_id for record in records],
-        "provider": [record.key.consumer for record in records],
-        "status": [record.state.value for record in records],
-        "attempts": [record.attempts for record in records],
-        "metadata": [_json(record.metadata) for record in records],
-        "fence": [record.fence for record in records],
-        "version": [record.version for record in records],
-        "lease_s": [record.lease_until for record in records],
-        "fingerprint": [record.fingerprint for record in records],
-    }
+    return Rows(_INSERTED, [(*_of_key(record.key), *_written(record)) for record in records])
 
 
-def swapped(changes: Sequence[Pair]) -> Columns:
+def swapped(changes: Sequence[Pair]) -> Rows:
     """What a swap looks for (`message_id`, `provider`, `believed`) and writes (the rest)."""
-    news = [new for _, new in changes]
-    return {
-        **believed([old for old, _ in changes]),
-        "status": [new.state.value for new in news],
-        "attempts": [new.attempts for new in news],
-        "metadata": [_json(new.metadata) for new in news],
-        "fence": [new.fence for new in news],
-        "version": [new.version for new in news],
-        "lease_s": [new.lease_until for new in news],
-        "fingerprint": [new.fingerprint for new in news],
-        "result": [_json(new.result) for new in news],
-        "exhausted": [new.exhausted for new in news],
-        "duplicates": [new.duplicates for new in news],
-    }
+    return Rows(
+        _SWAPPED,
+        [
+            (
+                *(*_of_key(old.key), old.version, *_written(new)),
+                *(_json(new.result), new.exhausted, new.duplicates),
+            )
+            for old, new in changes
+        ],
+    )
 
 
-def believed(records: Sequence[Record]) -> Columns:
+def believed(records: Sequence[Record]) -> Rows:
     """What a swap or a removal looks for."""
-    return {
-        "message_id": [record.key.message_id for record in records],
-        "provider": [record.key.consumer for record in records],
-        "believed": [record.version for record in records],
-    }
+    return Rows(_BELIEVED, [(*_of_key(record.key), record.version) for record in records])
 
 
-def key_columns(keys: Sequence[Key]) -> Columns:
+def sought(keys: Sequence[Key]) -> Rows:
     """What a load looks for."""
-    return {
-        "message_id": [key.message_id for key in keys],
-        "provider": [key.consumer for key in keys],
-    }
+    return Rows(_BELIEVED[:2], [_of_key(key) for key in keys])
+
+
+def deferred(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """What an insert of deferred messages writes; each row has all of `DEFERRED`."""
+    return Rows(DEFERRED, [[row[name] for name in DEFERRED] for row in rows])
 
 
 def parted(changes: Sequence[Change]) -> tuple[list[Pair], list[Record]]:
     """The swaps and the removals, each in one order for all: so no two writers deadlock."""
-    ordered = sorted(changes, key=_changed_place)
+    ordered = sorted(changes, key=lambda change: _of_key(change.old.key))
     kept = [(old, new) for old, new in ordered if new is not None]
     return kept, [old for old, new in ordered if new is None]
 
 
 def by_key(records: Sequence[Record]) -> list[Record]:
     """The records in one order for all writers, which is that of the index."""
-    return sorted(records, key=_place)
+    if len(records) == 1:
+        return list(records)
+    return sorted(records, key=lambda record: _of_key(record.key))
 
 
 def by_place(keys: Collection[Key]) -> list[Key]:
     """The keys in that order."""
-    return sorted(keys, key=lambda key: key[::-1])
+    return sorted(keys, key=_of_key)
 
 
 def _mapping(text: str) -> Mapping[str, Any] | None:
@@ -150,14 +150,23 @@ def _mapping(text: str) -> Mapping[str, Any] | None:
     return {"metadata": metadata} if metadata else None
 
 
+def _of_key(key: Key) -> tuple[str, str]:
+    # By message id first: among those of one consumer it is what differs.
+    return key.message_id, key.consumer
+
+
+def _written(record: Record) -> tuple[Any, ...]:
+    """The values of `_WRITTEN`."""
+    return (
+        record.state.value,
+        record.attempts,
+        _json(record.metadata),
+        record.fence,
+        record.version,
+        record.lease_until,
+        record.fingerprint,
+    )
+
+
 def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value)
-
-
-def _place(record: Record) -> tuple[str, ...]:
-    # By message id first: among those of one consumer it is what differs.
-    return record.key[::-1]
-
-
-def _changed_place(change: Change) -> tuple[str, ...]:
-    return change.old.key[::-1]

@@ -17,10 +17,11 @@ from oncely.stores.sql.database import Database, Fault, Link, raw_cursor, roll_b
 from oncely.stores.sql.rows import (
     DEFERRED,
     LOADED,
-    Columns,
     Pair,
+    Rows,
     believed,
     inserted,
+    sought,
     swapped,
 )
 from oncely.stores.sql.table import Tables
@@ -46,6 +47,8 @@ class Sqlite(Database):
         # One thread at a time asks for the file's one write lock.
         self._lock = threading.Lock()
         columns = ", ".join(self.loaded_text(name) for name in LOADED)
+        if is_inside:
+            columns += f", {_spelled(self.moment)}"
         this = "message_id = :message_id AND provider = :provider"
         self._load = f"SELECT {columns} FROM {self.name} WHERE {this}"
         self._remove = f"DELETE FROM {self.name} WHERE {this} AND version = :believed"
@@ -73,20 +76,18 @@ class Sqlite(Database):
         )
 
     def insert(self, link: Link, records: Sequence[Record], now: float | None) -> set[Key]:
-        columns = inserted(records)
+        rows = _named(inserted(records))
         with self._writing(link):
             # Asked for now: to wait for the lock may have taken longer than a lease.
-            rows = _rows({**columns, "now": [self.now(link, now)] * len(records)})
-            return _write_each(link, self._insert, rows, records)
+            return _write_each(link, self._insert, rows, records, self.now(link, now))
 
     def swap(self, link: Link, pairs: Sequence[Pair], now: float | None) -> set[Key]:
-        columns = swapped(pairs)
+        rows, olds = _named(swapped(pairs)), [old for old, _ in pairs]
         with self._writing(link):
-            rows = _rows({**columns, "now": [self.now(link, now)] * len(pairs)})
-            return _write_each(link, self._swap, rows, [old for old, _ in pairs])
+            return _write_each(link, self._swap, rows, olds, self.now(link, now))
 
     def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
-        rows = _rows(believed(records))
+        rows = _named(believed(records))
         with self._writing(link):
             return _write_each(link, self._remove, rows, records)
 
@@ -94,11 +95,12 @@ class Sqlite(Database):
         # One transaction: it is undone as a whole.
         return [items] if items else []
 
-    def rows_of(self, link: Link, keys: Sequence[Key]) -> Iterable[Sequence[Any]]:
+    def rows_of(
+        self, link: Link, keys: Sequence[Key], now: float | None
+    ) -> Iterable[Sequence[Any]]:
         cursor = raw_cursor(link)
-        for key in keys:
-            this = {"message_id": key.message_id, "provider": key.consumer}
-            yield from cursor.execute(self._load, this)
+        for this in _named(sought(keys)):
+            yield from cursor.execute(self._load, {**this, "now": now})
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
@@ -183,17 +185,22 @@ def _spelled(statement: str) -> str:
     return re.sub(r"%\((\w+)\)s", r":\1", statement)
 
 
-def _rows(columns: Columns) -> list[dict[str, Any]]:
+def _named(rows: Rows) -> list[dict[str, Any]]:
     """The parameters for each row."""
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [dict(zip(rows.names, row, strict=True)) for row in rows.values]
 
 
 def _write_each(
-    link: Link, statement: str, rows: Sequence[Mapping[str, Any]], records: Sequence[Record]
+    link: Link,
+    statement: str,
+    rows: Sequence[dict[str, Any]],
+    records: Sequence[Record],
+    now: float | None = None,
 ) -> set[Key]:
     cursor = raw_cursor(link)
     written = set()
     for row, record in zip(rows, records, strict=True):
+        row["now"] = now
         if cursor.execute(statement, row).rowcount:
             written.add(record.key)
     return written

@@ -4,7 +4,7 @@ import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -152,11 +152,20 @@ class SqlStore:
         return patiently(lambda: self._transact(work))
 
     def within(self, connection: Any) -> AbstractContextManager[Joined]:
-        # SQLAlchemy's ORM takes long to import, and so does Alembic: most programs need neither.
-        from oncely.stores.sql.joining import joined
+        return self._joining(connection)
 
-        kind = self._engine.dialect.name
-        return joined(connection, self._database, kind, self._clock, self._error_inside)
+    @cached_property
+    def _joining(self) -> Callable[[Any], AbstractContextManager[Joined]]:
+        # SQLAlchemy's ORM takes long to import, and so does Alembic: most programs need neither.
+        from oncely.stores.sql.joining import Joining
+
+        return partial(
+            Joining,
+            database=self._database,
+            kind=self._engine.dialect.name,
+            clock=self._clock,
+            translate=self._error_inside,
+        )
 
     def is_contention(self, error: Exception) -> bool:
         lost = self._fault(error) in (Fault.ROLLED_BACK, Fault.LOST)
