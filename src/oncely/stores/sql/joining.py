@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 from typing import Any, Self, cast
 
@@ -167,6 +167,18 @@ class _ForeignLink:
         if not self._has_begun:
             self._note_beginning()
 
+    def begin_with(self, statement: str, parameters: Any) -> int | None:
+        """Execute the first statement of the transaction together with its beginning; how many
+        rows it wrote. None where that cannot be, and nothing is done.
+        """
+        begin_with = self.driver.begin_with
+        if begin_with is None or not _is_plain_write(statement) or not self.check():
+            return None
+        written = begin_with(self._own, statement, parameters)
+        if written is not None:
+            self._note_beginning()
+        return written
+
     def _run_first(self, call: Callable[[], object]) -> None:
         """Nothing is done in the transaction yet: where it loses, it may quietly begin again."""
         for lost in range(_FIRST_TRIES - 1):
@@ -259,16 +271,25 @@ def _ended() -> EndedError:
     )
 
 
+@lru_cache
+def _is_plain_write(statement: str) -> bool:
+    return statement.startswith("INSERT ") and " RETURNING " not in statement
+
+
 class _Cursor:
     """A cursor that takes what those of our own connections do."""
 
     def __init__(self, link: _ForeignLink, cursor: Any) -> None:
         self._link = link
         self._cursor = cursor
+        self._written: int | None = None
         self.fetchone = cursor.fetchone
         self.fetchall = cursor.fetchall
 
     def execute(self, statement: str, parameters: Any = None, **options: Any) -> Self:
+        self._written = self._link.begin_with(statement, parameters)
+        if self._written is not None:
+            return self
         adapted = self._link.driver.adapted
         if adapted is not None:
             (statement, parameters), options = adapted(statement, parameters), {}
@@ -288,7 +309,7 @@ class _Cursor:
 
     @property
     def rowcount(self) -> int:
-        return int(self._cursor.rowcount)
+        return int(self._cursor.rowcount) if self._written is None else self._written
 
     @property
     def lastrowid(self) -> int | None:
