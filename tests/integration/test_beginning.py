@@ -187,3 +187,34 @@ def test_bad_id_is_refused(place: Place, engine: Engine) -> None:
     """An id that no database stores is refused before anything is sent."""
     with pytest.raises(MessageError, match="surrogate"):
         transact(place, engine, lambda inbox, _: complete(inbox, "\ud800"))
+
+
+def test_no_plan_reads_the_whole_table(place: Place, engine: Engine) -> None:
+    """A statement whose plan was made, and kept, while the table was small finds records by their
+    key all the same when it has grown.
+    """
+    ids = [f"message-{n}" for n in range(16_000)]
+
+    def window(inbox: Inbox, connection: Connection) -> None:
+        before = connection.execute(_SCANS).scalar_one()
+        chosen = [Key("billing", ids[number[0] + n * 7]) for n in range(20)]
+        outcomes = inbox.claim_many(chosen)
+        assert {type(outcome) for outcome in outcomes} == {Duplicate}
+        scans.append(connection.execute(_SCANS).scalar_one() - before)
+
+    number, scans = [0], list[int]()
+    transact(place, engine, lambda inbox, _: _complete_all(inbox, ids[:200]))
+    for number[0] in range(10):
+        transact(place, engine, window)
+    transact(place, engine, lambda inbox, _: _complete_all(inbox, ids[200:]))
+    scans.clear()
+    transact(place, engine, window)
+    assert scans == [0]
+
+
+_SCANS = text("SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'processed_messages'")
+
+
+def _complete_all(inbox: Inbox, ids: list[str]) -> None:
+    outcomes = inbox.claim_many([Key("billing", message_id) for message_id in ids])
+    inbox.complete_many([granted(outcome) for outcome in outcomes])

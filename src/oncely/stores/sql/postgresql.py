@@ -254,9 +254,12 @@ def _rows(varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
     singles = [f"%({name})b::{_TYPES[name]} AS {name}" for name in constant]
     columns = ", ".join((*varying, *singles, f"{_NOW} AS now"))
     source = f" FROM unnest({arrays}) AS u ({', '.join(varying)})" if varying else ""
-    # The offset keeps the planner from taking `k` apart: compared with constants, rows of the
-    # table would seem to it to be found in a shorter way than by their key.
-    return f"(SELECT {columns}{source} OFFSET 0) AS k"
+    # The end keeps the planner from taking `k` apart: compared with constants, rows of the table
+    # would seem to it to be found in a shorter way than by their key. Of a limit that it does not
+    # know it expects few rows: else a plan that it made for a small table, and keeps, reads all of
+    # it, in sessions without our settings.
+    end = "LIMIT %(count)b::int8" if varying else "OFFSET 0"
+    return f"(SELECT {columns}{source} {end}) AS k"
 
 
 def _returning(varying: tuple[str, ...], of: str = "") -> str:
@@ -272,7 +275,7 @@ def _executed(
 ) -> "psycopg.Cursor[tuple[Any, ...]]":
     """A cursor that has executed the statement for these rows."""
     varying, constant = split(rows)
-    parameters = {**varying, **constant, "now": now}
+    parameters = {**varying, **constant, "now": now, "count": len(rows.values)}
     cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
     cursor.execute(build(tuple(varying), tuple(constant)), parameters, prepare=True, binary=True)
     return cursor
