@@ -1,4 +1,5 @@
 from .async_ledger import AsyncLedger
+from .consumer import Consumer
 from .core.commands import (
     Busy,
     Duplicate,
@@ -45,6 +46,7 @@ __all__ = [
     "BusyError",
     "Claim",
     "ConfigError",
+    "Consumer",
     "ContentionError",
     "Duplicate",
     "DuplicateError",

@@ -12,6 +12,7 @@ from oncely.claiming.batching import STALL_S, Batcher, Call, Phase, Posts
 from oncely.claiming.inbox import JoinedTransaction
 from oncely.claiming.inline import InlineCalls
 from oncely.claiming.request import (
+    Metadata,
     Request,
     to_give_back,
 )
@@ -65,7 +66,7 @@ class AsyncLedger(AsyncCalls):
         policy: Policy = Policy(),
         *,
         fingerprints: Sequence[str | None] | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Metadata = None,
         finding: Finding | None = None,
         in_doubt: Record | None = None,
     ) -> list[ClaimOutcome]:

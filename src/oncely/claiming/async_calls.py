@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 from oncely.claiming.calls import Calls
 from oncely.claiming.request import (
+    Metadata,
     Request,
     json_value,
     raise_if_fenced,
@@ -83,7 +84,7 @@ class AsyncCalls(ABC):
         policy: Policy = Policy(),
         *,
         fingerprints: Sequence[str | None] | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Metadata = None,
         finding: Finding | None = None,
         in_doubt: Record | None = None,
     ) -> list[ClaimOutcome]:

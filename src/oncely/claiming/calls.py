@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from oncely.claiming.request import (
+    Metadata,
     Request,
     json_value,
     raise_if_fenced,
@@ -97,12 +98,13 @@ class Calls(ABC):
         policy: Policy = Policy(),
         *,
         fingerprints: Sequence[str | None] | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Metadata = None,
         finding: Finding | None = None,
         in_doubt: Record | None = None,
     ) -> list[ClaimOutcome]:
         """One outcome for each key, in order; one exchange with the store when all are new.
 
+        `metadata` is kept with each record that begins here, or is one for each key.
         Of a key that stands twice, the first is granted and the other finds it busy.
         """
         requests = to_claim(keys, lease, policy, fingerprints, metadata, finding, in_doubt)

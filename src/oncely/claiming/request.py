@@ -3,7 +3,7 @@
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple, cast
 
@@ -31,6 +31,10 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 """NUL in JSON text, and not a backslash that is followed by these letters."""
 
 
+Metadata = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+"""Of all records, or of each."""
+
+
 class Request(NamedTuple):
     """A command for one key, and the record that it is believed to find."""
 
@@ -44,7 +48,7 @@ def to_claim(
     lease: Duration | None,
     policy: Policy,
     fingerprints: Sequence[str | None] | None,
-    metadata: Mapping[str, Any] | None,
+    metadata: Metadata,
     finding: Finding | None,
     in_doubt: Record | None,
 ) -> list[Request]:
@@ -52,15 +56,15 @@ def to_claim(
     lease_s = policy.lease_s if lease is None else lease_seconds(lease)
     draw = random.getrandbits(_DRAW_BITS)
     found_at = None if in_doubt is None else in_doubt.fence
-    kept = _metadata(metadata) if metadata else None
     given = (
         repeat(None, len(keys)) if fingerprints is None else map(check_fingerprint, fingerprints)
     )
+    kept = _each(metadata, len(keys))
     return [
         Request(
-            key, Ask(check_key(key), policy, lease_s, draw, fingerprint, kept, finding, found_at)
+            key, Ask(check_key(key), policy, lease_s, draw, fingerprint, each, finding, found_at)
         )
-        for key, fingerprint in zip(keys, given, strict=True)
+        for key, fingerprint, each in zip(keys, given, kept, strict=True)
     ]
 
 
@@ -84,6 +88,12 @@ def json_value(value: Any) -> Any:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise MessageError(f"this cannot be kept as JSON: {error}") from error
+
+
+def _each(metadata: Metadata, count: int) -> Iterable[Any]:
+    if metadata is None or isinstance(metadata, Mapping):
+        return repeat(_metadata(metadata) if metadata else None, count)
+    return [_metadata(value) if value else None for value in metadata]
 
 
 def _metadata(value: Mapping[str, Any]) -> Any:

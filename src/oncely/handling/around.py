@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Self, get_args
@@ -64,6 +64,8 @@ class Asked:
     """Of what a repetition under the same id is compared with, where anything is."""
     message: Message | None = None
     """For a probe, and for the time at which it was sent; None where there is none."""
+    metadata: Mapping[str, Any] | None = None
+    """Kept with a record that begins here."""
     asked_at: float = 0.0
     """`time.monotonic()` before the claim was asked for."""
 
@@ -182,7 +184,7 @@ class Handling:
 
     async def _refuse_too_old(self, calls: AsyncCalls, key: Key, asked: Asked) -> None:
         """Raise TooOldError for what the ledger may have known, and forgotten."""
-        sent_at = None if asked.message is None else _seconds_since_1970(asked.message.time)
+        sent_at = None if asked.message is None else seconds_since_1970(asked.message.time)
         # The store's clock decides; it is asked where this machine's says so.
         if not is_too_old(self.policy, sent_at, time.time()):
             return
@@ -196,7 +198,9 @@ class Handling:
     async def _claim(self, calls: AsyncCalls, key: Key, asked: Asked) -> ClaimOutcome:
         lease: Any = "none" if self.lease_s is None else timedelta(seconds=self.lease_s)
         asked.asked_at = time.monotonic()
-        outcome = await calls.claim(key, lease, self.policy, fingerprint=asked.fingerprint)
+        outcome = await calls.claim(
+            key, lease, self.policy, fingerprint=asked.fingerprint, metadata=asked.metadata
+        )
         probe = self.policy.on_in_doubt
         if isinstance(outcome, InDoubt) and callable(probe):
             message = asked.message or Message(key.message_id)
@@ -321,7 +325,8 @@ def _asked_probe(probe: Probe, message: Message) -> Finding:
     return finding
 
 
-def _seconds_since_1970(time_: datetime | None) -> float | None:
+def seconds_since_1970(time_: datetime | None) -> float | None:
+    """When a message was sent, where that is known."""
     if time_ is None:
         return None
     # Without a time zone it is what most producers write: UTC.

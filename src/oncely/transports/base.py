@@ -122,6 +122,12 @@ class Transport(Protocol):
         all again loses none.
         """
 
+    def subscribe(self, queue: str, types: Sequence[str]) -> None:
+        """Let the queue be there, and be given messages of these types, where the broker routes
+        messages by their types; elsewhere they are published to a queue by its name, and nothing
+        is done. Types are topics: `*` stands for a word between dots, `#` for any number.
+        """
+
     def is_drained(self, queue: str) -> bool:
         """Whether nothing is waiting, delayed, or received and not settled.
 

@@ -197,6 +197,9 @@ class MemoryTransport:
         if refused:
             raise PublishRefused(refused)
 
+    def subscribe(self, queue: str, types: Sequence[str]) -> None:
+        pass  # Whoever publishes names the queue.
+
     def is_drained(self, queue: str) -> bool:
         with self._server.changed:
             return self._server.queue(queue).is_drained()

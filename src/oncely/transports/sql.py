@@ -132,6 +132,9 @@ class SqliteTransport:
         if refused:
             raise PublishRefused(refused)
 
+    def subscribe(self, queue: str, types: Sequence[str]) -> None:
+        pass  # Whoever publishes names the queue.
+
     def is_drained(self, queue: str) -> bool:
         with self._linked().connected() as connection:
             return _said(connection, _IS_DRAINED, queue)

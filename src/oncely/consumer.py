@@ -1,0 +1,312 @@
+"""Consumer: handles the messages of a queue, each once, with as little code as can be."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Self, TypeVar, overload
+
+from oncely.core.errors import ConfigError
+from oncely.core.message import Message
+from oncely.core.policy import Duration, Policy, seconds
+from oncely.handling.around import Handling
+from oncely.handling.transacting import AsyncBegins, Begins
+from oncely.ledger import Ledger
+from oncely.middleware.base import Middleware
+from oncely.runtime.claims import MetadataOf
+from oncely.runtime.consuming import Consuming, Listener, Settings
+from oncely.runtime.handlers import Handler, Handlers, check_pattern
+from oncely.runtime.report import Report
+from oncely.runtime.running import Parts
+from oncely.stopping import told_to_stop
+from oncely.transports.base import Transport
+from oncely.transports.opening import open_transport
+
+F = TypeVar("F", bound=Callable[..., Any])
+Seconds = Duration | int | float
+"""A duration, or a number of seconds."""
+
+_MOST = 10_000
+
+
+class Consumer:
+    """A queue and what is to be done with its messages; nothing is opened before `consume`.
+
+    `transport` is the URL of a broker, or a transport that is open. Each method but `handler`,
+    `consume` and `stop` says one thing more and returns the consumer. All raise ConfigError, which
+    says what to write instead, for what cannot be meant.
+    """
+
+    def __init__(self, transport: str | Transport, queue: str) -> None:
+        if not isinstance(queue, str) or not queue:
+            raise ConfigError(f'queue: {queue!r} is no name; write queue="notifications"')
+        self.queue = queue
+        self.url = transport if isinstance(transport, str) else None
+        """Of the broker; None where a transport was handed over."""
+        self._transport = None if isinstance(transport, str) else transport
+        self._handlers = Handlers()
+        self._outer: list[Middleware] = []
+        self._inner: list[Middleware] = []
+        self._ledger: Ledger | None = None
+        self._name = queue
+        self._metadata_of: MetadataOf | None = None
+        self._policy = Policy()
+        self._changes: dict[str, Any] = {}
+        self._on_retry: list[Listener] = []
+        self._on_failed: list[Listener] = []
+        self._begins: Begins | AsyncBegins | None = None
+        self._concurrency = 1
+        self._window = 100
+        self._grace_s = 30.0
+        self._is_ordered = False
+        self._stop = threading.Event()
+
+    # ---- What it takes -------------------------------------------------------------------------
+
+    def events(self, *types: str) -> Self:
+        """Take messages of these types; where the broker has an exchange, the queue is bound by
+        them. Any other that comes goes to the dead letters. `*` stands for a word between dots,
+        `#` for any number of them.
+        """
+        self._handlers.events += map(check_pattern, types)
+        return self
+
+    @overload
+    def handler(self, function: F, /) -> F: ...
+    @overload
+    def handler(self, *types: str) -> Callable[[F], F]: ...
+    def handler(self, *types: Any) -> Any:
+        """Decorate the function that takes messages: those of `types`, or all that no other takes.
+
+        It is called with the message, and in a transactional consumer with a connection or session
+        besides. It may be async.
+        """
+        if len(types) == 1 and callable(types[0]):
+            self._handlers.add(types[0])
+            return types[0]
+
+        def registered(function: F) -> F:
+            self._handlers.add(function, types)
+            return function
+
+        return registered
+
+    # ---- How it is handled ---------------------------------------------------------------------
+
+    def middleware(self, *middlewares: Middleware) -> Self:
+        """Put these around the handler: `fn(message, call_next)`, the first outermost.
+
+        Duplicates go through those that stand before `idempotent`, and through nothing after it.
+        """
+        (self._outer if self._ledger is None else self._inner).extend(middlewares)
+        return self
+
+    def idempotent(
+        self,
+        ledger: Ledger,
+        name: str,
+        metadata: Mapping[str, Any] | MetadataOf | None = None,
+        policy: Policy = Policy(),
+    ) -> Self:
+        """Handle each message once: `ledger` remembers it for the consumer of that `name`.
+
+        `metadata` is kept with the record; it may be a function of the message.
+        """
+        if self._ledger is not None:
+            raise ConfigError("idempotent: it is said already")
+        Handling.under(ledger, name, policy)
+        self._ledger, self._name, self._policy = ledger, name, policy
+        self._metadata_of = _metadata_of(metadata)
+        return self
+
+    def transactional(self, source: Begins | AsyncBegins) -> Self:
+        """Give the handler a connection of this Engine or session factory, to the ledger's own
+        database: what it does there is committed with its claim, or undone with it.
+
+        The messages of a window have one transaction where all succeed, else each has its own,
+        for which its handler is called again.
+        """
+        if not callable(getattr(source, "begin", None)):
+            raise ConfigError(
+                f"transactional: {type(source).__name__} is no engine; "
+                "hand over a SQLAlchemy Engine or sessionmaker"
+            )
+        self._begins = source
+        return self
+
+    def tries(self, tries: int) -> Self:
+        """Give a message up after so many."""
+        self._change(tries=tries)
+        return self
+
+    def backoff(self, delays: Seconds | Sequence[Seconds]) -> Self:
+        """Wait so long before another try; the last of several repeats. Numbers are seconds."""
+        several = (
+            delays if isinstance(delays, Sequence) and not isinstance(delays, str) else [delays]
+        )
+        self._change(backoff=[_duration(delay) for delay in several])
+        return self
+
+    def catch(self, listener: Listener) -> Self:
+        """Call `listener(error, message)` after each failure that is to be tried again."""
+        self._on_retry.append(_checked(listener, "catch"))
+        return self
+
+    def failed(self, listener: Listener) -> Self:
+        """Call `listener(error, message)` when a message is given up, before it goes to the dead
+        letters. Once, unless the process dies at that moment.
+        """
+        self._on_failed.append(_checked(listener, "failed"))
+        return self
+
+    def _change(self, **changes: Any) -> None:
+        replace(self._policy, **changes)
+        self._changes |= changes
+
+    # ---- How fast ------------------------------------------------------------------------------
+
+    def concurrency(self, count: int) -> Self:
+        """Let so many handlers run at a time: threads or, where they are async, tasks."""
+        self._concurrency = _count(count, "concurrency")
+        return self
+
+    def window(self, most: int) -> Self:
+        """Claim and complete at most so many messages together: fewer, where they take long."""
+        self._window = _count(most, "window")
+        return self
+
+    def ordered(self) -> Self:
+        """Handle messages of the same key one after another, in their order; one that is to be
+        tried again holds up those behind it. Within one process: run one, where that matters.
+        """
+        self._is_ordered = True
+        return self
+
+    def grace(self, grace: Seconds) -> Self:
+        """When it is stopped, give running handlers so long to end."""
+        self._grace_s = seconds(_duration(grace), "grace")
+        return self
+
+    # ---- At work -------------------------------------------------------------------------------
+
+    def consume(
+        self,
+        handler: Handler | None = None,
+        *,
+        drain: bool = False,
+        stop_on_signals: bool = False,
+        on_progress: Callable[[Report], None] = lambda _: None,
+    ) -> Report:
+        """Handle messages until it is stopped, or to `drain` until nothing is waiting, delayed or
+        in flight; what it has done.
+
+        `handler` takes what no decorated one takes. `on_progress` is told now and then. With
+        `stop_on_signals` SIGTERM and SIGINT stop it. Raises TransportError where the broker cannot
+        be reached to begin with, StoreError where the ledger has no table.
+        """
+        settings = self._settings(handler)
+        self._stop.clear()
+        with self._opened() as transport, _watched(self._stop, stop_on_signals):
+            transport.subscribe(self.queue, settings.parts.handlers.topics)
+            consuming = Consuming(settings, transport, self._stop, on_progress)
+            return consuming.run(drain=drain)
+
+    def stop(self) -> None:
+        """Take no more, and let `consume` return: from any thread, or a handler of signals."""
+        self._stop.set()
+
+    @contextmanager
+    def _opened(self) -> Iterator[Transport]:
+        if self._transport is not None:
+            yield self._transport
+            return
+        transport = open_transport(self.url or "")
+        try:
+            yield transport
+        finally:
+            transport.close()
+
+    def _settings(self, handler: Handler | None) -> Settings:
+        handlers = self._handlers.with_rest(handler)
+        if not handlers.all:
+            raise ConfigError("consume: nothing handles the messages; write consume(handler)")
+        policy = replace(self._policy, **self._changes)
+        return Settings(
+            queue=self.queue,
+            parts=Parts(
+                outer=self._outer,
+                inner=self._inner,
+                handlers=handlers,
+                handling=self._handling(policy),
+                begins=self._checked_begins(handlers),
+            ),
+            policy=policy,
+            metadata_of=self._metadata_of,
+            on_retry=self._on_retry,
+            on_failed=self._on_failed,
+            concurrency=self._concurrency,
+            window=self._window,
+            grace_s=self._grace_s,
+            is_ordered=self._is_ordered,
+        )
+
+    def _handling(self, policy: Policy) -> Handling | None:
+        return None if self._ledger is None else Handling.under(self._ledger, self._name, policy)
+
+    def _checked_begins(self, handlers: Handlers) -> Any:
+        if self._begins is None:
+            return None
+        if self._ledger is None:
+            raise ConfigError("transactional: no ledger is known; add .idempotent(ledger, name)")
+        is_async_source = hasattr(self._begins, "sync_engine") or hasattr(
+            self._begins, "sync_session_class"
+        )
+        if is_async_source and not handlers.are_async:
+            raise ConfigError("transactional: this engine is async; write `async def` handlers")
+        if not is_async_source and handlers.are_async:
+            raise ConfigError(
+                "transactional: the handler is async; hand over an AsyncEngine, or an "
+                "async_sessionmaker"
+            )
+        return self._begins
+
+
+@contextmanager
+def _watched(stop: threading.Event, signals: bool) -> Iterator[None]:
+    if not signals:
+        yield
+        return
+    with told_to_stop(stop):
+        yield
+
+
+def _metadata_of(metadata: Mapping[str, Any] | MetadataOf | None) -> MetadataOf | None:
+    if metadata is None or callable(metadata):
+        return metadata
+    if not isinstance(metadata, Mapping):
+        raise ConfigError(f"metadata: {metadata!r} is neither a dict nor a function of the message")
+    given = dict(metadata)
+
+    def same(_: Message) -> Mapping[str, Any]:
+        return given
+
+    return same
+
+
+def _duration(value: Seconds) -> Duration:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return timedelta(seconds=value)
+    return value  # type: ignore[return-value]  # What is no duration is told by whoever takes it.
+
+
+def _count(value: int, what: str) -> int:
+    if type(value) is not int or not 1 <= value <= _MOST:
+        raise ConfigError(f"{what}: {value!r} is no whole number from 1 to {_MOST:,}")
+    return value
+
+
+def _checked(listener: Listener, what: str) -> Listener:
+    if not callable(listener):
+        raise ConfigError(f"{what}: {listener!r} is no function of (error, message)")
+    return listener

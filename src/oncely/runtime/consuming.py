@@ -1,0 +1,355 @@
+"""Consuming: takes deliveries in windows, lets their turns run, and settles them."""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oncely.async_ledger import SteadyLedger
+from oncely.claiming.inline import InlineCalls
+from oncely.core.errors import (
+    ExhaustedError,
+    OncelyError,
+    StoreError,
+    TransportError,
+    describe,
+)
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Record
+from oncely.crashpoints import reached
+from oncely.handling.around import Kept
+from oncely.handling.held_message import HeldMessage, Untracked
+from oncely.handling.verdicts import AGAIN_S, after_failure, after_refusal
+from oncely.outbox import Relay
+from oncely.runtime.claims import Claims, MetadataOf
+from oncely.runtime.lanes import Lanes
+from oncely.runtime.report import Report
+from oncely.runtime.running import AsyncRunning, Parts, Running
+from oncely.runtime.threads import Loop, Place, Threads
+from oncely.runtime.transactions import Transactions
+from oncely.runtime.turn import Turn
+from oncely.transports.base import Ack, DeadLetter, Delay, Delivery, Requeue, Transport, Verdict
+
+_log = logging.getLogger(__name__)
+
+_IDLE_S = 0.1
+"""How long to wait for a delivery where none is being handled."""
+_SHORTEST_REST_S = 0.002
+_LONGEST_REST_S = 0.05
+"""How long to wait for a handler's end before deliveries are looked for again."""
+_AWAY_S = 1.0
+_WINDOW_S = 0.1
+"""What is claimed together is handled in about that time: a killed process leaves no more than that
+in doubt, and others find work while a slow handler runs."""
+
+Listener = Callable[[Exception, Message], Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Settings:
+    """How a consumer consumes."""
+
+    queue: str
+    parts: Parts
+    policy: Policy
+    metadata_of: MetadataOf | None
+    on_retry: Sequence[Listener]
+    on_failed: Sequence[Listener]
+    concurrency: int
+    window: int
+    grace_s: float
+    is_ordered: bool
+
+
+class Consuming:
+    """One consumer at work, from start to end."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        transport: Transport,
+        stop: threading.Event,
+        on_progress: Callable[[Report], None],
+    ) -> None:
+        self.report = Report()
+        self._settings = settings
+        self._transport = transport
+        self._stop = stop
+        self._on_progress = on_progress
+        self._pace = _Pace(settings)
+        self._lanes = Lanes(is_ordered=settings.is_ordered)
+        self._in_flight: set[Turn] = set()
+        self._has_received = False
+        self._rest_s = _SHORTEST_REST_S
+        handling = settings.parts.handling
+        self._claims: Claims | None = None
+        self._relay: Relay | None = None
+        if handling is not None:
+            is_async_ = settings.parts.are_async
+            calls = SteadyLedger(handling.ledger) if is_async_ else InlineCalls(handling.ledger)
+            self._claims = Claims(handling, settings.metadata_of, calls, stop.wait)
+            if handling.ledger.can_defer:
+                self._relay = Relay(handling.ledger, transport)
+        self._place = _place(settings)
+
+    # ---- The way of the whole ------------------------------------------------------------------
+
+    def run(self, *, drain: bool) -> Report:
+        """Until it is told to stop or, to `drain`, until nothing waits, is delayed or in flight."""
+        try:
+            while not self._stop.is_set():
+                has_moved = self._go_on()
+                if drain and not has_moved and self._is_drained():
+                    break
+            self._wait_for_the_rest()
+        finally:
+            self._place.stop()
+            self._give_back()
+            self._place.close()
+            self._transport.close()
+        return self.report
+
+    def _go_on(self) -> bool:
+        """Whether anything has happened."""
+        ended = self._place.collect(0.0)
+        self._end(ended)
+        deliveries = self._receive()
+        self._begin(deliveries)
+        if ended or deliveries:
+            self._rest_s = _SHORTEST_REST_S
+            return True
+        if self._in_flight:
+            self._end(self._place.collect(self._rest_s))
+            self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
+        return False
+
+    def _receive(self) -> Sequence[Delivery]:
+        room = self._pace.room(self._in_flight)
+        if room <= 0:
+            return []
+        wait_s = 0.0 if self._in_flight else _IDLE_S
+        try:
+            deliveries = self._transport.receive(self._settings.queue, room, wait_s)
+        except TransportError:
+            if not self._has_received:
+                raise
+            # It was there, and will be again.
+            _log.warning("broker_is_away", exc_info=True)
+            self._stop.wait(_AWAY_S)
+            return []
+        self._has_received = True
+        return deliveries
+
+    def _is_drained(self) -> bool:
+        return not self._in_flight and self._transport.is_drained(self._settings.queue)
+
+    def _wait_for_the_rest(self) -> None:
+        """Let what runs come to its end, for the time of grace."""
+        self._place.stop()
+        until = time.monotonic() + self._settings.grace_s
+        while self._in_flight and (left_s := until - time.monotonic()) > 0:
+            self._end(self._place.collect(min(left_s, _IDLE_S)))
+
+    def _give_back(self) -> None:
+        """Release what runs longer than that, and what has not begun."""
+        if self._in_flight and self._claims is not None:
+            self._claims.give_back([turn for turn in self._in_flight if not turn.is_stored])
+
+    # ---- Beginning -----------------------------------------------------------------------------
+
+    def _begin(self, deliveries: Iterable[Delivery]) -> None:
+        turns = [self._turn(delivery) for delivery in deliveries]
+        self.report.received += len(turns)
+        self._in_flight.update(turns)
+        ready = self._lanes.enter([turn for turn in turns if turn.refusal is None])
+        self._end([turn for turn in turns if turn.refusal is not None])
+        self._claim_and_start(ready)
+
+    def _turn(self, delivery: Delivery) -> Turn:
+        handler = self._settings.parts.handlers.of(delivery.message.type)
+        turn = Turn(delivery, handler or _never)
+        if handler is None:
+            turn.refusal = UnhandledError(
+                f"nothing here takes messages of the type {delivery.message.type!r}"
+            )
+        elif self._claims is not None:
+            self._claims.prepare(turn)
+        else:
+            turn.begun = Untracked(delivery.message)
+        return turn
+
+    def _claim_and_start(self, turns: Sequence[Turn]) -> None:
+        if not turns:
+            return
+        asking = [turn for turn in turns if turn.put_off_s is None and not self._place.is_stopped]
+        if self._claims is not None and self._settings.parts.begins is None and asking:
+            self._claims.begin(asking)
+        running = [turn for turn in asking if self._is_to_run(turn)]
+        if running:
+            self._place.start(running)
+        self._end([turn for turn in turns if turn not in running])
+
+    def _is_to_run(self, turn: Turn) -> bool:
+        parts = self._settings.parts
+        if turn.refusal is not None or isinstance(turn.begun, Kept):
+            return bool(parts.outer)
+        return turn.begun is not None or parts.begins is not None
+
+    # ---- Ending --------------------------------------------------------------------------------
+
+    def _end(self, turns: Sequence[Turn]) -> None:
+        if not turns:
+            return
+        self._pace.learn(turns)
+        if self._claims is not None:
+            self._claims.end(turns)
+        for turn in turns:
+            turn.verdict = self._verdict(turn)
+            self._lanes.note(turn, turn.verdict)
+            self._count(turn)
+        self._send_deferred(turns)
+        reached("before_acknowledge")
+        self._settle(turns)
+        self._in_flight.difference_update(turns)
+        self._on_progress(self.report)
+        self._claim_and_start(self._lanes.leave(turns))
+
+    def _settle(self, turns: Sequence[Turn]) -> None:
+        settled = [(turn.delivery, turn.verdict) for turn in turns if turn.verdict is not None]
+        try:
+            self._transport.settle(settled)
+        except TransportError:
+            # They come again, and are known.
+            _log.warning("settling_failed", exc_info=True, extra={"count": len(settled)})
+
+    def _verdict(self, turn: Turn) -> Verdict:
+        if turn.put_off_s is not None:
+            return Delay(turn.put_off_s)
+        if turn.refusal is not None:
+            self._tell_of_refusal(turn, turn.refusal)
+            verdict = after_refusal(turn.refusal, is_begun=turn.has_run)
+            return verdict or DeadLetter(describe(turn.refusal))
+        if turn.error is None:
+            return Ack() if turn.has_started or isinstance(turn.begun, Kept) else Requeue()
+        if not isinstance(turn.error, Exception):
+            return Delay(AGAIN_S)
+        _log.warning("handler_failed", exc_info=turn.error, extra={"id": turn.message.id})
+        return self._after_failure(turn, turn.error)
+
+    def _after_failure(self, turn: Turn, error: Exception) -> Verdict:
+        try:
+            record = self._record(turn)
+        except StoreError:
+            return Delay(AGAIN_S)
+        verdict = after_failure(self._settings.policy, record, turn.delivery.count, error)
+        listeners = self._settings.on_retry
+        if isinstance(verdict, DeadLetter):
+            listeners = self._settings.on_failed
+        _tell(listeners, error, turn.message)
+        return verdict
+
+    def _record(self, turn: Turn) -> Record | None:
+        """As it now stands, after a failure."""
+        if self._claims is None or turn.key is None or isinstance(turn.begun, Untracked):
+            return None
+        if isinstance(turn.begun, HeldMessage):
+            record = turn.begun.claim.record
+            return record._replace(exhausted=self._claims.is_final(turn))
+        return self._claims.handling.ledger.find(turn.key)
+
+    def _tell_of_refusal(self, turn: Turn, refusal: Exception) -> None:
+        # Its tries are spent, and whoever spent the last may not have lived to tell.
+        if isinstance(refusal, ExhaustedError):
+            _tell(self._settings.on_failed, refusal, turn.message)
+
+    def _count(self, turn: Turn) -> None:
+        report, has_failed = self.report, isinstance(turn.error, Exception)
+        match turn.verdict:
+            case Ack():
+                report.handled += turn.has_run
+                report.duplicates += isinstance(turn.begun, Kept)
+            case DeadLetter():
+                report.dead_lettered += 1
+                report.failed += has_failed
+            case Delay():
+                report.retried += has_failed
+
+    def _send_deferred(self, turns: Sequence[Turn]) -> None:
+        keys = [turn.key for turn in turns if turn.key is not None and _may_have_sent(turn)]
+        if self._relay is None or not keys:
+            return
+        try:
+            self.report.deferred_sent += self._relay.send_waiting(keys).sent
+        except OncelyError:
+            # It is stored: a relay sends it later.
+            _log.warning("sending_failed", exc_info=True)
+
+
+class UnhandledError(OncelyError):
+    """No handler takes a message of that type."""
+
+
+class _Pace:
+    """How many turns to take on, by how long they have lately taken."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._turn_s = _WINDOW_S
+        """Of one turn."""
+
+    def learn(self, turns: Sequence[Turn]) -> None:
+        """What these have taken."""
+        took = [turn.took_s for turn in turns if turn.has_started]
+        if took:
+            weight = min(1.0, 0.1 * len(took))
+            self._turn_s += weight * (sum(took) / len(took) - self._turn_s)
+
+    @property
+    def window(self) -> int:
+        """How many are claimed together."""
+        settings = self._settings
+        fitting = settings.concurrency * _WINDOW_S / max(self._turn_s, 1e-6)
+        return max(settings.concurrency, min(settings.window, math.ceil(fitting)))
+
+    def room(self, in_flight: set[Turn]) -> int:
+        """How many more may come."""
+        window = self.window
+        return min(window, 2 * window - len(in_flight))
+
+
+def _place(settings: Settings) -> Place:
+    parts = settings.parts
+    if parts.are_async:
+        return Loop(AsyncRunning(parts).run, settings.concurrency)
+    run = Running(parts).run
+    if parts.begins is None or parts.handling is None:
+        return Threads(run, settings.concurrency)
+    together = Transactions(parts.handling, parts.begins, run).run_many
+    return Threads(run, settings.concurrency, together)
+
+
+def _may_have_sent(turn: Turn) -> bool:
+    match turn.begun:
+        case HeldMessage():
+            return bool(turn.begun.end()) and turn.error is None
+        case Kept():
+            return turn.may_send
+        case _:
+            # In a transaction of its own: what it has sent is only known there.
+            return turn.is_stored and turn.has_run and turn.error is None
+
+
+def _tell(listeners: Iterable[Listener], error: Exception, message: Message) -> None:
+    for listener in listeners:
+        try:
+            listener(error, message)
+        except Exception:  # noqa: BLE001 - what a listener raises is no fault of the message.
+            _log.exception("listener_failed")
+
+
+def _never(_: Message) -> None:
+    raise AssertionError("what nothing takes is not run")

@@ -1,0 +1,197 @@
+"""Running: a turn's way through the middleware to its handler, and back."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oncely.claiming.request import json_value
+from oncely.core.context import entered
+from oncely.core.errors import MessageError
+from oncely.core.message import Message
+from oncely.handling.around import Handling, Kept
+from oncely.handling.transacting import Begins, run, run_async
+from oncely.handling.wrapping import is_async
+from oncely.middleware.base import BothWays, Middleware, chained, chained_async
+from oncely.runtime.handlers import Handlers
+from oncely.runtime.turn import Turn, current_turn
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What stands between a delivery and its end."""
+
+    outer: Sequence[Middleware]
+    """What every message goes through, duplicates too."""
+    inner: Sequence[Middleware]
+    """What only those go through whose handler runs."""
+    handlers: Handlers
+    handling: Handling | None
+    begins: Begins | None = None
+    """Where each message has a transaction of its own, with its claim."""
+
+    @property
+    def are_async(self) -> bool:
+        """Whether any handler or middleware is."""
+        middleware = (each for each in (*self.outer, *self.inner) if not isinstance(each, BothWays))
+        return self.handlers.are_async or any(map(is_async, middleware))
+
+
+class Running:
+    """Runs turns, one after another, for handlers and middleware of which none is async."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._inner = chained(parts.inner, _handle)
+        self._outer = chained(parts.outer, self._barrier)
+
+    def run(self, turn: Turn) -> None:
+        """Run it; what is raised is kept with it."""
+        began, token = _start(turn)
+        try:
+            self._outer(turn.message)
+        except BaseException as error:  # noqa: BLE001 - the turn has it.
+            _raised(turn, error)
+        finally:
+            current_turn.reset(token)
+            turn.took_s = time.perf_counter() - began
+
+    def _barrier(self, message: Message) -> Any:
+        turn = current_turn.get()
+        _check_id(turn, message)
+        handling, begins = self._parts.handling, self._parts.begins
+        if turn.begun is None and handling is not None and begins is not None:
+            assert turn.asked is not None  # noqa: S101 - it was prepared.
+            with _ending(turn, handling):
+                return run(
+                    handling, begins, turn.asked, lambda link: self._work(turn, message, link)
+                )
+        if isinstance(turn.begun, Kept):
+            return turn.begun.result
+        assert turn.begun is not None  # noqa: S101 - what was not answered does not run.
+        with entered(turn.begun):
+            return self._work(turn, message, turn.link)
+
+    def _work(self, turn: Turn, message: Message, link: Any) -> Any:
+        turn.link, turn.error, turn.has_run = link, None, True
+        try:
+            turn.result = _kept(self._parts.handling, self._inner(message))
+        except BaseException as error:
+            turn.error = error
+            raise
+        return turn.result
+
+
+class AsyncRunning:
+    """The same where some are async, for the tasks of a loop."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._inner = chained_async(parts.inner, _handle_async)
+        self._outer = chained_async(parts.outer, self._barrier)
+
+    async def run(self, turn: Turn) -> None:
+        """Run it; what is raised is kept with it."""
+        began, token = _start(turn)
+        try:
+            await self._outer(turn.message)
+        except BaseException as error:  # noqa: BLE001 - the turn has it.
+            _raised(turn, error)
+        finally:
+            current_turn.reset(token)
+            turn.took_s = time.perf_counter() - began
+
+    async def _barrier(self, message: Message) -> Any:
+        turn = current_turn.get()
+        _check_id(turn, message)
+        handling, begins = self._parts.handling, self._parts.begins
+        if turn.begun is None and handling is not None and begins is not None:
+            assert turn.asked is not None  # noqa: S101 - it was prepared.
+            source: Any = begins
+            with _ending(turn, handling):
+                return await run_async(
+                    handling, source, turn.asked, lambda link: self._work(turn, message, link)
+                )
+        if isinstance(turn.begun, Kept):
+            return turn.begun.result
+        assert turn.begun is not None  # noqa: S101 - what was not answered does not run.
+        with entered(turn.begun):
+            return await self._work(turn, message, turn.link)
+
+    async def _work(self, turn: Turn, message: Message, link: Any) -> Any:
+        turn.link, turn.error, turn.has_run = link, None, True
+        try:
+            turn.result = _kept(self._parts.handling, await self._inner(message))
+        except BaseException as error:
+            turn.error = error
+            raise
+        return turn.result
+
+
+class _ending:  # noqa: N801 - reads as a statement.
+    """Around a transaction of one turn's own: what comes of it is stored in there."""
+
+    def __init__(self, turn: Turn, handling: Handling) -> None:
+        self._turn = turn
+        self._handling = handling
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        turn = self._turn
+        turn.is_stored = True
+        turn.link = None
+        if error is None:
+            if not turn.has_run:
+                turn.begun = Kept(None)
+        elif error is not turn.error and isinstance(error, Exception):
+            # The transaction's own: whatever the handler has done is undone.
+            turn.error, turn.refusal = None, error
+
+
+def _start(turn: Turn) -> tuple[float, Any]:
+    turn.has_started = True
+    return time.perf_counter(), current_turn.set(turn)
+
+
+def _check_id(turn: Turn, message: Message) -> None:
+    if turn.refusal is not None:
+        raise turn.refusal
+    if message.id != turn.message.id:
+        raise MessageError(
+            f"a middleware before `idempotent` made {message.id!r} of {turn.message.id!r}; "
+            "the id is to stay as it is"
+        )
+
+
+def _raised(turn: Turn, error: BaseException) -> None:
+    if error is turn.error or error is turn.refusal:
+        return
+    if turn.has_run or turn.refusal is not None or isinstance(turn.begun, Kept):
+        # How the message ended is known: it is not undone by what was to come after.
+        _log.error("middleware_failed", exc_info=error)
+    else:
+        turn.error = error
+
+
+def _kept(handling: Handling | None, result: Any) -> Any:
+    return json_value(result) if handling is not None and handling.keeps_result else result
+
+
+def _handle(message: Message) -> Any:
+    turn = current_turn.get()
+    return turn.handler(message) if turn.link is None else turn.handler(message, turn.link)
+
+
+async def _handle_async(message: Message) -> Any:
+    turn = current_turn.get()
+    call: Callable[..., Any] = turn.handler
+    args = (message,) if turn.link is None else (message, turn.link)
+    if is_async(call):
+        return await call(*args)
+    return await asyncio.to_thread(call, *args)

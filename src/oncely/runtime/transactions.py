@@ -1,0 +1,106 @@
+"""Transactions: a window of turns in one, their claims with them; one by one where that fails."""
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from oncely.claiming.inbox import Inbox
+from oncely.claiming.inline import InlineCalls
+from oncely.core.commands import Granted, InDoubt
+from oncely.crashpoints import reached
+from oncely.handling.around import Handling
+from oncely.handling.held_message import HeldMessage
+from oncely.handling.transacting import Begins
+from oncely.runtime.claims import answer
+from oncely.runtime.turn import Turn
+
+_log = logging.getLogger(__name__)
+
+
+class Transactions:
+    """Runs turns together, by `run`, in a transaction that `begins` begins."""
+
+    def __init__(self, handling: Handling, begins: Begins, run: Callable[[Turn], None]) -> None:
+        self._handling = handling
+        self._begins = begins
+        self._run = run
+        lease_s = handling.lease_s
+        self._lease: Any = "none" if lease_s is None else timedelta(seconds=lease_s)
+
+    def run_many(self, turns: Sequence[Turn]) -> None:
+        """Together where all succeed, which is stored then; else each in its own transaction."""
+        together = [turn for turn in turns if turn.key is not None and not turn.is_alone]
+        if len(together) > 1 and not self._run_together(together):
+            for turn in together:
+                turn.start_over()
+        for turn in turns:
+            if not turn.is_stored:
+                self._run(turn)
+
+    def _run_together(self, turns: Sequence[Turn]) -> bool:
+        """Whether all has been stored."""
+        try:
+            with (
+                self._begins.begin() as link,
+                self._handling.ledger.transaction(link) as inbox,
+            ):
+                self._claim(turns, inbox)
+                for turn in turns:
+                    turn.link = link
+                    self._run(turn)
+                    if turn.error is not None:
+                        raise _FailedError
+                self._complete(turns, inbox)
+                reached("before_commit")
+        except _FailedError:
+            return False
+        except Exception:  # noqa: BLE001 - each alone tells what is wrong, and with which.
+            _log.info("window_undone", exc_info=True)
+            return False
+        reached("after_commit")
+        for turn in turns:
+            turn.is_stored = True
+        return True
+
+    def _claim(self, turns: Sequence[Turn], inbox: Inbox) -> None:
+        calls = InlineCalls(inbox)
+        asked = [turn.asked for turn in turns if turn.asked is not None]
+        outcomes = inbox.claim_many(
+            [turn.key for turn in turns if turn.key is not None],
+            self._lease,
+            self._handling.policy,
+            fingerprints=[each.fingerprint for each in asked],
+            metadata=[each.metadata for each in asked],
+        )
+        for turn, outcome in zip(turns, outcomes, strict=True):
+            match outcome:
+                case Granted(claim):
+                    turn.begun = HeldMessage(claim, calls, turn.message)
+                case InDoubt():
+                    raise _FailedError
+                case _:
+                    answer(turn, outcome, self._handling.policy, inbox)
+
+    def _complete(self, turns: Sequence[Turn], inbox: Inbox) -> None:
+        done = [turn for turn in turns if isinstance(turn.begun, HeldMessage) and turn.has_run]
+        held = [turn.begun for turn in done if isinstance(turn.begun, HeldMessage)]
+        results = [turn.result for turn in done] if self._handling.keeps_result else None
+        claims = [each.claim for each in held]
+        deferred = [each.end() for each in held]
+        reached("before_completed")
+        if any(deferred):
+            inbox.handled_many(claims, results, deferred)
+            inbox.finish(
+                [each.claim.key for each, sent in zip(held, deferred, strict=True) if not sent]
+            )
+        else:
+            inbox.complete_many(claims, results)
+        inbox.release_many(
+            [t.begun.claim for t in turns if isinstance(t.begun, HeldMessage) and not t.has_run]
+        )
+        reached("after_completed")
+
+
+class _FailedError(Exception):
+    """A handler has failed: nothing of the window is to be stored."""

@@ -1,0 +1,62 @@
+"""Turn: a delivery on its way through a consumer."""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from oncely.core.message import Message
+from oncely.core.record import Key
+from oncely.handling.around import Asked, Begun
+from oncely.transports.base import Delivery, Verdict
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """What is known of a delivery so far."""
+
+    delivery: Delivery
+    handler: Callable[..., Any]
+    """What takes it."""
+    asked: Asked | None = None
+    """What the ledger is asked for; None before, and without a ledger."""
+    key: Key | None = None
+    """What the ledger knows it by; None where it runs untracked."""
+    is_alone: bool = False
+    """Whether more is to be asked of the ledger than of the others of its window."""
+    begun: Begun | None = None
+    """Under which the handler is to run; or what a duplicate gets."""
+    may_send: bool = False
+    """Whether an earlier run may have left messages to be sent."""
+    put_off_s: float | None = None
+    """How long it is to wait for another of its order."""
+    refusal: Exception | None = None
+    """Why the handler does not run."""
+    link: Any = None
+    """The connection or session of its transaction, where it has one."""
+    has_started: bool = False
+    """Whether it was begun to be handled, by a middleware or the handler."""
+    has_run: bool = False
+    """Whether the handler has run, or has begun to."""
+    is_stored: bool = False
+    """Whether the ledger knows how it ended."""
+    result: Any = None
+    error: BaseException | None = None
+    """What the handler raised; or a middleware around it, where the handler did not run."""
+    took_s: float = 0.0
+    verdict: Verdict | None = None
+    """What is to become of the delivery, once that is known."""
+
+    def start_over(self) -> None:
+        """Forget what has happened in a transaction that is undone."""
+        self.begun = self.refusal = self.result = self.error = None
+        self.has_started = self.has_run = self.is_stored = False
+
+    @property
+    def message(self) -> Message:
+        """What was delivered."""
+        return self.delivery.message
+
+
+current_turn: ContextVar[Turn] = ContextVar("oncely_turn")
+"""Whose middleware runs in this thread and task."""
