@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test servers check model campaign bench-ledger bench-transaction bench-pipeline clean
+.PHONY: help setup run test servers check model chaos campaign bench-ledger bench-transaction bench-pipeline clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ model: .venv/.ready servers ## the model with spin: three modes hold, every muta
 
 crash: .venv/.ready servers ## kill a process N times at each named point (N=1000)
 	@ONCELY_TEST_CRASHES=$(or $(N),1000) $(BIN)/pytest tests/crash --timeout 86400
+
+chaos: .venv/.ready servers ## N messages while workers, RabbitMQ and PostgreSQL are struck (N=20000)
+	@ONCELY_TEST_CHAOS=$(or $(N),20000) $(BIN)/pytest -s tests/chaos
 
 campaign: .venv/.ready servers ## the tests of kills, with many more
 	@ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 $(BIN)/pytest -k kill --timeout 3600

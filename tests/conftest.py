@@ -12,7 +12,10 @@ from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
     postgresql_url,
     private_mariadb,
     private_postgresql,
+    private_rabbitmq,
     private_redis,
+    rabbitmq,
+    rabbitmq_url,
     redis_server,
     redis_url,
 )

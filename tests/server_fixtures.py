@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from sqlalchemy import URL, make_url
-from tests.servers import MariaDb, MissingProgram, Postgresql, Redis, Server
+from tests.servers import MariaDb, MissingProgram, Postgresql, Rabbitmq, Redis, Server
 
 if TYPE_CHECKING:
     from psycopg.sql import Composed
     from pymysql.cursors import Cursor
 
 S = TypeVar("S", bound=Server)
+
+# The names of queues that tests use where they may choose.
+QUEUES = ("orders", "another", "a", "A", "a.b", "a:b", "é")
 
 # Number 0 is left alone: where a server has a use besides, it is there.
 _REDIS_NUMBERS = cycle(range(1, 16))
@@ -42,6 +45,13 @@ def redis_server() -> Iterator[str]:
     yield from _shared(Redis, "ONCELY_TEST_REDIS_URL")
 
 
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[Rabbitmq]:
+    """The RabbitMQ that tests share, each in a vhost of its own."""
+    with available(Rabbitmq) as server:
+        yield server
+
+
 @pytest.fixture
 def private_postgresql() -> Iterator[Postgresql]:
     """A PostgreSQL that the test may kill and start again."""
@@ -60,6 +70,13 @@ def private_mariadb() -> Iterator[MariaDb]:
 def private_redis() -> Iterator[Redis]:
     """A Redis that the test may kill and start again."""
     with available(Redis) as server:
+        yield server
+
+
+@pytest.fixture
+def private_rabbitmq() -> Iterator[Rabbitmq]:
+    """A RabbitMQ that the test may kill and start again."""
+    with available(Rabbitmq) as server:
         yield server
 
 
@@ -96,6 +113,24 @@ def redis_url(redis_server: str) -> str:
     with redis.Redis.from_url(url) as client:
         client.flushdb()
     return url
+
+
+@pytest.fixture
+def rabbitmq_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of an empty vhost on a RabbitMQ, gone after the test.
+
+    A server that the environment names cannot be told to make one: there the queues that tests
+    use are deleted before the test.
+    """
+    if url := os.environ.get("ONCELY_TEST_RABBITMQ_URL"):
+        _delete_queues(url)
+        yield url
+        return
+    server: Rabbitmq = request.getfixturevalue("rabbitmq")
+    name = _new_name()
+    server.add_vhost(name)
+    yield server.url_of(name)
+    server.delete_vhost(name)
 
 
 def available(kind: type[S]) -> S:
@@ -161,3 +196,13 @@ def _mysql_disconnect(cursor: "Cursor", database: str) -> None:
         # It may have gone by itself meanwhile.
         with suppress(pymysql.OperationalError):
             cursor.execute("KILL %s", (connection,))
+
+
+def _delete_queues(url: str) -> None:
+    import pika
+
+    with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
+        channel = connection.channel()
+        for name in QUEUES:
+            channel.queue_delete(name)
+            channel.queue_delete(f"{name}.dead")

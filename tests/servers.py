@@ -1,4 +1,4 @@
-"""PostgreSQL, MariaDB and Redis of a test's own, from the machine's packages, on loopback."""
+"""PostgreSQL, MariaDB, Redis and RabbitMQ of a test's own, from the machine's packages, on loopback."""
 
 import os
 import random
@@ -11,8 +11,10 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self
+from urllib.parse import quote
 
 HOST = "127.0.0.1"
 
@@ -24,7 +26,7 @@ _PORT_TRIES = 5
 # Below the ports that the kernel gives to outgoing connections: one of those would take the port
 # of a server that is down for a moment, or a client that tries again would connect to itself.
 _PORTS = range(15_000, 32_000)
-_PORT_TAKEN = "Address already in use"
+_PORT_TAKEN = ("Address already in use", "eaddrinuse")
 _LOG_TAIL = 3000
 
 # Outlives whoever started it. When told the end, or when its input ends because whoever started it
@@ -119,7 +121,7 @@ class Server(ABC):
             if self._wait_for_answer():
                 return
             # Clients already know the port of a server that was running.
-            if self._has_answered or _PORT_TAKEN not in self._last_words():
+            if self._has_answered or not any(said in self._last_words() for said in _PORT_TAKEN):
                 break
             self.port = free_port()
         raise ServerError(f"{self.name} does not start:\n{self._last_words()}")
@@ -369,6 +371,141 @@ class Redis(Server):
                 return False
 
 
+class Rabbitmq(Server):
+    """A RabbitMQ node, alone, without plugins; nothing of it is known to other Erlang programs."""
+
+    name = "RabbitMQ"
+    package = "rabbitmq-server"
+    programs = ("rabbitmq-server", "rabbitmqctl", "epmd", "erl_call")
+    account = "rabbitmq"
+
+    _NODE = "oncely@localhost"
+    _COOKIE = "oncely"
+    # To look through all that are installed takes it seconds. What it starts is found elsewhere.
+    _PLUGINS = ("rabbit", "rabbit_common", "rabbitmq_prelaunch")
+
+    @property
+    def url(self) -> str:
+        return self.url_of("/")
+
+    def url_of(self, vhost: str) -> str:
+        """The URL of a vhost."""
+        return f"amqp://oncely:secret@{HOST}:{self.port}/{quote(vhost, safe='')}"
+
+    def ctl(self, *words: str) -> str:
+        """What rabbitmqctl says when it is told these words. Raises ServerError when it fails."""
+        _, rabbitmqctl, _, _ = self._programs
+        told = [rabbitmqctl, f"--node={self._NODE}", f"--erlang-cookie={self._COOKIE}", *words]
+        return self._said(told)
+
+    def evaluate(self, expression: str) -> str:
+        """What an Erlang expression comes to in the node: in milliseconds, unlike `ctl`.
+
+        Raises ServerError when it fails.
+        """
+        *_, erl_call = self._programs
+        told = [erl_call, "-c", self._COOKIE, "-address", f"{HOST}:{self._dist_port}", "-e"]
+        said = self._said(told, f"{expression}.\n")
+        if not said.startswith("{ok, "):
+            raise ServerError(f"{expression} fails:\n{said}")
+        return said.removeprefix("{ok, ").removesuffix("}")
+
+    def add_vhost(self, name: str) -> None:
+        """Make an empty vhost that the user of `url` may use."""
+        self.evaluate(
+            f'rabbit_vhost:add(<<"{name}">>, <<"oncely">>), '
+            "rabbit_auth_backend_internal:set_permissions("
+            f'<<"oncely">>, <<"{name}">>, <<".*">>, <<".*">>, <<".*">>, <<"oncely">>)'
+        )
+
+    def delete_vhost(self, name: str) -> None:
+        """Remove a vhost and all that is in it."""
+        self.evaluate(f'rabbit_vhost:delete(<<"{name}">>, <<"oncely">>)')
+
+    @property
+    def _dist_port(self) -> int:
+        return self.port + 1
+
+    @property
+    def _epmd_port(self) -> int:
+        return self.port + 2
+
+    @property
+    def _plugins(self) -> Path:
+        return self.folder / "plugins"
+
+    @property
+    def _settings(self) -> Path:
+        return self.folder / "rabbitmq.conf"
+
+    def _prepare(self) -> None:
+        self._run("/bin/mkdir", self.data)
+        self._plugins.mkdir()
+        for name in self._PLUGINS:
+            for found in Path("/usr/lib/rabbitmq/lib").glob(f"*/plugins/{name}-[0-9]*"):
+                (self._plugins / found.name).symlink_to(found)
+
+    def _command(self) -> Sequence[str | Path]:
+        server, _, epmd, _ = self._programs
+        self._settings.write_text(
+            f"listeners.tcp.1 = {HOST}:{self.port}\n"
+            "default_user = oncely\n"
+            "default_pass = secret\n"
+            "log.console = true\n"
+            "log.file = false\n"
+        )
+        return ["/bin/sh", "-c", f'"{epmd}" & exec "{server}"']
+
+    def _surroundings(self, log: IO[bytes]) -> dict[str, Any]:
+        surroundings = super()._surroundings(log)
+        surroundings["env"] |= {
+            "LC_ALL": "C.UTF-8",
+            "HOME": str(self.folder),
+            "ERL_EPMD_ADDRESS": HOST,
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "RABBITMQ_NODENAME": self._NODE,
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-setcookie {self._COOKIE}",
+            "RABBITMQ_CONFIG_FILE": str(self._settings),
+            "RABBITMQ_CONF_ENV_FILE": os.devnull,
+            "RABBITMQ_MNESIA_BASE": str(self.data),
+            "RABBITMQ_LOG_BASE": str(self.folder),
+            "RABBITMQ_PLUGINS_DIR": str(self._plugins),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled"),
+            # Then its start script becomes the node, and does not stand between it and us.
+            "RUNNING_UNDER_SYSTEMD": "true",
+        }
+        return surroundings
+
+    def _answers(self) -> bool:
+        import pika
+        from pika.exceptions import AMQPError
+
+        try:
+            pika.BlockingConnection(pika.URLParameters(self.url)).close()
+        except (AMQPError, OSError):
+            return False
+        return True
+
+    def _running(self, process: subprocess.Popen[bytes] | None) -> None:
+        if process is None and self._process is not None:
+            # The node's own children, and epmd, which outlives it.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        super()._running(process)
+
+    def _said(self, command: Sequence[str], told: str = "") -> str:
+        with (self.folder / "said").open("w+b") as said:
+            surroundings = self._surroundings(said)
+            del surroundings["stdin"]
+            done = subprocess.run(command, check=False, input=told.encode(), **surroundings)
+            said.seek(0)
+            text = said.read().decode(errors="replace")
+        if done.returncode != 0:
+            raise ServerError(f"{command[0]} fails:\n{text}")
+        return text
+
+
 def find_program(name: str) -> str | None:
     """Where a server's program is; Debian keeps some off the PATH."""
     versions = sorted(
@@ -376,7 +513,13 @@ def find_program(name: str) -> str | None:
         key=lambda folder: float(folder.parent.name),
         reverse=True,
     )
-    folders = [os.environ.get("PATH", os.defpath), "/usr/sbin", *map(str, versions)]
+    folders = [
+        # Debian's own scripts around these run them as one account, in one place only.
+        "/usr/lib/rabbitmq/bin",
+        os.environ.get("PATH", os.defpath),
+        "/usr/sbin",
+        *map(str, versions),
+    ]
     return shutil.which(name, path=os.pathsep.join(folders))
 
 

@@ -12,11 +12,13 @@ from oncely.core.message import Message
 from oncely.core.policy import Duration, Policy, seconds
 from oncely.handling.around import Handling
 from oncely.handling.transacting import AsyncBegins, Begins
+from oncely.handling.wrapping import is_async
 from oncely.ledger import Ledger
 from oncely.middleware.base import Middleware
+from oncely.once import check_transaction
 from oncely.runtime.claims import MetadataOf
 from oncely.runtime.consuming import Consuming, Listener, Settings
-from oncely.runtime.handlers import Handler, Handlers, check_pattern
+from oncely.runtime.handlers import Handler, Handlers, check_pattern, check_takes
 from oncely.runtime.report import Report
 from oncely.runtime.running import Parts
 from oncely.stopping import told_to_stop
@@ -58,7 +60,7 @@ class Consumer:
         self._begins: Begins | AsyncBegins | None = None
         self._concurrency = 1
         self._window = 100
-        self._grace_s = 30.0
+        self.grace_s = 30.0
         self._is_ordered = False
         self._stop = threading.Event()
 
@@ -150,14 +152,14 @@ class Consumer:
 
     def catch(self, listener: Listener) -> Self:
         """Call `listener(error, message)` after each failure that is to be tried again."""
-        self._on_retry.append(_checked(listener, "catch"))
+        self._on_retry.append(_called(listener, "catch", ["error", "message"]))
         return self
 
     def failed(self, listener: Listener) -> Self:
         """Call `listener(error, message)` when a message is given up, before it goes to the dead
         letters. Once, unless the process dies at that moment.
         """
-        self._on_failed.append(_checked(listener, "failed"))
+        self._on_failed.append(_called(listener, "failed", ["error", "message"]))
         return self
 
     def _change(self, **changes: Any) -> None:
@@ -185,7 +187,7 @@ class Consumer:
 
     def grace(self, grace: Seconds) -> Self:
         """When it is stopped, give running handlers so long to end."""
-        self._grace_s = seconds(_duration(grace), "grace")
+        self.grace_s = seconds(_duration(grace), "grace")
         return self
 
     # ---- At work -------------------------------------------------------------------------------
@@ -206,14 +208,18 @@ class Consumer:
         be reached to begin with, StoreError where the ledger has no table.
         """
         settings = self._settings(handler)
-        self._stop.clear()
-        with self._opened() as transport, _watched(self._stop, stop_on_signals):
-            transport.subscribe(self.queue, settings.parts.handlers.topics)
-            consuming = Consuming(settings, transport, self._stop, on_progress)
-            return consuming.run(drain=drain)
+        try:
+            with self._opened() as transport, _watched(self._stop, stop_on_signals):
+                transport.subscribe(self.queue, settings.parts.handlers.topics)
+                consuming = Consuming(settings, transport, self._stop, on_progress)
+                return consuming.run(drain=drain)
+        finally:
+            self._stop.clear()
 
     def stop(self) -> None:
-        """Take no more, and let `consume` return: from any thread, or a handler of signals."""
+        """Take no more, and let `consume` return, or the next one, where none is at work: from any
+        thread, or a handler of signals.
+        """
         self._stop.set()
 
     @contextmanager
@@ -232,44 +238,46 @@ class Consumer:
         if not handlers.all:
             raise ConfigError("consume: nothing handles the messages; write consume(handler)")
         policy = replace(self._policy, **self._changes)
+        parts = Parts(
+            outer=self._outer,
+            inner=self._inner,
+            handlers=handlers,
+            handling=self._handling(policy),
+            begins=self._begins,
+        )
+        self._check(parts)
         return Settings(
             queue=self.queue,
-            parts=Parts(
-                outer=self._outer,
-                inner=self._inner,
-                handlers=handlers,
-                handling=self._handling(policy),
-                begins=self._checked_begins(handlers),
-            ),
+            parts=parts,
             policy=policy,
             metadata_of=self._metadata_of,
             on_retry=self._on_retry,
             on_failed=self._on_failed,
             concurrency=self._concurrency,
             window=self._window,
-            grace_s=self._grace_s,
+            grace_s=self.grace_s,
             is_ordered=self._is_ordered,
         )
 
     def _handling(self, policy: Policy) -> Handling | None:
         return None if self._ledger is None else Handling.under(self._ledger, self._name, policy)
 
-    def _checked_begins(self, handlers: Handlers) -> Any:
+    def _check(self, parts: Parts) -> None:
+        """Raise ConfigError where the parts do not go together."""
+        names = ["message"] if self._begins is None else ["message", "connection"]
+        for handler in parts.handlers.all:
+            check_takes(handler, "handler", names)
+            if self._begins is not None:
+                check_transaction(self._begins, handler)
         if self._begins is None:
-            return None
+            return
         if self._ledger is None:
             raise ConfigError("transactional: no ledger is known; add .idempotent(ledger, name)")
-        is_async_source = hasattr(self._begins, "sync_engine") or hasattr(
-            self._begins, "sync_session_class"
-        )
-        if is_async_source and not handlers.are_async:
-            raise ConfigError("transactional: this engine is async; write `async def` handlers")
-        if not is_async_source and handlers.are_async:
+        if parts.are_async and not parts.handlers.are_async:
             raise ConfigError(
-                "transactional: the handler is async; hand over an AsyncEngine, or an "
-                "async_sessionmaker"
+                "transactional: a middleware is async, and the handlers are not; write both as "
+                "`async def`, with an AsyncEngine"
             )
-        return self._begins
 
 
 @contextmanager
@@ -282,8 +290,10 @@ def _watched(stop: threading.Event, signals: bool) -> Iterator[None]:
 
 
 def _metadata_of(metadata: Mapping[str, Any] | MetadataOf | None) -> MetadataOf | None:
-    if metadata is None or callable(metadata):
-        return metadata
+    if metadata is None:
+        return None
+    if callable(metadata):
+        return _called(metadata, "metadata", ["message"])
     if not isinstance(metadata, Mapping):
         raise ConfigError(f"metadata: {metadata!r} is neither a dict nor a function of the message")
     given = dict(metadata)
@@ -306,7 +316,11 @@ def _count(value: int, what: str) -> int:
     return value
 
 
-def _checked(listener: Listener, what: str) -> Listener:
-    if not callable(listener):
-        raise ConfigError(f"{what}: {listener!r} is no function of (error, message)")
-    return listener
+def _called(function: F, what: str, names: Sequence[str]) -> F:
+    """Return `function` if it can be called with these. Raises ConfigError."""
+    if not callable(function):
+        raise ConfigError(f"{what}: {function!r} is no function of ({', '.join(names)})")
+    if is_async(function):
+        raise ConfigError(f"{what}: it is called, and not awaited; write it without async")
+    check_takes(function, what, names)
+    return function

@@ -44,7 +44,7 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
 
-def _harmless(method: F) -> F:
+def harmless(method: F) -> F:
     """Let an error of the metrics be logged and go no further."""
 
     @functools.wraps(method)
@@ -121,7 +121,7 @@ class Metrics:
         self._watches = True
         self._registry.register(_Records(ledger))
 
-    @_harmless
+    @harmless
     def settled(
         self, requests: Sequence[Request], results: Sequence[Outcome | Exception], took_s: float
     ) -> None:
@@ -145,22 +145,22 @@ class Metrics:
             if isinstance(result, Granted) and _is_takeover(result):
                 self._takeovers.labels(result.claim.key.consumer).inc()
 
-    @_harmless
+    @harmless
     def untracked(self, consumer: str) -> None:
         """A message runs without a claim."""
         self._untracked.labels(consumer).inc()
 
-    @_harmless
+    @harmless
     def purged(self, consumer: str | None, count: int) -> None:
         """Records were removed by age; of all consumers where none is named."""
         self._purged.labels(consumer or "").inc(count)
 
-    @_harmless
+    @harmless
     def deferred_sent(self, messages: Sequence[DeferredMessage]) -> None:
         """A transport has confirmed these."""
         _count_each(self._sent, messages)
 
-    @_harmless
+    @harmless
     def deferred_refused(self, messages: Sequence[DeferredMessage]) -> None:
         """A transport has refused these, whether or not they are tried again."""
         _count_each(self._refused, messages)

@@ -91,7 +91,7 @@ def once(
     def decorate(function: F) -> Any:
         check_function(function, "once")
         if transaction is not None:
-            _check_transaction(transaction, function)
+            check_transaction(transaction, function)
             return wrapped(function, _transacted(function, handling, transaction, asked))
         inside: Any = within_async if is_async(function) else within
         return wrapped(function, inside(lambda args, kwargs: Work(handling, asked(args, kwargs))))
@@ -149,7 +149,7 @@ def _check_asking(key: object, fingerprint: object) -> None:
             raise ConfigError(f"{name}: it is called, and not awaited; write it without async")
 
 
-def _check_transaction(source: object, function: Callable[..., Any]) -> None:
+def check_transaction(source: object, function: Callable[..., Any]) -> None:
     """Raise ConfigError for what does not begin transactions as `function` needs them."""
     kinds = type(source).__mro__
     if not callable(getattr(source, "begin", None)) or {k.__name__ for k in kinds} & _NO_SOURCES:

@@ -51,6 +51,38 @@ class TestSqliteTransport(TransportConformance):
             )
 
 
+class SleepingClock:
+    """The clock of a broker that nobody can move."""
+
+    def advance(self, seconds: float) -> None:
+        """Wait for so long."""
+        time.sleep(seconds)
+
+
+class TestRabbitmqQuorum(TransportConformance):
+    """The suite on RabbitMQ with quorum queues, which count deliveries."""
+
+    delay_s = 0.3
+    options = ""
+
+    @pytest.fixture
+    def clock(self) -> SleepingClock:
+        return SleepingClock()
+
+    @pytest.fixture
+    def connect(self, rabbitmq_url: str) -> Iterator[Connect]:
+        with ExitStack() as opened:
+            yield lambda: opened.enter_context(
+                closing(open_transport(f"{rabbitmq_url}{self.options}"))
+            )
+
+
+class TestRabbitmqClassic(TestRabbitmqQuorum):
+    """The suite on RabbitMQ with classic queues."""
+
+    options = "?queue_type=classic"
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """The URL of a SQLite file that does not exist yet."""
@@ -88,7 +120,16 @@ def _ids(deliveries: Sequence[Delivery]) -> list[str]:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("amqp://guest:secret@localhost/", r'of no known kind; write "sqlite:///queue.db"'),
+        ("http://guest:secret@localhost/", r'of no known kind; write "sqlite:///queue.db"'),
+        ("amqp://", 'names no broker; write "amqp://localhost"'),
+        ("amqp://guest:secret@localhost:port/", "is no address of a broker"),
+        ("amqp://localhost?prefetch=0", "prefetch: '0' is no whole number"),
+        ("amqp://localhost?prefetch=65536", "prefetch: 65536 is more than 65535"),
+        ("amqp://localhost?queue_type=stream", "queue_type: 'stream' is none of quorum, classic"),
+        ("amqp://localhost?exchange=", "exchange: it has no name"),
+        ("amqp://localhost?confirm_timeout=0s", 'confirm_timeout: .*write "30s"'),
+        ("amqp://localhost?visibility=5m", "'visibility' is none of prefetch, queue_type"),
+        ("amqps://localhost?cafile=missing.pem", "cafile: 'missing.pem' cannot be read"),
         ("queue.db", "of no known kind"),
         ("", "of no known kind"),
         ("memory", 'write "memory://name"'),

@@ -45,13 +45,14 @@ def _parser() -> ArgumentParser:
     _add_forget(commands)
     _add_purge(commands)
     _add_relay(commands)
+    _add_consume(commands)
+    _add_dead(commands)
     return parser
 
 
 def _command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
-    """A command over a ledger; `run` is where its function is, as module:name."""
-    command = _plain_command(commands, name, run, text)
-    command.set_defaults(extra="cli")
+    """A command over a ledger's table."""
+    command = _ledger_command(commands, name, run, text)
     command.add_argument(
         "--table", metavar="NAME", default=TABLE_NAME, help=f"of the ledger (default: {TABLE_NAME})"
     )
@@ -59,16 +60,22 @@ def _command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
     return command
 
 
-def _plain_command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
-    """A command that takes --ledger and --json."""
-    command: ArgumentParser = commands.add_parser(name, help=text, description=f"{text}.")
-    command.set_defaults(run=f"oncely.cli.{run}")
+def _ledger_command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
+    """A command that takes --ledger."""
+    command = _plain_command(commands, name, run, text)
     command.add_argument(
         "--ledger",
         metavar="URL",
         default=os.environ.get("ONCELY_LEDGER"),
         help="such as sqlite:///ledger.db, env:NAME or file:PATH (default: $ONCELY_LEDGER)",
     )
+    return command
+
+
+def _plain_command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
+    """A command that takes --json; `run` is where its function is, as module:name."""
+    command: ArgumentParser = commands.add_parser(name, help=text, description=f"{text}.")
+    command.set_defaults(run=f"oncely.cli.{run}", extra="cli")
     command.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return command
 
@@ -80,7 +87,7 @@ def _add_pipeline(commands: Any) -> None:
     pipeline = commands.add_parser("pipeline", help="run a pipeline on Spark")
     actions = pipeline.add_subparsers(title="actions", required=True, metavar="ACTION")
     text = "run the pipeline that a TOML file describes; --ledger replaces the file's"
-    run = _plain_command(actions, "run", "pipeline:run", text)
+    run = _ledger_command(actions, "run", "pipeline:run", text)
     run.set_defaults(extra="spark")
     run.add_argument("file", metavar="FILE.toml")
 
@@ -152,18 +159,42 @@ def _add_purge(commands: Any) -> None:
 def _add_relay(commands: Any) -> None:
     text = "send deferred messages until stopped, or until nothing more can be sent"
     relay = _command(commands, "relay", "relay:relay", text)
-    relay.add_argument(
-        "--transport",
-        metavar="URL",
-        default=os.environ.get("ONCELY_TRANSPORT"),
-        help="such as sqlite:///queue.db, env:NAME or file:PATH (default: $ONCELY_TRANSPORT)",
-    )
+    _add_transport(relay)
     relay.add_argument("--drain", action="store_true", help="end when nothing more can be sent")
     _add_number(relay, "--batch", "messages that are taken together", 100)
     _add_duration(relay, "--poll", "how often to look, woken or not", "1s")
     _add_number(relay, "--tries", "before a refused message is set aside", 10)
     text = "first let be sent what was set aside"
     relay.add_argument("--send-again", action="store_true", help=text)
+
+
+def _add_consume(commands: Any) -> None:
+    text = "run a consumer until stopped, or until its queue is empty"
+    consume = _plain_command(commands, "consume", "consume:consume", text)
+    consume.add_argument(
+        "consumer", metavar="module:consumer", help="importable from the current folder"
+    )
+    _add_number(consume, "--workers", "processes, each started again when it dies", 1)
+    text = "end when nothing is waiting, delayed or in flight"
+    consume.add_argument("--drain", action="store_true", help=text)
+    # Between a supervisor and its workers.
+    consume.add_argument("--lifeline", metavar="FD", type=int, help=argparse.SUPPRESS)
+
+
+def _add_dead(commands: Any) -> None:
+    dead = commands.add_parser("dead", help="look at dead letters, and let them be tried again")
+    actions = dead.add_subparsers(title="actions", required=True, metavar="ACTION")
+    list_ = _plain_command(actions, "list", "dead:list_letters", "list dead letters, oldest first")
+    _add_queue(list_, 100)
+    text = "show dead letters in full"
+    show = _plain_command(actions, "show", "dead:show", text)
+    _add_queue(show, _MANY)
+    show.add_argument("id", metavar="ID", help="of the message")
+    text = "put dead letters back into their queue, as messages never delivered"
+    retry = _plain_command(actions, "retry", "dead:retry", text)
+    _add_queue(retry, _MANY)
+    retry.add_argument("ids", metavar="ID", nargs="*", help="of the message")
+    retry.add_argument("--all", action="store_true", help="all of the queue")
 
 
 # ---- Options -----------------------------------------------------------------------------------
@@ -177,6 +208,21 @@ def _add_id(command: ArgumentParser, **how: Any) -> None:
 def _add_consumer(command: ArgumentParser) -> None:
     type_ = _name("--consumer", "consumer")
     command.add_argument("--consumer", metavar="NAME", type=type_, help="of this consumer only")
+
+
+def _add_transport(command: ArgumentParser) -> None:
+    command.add_argument(
+        "--transport",
+        metavar="URL",
+        default=os.environ.get("ONCELY_TRANSPORT"),
+        help="such as sqlite:///queue.db, env:NAME or file:PATH (default: $ONCELY_TRANSPORT)",
+    )
+
+
+def _add_queue(command: ArgumentParser, limit: int) -> None:
+    command.add_argument("queue", metavar="QUEUE", help="in which the messages were received")
+    _add_transport(command)
+    _add_number(command, "--limit", "how many dead letters are looked at", limit)
 
 
 def _add_filters(command: ArgumentParser, states: Iterable[str] = ops.STATES) -> None:

@@ -1,4 +1,4 @@
-"""The ledger that a command is about: opened, and its mistakes told in the command's words."""
+"""The ledger or transport that a command is about: opened, mistakes told in its words."""
 
 import argparse
 from collections.abc import Iterator
@@ -10,6 +10,8 @@ from oncely.core.errors import ConfigError, ContentionError, StoreError, StoreUn
 from oncely.ledger import Ledger, open_ledger
 from oncely.locations import check_shared, hidden, read_secret
 from oncely.stores.opening import sqlite_file
+from oncely.transports.base import Transport
+from oncely.transports.opening import open_transport
 
 
 @contextmanager
@@ -48,6 +50,28 @@ def to_migrate(parsed: argparse.Namespace, *, only_look: bool) -> Iterator[Ledge
                 url = f"sqlite:///{folder}/new.db"
         with _at(url, parsed) as ledger:
             yield ledger
+
+
+@contextmanager
+def opened_transport(parsed: argparse.Namespace, *, only_look: bool = False) -> Iterator[Transport]:
+    """What --transport says, or what env:NAME or file:PATH in it stands for; closed in the end.
+
+    Only to look at, a queue's file must be there: a mistyped name would leave an empty one.
+    """
+    if not parsed.transport:
+        raise ConfigError("no transport is named; add --transport sqlite:///queue.db, or the like")
+    url = read_secret(parsed.transport, "transport")
+    if url.startswith("memory:"):
+        raise ConfigError(
+            'transport: "memory://" is seen by one process only; write "sqlite:///queue.db"'
+        )
+    file = Path(url.partition("?")[0].removeprefix("sqlite:///"))
+    if only_look and url.startswith("sqlite:///") and not file.is_file():
+        raise ConfigError(f"transport: there is no file {str(file)!r}; name one with queues in it")
+    with hidden(url, parsed.transport):
+        transport = open_transport(url)
+    with closing(transport):
+        yield transport
 
 
 @contextmanager

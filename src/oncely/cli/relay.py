@@ -4,29 +4,23 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 
-from oncely.cli.opening import opened
+from oncely.cli.opening import opened, opened_transport
 from oncely.cli.progress import Progress
 from oncely.cli.tables import new_table, put
 from oncely.cli.terminal import span
-from oncely.core.errors import ConfigError
 from oncely.ledger import Ledger
-from oncely.locations import hidden, read_secret
 from oncely.outbox import Relay
 from oncely.sending import Report
 from oncely.stopping import told_to_stop
 from oncely.stores.base import Backlog
-from oncely.transports.base import Transport
-from oncely.transports.opening import open_transport
 
 _LOOK_EVERY_S = 1.0
 
 
 def relay(parsed: argparse.Namespace) -> int:
     """Send what waits; return 1 where a message was refused or set aside."""
-    with opened(parsed) as ledger, _transport(parsed) as transport:
+    with opened(parsed) as ledger, opened_transport(parsed) as transport:
         relay = Relay(ledger, transport, batch=parsed.batch, tries=parsed.tries, poll=parsed.poll)
         if parsed.send_again:
             print(f"to be sent again: {ledger.send_again():,}", file=sys.stderr)
@@ -36,22 +30,6 @@ def relay(parsed: argparse.Namespace) -> int:
         waiting = ledger.backlog().waiting
     _tell(report, waiting, as_json=parsed.json)
     return int(bool(report.refused or report.set_aside))
-
-
-@contextmanager
-def _transport(parsed: argparse.Namespace) -> Iterator[Transport]:
-    """What --transport says, or what env:NAME or file:PATH in it stands for; closed in the end."""
-    if not parsed.transport:
-        raise ConfigError("no transport is named; add --transport sqlite:///queue.db, or the like")
-    url = read_secret(parsed.transport, "transport")
-    if url.startswith("memory:"):
-        raise ConfigError(
-            'transport: "memory://" is seen by one process only; write "sqlite:///queue.db"'
-        )
-    with hidden(url, parsed.transport):
-        transport = open_transport(url)
-    with closing(transport):
-        yield transport
 
 
 class _Shown:

@@ -143,6 +143,8 @@ class Exhausted:
     """The message has failed for good."""
 
     record: Record
+    is_first: bool = False
+    """Whether that was found out by this asking, and nobody was told before."""
 
 
 @dataclass(slots=True)

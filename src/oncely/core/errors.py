@@ -54,6 +54,10 @@ class TransportError(OncelyError):
     """The broker could not do what was asked."""
 
 
+class BrokerRefused(TransportError):
+    """The broker refuses what to ask again does not change; the text says what to mend."""
+
+
 class PublishRefused(TransportError):
     """The broker does not take some of the messages; all others are stored durably."""
 
@@ -85,6 +89,9 @@ class MismatchError(RefusedError):
 
 class ExhaustedError(RefusedError):
     """The message has failed for good; it runs again only after a reset."""
+
+    is_first = False
+    """Whether that was found out just now, and nobody was told before."""
 
 
 class DuplicateError(RefusedError):

@@ -231,7 +231,7 @@ def _after_probe(record: Record, ask: Ask, now: float) -> Decision:
 
 def _exhaust(record: Record, error: str | None, now: float) -> Decision:
     new = _failed(record, error, now, exhausted=True)
-    return Decision(Exhausted(new), new)
+    return Decision(Exhausted(new, is_first=True), new)
 
 
 # ---- Rules for the holder of a claim -----------------------------------------------------------

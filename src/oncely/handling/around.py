@@ -300,8 +300,10 @@ def refusal(outcome: ClaimOutcome) -> RefusedError:
             return BusyError(f"{record.key.message_id!r} is being processed by another worker")
         case Mismatch(record):
             return MismatchError(f"{record.key.message_id!r} was seen before with other content")
-        case Exhausted(record):
-            return ExhaustedError(f"{record.key.message_id!r} has failed for good: {record.error}")
+        case Exhausted(record, is_first):
+            error = ExhaustedError(f"{record.key.message_id!r} has failed for good: {record.error}")
+            error.is_first = is_first
+            return error
         case InDoubt(record):
             return InDoubtError(f"{record.key.message_id!r} is in doubt: its claim ran out")
 

@@ -44,8 +44,9 @@ class Heartbeat:
         self._leave_claims_to_parent()
         with self._lock:
             for claim in claims:
-                self._held[_name(claim)] = claim
-                self._good_until[_name(claim)] = asked_at + self._lease_s
+                name = _name(claim)
+                self._held[name] = claim
+                self._good_until[name] = asked_at + self._lease_s
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._beat, args=[self._lease_s], name="oncely-heartbeat", daemon=True
@@ -68,9 +69,10 @@ class Heartbeat:
 
     def let_go(self, claim: Claim) -> Claim:
         """Stop extending; return the claim as it was last extended."""
+        name = _name(claim)
         with self._lock:
-            self._good_until.pop(_name(claim), None)
-            return self._held.pop(_name(claim), claim)
+            self._good_until.pop(name, None)
+            return self._held.pop(name, claim)
 
     def is_good(self, claim: Claim) -> bool:
         """Whether the claim is surely still live.
@@ -118,4 +120,5 @@ def shared_heartbeat(ledger: Ledger, lease_s: float | None) -> Heartbeat:
 
 def _name(claim: Claim) -> _Name:
     # Not by its key alone: whoever lost a claim to another thread is not to let go of that one's.
-    return claim.key, claim.fence, claim.record.birth
+    record = claim.record
+    return record.key, record.fence, record.birth

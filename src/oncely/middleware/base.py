@@ -1,24 +1,19 @@
 """Middleware: what stands around a handler, and the chain that is made of it."""
 
-import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import CancelledError as FutureCancelled
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from contextvars import copy_context
 from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.handling.wrapping import ended, is_async, name_of
+from oncely.middleware.threads import Back, Threads
 
 CallNext = Callable[[Message], Any]
 """Goes on with a message: returns the result or, in async middleware, an awaitable of it."""
-
-_THREADS = 32
 
 
 class BothWays(ABC):
@@ -89,14 +84,13 @@ def chained(middlewares: Sequence[Middleware], last: CallNext) -> CallNext:
 
 
 def chained_async(
-    middlewares: Sequence[Middleware], last: CallNext, threads: int = _THREADS
+    middlewares: Sequence[Middleware], last: CallNext
 ) -> Callable[[Message], Awaitable[Any]]:
-    """As `chained`, to be awaited; what is not async runs in a thread.
+    """As `chained`, to be awaited; what is not async runs in a thread, its neighbours that are not
+    in the same one.
 
-    Neighbours that are not async share the thread; each such group has up to `threads` of them, so
-    that those that wait for an inner group cannot use up what that needs. Cancelling reaches what
-    is awaited inside. A thread cannot be stopped: its end is awaited, and where it comes to a
-    result all the same, that is the result.
+    Cancelling reaches what is awaited inside. The end of a thread is awaited all the same, and
+    where it comes to a result, that is the result.
     """
     for middleware in middlewares:
         check(middleware, last)
@@ -107,7 +101,7 @@ def chained_async(
             for step in group:
                 call = _link(step, call)
         else:
-            call = _Threads([*group][::-1], call, threads)
+            call = _in_threads([*group][::-1], call)
     return call
 
 
@@ -196,83 +190,12 @@ def _link(step: _Step, call_next: CallNext) -> CallNext:
     return lambda message: step(message, call_next)
 
 
-# ---- Threads between coroutines ----------------------------------------------------------------
+def _in_threads(steps: Sequence[_Step], call_next: CallNext) -> CallNext:
+    """Steps that are not async, in one thread, as what can be awaited."""
+    threads = Threads()
 
+    async def call(message: Message) -> Any:
+        back = Back(call_next)
+        return await threads.run(_linked(steps, back), message, cancel=back.cancel)
 
-class _Threads:
-    """Steps that are not async, as one that is."""
-
-    def __init__(self, steps: Sequence[_Step], call_next: CallNext, threads: int) -> None:
-        self._steps = steps
-        self._call_next = call_next
-        # Not the loop's own threads: all of those may be waiting for what runs in here.
-        self._pool = ThreadPoolExecutor(threads, "oncely-middleware")
-
-    async def __call__(self, message: Message) -> Any:
-        back = _Back(self._call_next)
-        call = _linked(self._steps, back)
-        submitted = self._pool.submit(copy_context().run, _outcome, call, message)
-        running = asyncio.wrap_future(submitted)
-        while not running.done():
-            try:
-                await asyncio.wait([running])
-            except asyncio.CancelledError:
-                if submitted.cancel():
-                    raise
-                back.cancel()
-        return _come_to(running.result())
-
-
-_Outcome = tuple[Any, BaseException | None]
-"""A result, or an error: on their way through futures some errors become others."""
-
-
-def _outcome(call: CallNext, message: Message) -> _Outcome:
-    try:
-        return call(message), None
-    except BaseException as error:  # noqa: BLE001 - it is raised where the thread is awaited.
-        return None, error
-
-
-def _come_to(outcome: _Outcome) -> Any:
-    result, error = outcome
-    if error is not None:
-        raise error
-    return result
-
-
-class _Back:
-    """The way of one message from a thread back to the loop: calls and waits."""
-
-    def __init__(self, call_next: CallNext) -> None:
-        self._call_next = call_next
-        self._loop = asyncio.get_running_loop()
-        self._running: set[asyncio.Task[Any]] = set()
-        self._is_cancelled = False
-
-    def __call__(self, message: Message) -> Any:
-        called = asyncio.run_coroutine_threadsafe(self._run(message), self._loop)
-        try:
-            outcome = called.result()
-        except FutureCancelled:
-            # The other one is no Exception: nobody takes it for a failure.
-            raise asyncio.CancelledError from None
-        return _come_to(outcome)
-
-    async def _run(self, message: Message) -> _Outcome:
-        if self._is_cancelled:
-            raise asyncio.CancelledError
-        task: Any = asyncio.current_task()
-        self._running.add(task)
-        try:
-            return await self._call_next(message), None
-        except Exception as error:  # noqa: BLE001 - it is raised in the thread.
-            return None, error
-        finally:
-            self._running.discard(task)
-
-    def cancel(self) -> None:
-        """Cancel what is awaited, and all that comes; to be called in the loop."""
-        self._is_cancelled = True
-        for task in self._running:
-            task.cancel()
+    return call

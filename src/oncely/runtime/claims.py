@@ -1,13 +1,14 @@
 """Claims: those of a window of deliveries, asked for in one batch and ended in one batch."""
 
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from oncely.claiming.async_calls import AsyncCalls
-from oncely.claiming.calls import Calls
 from oncely.claiming.inline import InlineCalls, run_inline
 from oncely.core.commands import (
     Busy,
@@ -30,7 +31,7 @@ from oncely.core.errors import (
 )
 from oncely.core.message import Message, check_message, fingerprint_of
 from oncely.core.policy import Policy
-from oncely.core.record import Claim
+from oncely.core.record import Claim, Key
 from oncely.core.rules import is_final, is_too_old
 from oncely.crashpoints import reached
 from oncely.handling.around import Asked, Handling, Kept, refusal, seconds_since_1970
@@ -51,8 +52,8 @@ _LONGEST_S = 60.0
 class Claims:
     """Asks and ends for the turns of one consumer, as `handling` says.
 
-    `calls` are what handlers ask for steps; `wait` waits so many seconds, and tells whether the
-    consumer is to stop.
+    `calls` are what handlers ask for steps; `stop` is set when the consumer is to stop, and
+    `grace_s` is how long it may take then.
     """
 
     def __init__(
@@ -60,13 +61,17 @@ class Claims:
         handling: Handling,
         metadata_of: MetadataOf | None,
         calls: AsyncCalls,
-        wait: Callable[[float], bool],
+        stop: threading.Event,
+        grace_s: float,
     ) -> None:
         self.handling = handling
         self._ledger = handling.ledger
         self._metadata_of = metadata_of
         self._calls = calls
-        self._wait = wait
+        self._stop = stop
+        self._grace_s = grace_s
+        self._stopped_by = math.inf
+        """`time.monotonic()` when the grace is over."""
         lease_s = handling.lease_s
         self._lease: Any = "none" if lease_s is None else timedelta(seconds=lease_s)
 
@@ -97,39 +102,37 @@ class Claims:
         """Ask for all, until the store answers. Where it is to stop before that, they are left
         without an answer.
         """
+        self._run_untracked([turn for turn in turns if turn.key is None])
         alone = [turn for turn in turns if turn.is_alone]
         asking = [turn for turn in turns if turn.key is not None and not turn.is_alone]
-        for turn in turns:
-            if turn.key is None:
-                self._run_untracked(turn)
-        while asking:
-            try:
-                self._begin_many(asking)
-                break
-            except MessageError:
-                # Of one of them; whose, is found out by asking for each.
-                alone += asking
-                break
-            except _AWAY:
-                if not self._goes_on(asking):
-                    return
+        if asking:
+            alone += self._begin_together(asking)
         for turn in alone:
             self._begin_one(turn)
 
-    def _run_untracked(self, turn: Turn) -> None:
-        self._ledger.count_untracked(self.handling.consumer)
-        turn.begun = Untracked(turn.message)
+    def _run_untracked(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            self._ledger.count_untracked(self.handling.consumer)
+            turn.begun = Untracked(turn.message)
 
-    def _goes_on(self, turns: Sequence[Turn]) -> bool:
-        """The store is away: whether to ask again."""
-        if self.handling.policy.on_outage == "run":
-            for turn in turns:
-                self._run_untracked(turn)
-            return False
-        _log.warning("store_is_away", extra={"consumer": self.handling.consumer})
-        return not self._wait(_WAIT_S)
+    def _begin_together(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """Ask for these in one batch; return those that are to be asked for alone."""
+        while not self._stop.is_set():
+            try:
+                return self._begin_many(turns)
+            except MessageError:
+                # Of one of them; whose, is found out by asking for each.
+                return turns
+            except _AWAY as error:
+                if self.handling.policy.on_outage == "run" and isinstance(error, StoreUnavailable):
+                    self._run_untracked(turns)
+                    return []
+                _log.warning("store_is_away", extra={"consumer": self.handling.consumer})
+                self._stop.wait(_WAIT_S)
+        return []
 
-    def _begin_many(self, turns: Sequence[Turn]) -> None:
+    def _begin_many(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """Of these, what is in doubt and to be asked about."""
         asked_at = time.monotonic()
         asked = [turn.asked for turn in turns if turn.asked is not None]
         outcomes = self._ledger.claim_many(
@@ -140,17 +143,27 @@ class Claims:
             metadata=[each.metadata for each in asked] if self._metadata_of else None,
         )
         reached("after_claim")
-        granted = []
-        for turn, each, outcome in zip(turns, asked, outcomes, strict=True):
-            each.asked_at = asked_at
+        granted, handled, doubtful = [], [], []
+        for turn, outcome in zip(turns, outcomes, strict=True):
             if isinstance(outcome, Granted):
                 granted.append(outcome.claim)
                 turn.begun = self._held(outcome.claim, turn)
             elif isinstance(outcome, InDoubt) and callable(self.handling.policy.on_in_doubt):
-                self._begin_one(turn)
+                doubtful.append(turn)
             else:
-                answer(turn, outcome, self.handling.policy, self._ledger)
+                answer(turn, outcome, self.handling.policy)
+                handled += [outcome.claim.key] if isinstance(outcome, Handled) else []
         self.handling.heartbeat.hold(granted, asked_at)
+        if handled:
+            self._finish(handled)
+        return doubtful
+
+    def _finish(self, keys: Sequence[Key]) -> None:
+        try:
+            self._ledger.finish(keys)
+        except OncelyError:
+            # A relay does it later.
+            _log.warning("finishing_failed", exc_info=True)
 
     def _held(self, claim: Claim, turn: Turn) -> HeldMessage:
         is_good = self.handling.heartbeat.is_good
@@ -160,15 +173,17 @@ class Claims:
         """Of which more is to be asked than whether it is granted."""
         assert turn.asked is not None  # noqa: S101 - it was prepared.
         calls = InlineCalls(self._ledger)
-        while True:
+        while not self._stop.is_set():
             try:
                 turn.begun = run_inline(self.handling.begin(calls, turn.asked))
-            except _AWAY:
-                if not self._wait(_WAIT_S):
-                    continue
+                if isinstance(turn.begun, HeldMessage):
+                    turn.begun.calls = self._calls
+                return
             except (RefusedError, MessageError) as error:
                 turn.refusal = error
-            return
+                return
+            except _AWAY:
+                self._stop.wait(_WAIT_S)
 
     # ---- After ---------------------------------------------------------------------------------
 
@@ -229,7 +244,7 @@ class Claims:
             if isinstance(turn.begun, HeldMessage):
                 turn.begun.end()
                 claim = self.handling.heartbeat.let_go(turn.begun.claim)
-                if not turn.has_run or self.handling.policy.repeats_doubts:
+                if not turn.is_called or self.handling.policy.repeats_doubts:
                     claims.append(claim)
         try:
             if claims:
@@ -250,7 +265,7 @@ class Claims:
                 outcomes = write(turns, claims)
                 break
             except _AWAY as error:
-                if time.monotonic() > until or self._wait(_WAIT_S):
+                if not self._has_waited(until):
                     self._give_up(turns, error)
                     return
             except StoreError as error:
@@ -264,6 +279,13 @@ class Claims:
             if isinstance(outcome, Fenced):
                 turn.refusal = FencedError("another worker has taken the message over")
 
+    def _has_waited(self, until: float) -> bool:
+        """Wait a little; whether there is time for that, which a stop shortens."""
+        if self._stop.wait(_WAIT_S):
+            self._stopped_by = min(self._stopped_by, time.monotonic() + self._grace_s)
+            time.sleep(_WAIT_S)
+        return time.monotonic() < min(until, self._stopped_by)
+
     def _give_up(self, turns: Sequence[Turn], error: Exception) -> None:
         _log.error(
             "completing_failed",
@@ -274,14 +296,13 @@ class Claims:
             turn.refusal = error
 
 
-def answer(turn: Turn, outcome: ClaimOutcome, policy: Policy, calls: Calls) -> None:
+def answer(turn: Turn, outcome: ClaimOutcome, policy: Policy) -> None:
     """What follows where the message is not granted."""
     match outcome:
         case Duplicate(record):
             turn.begun = Kept(record.result)
         case Handled(claim):
             turn.begun, turn.may_send = Kept(claim.record.result), True
-            calls.finish([claim.key])
         case Busy() if policy.on_busy == "discard":
             turn.begun = Kept(None)
         case _:

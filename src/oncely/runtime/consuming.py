@@ -6,16 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from oncely.async_ledger import SteadyLedger
 from oncely.claiming.inline import InlineCalls
 from oncely.core.errors import (
+    BrokerRefused,
     ExhaustedError,
-    OncelyError,
+    MessageError,
     StoreError,
     TransportError,
-    describe,
 )
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -24,8 +25,10 @@ from oncely.crashpoints import reached
 from oncely.handling.around import Kept
 from oncely.handling.held_message import HeldMessage, Untracked
 from oncely.handling.verdicts import AGAIN_S, after_failure, after_refusal
+from oncely.middleware.base import Stoppable
 from oncely.outbox import Relay
 from oncely.runtime.claims import Claims, MetadataOf
+from oncely.runtime.deferred import Deferred
 from oncely.runtime.lanes import Lanes
 from oncely.runtime.report import Report
 from oncely.runtime.running import AsyncRunning, Parts, Running
@@ -42,6 +45,11 @@ _SHORTEST_REST_S = 0.002
 _LONGEST_REST_S = 0.05
 """How long to wait for a handler's end before deliveries are looked for again."""
 _AWAY_S = 1.0
+_HOLD = timedelta(seconds=10)
+"""For what a consumer sends: after a failure it is sent again when that is over."""
+_LEARNS = 0.3
+"""How much of what is known of the pace gives way to what was seen last."""
+_GROWS = 4
 _WINDOW_S = 0.1
 """What is claimed together is handled in about that time: a killed process leaves no more than that
 in doubt, and others find work while a slow handler runs."""
@@ -87,13 +95,13 @@ class Consuming:
         self._rest_s = _SHORTEST_REST_S
         handling = settings.parts.handling
         self._claims: Claims | None = None
-        self._relay: Relay | None = None
+        self._deferred: Deferred | None = None
         if handling is not None:
             is_async_ = settings.parts.are_async
             calls = SteadyLedger(handling.ledger) if is_async_ else InlineCalls(handling.ledger)
-            self._claims = Claims(handling, settings.metadata_of, calls, stop.wait)
+            self._claims = Claims(handling, settings.metadata_of, calls, stop, settings.grace_s)
             if handling.ledger.can_defer:
-                self._relay = Relay(handling.ledger, transport)
+                self._deferred = Deferred(Relay(handling.ledger, transport, hold=_HOLD))
         self._place = _place(settings)
 
     # ---- The way of the whole ------------------------------------------------------------------
@@ -125,6 +133,8 @@ class Consuming:
         if self._in_flight:
             self._end(self._place.collect(self._rest_s))
             self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
+        if self._deferred is not None:
+            self.report.deferred_sent += self._deferred.send_again()
         return False
 
     def _receive(self) -> Sequence[Delivery]:
@@ -134,8 +144,8 @@ class Consuming:
         wait_s = 0.0 if self._in_flight else _IDLE_S
         try:
             deliveries = self._transport.receive(self._settings.queue, room, wait_s)
-        except TransportError:
-            if not self._has_received:
+        except TransportError as error:
+            if not self._has_received or isinstance(error, BrokerRefused):
                 raise
             # It was there, and will be again.
             _log.warning("broker_is_away", exc_info=True)
@@ -145,19 +155,33 @@ class Consuming:
         return deliveries
 
     def _is_drained(self) -> bool:
-        return not self._in_flight and self._transport.is_drained(self._settings.queue)
+        if self._in_flight or (self._deferred is not None and self._deferred.is_unsent):
+            return False
+        try:
+            return self._transport.is_drained(self._settings.queue)
+        except TransportError:
+            _log.warning("broker_is_away", exc_info=True)
+            return False
 
     def _wait_for_the_rest(self) -> None:
         """Let what runs come to its end, for the time of grace."""
         self._place.stop()
-        until = time.monotonic() + self._settings.grace_s
-        while self._in_flight and (left_s := until - time.monotonic()) > 0:
+        middlewares: Iterable[Any] = (*self._settings.parts.outer, *self._settings.parts.inner)
+        for middleware in middlewares:
+            if isinstance(middleware, Stoppable):
+                middleware.stop()
+        left_s = self._settings.grace_s
+        until = time.monotonic() + left_s
+        while self._in_flight and left_s > 0:
             self._end(self._place.collect(min(left_s, _IDLE_S)))
+            left_s = until - time.monotonic()
+        self._end(self._place.collect(0.0))
 
     def _give_back(self) -> None:
         """Release what runs longer than that, and what has not begun."""
-        if self._in_flight and self._claims is not None:
-            self._claims.give_back([turn for turn in self._in_flight if not turn.is_stored])
+        # Claims in transactions are not to be seen before these end.
+        if self._claims is not None and self._settings.parts.begins is None:
+            self._claims.give_back([*self._in_flight])
 
     # ---- Beginning -----------------------------------------------------------------------------
 
@@ -165,9 +189,7 @@ class Consuming:
         turns = [self._turn(delivery) for delivery in deliveries]
         self.report.received += len(turns)
         self._in_flight.update(turns)
-        ready = self._lanes.enter([turn for turn in turns if turn.refusal is None])
-        self._end([turn for turn in turns if turn.refusal is not None])
-        self._claim_and_start(ready)
+        self._end(self._start(self._lanes.enter(turns)))
 
     def _turn(self, delivery: Delivery) -> Turn:
         handler = self._settings.parts.handlers.of(delivery.message.type)
@@ -182,16 +204,20 @@ class Consuming:
             turn.begun = Untracked(delivery.message)
         return turn
 
-    def _claim_and_start(self, turns: Sequence[Turn]) -> None:
-        if not turns:
-            return
-        asking = [turn for turn in turns if turn.put_off_s is None and not self._place.is_stopped]
+    def _start(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """Let these run, as far as they are granted; return those of which nothing runs."""
+        if self._place.is_stopped:
+            return turns
+        asking = [turn for turn in turns if turn.put_off_s is None and turn.refusal is None]
         if self._claims is not None and self._settings.parts.begins is None and asking:
             self._claims.begin(asking)
         running = [turn for turn in asking if self._is_to_run(turn)]
         if running:
             self._place.start(running)
-        self._end([turn for turn in turns if turn not in running])
+        if len(running) == len(turns):
+            return []
+        started = set(running)
+        return [turn for turn in turns if turn not in started]
 
     def _is_to_run(self, turn: Turn) -> bool:
         parts = self._settings.parts
@@ -202,8 +228,12 @@ class Consuming:
     # ---- Ending --------------------------------------------------------------------------------
 
     def _end(self, turns: Sequence[Turn]) -> None:
-        if not turns:
-            return
+        """Settle these, and let those run that stood behind them."""
+        while turns:
+            self._conclude(turns)
+            turns = self._start(self._lanes.leave(turns))
+
+    def _conclude(self, turns: Sequence[Turn]) -> None:
         self._pace.learn(turns)
         if self._claims is not None:
             self._claims.end(turns)
@@ -216,7 +246,6 @@ class Consuming:
         self._settle(turns)
         self._in_flight.difference_update(turns)
         self._on_progress(self.report)
-        self._claim_and_start(self._lanes.leave(turns))
 
     def _settle(self, turns: Sequence[Turn]) -> None:
         settled = [(turn.delivery, turn.verdict) for turn in turns if turn.verdict is not None]
@@ -231,8 +260,7 @@ class Consuming:
             return Delay(turn.put_off_s)
         if turn.refusal is not None:
             self._tell_of_refusal(turn, turn.refusal)
-            verdict = after_refusal(turn.refusal, is_begun=turn.has_run)
-            return verdict or DeadLetter(describe(turn.refusal))
+            return after_refusal(turn.refusal, is_begun=turn.has_run) or Delay(AGAIN_S)
         if turn.error is None:
             return Ack() if turn.has_started or isinstance(turn.begun, Kept) else Requeue()
         if not isinstance(turn.error, Exception):
@@ -254,7 +282,7 @@ class Consuming:
 
     def _record(self, turn: Turn) -> Record | None:
         """As it now stands, after a failure."""
-        if self._claims is None or turn.key is None or isinstance(turn.begun, Untracked):
+        if self._claims is None or turn.key is None:
             return None
         if isinstance(turn.begun, HeldMessage):
             record = turn.begun.claim.record
@@ -262,8 +290,8 @@ class Consuming:
         return self._claims.handling.ledger.find(turn.key)
 
     def _tell_of_refusal(self, turn: Turn, refusal: Exception) -> None:
-        # Its tries are spent, and whoever spent the last may not have lived to tell.
-        if isinstance(refusal, ExhaustedError):
+        # Its tries are spent, and whoever spent the last has not lived to tell.
+        if isinstance(refusal, ExhaustedError) and refusal.is_first:
             _tell(self._settings.on_failed, refusal, turn.message)
 
     def _count(self, turn: Turn) -> None:
@@ -280,16 +308,11 @@ class Consuming:
 
     def _send_deferred(self, turns: Sequence[Turn]) -> None:
         keys = [turn.key for turn in turns if turn.key is not None and _may_have_sent(turn)]
-        if self._relay is None or not keys:
-            return
-        try:
-            self.report.deferred_sent += self._relay.send_waiting(keys).sent
-        except OncelyError:
-            # It is stored: a relay sends it later.
-            _log.warning("sending_failed", exc_info=True)
+        if self._deferred is not None and keys:
+            self.report.deferred_sent += self._deferred.send(keys)
 
 
-class UnhandledError(OncelyError):
+class UnhandledError(MessageError):
     """No handler takes a message of that type."""
 
 
@@ -298,27 +321,28 @@ class _Pace:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._turn_s = _WINDOW_S
+        self._turn_s: float | None = None
         """Of one turn."""
+        self._window = settings.concurrency
+        """How many are claimed together."""
 
     def learn(self, turns: Sequence[Turn]) -> None:
         """What these have taken."""
-        took = [turn.took_s for turn in turns if turn.has_started]
-        if took:
-            weight = min(1.0, 0.1 * len(took))
-            self._turn_s += weight * (sum(took) / len(took) - self._turn_s)
-
-    @property
-    def window(self) -> int:
-        """How many are claimed together."""
+        took = [turn.took_s for turn in turns if turn.has_started or isinstance(turn.begun, Kept)]
+        if not took:
+            return
+        mean_s = sum(took) / len(took)
+        before_s = mean_s if self._turn_s is None else self._turn_s
+        self._turn_s = before_s + _LEARNS * (mean_s - before_s)
         settings = self._settings
-        fitting = settings.concurrency * _WINDOW_S / max(self._turn_s, 1e-6)
-        return max(settings.concurrency, min(settings.window, math.ceil(fitting)))
+        fitting = math.ceil(settings.concurrency * _WINDOW_S / max(self._turn_s, 1e-6))
+        # Slowly upwards: the first may not be like the others.
+        most = min(settings.window, _GROWS * self._window)
+        self._window = max(settings.concurrency, min(fitting, most))
 
     def room(self, in_flight: set[Turn]) -> int:
         """How many more may come."""
-        window = self.window
-        return min(window, 2 * window - len(in_flight))
+        return min(self._window, 2 * self._window - len(in_flight))
 
 
 def _place(settings: Settings) -> Place:
@@ -335,7 +359,7 @@ def _place(settings: Settings) -> Place:
 def _may_have_sent(turn: Turn) -> bool:
     match turn.begun:
         case HeldMessage():
-            return bool(turn.begun.end()) and turn.error is None
+            return bool(turn.begun.end()) and turn.error is None and turn.refusal is None
         case Kept():
             return turn.may_send
         case _:

@@ -1,5 +1,6 @@
 """Handlers: which function takes a message, by its type."""
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -84,6 +85,21 @@ def check_pattern(pattern: object) -> str:
     if not isinstance(pattern, str) or not pattern or not all(pattern.split(".")):
         raise ConfigError(f'events: {pattern!r} is no type; write "notification.sms.send"')
     return pattern
+
+
+def check_takes(function: Handler, what: str, names: Sequence[str]) -> None:
+    """Raise ConfigError where `function` cannot be called with these, by their places."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # What is written in C may not tell.
+    try:
+        signature.bind(*names)
+    except TypeError:
+        name = name_of(function)
+        raise ConfigError(
+            f"{what}: {name} takes {signature}; write `def {name}({', '.join(names)}):`"
+        ) from None
 
 
 def _matches(pattern: str, type_: str) -> bool:

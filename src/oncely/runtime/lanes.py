@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 
 from oncely.runtime.turn import Turn
-from oncely.transports.base import Delay, Verdict
+from oncely.transports.base import Ack, Delay, Verdict
 
 _RETURN_S = 0.05
 """How much longer what stands behind a delayed message is put off, so that it comes after it."""
@@ -22,10 +22,11 @@ class Lanes:
 
     def __init__(self, *, is_ordered: bool) -> None:
         self._is_ordered = is_ordered
-        self._behind: dict[Hashable, deque[Turn]] = {}
+        self._behind: dict[Hashable, deque[Turn] | None] = {}
         """Those that stand behind the one that runs, by the lane."""
-        self._delayed: dict[str, tuple[str, float]] = {}
-        """By ordering key: the id of the message that comes first, and when it does."""
+        self._to_come: dict[str | None, dict[str, float]] = {}
+        """By ordering key: the ids of those that were delayed or put off, in their order, and when
+        they come again."""
 
     def enter(self, turns: Sequence[Turn]) -> list[Turn]:
         """Which of these stand in front now. What is to be put off is marked so."""
@@ -33,47 +34,63 @@ class Lanes:
 
     def leave(self, turns: Sequence[Turn]) -> list[Turn]:
         """These have ended; which of those behind them stand in front now."""
-        ready = []
+        ready: list[Turn] = []
         for turn in turns:
             lane = self._lane(turn)
-            behind = self._behind.get(lane)
-            if behind:
+            behind = self._behind.pop(lane, None)
+            if not behind:
+                continue
+            if lane == turn.key and isinstance(turn.verdict, Ack):
+                # Copies of what is done: the ledger turns all of them away together.
+                ready += behind
+            else:
                 ready.append(self._in_front(behind.popleft()))
-            elif behind is not None:
-                del self._behind[lane]
+                self._behind[lane] = behind
         return ready
 
     def note(self, turn: Turn, verdict: Verdict) -> None:
         """What becomes of a turn, for the sake of those behind it."""
-        key = turn.message.key
+        key, message_id = turn.message.key, turn.message.id
         if not self._is_ordered or key is None or turn.put_off_s is not None:
             return
         if isinstance(verdict, Delay):
-            self._delayed[key] = (turn.message.id, time.monotonic() + verdict.delay_s)
-        elif self._delayed.get(key, ("",))[0] == turn.message.id:
-            del self._delayed[key]
+            coming = self._to_come.setdefault(key, {})
+            coming[message_id] = time.monotonic() + verdict.delay_s
+        elif key in self._to_come:
+            self._to_come[key].pop(message_id, None)
+            if not self._to_come[key]:
+                del self._to_come[key]
 
     def _enters(self, turn: Turn) -> bool:
         lane = self._lane(turn)
         if lane is None:
             return True
-        if lane in self._behind:
-            self._behind[lane].append(turn)
-            return False
-        self._behind[lane] = deque()
-        return True
+        if lane not in self._behind:
+            self._behind[lane] = None  # As nearly always: nothing will stand behind it.
+            return True
+        behind = self._behind[lane] or deque()
+        behind.append(turn)
+        self._behind[lane] = behind
+        return False
 
     def _in_front(self, turn: Turn) -> Turn:
         key = turn.message.key
-        if not self._is_ordered or key is None or key not in self._delayed:
-            return turn
-        first, comes_at = self._delayed[key]
-        left_s = comes_at - time.monotonic()
-        if left_s < -_GONE_S:
-            del self._delayed[key]
-        elif first != turn.message.id:
-            turn.put_off_s = max(left_s, 0.0) + _RETURN_S
+        if self._is_ordered and key in self._to_come:
+            self._put_off(turn, self._to_come[key])
+            if not self._to_come[key]:
+                del self._to_come[key]
         return turn
+
+    def _put_off(self, turn: Turn, coming: dict[str, float]) -> None:
+        now = time.monotonic()
+        for first, comes_at in [*coming.items()]:
+            if first == turn.message.id:
+                return
+            if now - comes_at < _GONE_S:
+                turn.put_off_s = max(comes_at - now, 0.0) + _RETURN_S
+                coming[turn.message.id] = now + turn.put_off_s
+                return
+            del coming[first]
 
     def _lane(self, turn: Turn) -> Hashable | None:
         if self._is_ordered and turn.message.key is not None:

@@ -9,12 +9,15 @@ from typing import Any
 
 from oncely.claiming.request import json_value
 from oncely.core.context import entered
-from oncely.core.errors import MessageError
+from oncely.core.errors import FencedError, MessageError
 from oncely.core.message import Message
-from oncely.handling.around import Handling, Kept
-from oncely.handling.transacting import Begins, run, run_async
-from oncely.handling.wrapping import is_async
+from oncely.handling.around import Asked, Handling, Kept
+from oncely.handling.held_message import HeldMessage
+from oncely.handling.transacting import run, run_async
+from oncely.handling.verdicts import after_refusal
+from oncely.handling.wrapping import ended, is_async
 from oncely.middleware.base import BothWays, Middleware, chained, chained_async
+from oncely.middleware.threads import Threads
 from oncely.runtime.handlers import Handlers
 from oncely.runtime.turn import Turn, current_turn
 
@@ -31,14 +34,20 @@ class Parts:
     """What only those go through whose handler runs."""
     handlers: Handlers
     handling: Handling | None
-    begins: Begins | None = None
-    """Where each message has a transaction of its own, with its claim."""
+    begins: Any = None
+    """A Begins or AsyncBegins where handlers work in one transaction with their claims."""
 
     @property
     def are_async(self) -> bool:
         """Whether any handler or middleware is."""
         middleware = (each for each in (*self.outer, *self.inner) if not isinstance(each, BothWays))
         return self.handlers.are_async or any(map(is_async, middleware))
+
+    def for_one(self, turn: Turn) -> tuple[Handling, Any, Asked]:
+        """What a turn needs that has a transaction of its own."""
+        assert self.handling is not None  # noqa: S101 - without a ledger all have begun.
+        assert turn.asked is not None  # noqa: S101 - it was prepared.
+        return self.handling, self.begins, turn.asked
 
 
 class Running:
@@ -61,20 +70,16 @@ class Running:
             turn.took_s = time.perf_counter() - began
 
     def _barrier(self, message: Message) -> Any:
-        turn = current_turn.get()
-        _check_id(turn, message)
-        handling, begins = self._parts.handling, self._parts.begins
-        if turn.begun is None and handling is not None and begins is not None:
-            assert turn.asked is not None  # noqa: S101 - it was prepared.
-            with _ending(turn, handling):
-                return run(
-                    handling, begins, turn.asked, lambda link: self._work(turn, message, link)
-                )
+        turn, parts = current_turn.get(), self._parts
+        _check(turn, message, parts.handling)
         if isinstance(turn.begun, Kept):
             return turn.begun.result
-        assert turn.begun is not None  # noqa: S101 - what was not answered does not run.
-        with entered(turn.begun):
-            return self._work(turn, message, turn.link)
+        if turn.begun is not None:
+            with entered(turn.begun):
+                return self._work(turn, message, turn.link)
+        handling, begins, asked = parts.for_one(turn)
+        with _ending(turn, handling):
+            return run(handling, begins, asked, lambda link: self._work(turn, message, link))
 
     def _work(self, turn: Turn, message: Message, link: Any) -> Any:
         turn.link, turn.error, turn.has_run = link, None, True
@@ -91,7 +96,8 @@ class AsyncRunning:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._inner = chained_async(parts.inner, _handle_async)
+        self._threads = Threads()
+        self._inner = chained_async(parts.inner, self._handle)
         self._outer = chained_async(parts.outer, self._barrier)
 
     async def run(self, turn: Turn) -> None:
@@ -106,21 +112,18 @@ class AsyncRunning:
             turn.took_s = time.perf_counter() - began
 
     async def _barrier(self, message: Message) -> Any:
-        turn = current_turn.get()
-        _check_id(turn, message)
-        handling, begins = self._parts.handling, self._parts.begins
-        if turn.begun is None and handling is not None and begins is not None:
-            assert turn.asked is not None  # noqa: S101 - it was prepared.
-            source: Any = begins
-            with _ending(turn, handling):
-                return await run_async(
-                    handling, source, turn.asked, lambda link: self._work(turn, message, link)
-                )
+        turn, parts = current_turn.get(), self._parts
+        _check(turn, message, parts.handling)
         if isinstance(turn.begun, Kept):
             return turn.begun.result
-        assert turn.begun is not None  # noqa: S101 - what was not answered does not run.
-        with entered(turn.begun):
-            return await self._work(turn, message, turn.link)
+        if turn.begun is not None:
+            with entered(turn.begun):
+                return await self._work(turn, message, turn.link)
+        handling, begins, asked = parts.for_one(turn)
+        with _ending(turn, handling):
+            return await run_async(
+                handling, begins, asked, lambda link: self._work(turn, message, link)
+            )
 
     async def _work(self, turn: Turn, message: Message, link: Any) -> Any:
         turn.link, turn.error, turn.has_run = link, None, True
@@ -130,6 +133,14 @@ class AsyncRunning:
             turn.error = error
             raise
         return turn.result
+
+    async def _handle(self, message: Message) -> Any:
+        turn = _calling()
+        call: Callable[..., Any] = turn.handler
+        args = (message,) if turn.link is None else (message, turn.link)
+        if is_async(call):
+            return await call(*args)
+        return await self._threads.run(ended, call, *args)
 
 
 class _ending:  # noqa: N801 - reads as a statement.
@@ -148,10 +159,17 @@ class _ending:  # noqa: N801 - reads as a statement.
         turn.link = None
         if error is None:
             if not turn.has_run:
-                turn.begun = Kept(None)
+                turn.begun, turn.may_send = Kept(None), True
         elif error is not turn.error and isinstance(error, Exception):
             # The transaction's own: whatever the handler has done is undone.
-            turn.error, turn.refusal = None, error
+            turn.error, turn.refusal = error, None
+            if not turn.has_run or self._is_no_fault(error):
+                turn.error, turn.refusal = None, error
+
+    def _is_no_fault(self, error: Exception) -> bool:
+        """Of the message: the database did not get to it, or another worker was faster."""
+        verdict = after_refusal(error, is_begun=True)
+        return verdict is not None or self._handling.ledger.is_contention(error)
 
 
 def _start(turn: Turn) -> tuple[float, Any]:
@@ -159,7 +177,12 @@ def _start(turn: Turn) -> tuple[float, Any]:
     return time.perf_counter(), current_turn.set(turn)
 
 
-def _check_id(turn: Turn, message: Message) -> None:
+def _check(turn: Turn, message: Message, handling: Handling | None) -> None:
+    """Raise where the handler is not to run, nor anything else that stands behind."""
+    held = turn.begun if turn.link is None else None
+    if isinstance(held, HeldMessage) and handling and not handling.heartbeat.is_good(held.claim):
+        # This process was stopped for long; or the store was, and the claim could not be extended.
+        turn.refusal = FencedError("its claim may have run out before its handler began")
     if turn.refusal is not None:
         raise turn.refusal
     if message.id != turn.message.id:
@@ -184,14 +207,14 @@ def _kept(handling: Handling | None, result: Any) -> Any:
 
 
 def _handle(message: Message) -> Any:
-    turn = current_turn.get()
+    turn = _calling()
     return turn.handler(message) if turn.link is None else turn.handler(message, turn.link)
 
 
-async def _handle_async(message: Message) -> Any:
+def _calling() -> Turn:
     turn = current_turn.get()
-    call: Callable[..., Any] = turn.handler
-    args = (message,) if turn.link is None else (message, turn.link)
-    if is_async(call):
-        return await call(*args)
-    return await asyncio.to_thread(call, *args)
+    # In this order: who gives claims back ends them first, and then looks which were called.
+    turn.is_called = True
+    if isinstance(turn.begun, HeldMessage) and turn.begun.is_over:
+        raise asyncio.CancelledError
+    return turn

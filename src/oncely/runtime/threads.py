@@ -1,6 +1,7 @@
 """Where turns run: threads for handlers that are not async, a loop for those that are."""
 
 import asyncio
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -12,9 +13,11 @@ from typing import Any
 from oncely.runtime.turn import Turn
 
 _TELL_S = 0.005
-"""How long an ended turn may wait for others to be told of together."""
+"""How long an ended turn may wait for others to be collected together."""
 _SHARES = 4
 """Into how many parts each thread's share of a window goes, so that none has too much to do."""
+_CLOSE_S = 1.0
+"""How long cancelled tasks may take to end."""
 
 RunMany = Callable[[Sequence[Turn]], None]
 
@@ -29,21 +32,32 @@ class Place(ABC):
     """Whether turns that have not started are given back as they are."""
 
     def __init__(self) -> None:
-        self._ended: SimpleQueue[Sequence[Turn]] = SimpleQueue()
+        self._ended: deque[Turn] = deque()
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        """Rung when several have ended: whoever collects is not woken for each."""
+        self._collect_at = 0.0
 
     @abstractmethod
     def start(self, turns: Sequence[Turn]) -> None:
         """Run these, in their order as far as that goes."""
 
     def collect(self, timeout_s: float) -> list[Turn]:
-        """What has ended since; waits at most so long for the first."""
-        turns: list[Turn] = []
+        """What has ended since; waits at most so long for the bell."""
+        is_rung = self._is_rung(timeout_s)
+        now = time.monotonic()
+        if not (is_rung or self.is_stopped or now >= self._collect_at):
+            return []
+        self._collect_at = now + _TELL_S
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def _is_rung(self, timeout_s: float) -> bool:
         try:
-            turns += self._ended.get(timeout=timeout_s) if timeout_s else self._ended.get_nowait()
-            while True:
-                turns += self._ended.get_nowait()
+            self._bell.get(timeout_s > 0, timeout_s)
         except Empty:
-            return turns
+            return False
+        while not self._bell.empty():
+            self._bell.get_nowait()
+        return True
 
     def stop(self) -> None:
         """Start no more."""
@@ -55,7 +69,9 @@ class Place(ABC):
 
 
 class Threads(Place):
-    """`count` threads. With `run_many`, turns that were started together run together."""
+    """`count` threads. With `run_many`, turns that were started together are first tried together:
+    those that it stores are done with.
+    """
 
     def __init__(
         self, run: Callable[[Turn], None], count: int, run_many: RunMany | None = None
@@ -64,6 +80,7 @@ class Threads(Place):
         self._run = run
         self._run_many = run_many
         self._count = count
+        self._pid = os.getpid()
         self._waiting: SimpleQueue[Sequence[Turn] | None] = SimpleQueue()
         for number in range(count):
             name = f"oncely-handler-{number + 1}"
@@ -85,25 +102,15 @@ class Threads(Place):
 
     def _work(self) -> None:
         while (turns := self._waiting.get()) is not None:
-            if self._run_many is not None:
-                if not self.is_stopped:
-                    self._run_many(turns)
-                self._ended.put(turns)
-            else:
-                self._run_each(turns)
-
-    def _run_each(self, turns: Sequence[Turn]) -> None:
-        ended: list[Turn] = []
-        tell_at = time.monotonic() + _TELL_S
-        for turn in turns:
-            if not self.is_stopped:
-                self._run(turn)
-            ended.append(turn)
-            if time.monotonic() >= tell_at:
-                self._ended.put(ended)
-                ended, tell_at = [], time.monotonic() + _TELL_S
-        if ended:
-            self._ended.put(ended)
+            if self._run_many is not None and not self.is_stopped:
+                self._run_many(turns)
+            for turn in turns:
+                if not (turn.is_stored or self.is_stopped):
+                    self._run(turn)
+                if self._pid != os.getpid():
+                    return  # The handler has forked: what follows is its parent's.
+                self._ended.append(turn)
+            self._bell.put(None)
 
 
 class Loop(Place):
@@ -112,10 +119,10 @@ class Loop(Place):
     def __init__(self, run: Callable[[Turn], Coroutine[Any, Any, None]], count: int) -> None:
         super().__init__()
         self._run = run
-        self._count = count
+        self._free = count
         self._waiting: deque[Turn] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told: list[Turn] = []
+        self._is_ringing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._turn_round, name="oncely-loop", daemon=True)
         self._thread.start()
@@ -127,7 +134,8 @@ class Loop(Place):
     def close(self) -> None:
         """End the loop, and cancel what still runs in it."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        # What does not let itself be cancelled ends with the process.
+        self._thread.join(_CLOSE_S)
 
     def _turn_round(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -142,7 +150,9 @@ class Loop(Place):
 
     def _accept(self, turns: Sequence[Turn]) -> None:
         self._waiting.extend(turns)
-        for _ in range(min(len(turns), self._count - len(self._tasks))):
+        for _ in range(min(len(turns), self._free)):
+            # Counted here, and not by the tasks: one that has ended is a task a little longer.
+            self._free -= 1
             task = self._loop.create_task(self._work())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -153,13 +163,15 @@ class Loop(Place):
             if not self.is_stopped:
                 await self._run(turn)
             self._tell(turn)
+        self._free += 1
 
     def _tell(self, turn: Turn) -> None:
+        self._ended.append(turn)
         # Those that end in one round of the loop are told of together.
-        if not self._told:
-            self._loop.call_soon(self._tell_all)
-        self._told.append(turn)
+        if not self._is_ringing:
+            self._is_ringing = True
+            self._loop.call_soon(self._ring)
 
-    def _tell_all(self) -> None:
-        self._ended.put(self._told)
-        self._told = []
+    def _ring(self) -> None:
+        self._is_ringing = False
+        self._bell.put(None)

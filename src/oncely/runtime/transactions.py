@@ -1,4 +1,4 @@
-"""Transactions: a window of turns in one, their claims with them; one by one where that fails."""
+"""Transactions: a window of turns in one, with their claims, where all of them succeed."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -29,17 +29,18 @@ class Transactions:
         self._lease: Any = "none" if lease_s is None else timedelta(seconds=lease_s)
 
     def run_many(self, turns: Sequence[Turn]) -> None:
-        """Together where all succeed, which is stored then; else each in its own transaction."""
+        """Together where all succeed, which is stored then; else they are as they were."""
         together = [turn for turn in turns if turn.key is not None and not turn.is_alone]
-        if len(together) > 1 and not self._run_together(together):
-            for turn in together:
+        if len(together) < 2:
+            return
+        is_stored = self._are_stored(together)
+        for turn in together:
+            turn.is_stored = is_stored
+            if not is_stored:
                 turn.start_over()
-        for turn in turns:
-            if not turn.is_stored:
-                self._run(turn)
 
-    def _run_together(self, turns: Sequence[Turn]) -> bool:
-        """Whether all has been stored."""
+    def _are_stored(self, turns: Sequence[Turn]) -> bool:
+        """Whether all of them ran, and what they did is committed."""
         try:
             with (
                 self._begins.begin() as link,
@@ -59,8 +60,6 @@ class Transactions:
             _log.info("window_undone", exc_info=True)
             return False
         reached("after_commit")
-        for turn in turns:
-            turn.is_stored = True
         return True
 
     def _claim(self, turns: Sequence[Turn], inbox: Inbox) -> None:
@@ -73,6 +72,7 @@ class Transactions:
             fingerprints=[each.fingerprint for each in asked],
             metadata=[each.metadata for each in asked],
         )
+        reached("after_claim")
         for turn, outcome in zip(turns, outcomes, strict=True):
             match outcome:
                 case Granted(claim):
@@ -80,7 +80,10 @@ class Transactions:
                 case InDoubt():
                     raise _FailedError
                 case _:
-                    answer(turn, outcome, self._handling.policy, inbox)
+                    answer(turn, outcome, self._handling.policy)
+        handled = [turn.key for turn in turns if turn.may_send and turn.key is not None]
+        if handled:
+            inbox.finish(handled)
 
     def _complete(self, turns: Sequence[Turn], inbox: Inbox) -> None:
         done = [turn for turn in turns if isinstance(turn.begun, HeldMessage) and turn.has_run]

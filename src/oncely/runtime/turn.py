@@ -37,7 +37,9 @@ class Turn:
     has_started: bool = False
     """Whether it was begun to be handled, by a middleware or the handler."""
     has_run: bool = False
-    """Whether the handler has run, or has begun to."""
+    """Whether what stands behind `idempotent` has run, or has begun to."""
+    is_called: bool = False
+    """Whether the handler itself was called, so that it may have had an effect."""
     is_stored: bool = False
     """Whether the ledger knows how it ended."""
     result: Any = None
@@ -49,8 +51,8 @@ class Turn:
 
     def start_over(self) -> None:
         """Forget what has happened in a transaction that is undone."""
-        self.begun = self.refusal = self.result = self.error = None
-        self.has_started = self.has_run = self.is_stored = False
+        self.begun = self.refusal = self.link = self.result = self.error = None
+        self.has_started = self.has_run = self.is_called = self.may_send = False
 
     @property
     def message(self) -> Message:

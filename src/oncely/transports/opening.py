@@ -1,5 +1,6 @@
 """From a URL to a transport. A driver is imported only when its URL is opened."""
 
+import math
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -8,7 +9,10 @@ from oncely.core.policy import seconds
 from oncely.transports.base import Limits, Transport
 from oncely.transports.memory import MemoryTransport, server_named
 
-_EXAMPLES = '"sqlite:///queue.db" (a file in this folder), or "memory://name"'
+_EXAMPLES = (
+    '"sqlite:///queue.db" (a file in this folder), "amqp://user:password@host:5672/vhost", '
+    'or "memory://name"'
+)
 
 
 def open_transport(url: str) -> Transport:
@@ -28,6 +32,12 @@ def open_transport(url: str) -> Transport:
             raise ConfigError(
                 f'transport: {mask_passwords(url)!r} names no file; write "sqlite:///queue.db"'
             )
+        case "amqp" | "amqps" if place:
+            return _open_rabbitmq(address, options)
+        case "amqp" | "amqps":
+            raise ConfigError(
+                f'transport: {mask_passwords(url)!r} names no broker; write "amqp://localhost"'
+            )
         case _:
             raise ConfigError(
                 f"transport: {mask_passwords(url)!r} is of no known kind; write {_EXAMPLES}"
@@ -43,6 +53,19 @@ def _open_sqlite(file: Path, limits: Limits) -> Transport:
     return SqliteTransport(file, limits)
 
 
+def _open_rabbitmq(address: str, options: str) -> Transport:
+    try:
+        from oncely.transports.rabbitmq.options import read_options
+        from oncely.transports.rabbitmq.transport import RabbitmqTransport
+    except ModuleNotFoundError as error:
+        if error.name != "pika":
+            raise
+        raise ConfigError(
+            "transport: pika is not installed; type: pip install 'oncely[rabbitmq]'"
+        ) from error
+    return RabbitmqTransport(*read_options(address, options))
+
+
 def _limits(options: str) -> Limits:
     limits = Limits()
     for name, value in parse_qsl(options, keep_blank_values=True):
@@ -50,7 +73,7 @@ def _limits(options: str) -> Limits:
             case "visibility":
                 limits = limits._replace(visibility_s=_visibility_s(value))
             case "max_bytes":
-                limits = limits._replace(max_bytes=_max_bytes(value))
+                limits = limits._replace(max_bytes=whole(value, "max_bytes"))
             case _:
                 raise ConfigError(f"transport: {name!r} is none of visibility, max_bytes")
     return limits
@@ -62,7 +85,10 @@ def _visibility_s(value: str) -> float:
     raise ConfigError('visibility: zero would deliver each message for ever; write "60s"')
 
 
-def _max_bytes(value: str) -> int:
-    if value.isascii() and value.isdigit() and int(value):
-        return int(value)
-    raise ConfigError(f"max_bytes: {value!r} is no whole number of 1 or more")
+def whole(value: str, name: str, largest: float = math.inf) -> int:
+    """The number of 1 or more that stands in a URL. Raises ConfigError."""
+    if not (value.isascii() and value.isdigit() and int(value)):
+        raise ConfigError(f"{name}: {value!r} is no whole number of 1 or more")
+    if int(value) > largest:
+        raise ConfigError(f"{name}: {value} is more than {largest}")
+    return int(value)

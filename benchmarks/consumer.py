@@ -1,0 +1,190 @@
+"""A consumer on RabbitMQ and PostgreSQL, beside loops of the driver with and without a ledger.
+
+All ways take the same messages out of a queue of their own, in turn, several rounds; the medians of
+the ratios count that are found within a round. Run with `make bench-consumer`.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from random import Random
+
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import Connection
+from tests import servers
+
+import bare_pika
+import hand_written
+from oncely import Consumer, Message, open_transport
+from shop import ORDER, Shop
+
+BODY = b"x" * 1024
+COPIES = 0.1
+TOGETHER = 100
+_COPIED_FROM = 1_000
+
+
+class Bench:
+    """The servers, and what the ways work with."""
+
+    def __init__(self, stack: ExitStack, messages: int) -> None:
+        self.messages = messages
+        self.url = stack.enter_context(servers.Rabbitmq()).url
+        database = stack.enter_context(servers.Postgresql()).url
+        self.by_hand = hand_written.Postgresql(database)
+        self.by_hand.prepare(0)
+        self.shop = Shop(database)
+        stack.callback(self.shop.close)
+        self.shop.prepare()
+        self._transport = open_transport(self.url)
+        stack.callback(self._transport.close)
+        self._numbers = count(1)
+
+    def fill(self, messages: int) -> str:
+        """A queue with messages, of which some are copies of one before."""
+        random = Random(messages)
+        queue = f"bench-{next(self._numbers)}"
+        ids: list[str] = []
+        for _ in range(messages):
+            is_copy = bool(ids) and random.random() < COPIES
+            ids.append(random.choice(ids[-_COPIED_FROM:]) if is_copy else str(uuid.uuid4()))
+        self._transport.subscribe(queue, [])
+        self._transport.publish(queue, [Message(id_, BODY, "bench.message") for id_ in ids])
+        return queue
+
+    def consumer(self, queue: str) -> Consumer:
+        """As users write it."""
+        return Consumer(self.url, queue).idempotent(self.shop.ledger, "bench")
+
+
+def acknowledging(bench: Bench, queue: str) -> None:
+    """The limit: the driver alone."""
+    bare_pika.take(bench.url, queue, bench.messages, together=TOGETHER)
+
+
+def seed(bench: Bench, queue: str) -> None:
+    """The statements that are written by hand, for each message."""
+    bare_pika.take(bench.url, queue, bench.messages, bench.by_hand.connect())
+
+
+def business(bench: Bench, queue: str) -> None:
+    """An insert and its commit for each message; nothing knows a copy."""
+    bare_pika.take(bench.url, queue, bench.messages, bench.shop.by_hand_alone())
+
+
+def once(bench: Bench, queue: str) -> None:
+    """A handler with nothing to do."""
+    bench.consumer(queue).consume(lambda _: None, drain=True)
+
+
+def transactional(bench: Bench, queue: str) -> None:
+    """A handler that inserts a row, in the transaction of its window."""
+
+    def insert(message: Message, connection: Connection) -> None:
+        connection.execute(ORDER, {"content": message.id})
+
+    consumer = bench.consumer(queue).transactional(bench.shop.engine)
+    consumer.consume(insert, drain=True)
+
+
+LIMIT, SEED, BUSINESS = "pika alone", "pika, three statements", "pika, insert and commit"
+ONCE, TRANSACTIONAL = "consumer", "consumer, transactional"
+WAYS: dict[str, Callable[[Bench, str], None]] = {
+    LIMIT: acknowledging,
+    SEED: seed,
+    BUSINESS: business,
+    ONCE: once,
+    TRANSACTIONAL: transactional,
+}
+FEW = {SEED, BUSINESS}
+"""Slow ways, which take a tenth of the messages."""
+
+
+def measure(bench: Bench, rounds: int, messages: int) -> dict[str, list[float]]:
+    """Messages a second of each way in each round; one round more first, which does not count."""
+    rates: dict[str, list[float]] = defaultdict(list)
+    for number in range(rounds + 1):
+        for name, way in WAYS.items():
+            bench.messages = messages // 10 if name in FEW or not number else messages
+            queue = bench.fill(bench.messages)
+            began = time.perf_counter()
+            way(bench, queue)
+            rate = bench.messages / (time.perf_counter() - began)
+            print(f"{name:30} {rate:10,.0f}/s", file=sys.stderr)
+            if number:
+                rates[name].append(rate)
+    return rates
+
+
+def ratio(rates: dict[str, list[float]], name: str, base: str) -> float:
+    """The median over the rounds, in each of which the machine was the same for both."""
+    return statistics.median(a / b for a, b in zip(rates[name], rates[base], strict=True))
+
+
+def latencies_ms(bench: Bench, rate: int, seconds: float) -> list[float]:
+    """How long messages take from their publishing to their handler, at so many a second."""
+    import threading
+
+    queue = bench.fill(0)
+    took: list[float] = []
+
+    def publish() -> None:
+        transport = open_transport(bench.url)
+        began = time.perf_counter()
+        for number in range(int(rate * seconds)):
+            time.sleep(max(0.0, began + number / rate - time.perf_counter()))
+            body = str(time.perf_counter()).encode().ljust(len(BODY))
+            transport.publish(queue, [Message(str(uuid.uuid4()), body, "bench.message")])
+        transport.close()
+        consumer.stop()
+
+    consumer = bench.consumer(queue)
+    thread = threading.Thread(target=publish)
+    thread.start()
+    consumer.consume(lambda message: took.append(time.perf_counter() - float(message.body)))
+    thread.join()
+    return sorted(1000 * each for each in took)
+
+
+def rows(rates: dict[str, list[float]]) -> Iterator[tuple[str, ...]]:
+    """A row for each way."""
+    for name, each in rates.items():
+        shown = [f"{ratio(rates, name, base):.2f}" for base in (LIMIT, SEED, BUSINESS)]
+        yield (name, f"{statistics.median(each):,.0f}", *shown)
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--rate", type=int, default=200, help="messages/s, for how long they take")
+    parser.add_argument("--json", default="benchmarks/results/consumer.json")
+    asked = parser.parse_args()
+    with ExitStack() as stack:
+        bench = Bench(stack, asked.messages)
+        rates = measure(bench, asked.rounds, asked.messages)
+        took = latencies_ms(bench, asked.rate, 5.0)
+    table = Table("way", "messages/s", "of pika alone", "x three statements", "x insert and commit")
+    for row in rows(rates):
+        table.add_row(*row)
+    Console().print(table)
+    quantiles = statistics.quantiles(took, n=100)
+    p50, p99 = quantiles[49], quantiles[98]
+    print(f"from publishing to the handler, at {asked.rate}/s: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    Path(asked.json).parent.mkdir(parents=True, exist_ok=True)
+    Path(asked.json).write_text(json.dumps({**rates, "p50_ms": p50, "p99_ms": p99}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

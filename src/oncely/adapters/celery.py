@@ -1,0 +1,97 @@
+"""A base for Celery's tasks that run once for each task id."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from celery import Task
+from celery.exceptions import Ignore, Reject, Retry
+
+from oncely.adapters.attempt import Attempt
+from oncely.core.policy import Duration, Policy
+from oncely.handling.around import Asked, Handling
+from oncely.ledger import Ledger
+from oncely.transports.base import Delay
+
+KeyOf = Callable[..., str | None]
+
+
+def once_task(
+    ledger: Ledger,
+    consumer: str | None = None,
+    *,
+    key: KeyOf | None = None,
+    keep_result: bool = True,
+    lease: Duration | None = None,
+    policy: Policy = Policy(),
+) -> type[Task]:
+    """For `@app.task(base=once_task(ledger))`: the task runs once for each task id.
+
+    Or for what `key` gives for the task's arguments. The consumer is the task's name if none is
+    named. Tasks are acknowledged late, and delivered again when their worker is lost, unless the
+    task says otherwise. A duplicate has the kept result, which is JSON; with `keep_result` off it
+    is ignored. What is busy, or meets a store that is away, comes again, and is not counted as one
+    of Celery's retries. What is refused fails with an error that says why, and `autoretry_for` does
+    not see it. An error of the task, Celery's Retry among them, is recorded and raised as it was.
+    """
+    handling = Handling.under(ledger, consumer or "task", policy, lease, keep_result=keep_result)
+    key_of = None if key is None else staticmethod(key)
+    fields = {"abstract": True, "like": handling, "consumer": consumer, "key_of": key_of}
+    return type("OnceTask", (OnceTask,), fields)
+
+
+class OnceTask(Task):  # type: ignore[misc]  # It has no types.
+    """A task that runs once for each id; see `once_task`."""
+
+    abstract = True
+    acks_late = True
+    reject_on_worker_lost = True
+    like: ClassVar[Handling]
+    consumer: ClassVar[str | None]
+    key_of: ClassVar[KeyOf | None]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the task: once where a worker calls it, and each time where other code does."""
+        if self.request.called_directly or self.request.get("is_claimed"):
+            return super().__call__(*args, **kwargs)
+        self.request.is_claimed = True
+        attempt = Attempt(self._handling, Asked(self._message_id(args, kwargs)))
+        try:
+            ignored = self._attempt(attempt, args, kwargs)
+        except Exception as error:
+            verdict = attempt.verdict(error)
+            if isinstance(verdict, Delay) and not self.request.is_eager:
+                raise self._again(verdict.delay_s, error) from error
+            raise
+        if ignored is not None:
+            raise ignored
+        return attempt.result
+
+    @cached_property
+    def _handling(self) -> Handling:
+        return replace(self.like, consumer=self.consumer or self.name)
+
+    def _message_id(self, args: Any, kwargs: Any) -> str | None:
+        return self.request.id if self.key_of is None else self.key_of(*args, **kwargs)
+
+    def _attempt(self, attempt: Attempt, args: Any, kwargs: Any) -> Ignore | None:
+        """Run it, if it is new; whether Celery is to leave its state alone."""
+        with attempt:
+            if attempt.is_new:
+                try:
+                    attempt.result = self.run(*args, **kwargs)
+                except Ignore as ignored:
+                    # It has said its state itself, or has put another task in its place.
+                    return ignored
+        return None if attempt.has_result else Ignore("a duplicate")
+
+    def _again(self, delay_s: float, error: Exception) -> Retry | Reject:
+        """As `retry`, which would count it."""
+        request = self.request
+        signature = self.signature_from_request(request, countdown=delay_s, retries=request.retries + 1)
+        try:
+            signature.apply_async()
+        except Exception as unsent:  # noqa: BLE001 - a broker's client may raise anything.
+            return Reject(unsent, requeue=True)
+        return Retry(exc=error, when=delay_s, sig=signature)

@@ -1,0 +1,114 @@
+"""A middleware for dramatiq whose actors handle each message once."""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+from dramatiq import Actor, Broker, Middleware
+from dramatiq.broker import MessageProxy
+from dramatiq.middleware import SkipMessage
+
+from oncely.adapters.attempt import Attempt
+from oncely.core.policy import Duration, Policy
+from oncely.handling.around import Asked, Handling
+from oncely.handling.wrapping import Run, wrapped
+from oncely.ledger import Ledger
+from oncely.transports.base import DeadLetter, Delay
+
+KeyOf = Callable[[MessageProxy], str | None]
+
+
+class OnceMiddleware(Middleware):
+    """For `broker.add_middleware`: every actor handles a message once.
+
+    The consumer is the actor's name, the id dramatiq's own or what `key` gives for a message. An
+    actor's option `once` is a Policy of its own, or False for an actor that is left alone. A
+    duplicate has the kept result, which is JSON; with `keep_result` off it is skipped. What is
+    busy, or meets a store that is away, is sent again with a delay. What is refused goes to
+    dramatiq's dead letters. An error of the actor is recorded and raised as it was, so that Retries
+    decides.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        key: KeyOf | None = None,
+        keep_result: bool = True,
+        lease: Duration | None = None,
+        policy: Policy = Policy(),
+    ) -> None:
+        # What is wrong is told where it is written, and not by the first message.
+        Handling.under(ledger, "actor", policy, lease)
+        self._under: Callable[[Actor[Any, Any]], Handling] = lambda actor: Handling.under(
+            ledger,
+            actor.actor_name,
+            actor.options.get("once", policy),
+            lease,
+            keep_result=keep_result,
+        )
+        self._key_of = key or _message_id
+        self._message: ContextVar[MessageProxy | None] = ContextVar("message", default=None)
+
+    @property
+    def actor_options(self) -> set[str]:
+        """What actors may be declared with."""
+        return {"once"}
+
+    def after_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
+        """Wrap its function: the hooks around a message could not give a duplicate its result."""
+        if actor.options.get("once") is not False:
+            actor.fn = wrapped(actor.fn, self._once(broker, actor))
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:  # noqa: ARG002
+        """Let the function know what it is called for."""
+        self._message.set(message)
+
+    def _once(self, broker: Broker, actor: Actor[Any, Any]) -> Run:
+        # Found when it is used: what raises where an actor is declared, dramatiq only logs.
+        handling_of = cache(self._under)
+
+        def run(call: Callable[..., Any], _: Any, __: Any) -> Any:
+            message = self._message.get()
+            # Other actors may be called from this one: those calls are no messages.
+            self._message.set(None)
+            if message is None:
+                return call()
+            asked = Asked(self._key_of(message))
+            return _attempted(Attempt(handling_of(actor), asked), broker, message, call)
+
+        return run
+
+
+def _attempted(
+    attempt: Attempt, broker: Broker, message: MessageProxy, call: Callable[..., Any]
+) -> Any:
+    try:
+        with attempt:
+            if attempt.is_new:
+                attempt.result = call()
+    except Exception as error:
+        match attempt.verdict(error):
+            case Delay(delay_s):
+                # By hand: Retries would count it.
+                broker.enqueue(message, delay=int(delay_s * 1_000))  # type: ignore[arg-type]
+                raise _skipped(message) from error
+            case DeadLetter(reason):
+                message.fail()
+                raise SkipMessage(reason) from error
+            case None:
+                raise
+    if not attempt.has_result:
+        raise _skipped(message)
+    return attempt.result
+
+
+def _skipped(message: MessageProxy) -> SkipMessage:
+    # Results would keep None as the result of what is skipped.
+    message.options["store_results"] = False
+    return SkipMessage("a duplicate, or sent again")
+
+
+def _message_id(message: MessageProxy) -> str | None:
+    return message.message_id

@@ -1,0 +1,132 @@
+"""A middleware for FastStream that handles each message once."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from faststream import BaseMiddleware, ContextRepo, StreamMessage
+from faststream.exceptions import AckMessage, RejectMessage
+from faststream.message import SourceType
+
+from oncely.adapters.attempt import Attempt
+from oncely.core.message import Message, fingerprint_of
+from oncely.core.policy import Duration, Policy
+from oncely.handling.around import Asked, Handling
+from oncely.ledger import Ledger
+from oncely.transports.base import DeadLetter, Delay
+
+_log = logging.getLogger(__name__)
+
+KeyOf = Callable[[StreamMessage[Any]], str | None]
+_Next = Callable[[StreamMessage[Any]], Awaitable[Any]]
+
+
+def once_middleware(
+    ledger: Ledger,
+    consumer: str,
+    *,
+    key: KeyOf | None = None,
+    keep_result: bool = False,
+    lease: Duration | None = None,
+    policy: Policy = Policy(),
+) -> "OnceMiddleware":
+    """For a broker's or router's `middlewares`: each subscriber handles a message once.
+
+    Subscribers have records of their own: `consumer`, a dot and the name of the function. The id
+    is the `message_id` of RabbitMQ's properties, or what `key` gives for a message. A duplicate is
+    acknowledged; where results are kept, its result is published as the first one's. What is busy,
+    or meets a store that is away, waits and asks again. What is refused is rejected. An error of
+    the handler is recorded and raised as it was: FastStream's AckPolicy decides what follows.
+    """
+    handling = Handling.under(ledger, consumer, policy, lease, keep_result=keep_result)
+    return OnceMiddleware(handling, key or _message_id)
+
+
+class OnceMiddleware:
+    """Makes the middleware of each message; see `once_middleware`."""
+
+    def __init__(self, handling: Handling, key_of: KeyOf) -> None:
+        self._like = handling
+        self._key_of = key_of
+        self._handlings: dict[str, Handling] = {}
+
+    def __call__(self, msg: Any, /, *, context: ContextRepo) -> "_OneMessage":
+        """What surrounds the handling, or publishing, of a message."""
+        return _OneMessage(msg, context=context, once=self)
+
+    def handling_of(self, function: str) -> Handling:
+        """What is before and after the handler of that name."""
+        if function not in self._handlings:
+            consumer = f"{self._like.consumer}.{function}"
+            self._handlings[function] = replace(self._like, consumer=consumer)
+        return self._handlings[function]
+
+    def asked(self, message: StreamMessage[Any]) -> Asked:
+        """What the ledger is asked with."""
+        message_id = self._key_of(message)
+        return Asked(message_id, fingerprint_of(message.body), _as_ours(message_id, message))
+
+
+class _OneMessage(BaseMiddleware[Any, Any]):
+    """What surrounds the handler of one message."""
+
+    def __init__(self, msg: Any, /, *, context: ContextRepo, once: OnceMiddleware) -> None:
+        super().__init__(msg, context=context)
+        self._once = once
+
+    async def consume_scope(self, call_next: _Next, msg: StreamMessage[Any]) -> Any:
+        """Call the handler, if the message is new."""
+        # The answer to a request comes by here as well.
+        if msg.source_type is not SourceType.CONSUME:
+            return await call_next(msg)
+        [first, *_] = self.context.get_local("handler_").calls
+        handling = self._once.handling_of(first.name)
+        attempt = Attempt(handling, self._once.asked(msg))
+        while (delay := await _attempted(attempt, call_next, msg)) is not None:
+            # Not requeued: that would come again at once, and be counted by quorum queues.
+            await asyncio.sleep(delay.delay_s)
+            attempt = Attempt(handling, attempt.asked)
+        if not attempt.has_result:
+            raise AckMessage
+        return attempt.result
+
+
+async def _attempted(
+    attempt: Attempt, call_next: _Next, message: StreamMessage[Any]
+) -> Delay | None:
+    """After what the message is to be tried again; None where it is done."""
+    try:
+        async with attempt:
+            if attempt.is_new:
+                attempt.result = await call_next(message)
+    except Exception as error:
+        match attempt.verdict(error):
+            case Delay() as delay:
+                return delay
+            case DeadLetter(reason):
+                names = {"message_id": attempt.asked.message_id, "reason": reason}
+                _log.warning("rejected", extra=names)
+                raise RejectMessage from error
+            case None:
+                raise
+    return None
+
+
+def _message_id(message: StreamMessage[Any]) -> str | None:
+    # FastStream's own makes up an id where there is none.
+    return getattr(message.raw_message, "message_id", None)
+
+
+def _as_ours(message_id: str | None, message: StreamMessage[Any]) -> Message:
+    sent_at = getattr(message.raw_message, "timestamp", None)
+    headers: Mapping[str, Any] = message.headers
+    return Message(
+        message_id or "",
+        message.body,
+        headers={name: str(value) for name, value in headers.items()},
+        time=sent_at if isinstance(sent_at, datetime) else None,
+        content_type=message.content_type or "application/octet-stream",
+    )

@@ -1,0 +1,126 @@
+"""A callback for `basic_consume` of pika that handles each message once."""
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from pika import BasicProperties
+
+from oncely.adapters.attempt import Attempt
+from oncely.core.errors import ConfigError, StoreError
+from oncely.core.message import Message, fingerprint_of
+from oncely.core.policy import Duration, Policy
+from oncely.handling.around import Asked, Handling
+from oncely.handling.verdicts import AGAIN_S, after_failure
+from oncely.handling.wrapping import check_function, ended, is_async, name_of
+from oncely.ledger import Ledger
+from oncely.transports.base import Ack, DeadLetter, Delay
+
+_log = logging.getLogger(__name__)
+
+Callback = Callable[[Any, Any, BasicProperties, bytes], None]
+KeyOf = Callable[[BasicProperties, bytes], str | None]
+
+
+def once_callback(
+    ledger: Ledger,
+    consumer: str,
+    handler: Callable[[Message], Any],
+    *,
+    key: KeyOf | None = None,
+    lease: Duration | None = None,
+    policy: Policy = Policy(),
+) -> Callback:
+    """What to give `basic_consume`, with auto_ack off: runs `handler` once for each message.
+
+    The id is the property `message_id`, or what `key` gives for properties and body. What is done,
+    and a duplicate, is acknowledged. What has to wait, for another worker, for the store or, after
+    a failure, for as long as the policy says, stays unacknowledged and is handled again then. What
+    is refused or has failed for good is rejected: the queue's dead-letter exchange takes it. Raises
+    ConfigError for what can never run.
+    """
+    check_function(handler, "once_callback")
+    if is_async(handler):
+        raise ConfigError(f"once_callback: {name_of(handler)} is async; pika awaits nothing")
+    handling = Handling.under(ledger, consumer, policy, lease)
+    return _Callback(handling, handler, key or _message_id)
+
+
+class _Callback:
+    def __init__(
+        self, handling: Handling, handler: Callable[[Message], Any], key_of: KeyOf
+    ) -> None:
+        self._handling = handling
+        self._handler = handler
+        self._key_of = key_of
+
+    def __call__(self, channel: Any, method: Any, properties: BasicProperties, body: bytes) -> None:
+        message = _message(self._key_of(properties, body), properties, body)
+        match self._verdict(message, _count(properties)):
+            case Ack():
+                channel.basic_ack(method.delivery_tag)
+            case Delay(delay_s):
+                # Not requeued: that would come again at once, and be counted by quorum queues.
+                again = partial(self._again, channel, method, properties, body)
+                _later(channel.connection, delay_s, again)
+            case DeadLetter(reason):
+                _log.warning("rejected", extra={"message_id": message.id, "reason": reason})
+                channel.basic_reject(method.delivery_tag, requeue=False)
+
+    def _again(self, channel: Any, *delivery: Any) -> None:
+        # A channel that is closed has given it back.
+        if channel.is_open:
+            self(channel, *delivery)
+
+    def _verdict(self, message: Message, count: int) -> Ack | Delay | DeadLetter:
+        asked = Asked(message.id, fingerprint_of(message.body), message)
+        attempt = Attempt(self._handling, asked)
+        try:
+            with attempt:
+                if attempt.is_new:
+                    attempt.result = ended(self._handler, message)
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything.
+            return attempt.verdict(error) or self._after_failure(asked, count, error)
+        return Ack()
+
+    def _after_failure(self, asked: Asked, count: int, error: Exception) -> Delay | DeadLetter:
+        _log.warning("handler_failed", exc_info=error)
+        try:
+            key = self._handling.key_of(asked)
+            record = None if key is None else self._handling.ledger.find(key)
+        except StoreError:
+            return Delay(AGAIN_S)
+        return after_failure(self._handling.policy, record, count, error)
+
+
+def _later(connection: Any, delay_s: float, callback: Callable[[], None]) -> None:
+    # A BlockingConnection has timers itself; the others leave them to their loop.
+    timers = connection if hasattr(connection, "call_later") else connection.ioloop
+    timers.call_later(delay_s, callback)
+
+
+def _message_id(properties: BasicProperties, _: bytes) -> str | None:
+    return properties.message_id
+
+
+def _message(message_id: Any, properties: BasicProperties, body: bytes) -> Message:
+    sent_at = properties.timestamp
+    return Message(
+        message_id or "",
+        body,
+        type=properties.type or "",
+        headers={name: str(value) for name, value in _headers(properties).items()},
+        time=None if sent_at is None else datetime.fromtimestamp(sent_at, UTC),
+        content_type=properties.content_type or "application/octet-stream",
+    )
+
+
+def _count(properties: BasicProperties) -> int:
+    """How often it was delivered, where the queue counts that."""
+    return int(_headers(properties).get("x-delivery-count", 0)) + 1
+
+
+def _headers(properties: BasicProperties) -> Mapping[str, Any]:
+    return properties.headers or {}

@@ -1,0 +1,118 @@
+"""`oncely consume`: runs a consumer, in this process or in several that are supervised."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict
+
+from oncely.cli.loading import load_consumer
+from oncely.cli.progress import Progress
+from oncely.cli.tables import new_table, put
+from oncely.cli.terminal import shown
+from oncely.consumer import Consumer
+from oncely.core.errors import ConfigError, OncelyError, mask_passwords
+from oncely.runtime.lifeline import Lifeline
+from oncely.runtime.report import Report
+from oncely.runtime.supervising import Supervisor
+from oncely.stopping import told_to_stop
+
+_MARGIN_S = 5.0
+"""What a process may take to stop, besides the grace time of what runs in it."""
+
+
+def consume(parsed: argparse.Namespace) -> int:
+    """Run the consumer; return 1 where a message failed or was dead-lettered."""
+    with _handlers_print_elsewhere(parsed):
+        if parsed.lifeline is not None:
+            return _work(parsed)
+        consumer = load_consumer(parsed.consumer)
+        _check_shared(consumer, parsed.workers)
+        with Progress() as progress:
+            if parsed.workers > 1:
+                report = _supervise(parsed, consumer, progress)
+            else:
+                report = consumer.consume(
+                    drain=parsed.drain,
+                    stop_on_signals=True,
+                    on_progress=lambda report: progress.show(_line(report)),
+                )
+    _tell(report, as_json=parsed.json)
+    return int(bool(report.failed or report.dead_lettered))
+
+
+@contextmanager
+def _handlers_print_elsewhere(parsed: argparse.Namespace) -> Iterator[None]:
+    """What handlers print goes to stderr, where stdout is for the one JSON object."""
+    if not parsed.json:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def _check_shared(consumer: Consumer, workers: int) -> None:
+    if consumer.url is None or not consumer.url.startswith("memory:"):
+        return
+    if workers > 1:
+        raise ConfigError(
+            '"memory://" is seen by one process only; for --workers write "sqlite:///queue.db"'
+        )
+    print(
+        'note: "memory://" is seen by this process only: nobody else can publish to it',
+        file=sys.stderr,
+    )
+
+
+def _work(parsed: argparse.Namespace) -> int:
+    """As one of several workers: what there is to say goes to the supervisor."""
+    line = Lifeline(parsed.lifeline)
+    try:
+        consumer = load_consumer(parsed.consumer)
+        line.grace_s = _grace_s(consumer)
+        report = consumer.consume(drain=parsed.drain, stop_on_signals=True, on_progress=line.show)
+    except OncelyError as error:
+        line.fail(str(error))
+        return 2 if isinstance(error, ConfigError) else 1
+    line.end(report)
+    return 0
+
+
+def _supervise(parsed: argparse.Namespace, consumer: Consumer, progress: Progress) -> Report:
+    command = [sys.executable, "-m", "oncely", "consume", parsed.consumer]
+    command += [f"--{name}" for name in ("drain", "json") if getattr(parsed, name)]
+    supervisor = Supervisor(
+        command,
+        parsed.workers,
+        drains=parsed.drain,
+        grace_s=_grace_s(consumer),
+        tell=lambda line: print(mask_passwords(shown(line)), file=sys.stderr, flush=True),
+    )
+    with told_to_stop() as stop:
+        return supervisor.run(stop, lambda report: progress.show(_line(report)))
+
+
+def _grace_s(consumer: Consumer) -> float:
+    return consumer.grace_s + _MARGIN_S
+
+
+def _line(report: Report) -> str:
+    return "  ".join(f"{name} {count:,}" for name, count in _counts(report).items())
+
+
+def _tell(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(report)))
+        return
+    table = new_table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, count in _counts(report).items():
+        table.add_row(name, f"{count:,}")
+    put(table)
+
+
+def _counts(report: Report) -> dict[str, int]:
+    """The counts, and their names for people."""
+    return {name.replace("_", " "): count for name, count in asdict(report).items()}

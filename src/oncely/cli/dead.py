@@ -1,0 +1,189 @@
+"""`oncely dead`: dead letters are listed, shown, and put back into their queue."""
+
+import argparse
+import json
+import sys
+from base64 import b64encode
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from oncely.cli.opening import opened_transport
+from oncely.cli.tables import cell, new_table, put
+from oncely.cli.terminal import moment, shortened, span
+from oncely.core.errors import ConfigError, RefusedError, mask_passwords
+from oncely.core.message import Message
+from oncely.transports.base import DeadLettered, Transport
+
+_SHOWN = 2_000
+"""Characters of a body."""
+
+
+def list_letters(parsed: argparse.Namespace) -> int:
+    """Print the dead letters of a queue."""
+    with opened_transport(parsed, only_look=True) as transport:
+        letters, more = _first(transport, parsed)
+    if parsed.json:
+        print(json.dumps({"dead_letters": [_as_dict(letter) for letter in letters], "more": more}))
+        return 0
+    if not letters:
+        print(f"{parsed.queue}: no dead letters", file=sys.stderr)
+        return 0
+    put(_letters_table(letters), last_gives_way=True)
+    if more:
+        print(f"the first {parsed.limit:,}; there are more, see --limit", file=sys.stderr)
+    return 0
+
+
+def show(parsed: argparse.Namespace) -> int:
+    """Print every dead letter of one message in full; as a rule there is one."""
+    with opened_transport(parsed, only_look=True) as transport:
+        letters, more = _first(transport, parsed)
+    letters = [letter for letter in letters if letter.message.id == parsed.id]
+    if not letters:
+        raise RefusedError(_not_there(parsed, [parsed.id], more=more))
+    if parsed.json:
+        found = [_as_dict(letter) | _content(letter.message) for letter in letters]
+        print(json.dumps({"dead_letters": found}))
+        return 0
+    for letter in letters:
+        put(_letter_table(letter))
+    return 0
+
+
+def retry(parsed: argparse.Namespace) -> int:
+    """Put dead letters back; return 1 where one that was named is not there."""
+    if bool(parsed.ids) == parsed.all:
+        raise ConfigError("retry: name the IDs of messages, or --all, and not both")
+    with opened_transport(parsed, only_look=True) as transport:
+        letters, more = _first(transport, parsed)
+        if not parsed.all:
+            letters = [letter for letter in letters if letter.message.id in parsed.ids]
+        retried = transport.retry(letters)
+    there = {letter.message.id for letter in letters}
+    missing = [id_ for id_ in parsed.ids if id_ not in there]
+    if parsed.json:
+        print(json.dumps({"retried": retried, "missing": missing}))
+    else:
+        print(f"put back: {retried:,}")
+    if missing:
+        raise RefusedError(_not_there(parsed, missing, more=more))
+    if parsed.all and more:
+        print(f"the first {parsed.limit:,} only; there are more, see --limit", file=sys.stderr)
+    return 0
+
+
+def _first(transport: Transport, parsed: argparse.Namespace) -> tuple[list[DeadLettered], bool]:
+    """As many as --limit says, and whether there are more."""
+    letters = list(transport.dead_letters(parsed.queue, parsed.limit + 1))
+    return letters[: parsed.limit], len(letters) > parsed.limit
+
+
+def _not_there(parsed: argparse.Namespace, ids: Sequence[str], *, more: bool) -> str:
+    names = ", ".join(repr(id_) for id_ in ids)
+    among = f" among the first {parsed.limit:,}, see --limit" if more else ""
+    return f"{parsed.queue}: no dead letter of {names}{among}"
+
+
+# ---- In words ----------------------------------------------------------------------------------
+
+
+def _letters_table(letters: Sequence[DeadLettered]) -> Table:
+    table = new_table()
+    table.add_column("id", overflow="fold")
+    table.add_column("type", overflow="fold")
+    table.add_column("deliveries", justify="right", no_wrap=True)
+    table.add_column("age", justify="right", no_wrap=True)
+    table.add_column("reason")
+    for letter in letters:
+        table.add_row(
+            cell(letter.message.id),
+            cell(letter.message.type or "-"),
+            f"{letter.count:,}",
+            _age(letter.message),
+            Text(shortened(mask_passwords(letter.reason)), no_wrap=True, overflow="ellipsis"),
+        )
+    return table
+
+
+def _letter_table(letter: DeadLettered) -> Table:
+    message = letter.message
+    fields = {
+        "id": message.id,
+        "queue": letter.queue,
+        "reason": letter.reason,
+        "deliveries": f"{letter.count:,}",
+        "type": message.type or "-",
+        "source": message.source or "-",
+        "time": _moment(message.time),
+        "key": message.key or "-",
+        "content type": message.content_type,
+        "headers": json.dumps(dict(message.headers), ensure_ascii=False),
+        "body": _body(message.body),
+    }
+    table = new_table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in fields.items():
+        table.add_row(name, cell(mask_passwords(value)))
+    return table
+
+
+def _body(body: bytes) -> str:
+    text = _text(body)
+    return f"{len(body):,} bytes that are no text" if text is None else shortened(text, _SHOWN)
+
+
+def _age(message: Message) -> str:
+    return "-" if message.time is None else span(_now() - message.time.timestamp())
+
+
+def _moment(time: datetime | None) -> str:
+    return "-" if time is None else moment(time.timestamp(), _now())
+
+
+def _now() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+# ---- As JSON -----------------------------------------------------------------------------------
+
+
+def _as_dict(letter: DeadLettered) -> dict[str, Any]:
+    message = letter.message
+    return {
+        "id": message.id,
+        "queue": letter.queue,
+        "reason": mask_passwords(letter.reason),
+        "deliveries": letter.count,
+        "type": message.type,
+        "source": message.source,
+        "time": None if message.time is None else message.time.timestamp(),
+        "key": message.key,
+        "content_type": message.content_type,
+    }
+
+
+def _content(message: Message) -> dict[str, Any]:
+    headers = {name: _masked_header(name, value) for name, value in message.headers.items()}
+    text = _text(message.body)
+    return {
+        "headers": headers,
+        "body": None if text is None else mask_passwords(text),
+        "body_base64": b64encode(message.body).decode() if text is None else None,
+    }
+
+
+def _masked_header(name: str, value: str) -> str:
+    # With its name, which says what it is.
+    return mask_passwords(f"{name}={value}").removeprefix(f"{name}=")
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,19 @@
+from .base import BothWays, CallNext, Middleware
+from .idempotency import Idempotent
+from .logging import Logged
+from .metrics import Measured
+from .rate_limit import RateLimited
+from .timeout import TimeLimit
+from .tracing import Traced
+
+__all__ = [
+    "BothWays",
+    "CallNext",
+    "Idempotent",
+    "Logged",
+    "Measured",
+    "Middleware",
+    "RateLimited",
+    "TimeLimit",
+    "Traced",
+]

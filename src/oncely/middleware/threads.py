@@ -1,0 +1,123 @@
+"""Threads between coroutines: where those parts of an async chain run that are not async."""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import CancelledError as FutureCancelled
+from contextlib import suppress
+from contextvars import copy_context
+from queue import SimpleQueue
+from typing import Any
+
+from oncely.core.message import Message
+
+_Outcome = tuple[Any, BaseException | None]
+"""A result, or an error: on their way through futures some errors become others."""
+
+
+class Threads:
+    """Runs functions that may wait, each in a thread; as many at a time as there are to run.
+
+    Unlike those of the standard library its threads keep no process from ending, and none waits
+    for another to be free: it might be that one's end that it waits for.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        weakref.finalize(self, self._calls.put, None).atexit = False
+
+    async def run(
+        self, function: Callable[..., Any], *args: Any, cancel: Callable[[], None] = lambda: None
+    ) -> Any:
+        """What `function` comes to, in the context of the caller.
+
+        A thread cannot be stopped. Where the caller is cancelled, `cancel` is called, which may
+        end what the thread waits for; its end is awaited all the same, and a result that it comes
+        to is the result.
+        """
+        loop = asyncio.get_running_loop()
+        running: asyncio.Future[_Outcome] = loop.create_future()
+        context = copy_context()
+
+        def call() -> None:
+            outcome = context.run(_outcome, function, *args)
+            # Before anybody knows the outcome: whoever does finds this thread free.
+            self._idle.release()
+            with suppress(RuntimeError):  # Nobody waits any more: the loop is closed.
+                loop.call_soon_threadsafe(running.set_result, outcome)
+
+        self._start(call)
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError:
+                cancel()
+        return _come_to(running.result())
+
+    def _start(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+        if not self._idle.acquire(blocking=False):
+            args = (self._calls,)
+            threading.Thread(target=_serve, args=args, name="oncely-chain", daemon=True).start()
+
+
+def _serve(calls: "SimpleQueue[Callable[[], None] | None]") -> None:
+    while (call := calls.get()) is not None:
+        call()
+        # It holds its Threads, with which this is to end.
+        del call
+    calls.put(None)  # For the next thread.
+
+
+class Back:
+    """The way of one message from a thread back to the loop: calls and waits."""
+
+    def __init__(self, call_next: Callable[[Message], Any]) -> None:
+        self._call_next = call_next
+        self._loop = asyncio.get_running_loop()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._is_cancelled = False
+
+    def __call__(self, message: Message) -> Any:
+        """Go on with `message` in the loop, and wait in this thread for what it comes to."""
+        called = asyncio.run_coroutine_threadsafe(self._run(message), self._loop)
+        try:
+            outcome = called.result()
+        except FutureCancelled:
+            # The other one is no Exception: nobody takes it for a failure.
+            raise asyncio.CancelledError from None
+        return _come_to(outcome)
+
+    async def _run(self, message: Message) -> _Outcome:
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        task: Any = asyncio.current_task()
+        self._running.add(task)
+        try:
+            return await self._call_next(message), None
+        except Exception as error:  # noqa: BLE001 - it is raised in the thread.
+            return None, error
+        finally:
+            self._running.discard(task)
+
+    def cancel(self) -> None:
+        """Cancel what is awaited, and all that comes; to be called in the loop."""
+        self._is_cancelled = True
+        for task in self._running:
+            task.cancel()
+
+
+def _outcome(function: Callable[..., Any], *args: Any) -> _Outcome:
+    try:
+        return function(*args), None
+    except BaseException as error:  # noqa: BLE001 - it is raised where the thread is awaited.
+        return None, error
+
+
+def _come_to(outcome: _Outcome) -> Any:
+    result, error = outcome
+    if error is not None:
+        raise error
+    return result

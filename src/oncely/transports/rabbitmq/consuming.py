@@ -1,0 +1,233 @@
+"""Receiving from one queue: what the broker has delivered, and what becomes of it there."""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from pika import BasicProperties, spec
+
+from oncely.core.errors import TransportError
+from oncely.transports.base import Ack, Delivery, Requeue, Verdict
+from oncely.transports.rabbitmq.connection import Channel, Line, Reply
+from oncely.transports.rabbitmq.messages import Content, count_of, message_of
+
+
+class Tag(NamedTuple):
+    """By which a delivery is known again."""
+
+    intake: "Intake"
+    number: int
+    content: Content
+
+
+class Intake(Channel):
+    """A consumer on one queue, and all that it was given and has not settled.
+
+    Of its sets only the line's thread makes use. When it is over, by whatever, the broker has
+    taken back what was not settled.
+    """
+
+    def __init__(self, line: Line, queue: str, prefetch: int, *, counts: bool) -> None:
+        self._queue = queue
+        self._prefetch = prefetch
+        self._counts = counts
+        self._arrivals: deque[tuple[int, bool, Content]] = deque()
+        self._something_new = threading.Event()
+        # In the order in which they came; each with the number of the consumer that was given it.
+        self._unsettled: dict[int, int] = {}
+        # What is about to be published elsewhere, and to be settled then.
+        self._leaving: set[int] = set()
+        self._consumer = 0
+        self._consumers_share = 0
+        self._is_consuming = False
+        self._receivers = 0
+        self._receivers_lock = threading.Lock()
+        super().__init__(line)
+        self.ask(self._start)
+
+    def take(self, limit: int, until: float) -> list[Delivery]:
+        """What has come, at most so many; waits until that moment, or until it is over."""
+        while not (taken := self._taken(limit)):
+            left_s = until - time.monotonic()
+            if left_s <= 0 or self.is_over:
+                break
+            with self._receiving():
+                self._ask_for_more()
+                self._something_new.clear()
+                if not self._arrivals and not self.is_over:
+                    self._something_new.wait(left_s)
+        return taken
+
+    def settle(self, verdicts: Sequence[tuple[int, Verdict]]) -> tuple[int, set[int]]:
+        """Settle what is to be acknowledged or requeued. Returns how many come too late, and
+        which are to be published elsewhere: those are this caller's until it calls `leave`.
+        """
+
+        def begin(future: "Future[tuple[int, set[int]]]") -> None:
+            done = self._settle(verdicts)
+            self.line.when_written(lambda: _set(future, done))
+
+        return self.line.ask(begin)
+
+    def leave(self, numbers: Collection[int], *, is_published: bool) -> int:
+        """Acknowledge what was published elsewhere, or hold it again. Returns how many are
+        too late.
+        """
+
+        def begin(future: "Future[int]") -> None:
+            ours = [number for number in numbers if number in self._leaving]
+            self._leaving.difference_update(ours)
+            late = len(numbers) - len(ours)
+            if is_published:
+                self._acknowledge(ours)
+            self.line.when_written(lambda: _set(future, late))
+
+        return self.line.ask(begin)
+
+    def holds_any(self) -> bool:
+        """Whether anything is not settled that the broker has delivered so far."""
+        # By the answer all that was delivered before has arrived.
+        self.ask(lambda reply: self.raw.basic_qos(prefetch_count=self._prefetch, callback=reply))
+        return bool(self._unsettled)
+
+    def lost(self) -> None:
+        self._unsettled.clear()
+        self._leaving.clear()
+        self._arrivals.clear()
+        self._something_new.set()
+
+    def _start(self, reply: Reply) -> None:
+        self.raw.add_on_cancel_callback(self._on_cancel)
+        self.raw.basic_qos(prefetch_count=self._prefetch)
+        self._consume(reply)
+
+    def _consume(self, reply: Reply | None = None) -> None:
+        self._consumer += 1
+        self._consumers_share = 0
+        self._is_consuming = True
+        self.raw.basic_consume(
+            self._queue, self._on_message, consumer_tag=str(self._consumer), callback=reply
+        )
+
+    @contextmanager
+    def _receiving(self) -> Iterator[None]:
+        """While somebody waits."""
+        with self._receivers_lock:
+            self._receivers += 1
+        try:
+            yield
+        finally:
+            with self._receivers_lock:
+                self._receivers -= 1
+
+    def _ask_for_more(self) -> None:
+        """Where nothing can come, because receivers hold all that one consumer may have, or
+        because it was stopped, go on with another.
+        """
+        if self._has_enough or not self._is_consuming:
+            self.ask(self._renew)
+
+    @property
+    def _has_enough(self) -> bool:
+        return self._consumers_share >= self._prefetch
+
+    def _renew(self, reply: Reply) -> None:
+        if not self._is_consuming:
+            self._consume(reply)
+        elif self._has_enough and not self._arrivals:
+            # One after the other: with two at once messages would come out of order.
+            self._stop(lambda _: self._consume(reply))
+        else:
+            reply(None)
+
+    def _stop(self, reply: Reply) -> None:
+        self._is_consuming = False
+        self.raw.basic_cancel(str(self._consumer), callback=reply)
+
+    def _on_message(
+        self, _: object, deliver: spec.Basic.Deliver, properties: BasicProperties, body: bytes
+    ) -> None:
+        number = deliver.delivery_tag or 0
+        self._unsettled[number] = self._consumer
+        self._consumers_share += 1
+        self._arrivals.append((number, deliver.redelivered, Content(properties, body)))
+        # Whoever waits clears it, and looks once more before waiting.
+        if not self._something_new.is_set():
+            self._something_new.set()
+
+    def _on_cancel(self, _: object) -> None:
+        self.error = TransportError(f"RabbitMQ: queue {self._queue!r} was deleted")
+        self.lost()
+        self.raw.close()
+
+    def _taken(self, limit: int) -> list[Delivery]:
+        taken: list[Delivery] = []
+        arrivals = self._arrivals
+        while len(taken) < limit:
+            try:
+                number, redelivered, content = arrivals.popleft()
+            except IndexError:
+                break
+            taken.append(
+                Delivery(
+                    message_of(*content),
+                    self._queue,
+                    count_of(content.properties, redelivered) if self._counts else 1,
+                    Tag(self, number, content),
+                )
+            )
+        return taken
+
+    def _settle(self, verdicts: Sequence[tuple[int, Verdict]]) -> tuple[int, set[int]]:
+        acknowledged: list[int] = []
+        requeued: list[int] = []
+        moved: set[int] = set()
+        late = 0
+        for number, verdict in verdicts:
+            if number not in self._unsettled or number in self._leaving or number in moved:
+                late += 1
+            elif isinstance(verdict, Ack):
+                acknowledged.append(number)
+                self._forget(number)
+            elif isinstance(verdict, Requeue):
+                requeued.append(number)
+                self._forget(number)
+            else:
+                moved.add(number)
+        self._leaving |= moved
+        # First what is requeued, which no later acknowledgement of many must include.
+        self._requeue(requeued)
+        self._acknowledge(acknowledged)
+        return late, moved
+
+    def _requeue(self, numbers: Sequence[int]) -> None:
+        if numbers and self._is_consuming and not self._receivers:
+            # Else it would come back here, where nobody is waiting, and not to who waits elsewhere.
+            self._stop(lambda _: None)
+        for number in numbers:
+            self.raw.basic_nack(number, requeue=True)
+
+    def _acknowledge(self, numbers: Sequence[int]) -> None:
+        """Tell the broker; all together below the first that is not settled."""
+        for number in numbers:
+            self._forget(number)
+        first_left = next(iter(self._unsettled), math.inf)
+        if together := [number for number in numbers if number < first_left]:
+            self.raw.basic_ack(max(together), multiple=True)
+        for number in numbers:
+            if number > first_left:
+                self.raw.basic_ack(number)
+
+    def _forget(self, number: int) -> None:
+        if self._unsettled.pop(number, 0) == self._consumer:
+            self._consumers_share -= 1
+
+
+def _set(future: "Future[Any]", result: object) -> None:
+    if not future.done():
+        future.set_result(result)

@@ -1,0 +1,186 @@
+"""A campaign: messages go through workers while these, the servers and the connections are struck.
+
+What comes of it is for `check` to say.
+"""
+
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+from tests.chaos.check import MODES, REPEATED, faults, left_of, lines_of
+from tests.chaos.worker import Task
+from tests.chaos.workers import COUNT, DEADLINE_S, Workers
+from tests.servers import Postgresql, Rabbitmq, Server
+
+from oncely.core.errors import TransportError
+from oncely.core.message import Message
+from oncely.ledger import open_ledger
+from oncely.transports.base import Transport
+from oncely.transports.opening import open_transport
+
+_COPIES = 0.2
+"""Which part of all messages is published for the second time."""
+_MESSAGES_PER_STRIKE = 200
+"""In a long campaign; in a short one each kind of strike comes once."""
+_POLL_S = 0.02
+_EFFECTS = "CREATE TABLE effects (message_id text, fence bigint, pid bigint)"
+_TERMINATE = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
+_CLOSE = """
+    [rabbit_networking:close_connection(Pid, "chaos") || Pid <- rabbit_networking:connections()]
+"""
+
+Strike = Callable[[], object]
+
+
+class Servers(NamedTuple):
+    """Where the messages and the ledger are."""
+
+    queue_url: str
+    postgresql: Postgresql
+    rabbitmq: Rabbitmq | None = None
+    """None where the queue is a file."""
+
+
+class Campaign:
+    """All that is drawn in it follows from `seed`; what happens meanwhile takes its own time."""
+
+    def __init__(self, folder: Path, servers: Servers, messages: int, seed: int) -> None:
+        self._folder = folder
+        self._servers = servers
+        self._random = random.Random(seed)
+        self._workers = Workers(Task(servers.queue_url, servers.postgresql.url, str(folder)))
+        self._ids = self._drawn_ids(messages)
+        self._strikes = self._drawn_strikes(messages)
+
+    def run(self) -> None:
+        """Until all is settled. Raises AssertionError where that takes too long."""
+        (self._folder / "published").write_text("\n".join(self._ids))
+        with closing(open_ledger(self._servers.postgresql.url)) as ledger:
+            ledger.migrate()
+        self._execute(_EFFECTS)
+        with closing(self._workers), ThreadPoolExecutor(1) as producer:
+            self._workers.start()
+            self._strike_on_and_on(producer)
+            self._workers.drain()
+
+    def faults(self) -> list[str]:
+        """What must not be, a sentence each."""
+        published = (self._folder / "published").read_text().split()
+        found = []
+        for mode in MODES:
+            urls = self._servers.queue_url, self._servers.postgresql.url
+            left = left_of(mode, self._folder, *urls)
+            found += faults(mode, published, left)
+            effects = sum(map(len, left.effects.values()))
+            again = effects - len(left.effects)
+            _tell(f"{mode}: {effects} effects, {again} of them again; {len(left.dead)} set aside")
+        return found
+
+    def _drawn_ids(self, messages: int) -> list[str]:
+        """In the order of publishing, with copies."""
+        copies = round(messages * _COPIES)
+        ids = [str(number) for number in range(messages - copies)]
+        ids += self._random.choices(ids, k=copies)
+        self._random.shuffle(ids)
+        return ids
+
+    def _drawn_strikes(self, messages: int) -> list[tuple[str, Strike]]:
+        kinds = [*self._strikes_at_workers(), *self._strikes_at_servers()]
+        strikes = kinds * max(1, messages // (_MESSAGES_PER_STRIKE * len(kinds)))
+        self._random.shuffle(strikes)
+        return strikes
+
+    def _strikes_at_workers(self) -> list[tuple[str, Strike]]:
+        workers = self._workers
+
+        def one(strike: Callable[[int], None]) -> Strike:
+            # Rather one that is at work than one that begins.
+            return lambda: strike(self._random.choice(workers.at_work() or range(COUNT)))
+
+        return [
+            *[("a worker is killed", one(workers.kill))] * 3,
+            ("a worker is frozen", one(workers.freeze)),
+            ("a worker is stopped", one(workers.stop)),
+        ]
+
+    def _strikes_at_servers(self) -> list[tuple[str, Strike]]:
+        postgresql, rabbitmq = self._servers.postgresql, self._servers.rabbitmq
+        strikes: list[tuple[str, Strike]] = [
+            ("PostgreSQL's connections are closed", lambda: self._execute(_TERMINATE)),
+        ]
+        if rabbitmq is not None:
+            strikes.append(
+                ("RabbitMQ's connections are closed", lambda: rabbitmq.evaluate(_CLOSE.strip()))
+            )
+        for server in filter(None, (postgresql, rabbitmq)):
+            strikes.append((f"{server.name} is restarted", server.restart))
+            strikes.append((f"{server.name} is killed", partial(_kill, server)))
+        return strikes
+
+    def _strike_on_and_on(self, producer: ThreadPoolExecutor) -> None:
+        seen: set[str] = set()
+        with closing(open_transport(self._servers.queue_url)) as transport:
+            for number, (what, strike) in enumerate(self._strikes):
+                share = self._ids[number :: len(self._strikes)]
+                # At any moment while these are handled.
+                effects = self._effects() + self._random.randint(0, len(set(share) - seen))
+                seen.update(share)
+                published = producer.submit(_publish, transport, share)
+                self._wait_until(partial(self._has_effects, effects), published)
+                _tell(f"{number + 1} of {len(self._strikes)}, at {effects} effects: {what}")
+                strike()
+                self._wait_until(published.done, published)
+
+    def _has_effects(self, effects: int) -> bool:
+        return self._effects() >= effects
+
+    def _effects(self) -> int:
+        """How many there are in the mode that gets on whatever happens."""
+        return len(lines_of(REPEATED, self._folder))
+
+    def _wait_until(self, condition: Callable[[], bool], published: "Future[None]") -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            self._workers.check()
+            if published.done():
+                published.result()
+            assert time.monotonic() < deadline, f"they stand still:\n{self._workers.last_words()}"
+            time.sleep(_POLL_S)
+
+    def _execute(self, statement: str) -> None:
+        with psycopg.connect(self._servers.postgresql.url) as connection:
+            connection.execute(statement)
+
+
+def _tell(what: str) -> None:
+    sys.stderr.write(f"{what}\n")
+
+
+def _kill(server: Server) -> None:
+    server.kill()
+    server.start()
+
+
+def _publish(transport: Transport, ids: Sequence[str]) -> None:
+    """Until the broker has all: what it is asked for again it may have twice."""
+    messages = [Message(message_id, message_id.encode()) for message_id in ids]
+    deadline = time.monotonic() + DEADLINE_S
+    for mode in MODES:
+        while True:
+            try:
+                transport.publish(mode, messages)
+                break
+            except TransportError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)

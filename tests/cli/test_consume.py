@@ -1,0 +1,348 @@
+"""`oncely consume`: one process and several, stopped, killed, and mistakes in one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.integration.others import wait_until
+
+from oncely import Message, State, open_ledger, open_transport
+from oncely.cli import progress
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command, InProcess
+
+SHOP = """
+import json, os, signal, time
+from pathlib import Path
+import oncely
+
+FOLDER = Path(__file__).parent
+ledger = oncely.open_ledger(f"sqlite:///{FOLDER}/ledger.db")
+hold = os.environ["HOLD"]
+consumer = (
+    oncely.Consumer(f"sqlite:///{FOLDER}/queue.db?visibility={hold}", queue="orders")
+    .idempotent(ledger, "shop", policy=oncely.Policy(lease=hold))
+)
+unhandled = oncely.Consumer(f"sqlite:///{FOLDER}/queue.db", queue="orders")
+in_memory = oncely.Consumer("memory://geheim", queue="orders")
+nothing = {}
+
+@in_memory.handler
+@consumer.handler
+def handle(message):
+    log("begun", message)
+    match message.type:
+        case "print":
+            print("said by the handler")
+        case "fail":
+            raise oncely.Reject("no such customer")
+        case "wait":
+            while not (FOLDER / "go").exists():
+                time.sleep(0.01)
+        case "outlive":
+            parent = os.getppid()
+            while os.getppid() == parent:
+                time.sleep(0.01)
+            time.sleep(1)
+        case "kill" if not (FOLDER / "killed").exists():
+            (FOLDER / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    log("done", message)
+
+def log(what, message):
+    line = json.dumps({"what": what, "id": message.id, "pid": os.getpid()}) + "\\n"
+    file = os.open(FOLDER / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, line.encode())
+    os.close(file)
+"""
+
+NOTHING = dict.fromkeys(
+    ["received", "handled", "duplicates", "failed", "retried", "dead_lettered", "deferred_sent"], 0
+)
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+class Shop:
+    """A folder with a consumer, its queue and its ledger."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "shop.py").write_text(SHOP)
+        self.ledger = open_ledger(f"sqlite:///{folder}/ledger.db")
+        self.ledger.migrate()
+        self.transport = open_transport(f"sqlite:///{folder}/queue.db")
+
+    def publish(self, *ids: str, type_: str = "") -> None:
+        """Messages for the consumer."""
+        self.transport.publish("orders", [Message(id_, type=type_) for id_ in ids])
+
+    def log(self, what: str) -> Counter[str]:
+        """How often handlers came so far, with which message."""
+        return Counter(line["id"] for line in self.lines if line["what"] == what)
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes in which handlers ran."""
+        return {line["pid"] for line in self.lines}
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        log = self.folder / "log"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def completed(self) -> int:
+        """How many messages are done with."""
+        return self.ledger.counts().get(("shop", State.COMPLETED), 0)
+
+    def go(self) -> None:
+        """Let those handlers end that wait for it."""
+        (self.folder / "go").touch()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    """A shop in the current folder, no trace of which stays in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("HOLD", "60s")
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 1e9)
+    shop = Shop(tmp_path)
+    with closing(shop.ledger), closing(shop.transport):
+        yield shop
+    if (module := sys.modules.pop("shop", None)) is not None:
+        module.ledger.close()
+
+
+@pytest.fixture
+def start(shop: Shop) -> Iterator[Start]:
+    """Start the command on the shop's consumer, in a process of its own."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "oncely", "consume", "shop:consumer", "--json", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    shop.go()
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def told(err: str) -> list[str]:
+    """What was said on stderr besides progress, of which there is more on a slow machine."""
+    return [line for line in err.splitlines() if not line.startswith("received ")]
+
+
+# ---- One process -------------------------------------------------------------------------------
+
+
+def test_drain(shop: Shop, command: "Command") -> None:
+    """What waits is handled, each message once, and a table says what was done."""
+    shop.publish("a", "b", "a")
+    code, out, err = command("consume", "shop:consumer", "--drain")
+    assert (code, err) == (0, "")
+    assert [line.split() for line in out.splitlines()] == [
+        ["received", "3"],
+        ["handled", "2"],
+        ["duplicates", "1"],
+        ["failed", "0"],
+        ["retried", "0"],
+        ["dead", "lettered", "0"],
+        ["deferred", "sent", "0"],
+    ]
+    assert shop.log("done") == {"a": 1, "b": 1}
+
+
+def test_failures(shop: Shop, command: "Command") -> None:
+    """One object on stdout, what handlers print on stderr; the code tells of dead letters."""
+    shop.publish("a", type_="print")
+    shop.publish("b", type_="fail")
+    code, out, err = command("consume", "shop:consumer", "--drain", "--json")
+    assert code == 1
+    assert err.startswith("said by the handler\n")
+    report = NOTHING | {"received": 2, "handled": 1, "failed": 1, "dead_lettered": 1}
+    assert json.loads(out) == report
+    assert out.count("\n") == 1
+
+
+def test_progress(shop: Shop, command: "Command", monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it works it says on stderr where it stands."""
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    shop.publish("a")
+    ran = command("consume", "shop:consumer", "--drain")
+    assert ran.err.splitlines()[-1].startswith("received 1  handled 1  duplicates 0  failed 0")
+
+
+def test_memory_alone(shop: Shop, command: "Command") -> None:
+    """A queue in memory is drained; that nobody else can fill it is told."""
+    code, out, err = command("consume", "shop:in_memory", "--drain")
+    assert (code, out.split()[:2]) == (0, ["received", "0"])
+    assert err == (
+        'note: "memory://" is seen by this process only: nobody else can publish to it\n'
+    )
+
+
+@pytest.mark.parametrize(("workers", "number"), [("1", signal.SIGINT), ("2", signal.SIGTERM)])
+def test_stopped(shop: Shop, start: Start, workers: str, number: signal.Signals) -> None:
+    """A signal ends it in good order: what runs comes to its end, and the rest stays."""
+    shop.publish("a", type_="wait")
+    process = start("--workers", workers)
+    wait_until(lambda: bool(shop.log("begun")))
+    process.send_signal(number)
+    shop.publish("b")
+    shop.go()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, told(err)) == (0, [])
+    assert json.loads(out)["handled"] == sum(shop.log("done").values())
+    assert shop.log("done")["a"] == 1
+    assert shop.completed() == sum(shop.log("done").values())
+
+
+# ---- Several -----------------------------------------------------------------------------------
+
+
+def test_workers(shop: Shop, start: Start) -> None:
+    """Several processes work on one queue; what they did is added up, in one object on stdout."""
+    # More than one of them takes ahead.
+    shop.publish(*map(str, range(19)), type_="wait")
+    shop.publish("19", type_="print")
+    process = start("--workers", "2", "--drain")
+    wait_until(lambda: len(shop.pids) == 2)
+    assert process.pid not in shop.pids
+    shop.go()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, told(err)) == (0, ["said by the handler"])
+    assert json.loads(out) == NOTHING | {"received": 20, "handled": 20}
+    assert set(shop.log("done").values()) == {1}
+    assert shop.completed() == 20
+
+
+def test_a_killed_worker_is_replaced(
+    shop: Shop, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker dies in the middle of a message: another comes, and every message is handled."""
+    monkeypatch.setenv("HOLD", "2s")
+    shop.publish(*map(str, range(20)))
+    shop.publish("deadly", type_="kill")
+    process = start("--workers", "2", "--drain")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert err.count("died of signal 9 (Killed); it is started again in ") == 1
+    # More than once where the machine stalls for longer than its lease.
+    assert shop.log("begun")["deadly"] >= 2
+    assert set(shop.log("done")) == {"deadly", *map(str, range(20))}
+    assert shop.completed() == 21
+
+
+def test_no_orphans(shop: Shop, start: Start) -> None:
+    """Workers whose supervisor is killed end, and what runs in them has its grace time."""
+    shop.publish("a", type_="outlive")
+    process = start("--workers", "2")
+    wait_until(lambda: bool(shop.log("begun")))
+    process.kill()
+    # Both have it open; read to its end means that they have gone.
+    assert process.communicate(timeout=60)[0] == ""
+    assert shop.log("done") == {"a": 1}
+    assert shop.completed() == 1
+
+
+def test_a_mistake_of_all_workers(shop: Shop, in_process: "InProcess") -> None:
+    """What only shows in a worker is told once, and ends them all."""
+    ran = in_process("consume", "shop:unhandled", "--workers", "2")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.splitlines()[-1].startswith("oncely: consume: nothing handles the messages")
+    assert "Traceback" not in ran.stderr
+
+
+# ---- Mistakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["shop"], "'shop' names no consumer; write \"module:consumer\""),
+        (["shop:"], "'shop:' names no consumer"),
+        ([":consumer"], "':consumer' names no consumer"),
+        (["nowhere:consumer"], "there is no module 'nowhere', neither in "),
+        (["shop.orders:consumer"], "there is no module 'shop.orders', neither in "),
+        (["needy:consumer"], "needy cannot be imported: No module named 'not_there' ("),
+        (["needy:consumer"], "needy.py, line 2)"),
+        (["broken:consumer"], "broken cannot be imported: ConfigError: ledger: 'pigeon://u:***@h'"),
+        (["broken:consumer"], "broken.py, line 3)"),
+        (["leaving:consumer"], "leaving cannot be imported: SystemExit: 3 ("),
+        (["unread:consumer"], "unread cannot be imported: SyntaxError: "),
+        (["unread:consumer"], "unread.py, line 2)"),
+        (["shop:worker"], "shop has no 'worker'; did you mean shop:consumer?"),
+        (["shop:nothing"], "shop:nothing is of type dict and no oncely.Consumer; did you mean"),
+        (["shop:in_memory", "--workers", "2"], '"memory://" is seen by one process only'),
+        (["shop:unhandled"], "nothing handles the messages"),
+        (["shop:consumer", "--workers", "0"], "--workers: '0' is no whole number from 1"),
+        ([], "the following arguments are required: module:consumer; see: oncely consume --help"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_mistake_is_one_line(
+    shop: Shop, command: "Command", arguments: list[str], said: str
+) -> None:
+    """Exit code 2, and a line that says what is wrong and where; nothing on stdout."""
+    (shop.folder / "needy.py").write_text("import json\nimport not_there\n")
+    (shop.folder / "broken.py").write_text(
+        "import oncely\n\noncely.open_ledger('pigeon://u:geheim@h')\n"
+    )
+    (shop.folder / "leaving.py").write_text("import sys\nsys.exit(3)\n")
+    (shop.folder / "unread.py").write_text("import json\ndef (:\n")
+    code, out, err = command("consume", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("oncely: ")
+    assert said in err
+    assert err.count("\n") == 1
+    assert "geheim" not in err
+
+
+def test_the_current_folder(shop: Shop, tmp_path: Path) -> None:
+    """A module is found in the current folder, by the installed program too."""
+    oncely = Path(sys.executable).with_name("oncely")
+    ran = subprocess.run(
+        [oncely, "consume", "shop:consumer", "--drain", "--json"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ,
+    )
+    assert (ran.returncode, json.loads(ran.stdout)) == (0, NOTHING)
+
+
+def test_help(command: "Command") -> None:
+    """`oncely --help` names both commands; what workers are told is nobody's option."""
+    told = command("--help").out
+    assert "\n    consume " in told
+    assert "\n    dead " in told
+    assert "lifeline" not in command("consume", "--help").out
+
+
+def test_no_table(shop: Shop, command: "Command") -> None:
+    """A ledger without its table is told in one line, which says what to type."""
+    (shop.folder / "ledger.db").unlink()
+    shop.publish("a")
+    ran = command("consume", "shop:consumer", "--drain")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.count("\n") == 1
+    assert "migrate" in ran.err

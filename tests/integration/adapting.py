@@ -1,0 +1,130 @@
+"""What tests of the adapters share: effects that are counted, a deadline, workers in processes."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+
+from oncely.core.errors import StoreUnavailable
+from oncely.core.record import Key, Record
+from oncely.ledger import Ledger
+
+ROOT = Path(__file__).parents[2]
+_DEADLINE_S = 60.0
+
+
+class Effects:
+    """What handlers have done, in a database of its own: each effect is stored at once."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self._path = Path(folder) / "effects.db"
+        with self._opened() as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS effects (name TEXT)")
+
+    def add(self, name: str) -> int:
+        """Let it happen; how often it has happened now."""
+        with self._opened() as connection:
+            connection.execute("INSERT INTO effects VALUES (?)", (name,))
+        return self.count(name)
+
+    def count(self, name: str) -> int:
+        """How often it has happened."""
+        with self._opened() as connection:
+            found = connection.execute("SELECT count(*) FROM effects WHERE name = ?", (name,))
+            return int(found.fetchone()[0])
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
+            yield connection
+
+
+def wait_until(
+    is_so: Callable[[], object], meanwhile: Callable[[], object] = lambda: time.sleep(0.02)
+) -> None:
+    """Return as soon as it is so. Raises AssertionError where it never is."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to be so"
+        meanwhile()
+
+
+def found(ledger: Ledger, consumer: str, message_id: str) -> Record:
+    """The record of a message that has one."""
+    record = ledger.find(Key(consumer, message_id))
+    assert record is not None
+    return record
+
+
+def fail_to_store() -> None:
+    """To meddle with: the store is away."""
+    raise StoreUnavailable("away")
+
+
+# ---- RabbitMQ ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def channel_to(url: str) -> Iterator[BlockingChannel]:
+    """A channel of a connection of its own."""
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    try:
+        yield connection.channel()
+    finally:
+        # A test may have closed it, to see what goes back.
+        if connection.is_open:
+            connection.close()
+
+
+def declare(channel: BlockingChannel, queue: str, dead: str) -> None:
+    """A queue whose rejected messages go to `dead`."""
+    channel.queue_declare(dead, durable=True)
+    rejected = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+    channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum", **rejected})
+
+
+def publish(
+    channel: BlockingChannel, queue: str, message_id: str | None, body: bytes = b""
+) -> None:
+    """Publish one message to a queue."""
+    channel.basic_publish("", queue, body, pika.BasicProperties(message_id=message_id))
+
+
+def waiting(url: str, queue: str) -> int:
+    """How many messages are in a queue, and with no consumer."""
+    with channel_to(url) as channel:
+        count: int = channel.queue_declare(queue, passive=True).method.message_count
+        return count
+
+
+# ---- Workers in processes ----------------------------------------------------------------------
+
+
+@contextmanager
+def process(*arguments: str, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m arguments`, with all that it starts killed in the end."""
+    started = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+    try:
+        yield started
+    finally:
+        kill(started)
+
+
+def kill(started: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all that it has started, which say nothing to anybody any more."""
+    with suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)
+    started.wait(_DEADLINE_S)

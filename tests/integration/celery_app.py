@@ -1,0 +1,85 @@
+# mypy: disable-error-code="untyped-decorator"
+"""A Celery application for its worker in another process, and for the test that sends it tasks."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+from tests.integration.adapting import Effects
+
+from oncely.adapters.celery import once_task
+from oncely.core.message import Message
+from oncely.core.policy import Finding, Policy
+from oncely.ledger import Ledger, open_ledger
+
+URL, FOLDER = "ADAPTER_URL", "ADAPTER_FOLDER"
+
+
+def ledger_in(folder: Path | str) -> Ledger:
+    """The ledger of the tasks."""
+    return open_ledger(f"sqlite:///{folder}/ledger.db")
+
+
+def client(url: str, folder: Path | str) -> Celery:
+    """An application without tasks: it sends them by name."""
+    results = f"db+sqlite:///{folder}/results.db"
+    app = Celery("shop", broker=url, backend=results, set_as_current=False)
+    app.conf.update(worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True)
+    return app
+
+
+def application(url: str, folder: Path | str) -> Celery:
+    """Tasks that have an effect each, named by their argument. To be made once in a process."""
+    app = client(url, folder)
+    effects = Effects(folder)
+
+    def probe(message: Message) -> Finding:
+        return "happened" if effects.count(message.id) else "not_happened"
+
+    ledger = ledger_in(folder)
+    once: Any = once_task(ledger, policy=Policy(lease="1s", on_in_doubt=probe))
+    twice: Any = once_task(ledger, policy=Policy(tries=2))
+    silent: Any = once_task(ledger, keep_result=False)
+
+    @app.task(name="charge", base=once, max_retries=0)
+    def charge(name: str) -> dict[str, int]:
+        return {"receipt": effects.add(name)}
+
+    @app.task(name="note", base=silent)
+    def note(name: str) -> int:
+        return effects.add(name)
+
+    @app.task(name="struggle", base=once, autoretry_for=[ValueError], default_retry_delay=0)
+    def struggle(name: str, fails: int) -> int:
+        times = effects.add(name)
+        if times <= fails:
+            raise ValueError("no such account")
+        return times
+
+    @app.task(name="give_up", base=twice, autoretry_for=[ValueError], default_retry_delay=0)
+    def give_up(name: str) -> None:
+        effects.add(name)
+        raise ValueError("no such account")
+
+    @app.task(name="replaced", base=once, bind=True)
+    def replaced(self: Task, name: str) -> Any:
+        effects.add(name)
+        return self.replace(charge.s(f"{name} instead"))
+
+    @app.task(name="die", base=once)
+    def die(name: str) -> None:
+        effects.add(name)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @app.task(name="hang", base=once)
+    def hang(name: str) -> None:
+        effects.add(name)
+        signal.pause()
+
+    return app
+
+
+if URL in os.environ:
+    app = application(os.environ[URL], os.environ[FOLDER])

@@ -1,0 +1,136 @@
+"""The adapter for Celery: tasks in a worker with processes, on a real RabbitMQ."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from celery import Celery
+from celery.result import AsyncResult
+from tests.integration.adapting import Effects, found, process, wait_until
+from tests.integration.celery_app import FOLDER, URL, application, client, ledger_in
+
+from oncely.core.errors import ExhaustedError
+from oncely.core.record import Key, State
+from oncely.crashpoints import ENVIRONMENT
+from oncely.ledger import Ledger
+from oncely.testing import granted
+
+_DEADLINE_S = 60
+
+
+class Shop(NamedTuple):
+    """The tasks, what they have done, and what the ledger knows of it."""
+
+    app: Celery
+    effects: Effects
+    ledger: Ledger
+
+    def send(self, task: str, message_id: str, *args: Any, **options: Any) -> AsyncResult:
+        """Send a task under an id."""
+        return self.app.send_task(task, [message_id, *args], task_id=message_id, **options)
+
+    def answer(self, task: str, message_id: str, *args: Any) -> Any:
+        """The result of a task that is sent; its error is raised."""
+        return self.send(task, message_id, *args).get(timeout=_DEADLINE_S)
+
+
+@pytest.fixture
+def shop(rabbitmq_url: str, tmp_path: Path) -> Iterator[Shop]:
+    """Nobody works there yet."""
+    app, ledger = client(rabbitmq_url, tmp_path), ledger_in(tmp_path)
+    ledger.migrate()
+    yield Shop(app, Effects(tmp_path), ledger)
+    ledger.close()
+    app.close()
+
+
+@contextmanager
+def worker(url: str, folder: Path, **environment: str) -> Iterator[None]:
+    """A worker with a process for the tasks: with two, Celery may store the outcome of a try after
+    that of the next.
+    """
+    words = ("celery", "--app=tests.integration.celery_app", "worker", "--concurrency=1")
+    quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=CRITICAL")
+    places = {URL: url, FOLDER: str(folder)}
+    with process(*words, *quiet, environment={**places, **environment}):
+        yield
+
+
+def test_tasks(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
+    """What tasks come to, in one worker."""
+    with worker(rabbitmq_url, tmp_path):
+        _duplicates(shop)
+        _failures(shop)
+        _busy(shop)
+        _replaced(shop)
+
+
+def _duplicates(shop: Shop) -> None:
+    """A duplicate has the result of the first; without results kept, it leaves that alone."""
+    assert shop.answer("charge", "a") == {"receipt": 1}
+    assert shop.answer("note", "b") == 1
+    note = shop.send("note", "b")
+    key = Key("note", "b")
+    wait_until(lambda: (r := shop.ledger.find(key)) and r.duplicates == 1)
+    # The next task comes after all that Celery does with a duplicate.
+    assert shop.answer("charge", "a") == {"receipt": 1}
+    assert note.get(timeout=_DEADLINE_S) == 1
+    assert (shop.effects.count("a"), shop.effects.count("b")) == (1, 1)
+
+
+def _failures(shop: Shop) -> None:
+    """Celery's retries are attempts; what Celery gives up may be sent again while tries are left,
+    and what has none left fails and does not run.
+    """
+    assert shop.answer("struggle", "c", 2) == 3
+    assert found(shop.ledger, "struggle", "c").attempts == 3
+    with pytest.raises(ValueError, match="no such account"):
+        shop.answer("struggle", "d", 9)
+    record = found(shop.ledger, "struggle", "d")
+    # The first and Celery's three retries.
+    assert (record.state, record.attempts, record.exhausted) == (State.FAILED, 4, False)
+    with pytest.raises(ExhaustedError, match="no such account"):
+        shop.answer("give_up", "e")
+    assert shop.effects.count("e") == 2
+
+
+def _busy(shop: Shop) -> None:
+    """While another has the task it comes again, and that is none of Celery's retries."""
+    claim = granted(shop.ledger.claim(Key("charge", "f"), "60s"))
+    result = shop.send("charge", "f")
+    wait_until(lambda: result.state == "RETRY")
+    assert shop.effects.count("f") == 0
+    shop.ledger.release(claim)
+    assert result.get(timeout=_DEADLINE_S) == {"receipt": 1}
+
+
+def _replaced(shop: Shop) -> None:
+    """A task that puts another in its place is done, and the other has its id."""
+    assert shop.answer("replaced", "g") == {"receipt": 1}
+    assert found(shop.ledger, "replaced", "g").state is State.COMPLETED
+    assert found(shop.ledger, "charge", "g").state is State.COMPLETED
+
+
+def test_deaths(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
+    """The process of a task is killed after the effect, before that is recorded or after, and then
+    the whole worker: each time the task is delivered again, and the effect is not repeated.
+    """
+    with worker(rabbitmq_url, tmp_path, **{ENVIRONMENT: "after_completed"}):
+        assert shop.answer("charge", "a") == {"receipt": 1}
+        # Its lease runs out, and the probe finds the effect.
+        assert shop.answer("die", "b") is None
+        hanging = shop.send("hang", "c")
+        wait_until(lambda: shop.effects.count("c"))
+    with worker(rabbitmq_url, tmp_path):
+        assert hanging.get(timeout=_DEADLINE_S) is None
+    assert [shop.effects.count(name) for name in "abc"] == [1, 1, 1]
+    assert found(shop.ledger, "die", "b").state is State.COMPLETED
+
+
+def test_called_by_other_code(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
+    """A task that is called as a function runs each time, and leaves no record."""
+    charge = application(rabbitmq_url, tmp_path).tasks["charge"]
+    assert [charge("a"), charge("a")] == [{"receipt": 1}, {"receipt": 2}]
+    assert not list(shop.ledger.scan())

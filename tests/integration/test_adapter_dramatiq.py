@@ -1,0 +1,236 @@
+"""The adapter for dramatiq: actors and a worker on a real RabbitMQ."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.middleware import Pipelines, Retries
+from dramatiq.results import Results
+from dramatiq.results.backends import StubBackend
+from tests.integration.adapting import fail_to_store, found, wait_until, waiting
+
+from oncely.adapters.dramatiq import OnceMiddleware
+from oncely.core.policy import Policy, at_most_once
+from oncely.core.record import Key, State
+from oncely.handling import verdicts
+from oncely.ledger import Ledger
+from oncely.testing import MeddlingStore, granted
+
+_DEADLINE_MS = 60_000
+
+
+@pytest.fixture
+def broker(rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RabbitmqBroker]:
+    """A broker whose failed messages come again soon, and whose results are kept."""
+    monkeypatch.setattr(verdicts, "AGAIN_S", 0.1)
+    retries = Retries(min_backoff=20, max_backoff=50, max_retries=3)
+    results = Results(backend=StubBackend())  # type: ignore[no-untyped-call]
+    middleware = [results, Pipelines(), retries]
+    with closing(RabbitmqBroker(url=rabbitmq_url, middleware=middleware)) as broker:
+        yield broker
+
+
+@pytest.fixture
+def worker(broker: RabbitmqBroker) -> Iterator[dramatiq.Worker]:
+    """A worker that is yet to start, and is stopped in the end."""
+    worker = dramatiq.Worker(broker, worker_timeout=50, worker_threads=2)
+    yield worker
+    worker.stop()
+
+
+class Actors:
+    """Declares actors, and knows what they have run for."""
+
+    def __init__(self, broker: RabbitmqBroker) -> None:
+        self._broker = broker
+        self.runs: list[Any] = []
+
+    def declare(self, name: str, fails: int = 0, **options: Any) -> dramatiq.Actor[..., Any]:
+        """An actor that fails the first times; its result is how often it ran."""
+
+        def act(argument: Any) -> int:
+            self.runs.append((name, argument))
+            if len(self.runs) <= fails:
+                raise ValueError("no such account")
+            return len(self.runs)
+
+        return dramatiq.actor(broker=self._broker, actor_name=name, **options)(act)
+
+
+@pytest.fixture
+def actors(broker: RabbitmqBroker) -> Actors:
+    """None is declared yet."""
+    return Actors(broker)
+
+
+def result_of(broker: RabbitmqBroker, message: dramatiq.Message[Any]) -> Any:
+    """The result of a message, as soon as there is one."""
+    backend = broker.get_results_backend()
+    return message.get_result(backend=backend, block=True, timeout=_DEADLINE_MS)
+
+
+def left(url: str, queue: str = "default") -> tuple[int, int]:
+    """How many messages are in the queue, and how many are dead letters."""
+    return waiting(url, queue), waiting(url, f"{queue}.XQ")
+
+
+def test_duplicates(
+    broker: RabbitmqBroker,
+    worker: dramatiq.Worker,
+    actors: Actors,
+    ledger: Ledger,
+    rabbitmq_url: str,
+) -> None:
+    """A duplicate does not run; its result is that of the first, also for what follows in a
+    pipeline.
+    """
+    broker.add_middleware(OnceMiddleware(ledger))
+    charge = actors.declare("charge", store_results=True)
+    mail = actors.declare("mail")
+    pipeline = charge.message("order") | mail.message()
+    worker.start()
+    first = pipeline.messages[0]
+    for _ in range(3):
+        broker.enqueue(first)
+    key = Key("mail", pipeline.messages[1].message_id)
+    wait_until(lambda: (r := ledger.find(key)) and r.duplicates == 2)
+    assert actors.runs == [("charge", "order"), ("mail", 1)]
+    assert result_of(broker, first) == 1
+    # What is not acknowledged goes back.
+    worker.stop()
+    assert left(rabbitmq_url) == (0, 0)
+
+
+def test_without_results(
+    broker: RabbitmqBroker, worker: dramatiq.Worker, actors: Actors, ledger: Ledger
+) -> None:
+    """Where results are not kept, a duplicate leaves the first one's alone."""
+    broker.add_middleware(OnceMiddleware(ledger, keep_result=False))
+    charge = actors.declare("charge", store_results=True)
+    message = charge.send("order")
+    worker.start()
+    assert result_of(broker, message) == 1
+    broker.enqueue(message)
+    key = Key("charge", message.message_id)
+    wait_until(lambda: (r := ledger.find(key)) and r.duplicates == 1)
+    worker.stop()
+    assert result_of(broker, message) == 1
+
+
+def test_failures(
+    broker: RabbitmqBroker, worker: dramatiq.Worker, actors: Actors, ledger: Ledger
+) -> None:
+    """The retries of dramatiq are attempts on one record."""
+    broker.add_middleware(OnceMiddleware(ledger))
+    charge = actors.declare("charge", fails=2)
+    message = charge.send("order")
+    worker.start()
+    key = Key("charge", message.message_id)
+    wait_until(lambda: (r := ledger.find(key)) and r.state is State.COMPLETED)
+    assert found(ledger, *key).attempts == len(actors.runs) == 3
+
+
+def test_failed_for_good(
+    broker: RabbitmqBroker,
+    worker: dramatiq.Worker,
+    actors: Actors,
+    ledger: Ledger,
+    rabbitmq_url: str,
+) -> None:
+    """When the tries of the actor's own policy are spent, it does not run, and the message goes to
+    the dead letters before dramatiq's retries are spent.
+    """
+    broker.add_middleware(OnceMiddleware(ledger))
+    charge = actors.declare("charge", fails=9, once=Policy(tries=2))
+    message = charge.send("order")
+    worker.start()
+    wait_until(lambda: left(rabbitmq_url) == (0, 1))
+    assert len(actors.runs) == 2
+    assert found(ledger, "charge", message.message_id).exhausted
+
+
+def test_busy(
+    broker: RabbitmqBroker,
+    worker: dramatiq.Worker,
+    actors: Actors,
+    meddling: MeddlingStore,
+    ledger: Ledger,
+    rival: Ledger,
+) -> None:
+    """While another worker has the message it comes again, and that is none of the retries."""
+    broker.add_middleware(OnceMiddleware(ledger))
+    charge = actors.declare("charge", max_retries=0, store_results=True)
+    message = charge.message("order")
+    claim = granted(rival.claim(Key("charge", message.message_id), "60s"))
+    broker.enqueue(message)
+    worker.start()
+    wait_until(lambda: meddling.calls.count("insert") >= 2)
+    assert not actors.runs
+    rival.release(claim)
+    # None is not taken for its result meanwhile.
+    assert result_of(broker, message) == 1
+
+
+def test_store_away(
+    broker: RabbitmqBroker,
+    worker: dramatiq.Worker,
+    actors: Actors,
+    meddling: MeddlingStore,
+    ledger: Ledger,
+) -> None:
+    """While the store is away nothing is lost, and no try is spent."""
+    broker.add_middleware(OnceMiddleware(ledger))
+    message = actors.declare("charge", max_retries=0).send("order")
+    meddling.meddle = fail_to_store
+    worker.start()
+    wait_until(lambda: meddling.calls.count("insert") >= 2)
+    assert not actors.runs
+    meddling.meddle = lambda: None
+    key = Key("charge", message.message_id)
+    wait_until(lambda: (r := ledger.find(key)) and r.state is State.COMPLETED)
+    assert found(ledger, *key).attempts == 1
+
+
+def test_which_actors(
+    broker: RabbitmqBroker, worker: dramatiq.Worker, actors: Actors, ledger: Ledger
+) -> None:
+    """An actor that is declared before the middleware is added is wrapped too; one that is left
+    alone handles each message, and one may have a policy of its own.
+    """
+    early = actors.declare("early")
+    broker.add_middleware(OnceMiddleware(ledger, key=lambda message: str(message.args[0])))
+    alone = actors.declare("alone", once=False)
+    once = actors.declare("once", fails=1, once=at_most_once(), max_retries=1)
+    worker.start()
+    once.send("a")
+    wait_until(lambda: (r := ledger.find(Key("once", "a"))) and r.state is State.FAILED)
+    for actor in (early, early, alone, alone, once):
+        actor.send("a")
+    wait_until(lambda: (r := ledger.find(Key("early", "a"))) and r.duplicates == 1)
+    wait_until(lambda: len(actors.runs) == 4)
+    worker.stop()
+    assert sorted(actors.runs) == [("alone", "a"), ("alone", "a"), ("early", "a"), ("once", "a")]
+
+
+def test_called_by_another_actor(
+    broker: RabbitmqBroker, worker: dramatiq.Worker, actors: Actors, ledger: Ledger
+) -> None:
+    """An actor that is called as a function, in another or by other code, runs each time."""
+    broker.add_middleware(OnceMiddleware(ledger))
+    inner = actors.declare("inner")
+
+    @dramatiq.actor(broker=broker)
+    def outer() -> None:
+        inner("a")
+        inner("a")
+
+    message = outer.send()
+    worker.start()
+    key = Key("outer", message.message_id)
+    wait_until(lambda: (r := ledger.find(key)) and r.state is State.COMPLETED)
+    inner("a")
+    assert len(actors.runs) == 3
+    assert [record.key.consumer for record in ledger.scan()] == ["outer"]

@@ -1,0 +1,206 @@
+"""The adapter for pika, on a real RabbitMQ: a callback here, and in a process that is killed."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from tests.integration.adapting import (
+    Effects,
+    channel_to,
+    declare,
+    fail_to_store,
+    found,
+    process,
+    publish,
+    wait_until,
+    waiting,
+)
+from tests.integration.pika_worker import callback_in, ledger_in
+
+from oncely.adapters.pika import once_callback
+from oncely.core.control import Unrecoverable
+from oncely.core.errors import ConfigError, MismatchError
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Key, State
+from oncely.crashpoints import ENVIRONMENT
+from oncely.handling import verdicts
+from oncely.ledger import Ledger
+from oncely.testing import MeddlingStore, granted
+
+QUICK = Policy(tries=3, backoff=["50ms"])
+
+
+@pytest.fixture
+def channel(rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BlockingChannel]:
+    """A channel on which the queue `work` is declared."""
+    monkeypatch.setattr(verdicts, "AGAIN_S", 0.1)
+    with channel_to(rabbitmq_url) as channel:
+        declare(channel, "work", "dead")
+        yield channel
+
+
+class Handler:
+    """Fails as often as it is told to, and keeps what it was given."""
+
+    def __init__(self, fails: int = 0, error: Exception | None = None) -> None:
+        self.fails = fails
+        self.error = error or ValueError("no such account")
+        self.given: list[Message] = []
+
+    def __call__(self, message: Message) -> None:
+        self.given.append(message)
+        if len(self.given) <= self.fails:
+            raise self.error
+
+
+def consume(channel: BlockingChannel, callback: Any, until: Callable[[], object]) -> None:
+    """Handle what comes, until it is so; and what is unacknowledged then goes back."""
+    tag = channel.basic_consume("work", callback)
+    wait_until(until, lambda: channel.connection.process_data_events(0.05))
+    channel.basic_cancel(tag)
+
+
+def settled(channel: BlockingChannel, url: str, dead: int = 0) -> bool:
+    """Whether nothing is left in the queue, once its consumer's channel is gone."""
+    channel.connection.close()
+    return (waiting(url, "work"), waiting(url, "dead")) == (0, dead)
+
+
+def test_duplicates(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:
+    """Of three deliveries of one message, one is handled, and all are acknowledged."""
+    for message_id in ("a", "a", "b", "a"):
+        publish(channel, "work", message_id, b'{"to": "x"}')
+    handler = Handler()
+    callback = once_callback(ledger, "billing", handler)
+    key = Key("billing", "a")
+    consume(channel, callback, lambda: (r := ledger.find(key)) and r.duplicates == 2)
+    assert sorted((m.id, m.json()["to"]) for m in handler.given) == [("a", "x"), ("b", "x")]
+    assert settled(channel, rabbitmq_url)
+
+
+@pytest.mark.parametrize("error", [ValueError("no such account"), MismatchError("its own")])
+def test_failures_are_retried(
+    channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger, error: Exception
+) -> None:
+    """A message that fails, with whatever error, is handled again after the policy's delay, and
+    then is done.
+    """
+    publish(channel, "work", "a")
+    handler = Handler(fails=2, error=error)
+    callback = once_callback(ledger, "billing", handler, policy=QUICK)
+    consume(channel, callback, lambda: len(handler.given) == 3)
+    record = found(ledger, "billing", "a")
+    assert (record.state, record.attempts) == (State.COMPLETED, 3)
+    assert settled(channel, rabbitmq_url)
+
+
+@pytest.mark.parametrize(
+    ("error", "runs"), [(ValueError("no such account"), 3), (Unrecoverable("no such account"), 1)]
+)
+def test_failed_for_good(
+    channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger, error: Exception, runs: int
+) -> None:
+    """When its tries are spent, or no try can help, a message goes to the dead letters."""
+    publish(channel, "work", "a")
+    handler = Handler(fails=9, error=error)
+    callback = once_callback(ledger, "billing", handler, policy=QUICK)
+    consume(channel, callback, lambda: waiting(rabbitmq_url, "dead"))
+    assert len(handler.given) == runs
+    assert found(ledger, "billing", "a").exhausted
+    assert settled(channel, rabbitmq_url, dead=1)
+
+
+def test_refused(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:
+    """No id, or another body under a known one: rejected, and the handler does not run."""
+    publish(channel, "work", None)
+    publish(channel, "work", "a", b"1")
+    publish(channel, "work", "a", b"2")
+    handler = Handler()
+    callback = once_callback(ledger, "billing", handler)
+    consume(channel, callback, lambda: waiting(rabbitmq_url, "dead") == 2)
+    assert [message.body for message in handler.given] == [b"1"]
+    assert settled(channel, rabbitmq_url, dead=2)
+
+
+def test_busy(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:
+    """While another worker has the message, its delivery is kept; then it is handled."""
+    claim = granted(ledger.claim(Key("billing", "a"), "60s"))
+    publish(channel, "work", "a")
+    handler = Handler()
+    deliveries: list[bool] = []
+    callback = once_callback(ledger, "billing", handler)
+
+    def counted(channel: Any, method: Any, *rest: Any) -> None:
+        deliveries.append(method.redelivered)
+        callback(channel, method, *rest)
+        ledger.release(claim)
+
+    consume(channel, counted, lambda: handler.given)
+    # The broker has delivered it once: to wait is no redelivery.
+    assert deliveries == [False]
+    assert settled(channel, rabbitmq_url)
+
+
+def test_store_away(
+    channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger, meddling: MeddlingStore
+) -> None:
+    """While the store is away nothing is acknowledged, and no try is spent."""
+    publish(channel, "work", "a")
+    handler = Handler()
+    meddling.meddle = fail_to_store
+    callback = once_callback(ledger, "billing", handler)
+
+    def asked_twice() -> bool:
+        return meddling.calls.count("insert") >= 2
+
+    tag = channel.basic_consume("work", callback)
+    wait_until(asked_twice, lambda: channel.connection.process_data_events(0.05))
+    assert not handler.given
+    meddling.meddle = lambda: None
+    wait_until(lambda: handler.given, lambda: channel.connection.process_data_events(0.05))
+    channel.basic_cancel(tag)
+    assert found(ledger, "billing", "a").attempts == 1
+    assert settled(channel, rabbitmq_url)
+
+
+def test_what_can_never_run(ledger: Ledger) -> None:
+    """An async handler is refused where it is handed over."""
+
+    async def handle(message: Message) -> None: ...
+
+    with pytest.raises(ConfigError, match="pika awaits nothing"):
+        once_callback(ledger, "billing", handle)
+
+
+@pytest.mark.parametrize("point", ["before_completed", "after_completed"])
+def test_killed_before_the_acknowledgement(
+    channel: BlockingChannel, rabbitmq_url: str, tmp_path: Path, point: str
+) -> None:
+    """A worker dies after the effect, before or after that is recorded: the next one does not
+    repeat it, and acknowledges.
+    """
+    ledger, effects = ledger_in(tmp_path), Effects(tmp_path)
+    ledger.migrate()
+    publish(channel, "work", "a")
+    worker = ("tests.integration.pika_worker", rabbitmq_url, str(tmp_path))
+    with process(*worker, environment={ENVIRONMENT: point}) as killed:
+        assert killed.wait(60) == -signal.SIGKILL
+    assert effects.count("a") == 1
+    calls = []
+    callback = callback_in(tmp_path, ledger)
+
+    def counted(*delivery: Any) -> None:
+        callback(*delivery)
+        calls.append(delivery)
+
+    def is_done() -> bool:
+        return bool(calls) and found(ledger, "billing", "a").state is State.COMPLETED
+
+    consume(channel, counted, is_done)
+    assert effects.count("a") == 1
+    assert settled(channel, rabbitmq_url)
+    ledger.close()

@@ -1,0 +1,415 @@
+"""RabbitMQ goes away, cuts off, refuses, blocks: nothing is lost, and the transport goes on."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from threading import Event, Thread
+from urllib.parse import urlsplit
+
+import pika
+import pytest
+from tests.proxy import Proxy
+from tests.servers import HOST, Rabbitmq
+
+from oncely.core.errors import BrokerRefused, TransportError
+from oncely.core.message import Message
+from oncely.transports.base import Ack, DeadLetter, Delay, Delivery, Requeue, Transport
+from oncely.transports.opening import open_transport
+
+_DEADLINE_S = 60.0
+_QUEUE = "orders"
+_ACK = b"\x00\x3c\x00\x50"
+
+Open = Callable[..., Transport]
+
+
+@pytest.fixture
+def open_at() -> Iterator[Open]:
+    """Opens transports at a URL, and closes them all in the end."""
+    with ExitStack() as opened:
+        yield lambda url: opened.enter_context(closing(open_transport(url)))
+
+
+@pytest.fixture
+def transport(open_at: Open, rabbitmq_url: str) -> Transport:
+    """A transport on a vhost of its own."""
+    return open_at(rabbitmq_url)
+
+
+def _publish(transport: Transport, number: int, first: int = 0) -> list[str]:
+    ids = [str(n) for n in range(first, first + number)]
+    transport.publish(_QUEUE, [Message(id_) for id_ in ids])
+    return ids
+
+
+def _received(transport: Transport, number: int) -> list[Delivery]:
+    """So many deliveries, however often the broker is away meanwhile."""
+    deliveries: list[Delivery] = []
+    deadline = time.monotonic() + _DEADLINE_S
+    while len(deliveries) < number:
+        assert time.monotonic() < deadline, f"{len(deliveries)} of {number} came"
+        try:
+            deliveries.extend(transport.receive(_QUEUE, number - len(deliveries), 1.0))
+        except TransportError:
+            time.sleep(0.05)
+    return deliveries
+
+
+def _ids(deliveries: Sequence[Delivery]) -> list[str]:
+    return [delivery.message.id for delivery in deliveries]
+
+
+def _logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What oncely has said; pika has much to say too."""
+    return [record.message for record in caplog.records if record.name.startswith("oncely")]
+
+
+def _vhost(url: str) -> str:
+    return urlsplit(url).path.removeprefix("/")
+
+
+@contextmanager
+def _channel(url: str) -> Iterator["pika.adapters.blocking_connection.BlockingChannel"]:
+    """A channel of another program's."""
+    with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
+        yield connection.channel()
+
+
+# ---- Traffic through faults --------------------------------------------------------------------
+
+
+class Traffic:
+    """One thread publishes, one consumes, and neither minds a broker that is away."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.published: list[str] = []
+        self.settled: set[str] = set()
+        self._transport = transport
+        self._end = Event()
+        self._threads = [Thread(target=self._produce), Thread(target=self._consume)]
+
+    def __enter__(self) -> "Traffic":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join(_DEADLINE_S)
+
+    def goes_on(self) -> None:
+        """Wait until much has been published and settled since now."""
+        published, settled = len(self.published), len(self.settled)
+        deadline = time.monotonic() + _DEADLINE_S
+        while len(self.published) < published + 200 or len(self.settled) < settled + 200:
+            assert time.monotonic() < deadline, "nothing goes on"
+            time.sleep(0.01)
+
+    def _produce(self) -> None:
+        number = 0
+        while not self._end.is_set():
+            ids = [str(n) for n in range(number, number + 20)]
+            try:
+                self._transport.publish(_QUEUE, [Message(id_) for id_ in ids])
+            except TransportError:
+                self._end.wait(0.05)
+            else:
+                self.published += ids
+                number += 20
+
+    def _consume(self) -> None:
+        deadline = time.monotonic() + 2 * _DEADLINE_S
+        while time.monotonic() < deadline:
+            is_last = self._end.is_set() and set(self.published) <= self.settled
+            try:
+                self._take()
+                if is_last and self._transport.is_drained(_QUEUE):
+                    return
+            except TransportError:
+                time.sleep(0.05)
+
+    def _take(self) -> None:
+        deliveries = self._transport.receive(_QUEUE, 50, 0.2)
+        self._transport.settle([(delivery, Ack()) for delivery in deliveries])
+        self.settled.update(_ids(deliveries))
+
+
+@pytest.mark.parametrize("end", [Rabbitmq.kill, Rabbitmq.stop], ids=["killed", "stopped"])
+def test_restart(
+    private_rabbitmq: Rabbitmq, open_at: Open, end: Callable[[Rabbitmq], None]
+) -> None:
+    """While the broker is killed or stopped, calls fail in time; what was confirmed is there
+    afterwards, delays and dead letters too, and publishing and consuming go on by themselves.
+    """
+    transport = open_at(f"{private_rabbitmq.url}?confirm_timeout=5s")
+    other = open_at(private_rabbitmq.url)
+    other.publish("another", [Message("delayed"), Message("dead")])
+    first, second = other.receive("another", 2, _DEADLINE_S)
+    other.settle([(first, Delay(1)), (second, DeadLetter("no"))])
+    with Traffic(transport) as traffic:
+        traffic.goes_on()
+        end(private_rabbitmq)
+        with pytest.raises(TransportError):
+            other.publish("another", [Message("1")])
+        with pytest.raises(TransportError):
+            other.receive("another", 1, 0.1)
+        private_rabbitmq.start()
+        traffic.goes_on()
+    assert set(traffic.published) <= traffic.settled
+    [again] = _received_of(other, "another")
+    assert again.message.id == "delayed"
+    assert [letter.message.id for letter in other.dead_letters("another")] == ["dead"]
+
+
+def _received_of(transport: Transport, queue: str) -> Sequence[Delivery]:
+    deadline = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < deadline:
+        try:
+            if deliveries := transport.receive(queue, 10, 1.0):
+                return deliveries
+        except TransportError:
+            time.sleep(0.05)
+    raise AssertionError("nothing came")
+
+
+def test_connections_closed(rabbitmq: Rabbitmq, rabbitmq_url: str, transport: Transport) -> None:
+    """An operator closes all connections, again and again: nothing is lost, and all goes on."""
+    with Traffic(transport) as traffic:
+        for _ in range(3):
+            traffic.goes_on()
+            rabbitmq.ctl("close_all_connections", "--vhost", _vhost(rabbitmq_url), "a test")
+        traffic.goes_on()
+    assert set(traffic.published) <= traffic.settled
+
+
+# ---- One fault ---------------------------------------------------------------------------------
+
+
+def test_queue_deleted(
+    rabbitmq_url: str, transport: Transport, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue that is deleted under its consumer is made again, and what comes into it arrives;
+    what was held of the former one cannot be settled any more.
+    """
+    caplog.set_level(logging.INFO, "oncely")
+    _publish(transport, 1)
+    [held] = _received(transport, 1)
+    with _channel(rabbitmq_url) as channel:
+        channel.queue_delete(_QUEUE)
+    assert transport.receive(_QUEUE, 1, 0.2) == []
+    _publish(transport, 1, first=1)
+    [delivery] = _received(transport, 1)
+    transport.settle([(held, Ack()), (delivery, Ack())])
+    assert delivery.message.id == "1"
+    assert _logged(caplog) == ["settled_too_late"]
+    assert transport.is_drained(_QUEUE)
+
+
+def test_receiver_waits_through_a_deletion(rabbitmq_url: str, transport: Transport) -> None:
+    """A receiver that waits while its queue is deleted receives what comes into the next."""
+    assert transport.receive(_QUEUE, 1, 0) == []
+    deliveries: list[Delivery] = []
+    waiting = Thread(target=lambda: deliveries.extend(_received(transport, 1)))
+    waiting.start()
+    with _channel(rabbitmq_url) as channel:
+        channel.queue_delete(_QUEUE)
+    _publish(transport, 1)
+    waiting.join(_DEADLINE_S)
+    assert _ids(deliveries) == ["0"]
+
+
+def test_memory_alarm(rabbitmq: Rabbitmq, rabbitmq_url: str, open_at: Open) -> None:
+    """While the broker has no memory left, to publish fails in time; to receive and to
+    acknowledge go on. Afterwards all is well.
+    """
+    transport = open_at(f"{rabbitmq_url}?confirm_timeout=500ms")
+    _publish(transport, 3)
+    [first] = _received(transport, 1)
+    with _no_memory(rabbitmq):
+        # The broker still takes what makes it notice that this is a publisher.
+        with pytest.raises(TransportError, match="not answered within"):  # noqa: PT012
+            for _ in range(3):
+                transport.publish("another", [Message("1")])
+        transport.settle([(delivery, Ack()) for delivery in _received(transport, 2)])
+        transport.settle([(first, Requeue())])
+        transport.settle([(delivery, Ack()) for delivery in _received(transport, 1)])
+        assert transport.is_drained(_QUEUE)
+    _publish(transport, 1)
+    assert _ids(_received(transport, 1)) == ["0"]
+
+
+@contextmanager
+def _no_memory(rabbitmq: Rabbitmq) -> Iterator[None]:
+    def limit(fraction: float) -> None:
+        rabbitmq.evaluate(f"vm_memory_monitor:set_vm_memory_high_watermark({fraction})")
+        deadline = time.monotonic() + _DEADLINE_S
+        while (rabbitmq.evaluate("rabbit_alarm:get_alarms()") == "[]") != (fraction > 0):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    limit(0.0)
+    try:
+        yield
+    finally:
+        limit(0.4)
+
+
+def test_acknowledged_too_late(
+    rabbitmq: Rabbitmq, rabbitmq_url: str, open_at: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is held beyond the broker's own timeout comes again; the late acknowledgement is
+    dropped and the transport goes on, what it publishes through included.
+    """
+    caplog.set_level(logging.INFO, "oncely")
+    with _hasty(rabbitmq):
+        transport = open_at(rabbitmq_url)
+        _publish(transport, 1)
+        [late] = _received(transport, 1)
+        [again] = _received(transport, 1)
+        transport.settle([(late, Ack())])
+        assert _logged(caplog) == ["settled_too_late"]
+        assert (again.message.id, again.count) == ("0", 2)
+        transport.settle([(again, Ack())])
+        assert transport.is_drained(_QUEUE)
+
+
+@contextmanager
+def _hasty(rabbitmq: Rabbitmq) -> Iterator[None]:
+    """While new channels have to acknowledge within a second."""
+    usual = {
+        name: _setting(rabbitmq, name) for name in ("consumer_timeout", "channel_tick_interval")
+    }
+    for name in usual:
+        rabbitmq.evaluate(f"application:set_env(rabbit, {name}, 1000)")
+    try:
+        yield
+    finally:
+        for name, value in usual.items():
+            rabbitmq.evaluate(f"application:set_env(rabbit, {name}, {value})")
+
+
+def _setting(rabbitmq: Rabbitmq, name: str) -> str:
+    return rabbitmq.evaluate(f"element(2, application:get_env(rabbit, {name}))")
+
+
+@pytest.mark.parametrize("delivers", [True, False], ids=["reply lost", "request lost"])
+def test_cut_while_publishing(rabbitmq_url: str, open_at: Open, delivers: bool) -> None:
+    """A connection that breaks while messages are published is told at once; to publish all
+    again loses none.
+    """
+    with Proxy(urlsplit(rabbitmq_url).port or 0) as proxy:
+        transport = open_at(_through(rabbitmq_url, proxy))
+        ids = _publish(transport, 3)
+        proxy.cut(b"the-message", delivers=delivers)
+        message = Message("the-message")
+        with pytest.raises(TransportError):
+            transport.publish(_QUEUE, [message])
+        transport.publish(_QUEUE, [message])
+        copies = 2 if delivers else 1
+        assert _ids(_received(transport, 3 + copies)) == [*ids, *["the-message"] * copies]
+        assert proxy.cuts == 1
+
+
+@pytest.mark.parametrize("delivers", [True, False], ids=["delivered", "lost"])
+def test_cut_while_settling(rabbitmq_url: str, open_at: Open, delivers: bool) -> None:
+    """What was acknowledged when the connection broke is settled, or comes again."""
+    with Proxy(urlsplit(rabbitmq_url).port or 0) as proxy:
+        transport = open_at(_through(rabbitmq_url, proxy))
+        _publish(transport, 2)
+        deliveries = _received(transport, 2)
+        proxy.cut(_ACK, delivers=delivers)
+        transport.settle([(delivery, Ack()) for delivery in deliveries])
+        _publish(transport, 1, first=2)
+        again = _received(transport, 1 if delivers else 3)
+        assert sorted(_ids(again)) == (["2"] if delivers else ["0", "1", "2"])
+        transport.settle([(delivery, Ack()) for delivery in again])
+        assert transport.is_drained(_QUEUE)
+
+
+def _through(url: str, proxy: Proxy) -> str:
+    return url.replace(f"{HOST}:{urlsplit(url).port}", f"{HOST}:{proxy.port}")
+
+
+def test_blocked_receiver(rabbitmq_url: str, open_at: Open) -> None:
+    """Who holds a message for longer than several heartbeats keeps the connection."""
+    transport = open_at(f"{rabbitmq_url}?heartbeat=1s")
+    _publish(transport, 1)
+    [delivery] = _received(transport, 1)
+    time.sleep(3.5)
+    transport.settle([(delivery, Ack())])
+    assert transport.is_drained(_QUEUE)
+    assert open_at(rabbitmq_url).receive(_QUEUE, 1, 0.1) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_fork(transport: Transport) -> None:
+    """A forked child has connections of its own, and leaves its parent's alone."""
+    ids = _publish(transport, 1)
+    [held] = _received(transport, 1)
+    child = os.fork()
+    if child == 0:
+        os._exit(_status_of(lambda: _use_in_child(transport)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    transport.settle([(held, Requeue())])
+    assert _ids(_received(transport, 1)) == ids
+
+
+def _use_in_child(transport: Transport) -> None:
+    transport.publish("another", [Message("1")])
+    [delivery] = transport.receive("another", 10, _DEADLINE_S)
+    transport.settle([(delivery, Ack())])
+    assert transport.receive(_QUEUE, 10, 0.05) == []
+    transport.close()
+
+
+def _status_of(call: Callable[[], object]) -> int:
+    """An exit status for a forked child: 0 when `call` ends well."""
+    try:
+        call()
+    except BaseException:  # noqa: BLE001 - a child of fork must never run on into pytest.
+        return 1
+    return 0
+
+
+# ---- Refused for good --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        (":secret@", ":wrong@", "wrong user or password"),
+        ("/oncely", "/missing", "vhost .* not found"),
+    ],
+)
+def test_wrong_address(rabbitmq_url: str, open_at: Open, right: str, wrong: str, said: str) -> None:
+    """A wrong password or vhost is told at once, in one line without the password."""
+    transport = open_at(wrong.join(rabbitmq_url.rsplit(right, 1)))
+    before = time.monotonic()
+    for call in (
+        lambda: transport.receive(_QUEUE, 1, 2 * _DEADLINE_S),
+        lambda: _publish(transport, 1),
+    ):
+        with pytest.raises(BrokerRefused, match=said) as raised:
+            call()
+        assert "\n" not in str(raised.value)
+        assert ":wrong" not in str(raised.value)
+    assert time.monotonic() - before < _DEADLINE_S
+
+
+def test_wrong_queue_type(rabbitmq_url: str, open_at: Open, transport: Transport) -> None:
+    """A queue of the other type is told at once, with what to type instead."""
+    _publish(transport, 1)
+    with pytest.raises(BrokerRefused, match=r"of another type; change \?queue_type="):
+        open_at(f"{rabbitmq_url}?queue_type=classic").receive(_QUEUE, 1, 2 * _DEADLINE_S)
+
+
+def test_nobody_there(open_at: Open) -> None:
+    """Where no broker is, a call says so when its time is over."""
+    transport = open_at(f"amqp://{HOST}:1/")
+    before = time.monotonic()
+    with pytest.raises(TransportError, match="refused"):
+        transport.receive(_QUEUE, 1, 0.5)
+    assert time.monotonic() - before < _DEADLINE_S / 2

@@ -1,0 +1,156 @@
+"""Fixtures of the tests of consumers."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+
+from oncely.consumer import Consumer
+from oncely.core.errors import StoreUnavailable
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Key, Record
+from oncely.ledger import Ledger, open_ledger
+from oncely.runtime import consuming
+from oncely.testing import MeddlingStore
+from oncely.transports.base import Ack, Delivery, Verdict
+from oncely.transports.memory import MemoryTransport, QueueServer
+
+
+class Queue(MemoryTransport):
+    """A queue of its own in memory, which keeps what is made of its deliveries."""
+
+    def __init__(self) -> None:
+        super().__init__(QueueServer())
+        self.verdicts: list[Verdict] = []
+
+    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
+        self.verdicts += [verdict for _, verdict in verdicts]
+        super().settle(verdicts)
+
+    def put(self, *ids: str, **fields: Any) -> None:
+        """Publish messages of these ids."""
+        self.publish("in", [Message(message_id, b"{}", **fields) for message_id in ids])
+
+    def put_aside(self) -> dict[str, str]:
+        """Why which messages are dead letters."""
+        return {letter.message.id: letter.reason for letter in self.dead_letters("in")}
+
+
+class Once(Queue):
+    """One from which every message is gone after its delivery, whatever the verdict; it says that
+    it has delivered them `count` times.
+    """
+
+    count = 1
+
+    def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
+        taken = super().receive(queue, max_messages, wait_s)
+        return [replace(delivery, count=self.count) for delivery in taken]
+
+    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
+        self.verdicts += [verdict for _, verdict in verdicts]
+        MemoryTransport.settle(self, [(delivery, Ack()) for delivery, _ in verdicts])
+
+
+@pytest.fixture
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer with nothing to do looks for messages at once."""
+    monkeypatch.setattr(consuming, "_IDLE_S", 0.005)
+
+
+@pytest.fixture
+def queue(no_rest: None) -> Queue:
+    """An empty queue."""
+    return Queue()
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    until = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < until, "it never held"
+        time.sleep(0.002)
+
+
+Deliver = Callable[..., Verdict]
+
+
+@pytest.fixture
+def deliver(ledger: Ledger, no_rest: None) -> Deliver:
+    """Brings one message to a handler, with a ledger in memory; gives the verdict."""
+
+    def once(
+        handler: Callable[..., Any],
+        message: Message = Message("1", b"{}"),
+        policy: Policy = Policy(),
+        count: int = 1,
+    ) -> Verdict:
+        queue = Once()
+        queue.count = count
+        # As it is, whatever a broker would say of it.
+        queue._server.queue("in").add(message)
+        Consumer(queue, "in").idempotent(ledger, "billing", policy=policy).consume(
+            handler, drain=True
+        )
+        [verdict] = queue.verdicts
+        return verdict
+
+    return once
+
+
+class Outage:
+    """Between `begin` and `end` the store can neither be written nor read."""
+
+    def __init__(self, store: MeddlingStore, patched: pytest.MonkeyPatch) -> None:
+        self._store = store
+        self._patched = patched
+
+    def begin(self) -> None:
+        self._patched.setattr(self._store, "meddle", _away)
+        self._patched.setattr(self._store, "load", _away)
+
+    def end(self) -> None:
+        self._patched.undo()
+
+
+def _away(*_: Any) -> Any:
+    raise StoreUnavailable("the store is away")
+
+
+@pytest.fixture
+def outage(meddling: MeddlingStore) -> Iterator[Outage]:
+    """Of the ledger in memory; it has not begun."""
+    with pytest.MonkeyPatch.context() as patched:
+        yield Outage(meddling, patched)
+
+
+class Sql(NamedTuple):
+    """A ledger on a SQLite file, and an engine to its database, which has a table of effects."""
+
+    ledger: Ledger
+    engine: Engine
+
+    def effects(self) -> list[str]:
+        with self.engine.connect() as connection:
+            return [name for [name] in connection.execute(text("SELECT name FROM effects"))]
+
+    def record(self, message_id: str) -> Record | None:
+        return self.ledger.find(Key("billing", message_id))
+
+
+@pytest.fixture
+def sql(tmp_path: Path) -> Iterator[Sql]:
+    """A ledger with transactions, and what handlers may write to."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'ledger.db'}")
+    with closing(open_ledger(engine)) as ledger:
+        ledger.migrate()
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE effects (name TEXT)"))
+        yield Sql(ledger, engine)
+    engine.dispose()

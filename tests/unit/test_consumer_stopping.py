@@ -1,0 +1,272 @@
+"""Consumer: it is stopped, its handlers are, and nothing is lost or taken for done."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.unit.conftest import Outage, Queue, Sql, eventually
+
+from oncely.consumer import Consumer
+from oncely.core.message import Message
+from oncely.core.policy import Policy, at_least_once, at_most_once
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger
+from oncely.middleware import RateLimited
+from oncely.runtime.report import Report
+from oncely.transports.base import Ack, Delay
+
+
+@pytest.fixture
+def hang() -> Iterator[threading.Event]:
+    """What a handler may wait for that is not to end before the test does."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def consumer_of(queue: Queue, ledger: Ledger, policy: Policy = Policy()) -> Consumer:
+    """Of the queue."""
+    return Consumer(queue, "in").idempotent(ledger, "billing", policy=policy)
+
+
+def waiting(queue: Queue) -> list[str]:
+    """The ids of what is in the queue, for anybody."""
+    return [delivery.message.id for delivery in queue.receive("in", 100, 0)]
+
+
+# ---- Told to stop ------------------------------------------------------------------------------
+
+
+def test_stopped_by_a_handler(queue: Queue, ledger: Ledger) -> None:
+    """What runs comes to its end; what has not begun goes back unhandled, without a trace."""
+    queue.put(*map(str, range(10)))
+    consumer = consumer_of(queue, ledger).window(1)
+
+    def handle(message: Message) -> None:
+        if message.id == "3":
+            consumer.stop()
+
+    report = consumer.consume(handle)
+    assert 4 <= report.handled < 10
+    assert ledger.counts() == {("billing", State.COMPLETED): report.handled}
+    assert len(waiting(queue)) == 10 - report.handled
+
+
+def test_stopped_before(queue: Queue, ledger: Ledger) -> None:
+    """Who is stopped before it begins does nothing, and can be used again."""
+    queue.put("1")
+    consumer = consumer_of(queue, ledger)
+    consumer.stop()
+    assert consumer.consume(lambda _: None) == Report()
+    assert consumer.consume(lambda _: None, drain=True).handled == 1
+
+
+def test_stopped_by_a_signal(queue: Queue, ledger: Ledger) -> None:
+    """Where that is asked for, SIGTERM stops it; afterwards the signal is what it was."""
+    queue.put("1")
+    former = signal.getsignal(signal.SIGTERM)
+    consumer = consumer_of(queue, ledger)
+    report = consumer.consume(lambda _: os.kill(os.getpid(), signal.SIGTERM), stop_on_signals=True)
+    assert report.handled == 1
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_runs_to_its_end(queue: Queue, ledger: Ledger, is_async: bool) -> None:
+    """Within the grace a handler that runs is waited for, and what it did is stored."""
+    queue.put("1")
+    consumer = consumer_of(queue, ledger)
+
+    def handle(message: Message) -> None:
+        consumer.stop()
+        threading.Event().wait(0.2)
+
+    async def handle_async(message: Message) -> None:
+        consumer.stop()
+        await asyncio.sleep(0.2)
+
+    report = consumer.consume(handle_async if is_async else handle)
+    assert (report.handled, queue.verdicts) == (1, [Ack()])
+
+
+@pytest.mark.parametrize("grace", [0, 0.1])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_released_after_the_grace(
+    queue: Queue, ledger: Ledger, hang: threading.Event, is_async: bool, grace: float
+) -> None:
+    """What runs on when the grace is over is released, as if it had never been claimed."""
+    queue.put("1")
+    consumer = consumer_of(queue, ledger, at_least_once()).grace(grace)
+
+    def handle(message: Message) -> None:
+        consumer.stop()
+        hang.wait()
+
+    async def handle_async(message: Message) -> None:
+        consumer.stop()
+        await asyncio.sleep(3600)
+
+    report = consumer.consume(handle_async if is_async else handle)
+    assert (report.received, report.handled, queue.verdicts) == (1, 0, [])
+    assert ledger.find(Key("billing", "1")) is None
+    assert waiting(queue) == ["1"]
+
+
+def test_what_may_not_repeat_stays_claimed(
+    queue: Queue, ledger: Ledger, hang: threading.Event
+) -> None:
+    """Where an effect must never repeat, what runs on is in doubt when its lease is over."""
+    queue.put("1", "2")
+    consumer = consumer_of(queue, ledger, at_most_once()).grace(0.1)
+    handled = []
+
+    def handle(message: Message) -> None:
+        handled.append(message.id)
+        eventually(lambda: ledger.find(Key("billing", "2")) is not None)
+        consumer.stop()
+        hang.wait()
+
+    consumer.consume(handle)
+    record = ledger.find(Key("billing", "1"))
+    assert record is not None
+    assert record.state is State.PROCESSING
+    assert handled == ["1"]
+    # The other was claimed, and never begun.
+    assert ledger.find(Key("billing", "2")) is None
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_waiting_for_its_turn(queue: Queue, ledger: Ledger, is_before: bool) -> None:
+    """What waits in a middleware is told of the stop: it has not begun, whatever the policy."""
+    queue.put("1", "2")
+    consumer = Consumer(queue, "in")
+
+    def stopped(stopping: threading.Event, seconds: float) -> bool:
+        consumer.stop()
+        return stopping.wait(seconds)
+
+    limit = RateLimited(1 / 3600, wait=stopped)
+    if is_before:
+        consumer.middleware(limit)
+    consumer.idempotent(ledger, "billing", policy=at_most_once())
+    if not is_before:
+        consumer.middleware(limit)
+
+    consumer.concurrency(2).consume(lambda _: None)
+    assert sorted(queue.verdicts, key=repr) == [Ack(), Delay(1.0)]
+    assert sum(ledger.counts().values()) == 1
+
+
+def test_stopped_while_the_store_is_away(queue: Queue, ledger: Ledger, outage: Outage) -> None:
+    """What ends while the store is away is stored within the grace, where it comes back."""
+    queue.put("1")
+    consumer = consumer_of(queue, ledger)
+
+    def handle(_: Message) -> None:
+        outage.begin()
+        consumer.stop()
+        threading.Timer(0.4, outage.end).start()
+
+    assert consumer.consume(handle).handled == 1
+
+
+def test_stopped_and_the_store_stays_away(queue: Queue, ledger: Ledger, outage: Outage) -> None:
+    """Where it does not come back, the grace is the end of waiting for it."""
+    queue.put("1")
+    consumer = consumer_of(queue, ledger).grace(0.2)
+
+    def handle(_: Message) -> None:
+        outage.begin()
+        consumer.stop()
+
+    assert consumer.consume(handle).handled == 0
+    outage.end()
+    record = ledger.find(Key("billing", "1"))
+    assert record is not None
+    assert record.state is State.PROCESSING
+
+
+def test_transactions_that_run_on(queue: Queue, sql: Sql, hang: threading.Event) -> None:
+    """A transaction that runs on after the grace is left alone: its claim is not to be seen."""
+    queue.put("1")
+    consumer = consumer_of(queue, sql.ledger).transactional(sql.engine).grace(0.1)
+    ended = threading.Event()
+
+    def handle(message: Message, connection: Any) -> None:
+        consumer.stop()
+        hang.wait()
+        ended.set()
+
+    assert consumer.consume(handle).handled == 0
+    hang.set()
+    ended.wait()
+    eventually(lambda: sql.record("1") is not None)
+    assert consumer.consume(handle, drain=True).duplicates == 1
+
+
+# ---- Handlers that are stopped, and not the consumer -------------------------------------------
+
+
+def exits(message: Message) -> None:
+    """A handler that wants its process to end."""
+    raise SystemExit
+
+
+async def is_cancelled(message: Message) -> None:
+    """A handler that somebody cancels."""
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("handler", [exits, is_cancelled])
+@pytest.mark.parametrize("policy", [at_least_once(), at_most_once()])
+def test_handler_is_stopped(
+    queue: Queue, ledger: Ledger, handler: Callable[..., Any], policy: Policy
+) -> None:
+    """A handler that is stopped has not failed: it is released or, where its effect must never
+    repeat, in doubt. The consumer goes on.
+    """
+    queue.put("1")
+    consumer = consumer_of(queue, ledger, policy)
+    report = consumer.consume(handler, on_progress=lambda _: consumer.stop())
+    assert queue.verdicts == [Delay(1.0)]
+    assert (report.failed, report.retried, report.handled) == (0, 0, 0)
+    assert len(ledger.counts()) == (not policy.repeats_doubts)
+
+
+def test_transaction_is_stopped(queue: Queue, sql: Sql) -> None:
+    """In a transaction, too: it is rolled back, with its claim."""
+    queue.put("1")
+    consumer = consumer_of(queue, sql.ledger).transactional(sql.engine)
+
+    def handle(message: Message, connection: Any) -> None:
+        raise SystemExit
+
+    consumer.consume(handle, on_progress=lambda _: consumer.stop())
+    assert queue.verdicts == [Delay(1.0)]
+    assert sql.record("1") is None
+
+
+def test_a_handler_forks(queue: Queue, ledger: Ledger) -> None:
+    """A child that returns out of the handler of its parent handles no other message."""
+    queue.put("1", "2", "3", "4")
+    read, write = os.pipe()
+    children = []
+
+    def handle(message: Message) -> None:
+        os.write(write, f"{message.id} in {os.getpid()}\n".encode())
+        if message.id == "1":
+            eventually(lambda: ledger.find(Key("billing", "2")) is not None)
+            child = os.fork()
+            if child:
+                children.append(child)
+                os.waitpid(child, 0)
+
+    consumer_of(queue, ledger).consume(handle, drain=True)
+    os.close(write)
+    ran = os.read(read, 1000).decode().splitlines()
+    os.close(read)
+    assert ran == [f"{number} in {os.getpid()}" for number in range(1, 5)]

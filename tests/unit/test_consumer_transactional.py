@@ -1,0 +1,283 @@
+"""Consumer: handlers in one transaction with their claims, a whole window of them where it goes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event, text
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+from tests.unit.conftest import Queue, Sql
+
+from oncely.consumer import Consumer
+from oncely.core.errors import (
+    BusyError,
+    ConfigError,
+    FencedError,
+    MessageError,
+    OncelyError,
+    StoreError,
+)
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Key, State
+from oncely.crashpoints import arm, disarm
+from oncely.testing import granted
+from oncely.transports.base import Ack, DeadLetter, Delay
+
+INSERT = text("INSERT INTO effects (name) VALUES (:name)")
+
+
+def consumer_of(queue: Queue, sql: Sql, policy: Policy = Policy()) -> Consumer:
+    """Of the queue, with the ledger's engine; its first window is not small."""
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing", policy=policy)
+    return consumer.transactional(sql.engine).backoff(0.01)
+
+
+def write(message: Message, connection: Any) -> None:
+    """A handler with an effect."""
+    connection.execute(INSERT, {"name": message.id})
+
+
+@pytest.fixture
+def commits(sql: Sql) -> Iterator[list[int]]:
+    """How many effects were there at each commit of the handlers."""
+    counts: list[int] = []
+
+    def count() -> None:
+        counts.append(len(sql.effects()))
+
+    arm("after_commit", count)
+    yield counts
+    disarm()
+
+
+def in_one_window(queue: Queue, *ids: str) -> None:
+    """Publish these so that a consumer takes them together.
+
+    It takes one at first, to see how long that takes.
+    """
+    queue.put(*(f"first-{number}" for number in range(20)), *ids)
+
+
+# ---- A window ----------------------------------------------------------------------------------
+
+
+def test_together(queue: Queue, sql: Sql, commits: list[int]) -> None:
+    """Where all of a window succeed there is one transaction for all of them."""
+    ids = [str(number) for number in range(200)]
+    queue.put(*ids, *ids[:50])
+    report = consumer_of(queue, sql).consume(write, drain=True)
+    assert (report.received, report.handled, report.duplicates) == (250, 200, 50)
+    assert sql.effects() == ids
+    assert len(commits) < 100
+    assert sql.ledger.counts() == {("billing", State.COMPLETED): 200}
+    assert queue.verdicts == [Ack()] * 250
+
+
+def test_one_by_one(queue: Queue, sql: Sql) -> None:
+    """Where one of a window fails the others are handled all the same, and it alone is tried
+    again.
+    """
+    ids = [str(number) for number in range(200)]
+    queue.put(*ids)
+    failures = {"50": 2, "120": 9}
+
+    def handle(message: Message, connection: Connection) -> None:
+        write(message, connection)
+        if failures.get(message.id):
+            failures[message.id] -= 1
+            raise ValueError("not yet")
+
+    report = consumer_of(queue, sql).tries(3).consume(handle, drain=True)
+    assert sorted(sql.effects()) == sorted(set(ids) - {"120"})
+    assert (report.handled, report.failed, report.dead_lettered) == (199, 1, 1)
+    assert queue.put_aside() == {"120": "ValueError: not yet"}
+    for message_id in ("50", "120"):
+        record = sql.record(message_id)
+        assert record is not None
+        assert record.attempts in (2, 3)
+    record = sql.record("51")
+    assert record is not None
+    assert record.attempts == 1
+
+
+def test_a_window_of_all_kinds(queue: Queue, sql: Sql) -> None:
+    """Duplicates, refused messages and those without an id are answered beside the others."""
+    sql.ledger.complete(granted(sql.ledger.claim(Key("billing", "done"))))
+    granted(sql.ledger.claim(Key("billing", "busy")))
+    granted(sql.ledger.claim(Key("billing", "doubt"), "1ms"))
+    in_one_window(queue, "done", "busy", "1", "", "doubt", "2")
+    policy = Policy(on_missing_id="untracked", on_in_doubt="hold", on_busy="discard")
+    report = consumer_of(queue, sql, policy).consume(write, drain=True)
+    assert sorted(sql.effects())[:3] == ["", "1", "2"]
+    assert (report.handled, report.duplicates, report.dead_lettered) == (23, 2, 1)
+    assert "InDoubtError" in queue.put_aside()["doubt"]
+
+
+def test_sends_and_steps(queue: Queue, sql: Sql) -> None:
+    """What handlers send is stored with their work, and sent after the commit; so are steps."""
+    in_one_window(queue, "1", "2")
+
+    def handle(message: Message, connection: Connection) -> None:
+        assert message.step("debit", lambda: 7) == 7
+        message.send("post", f"for {message.id}")
+        write(message, connection)
+
+    report = consumer_of(queue, sql).consume(handle, drain=True)
+    sent = {delivery.message.body for delivery in queue.receive("post", 100, 0)}
+    assert (len(sent), report.deferred_sent) == (22, 22)
+    assert sql.ledger.backlog().waiting == 0
+    assert sql.ledger.counts() == {("billing", State.COMPLETED): 22}
+
+
+def test_sent_by_the_next(queue: Queue, sql: Sql) -> None:
+    """What a consumer left unsent, its duplicate's consumer sends."""
+    with sql.engine.begin() as connection, sql.ledger.transaction(connection) as inbox:
+        claim = granted(inbox.claim(Key("billing", "1")))
+        from oncely.handling.held_message import deferred_message
+
+        inbox.handled(claim, deferred=[deferred_message(claim.key, 0, "post", b"{}")])
+    queue.put("1")
+    report = consumer_of(queue, sql).consume(write, drain=True)
+    assert (report.duplicates, report.deferred_sent, sql.effects()) == (1, 1, [])
+    assert sql.ledger.counts() == {("billing", State.COMPLETED): 1}
+
+
+def test_results_are_kept(queue: Queue, sql: Sql) -> None:
+    """A result is kept with its record, in windows too."""
+    in_one_window(queue, "1", "2")
+    policy = Policy(results="keep")
+    consumer_of(queue, sql, policy).consume(lambda m, _: {"id": m.id}, drain=True)
+    record = sql.record("2")
+    assert record is not None
+    assert record.result == {"id": "2"}
+
+
+# ---- One ---------------------------------------------------------------------------------------
+
+OUR_OWN: list[OncelyError] = [
+    BusyError("another"),
+    MessageError("another"),
+    FencedError("another"),
+    StoreError("another"),
+    ConfigError("another"),
+]
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), *OUR_OWN], ids=lambda e: type(e).__name__)
+def test_failures_are_the_handlers_own(queue: Queue, sql: Sql, error: Exception) -> None:
+    """In a transaction, too, whatever a handler raises is a failure of its message."""
+    queue.put("1")
+
+    def handle(message: Message, connection: Connection) -> None:
+        raise error
+
+    report = consumer_of(queue, sql).tries(2).consume(handle, drain=True)
+    assert (report.retried, report.failed) == (1, 1)
+    assert type(error).__name__ in queue.put_aside()["1"]
+    record = sql.record("1")
+    assert record is not None
+    assert record.exhausted
+
+
+def test_busy_comes_again(queue: Queue, sql: Sql) -> None:
+    """In a transaction, too, what another worker has comes again."""
+    granted(sql.ledger.claim(Key("billing", "1")))
+    queue.put("1")
+    consumer = consumer_of(queue, sql)
+    consumer.consume(write, on_progress=lambda _: consumer.stop())
+    assert queue.verdicts == [Delay(1.0)]
+
+
+def test_committed_early(queue: Queue, sql: Sql) -> None:
+    """A handler that commits its transaction itself has failed."""
+    queue.put("1")
+
+    def handle(message: Message, connection: Connection) -> None:
+        with suppress(OncelyError):
+            connection.commit()
+
+    report = consumer_of(queue, sql).tries(2).consume(handle, drain=True)
+    assert (report.retried, report.failed) == (1, 1)
+
+
+def test_refused_at_the_commit(queue: Queue, sql: Sql) -> None:
+    """What the database refuses at the commit is tried as often as the broker has delivered it."""
+    with sql.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE parents (id INTEGER PRIMARY KEY)"))
+        connection.execute(
+            text(
+                "CREATE TABLE children (parent INTEGER REFERENCES parents (id)"
+                " DEFERRABLE INITIALLY DEFERRED)"
+            )
+        )
+    event.listen(sql.engine, "checkout", lambda link, *_: link.execute("PRAGMA foreign_keys=ON"))
+    queue.put("1")
+
+    def handle(message: Message, connection: Connection) -> None:
+        connection.execute(text("INSERT INTO children VALUES (7)"))
+
+    told: list[Exception] = []
+    report = (
+        consumer_of(queue, sql)
+        .tries(3)
+        .failed(lambda error, _: told.append(error))
+        .consume(handle, drain=True)
+    )
+    assert (report.retried, report.failed, len(told)) == (2, 1, 1)
+    assert "FOREIGN KEY" in queue.put_aside()["1"]
+
+
+def test_the_database_is_away(queue: Queue, sql: Sql) -> None:
+    """Where no transaction can be begun, no try is spent, however often the message comes."""
+    queue.put("1")
+    left = iter([OSError("nobody is there")] * 3)
+
+    class Away:
+        def begin(self) -> Any:
+            for error in left:
+                raise error
+            return sql.engine.begin()
+
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").tries(1)
+    from oncely.runtime import consuming
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(consuming, "AGAIN_S", 0.01)
+        report = consumer.transactional(Away()).consume(write, drain=True)
+    assert (report.received, report.handled, report.failed) == (4, 1, 0)
+
+
+# ---- Sources -----------------------------------------------------------------------------------
+
+
+def test_session(queue: Queue, sql: Sql) -> None:
+    """A session factory will do as well."""
+    in_one_window(queue, "1", "2")
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing")
+    report = consumer.transactional(sessionmaker(sql.engine)).consume(write, drain=True)
+    assert (report.handled, len(sql.effects())) == (22, 22)
+
+
+@pytest.mark.parametrize("made", [lambda engine: engine, async_sessionmaker])
+def test_async(queue: Queue, sql: Sql, made: Callable[[AsyncEngine], Any]) -> None:
+    """Async handlers have an async engine or session, each message its own transaction."""
+    engine = create_async_engine(str(sql.engine.url).replace("sqlite:", "sqlite+aiosqlite:"))
+    queue.put("1", "2", "1")
+    failures = ["2"]
+
+    async def handle(message: Message, connection: Any) -> None:
+        await connection.execute(INSERT, {"name": message.id})
+        message.send("post", message.id)
+        if message.id in failures:
+            failures.remove(message.id)
+            raise ValueError("not yet")
+
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").backoff(0.01)
+    report = consumer.transactional(made(engine)).consume(handle, drain=True)
+    assert sorted(sql.effects()) == ["1", "2"]
+    assert (report.handled, report.retried, report.duplicates) == (2, 1, 1)
+    assert report.deferred_sent == 2
+    assert DeadLetter not in map(type, queue.verdicts)

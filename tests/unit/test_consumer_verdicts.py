@@ -1,0 +1,380 @@
+"""Consumer: what becomes of a delivery, whatever its handler and its ledger do."""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.unit.conftest import Deliver, Outage, Queue, eventually
+
+from oncely.consumer import Consumer
+from oncely.core.control import Reject, Retry, Unrecoverable
+from oncely.core.errors import (
+    BusyError,
+    ConfigError,
+    DuplicateError,
+    FencedError,
+    MessageError,
+    MismatchError,
+    OncelyError,
+    StoreError,
+)
+from oncely.core.message import Message
+from oncely.core.policy import Policy, at_most_once
+from oncely.core.record import Key, Record, State
+from oncely.ledger import Ledger
+from oncely.middleware.base import CallNext
+from oncely.testing import ManualClock, granted
+from oncely.transports.base import Ack, DeadLetter, Delay
+
+KEY = Key("billing", "1")
+AGAIN = Delay(1.0)
+"""What could not be handled through no fault of its own."""
+BACKOFF = Delay(30.0)
+"""What has failed for the first time, as a policy has it by default."""
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """A handler that raises."""
+
+    def handle(message: Message) -> None:
+        raise error
+
+    return handle
+
+
+def never(message: Message) -> None:
+    """A handler that is not to run."""
+    raise AssertionError("the handler ran")
+
+
+def nothing(message: Message) -> None:
+    """A handler with nothing to do."""
+
+
+def found(ledger: Ledger) -> Record:
+    """The record of the message."""
+    record = ledger.find(KEY)
+    assert record is not None
+    return record
+
+
+# ---- Handled, or not granted -------------------------------------------------------------------
+
+
+def test_handled_is_acknowledged(deliver: Deliver, ledger: Ledger) -> None:
+    """What is handled is acknowledged, as its duplicates are, for which nothing runs."""
+    assert deliver(nothing) == Ack()
+    assert found(ledger).state is State.COMPLETED
+    assert deliver(never) == Ack()
+
+
+def test_busy_comes_again_soon(deliver: Deliver, ledger: Ledger) -> None:
+    """What another worker has comes again; it is not this message's failure."""
+    granted(ledger.claim(KEY))
+    assert deliver(never) == AGAIN
+    assert found(ledger).attempts == 1
+
+
+def test_busy_is_discarded(deliver: Deliver, ledger: Ledger) -> None:
+    """Where the policy says so, what another worker has is acknowledged."""
+    granted(ledger.claim(KEY))
+    assert deliver(never, policy=Policy(on_busy="discard")) == Ack()
+
+
+def test_other_content_is_set_aside(deliver: Deliver) -> None:
+    """The same id with another body goes to the dead letters, with that reason; or is one."""
+    deliver(nothing)
+    other = Message("1", b"other")
+    verdict = deliver(never, other)
+    assert isinstance(verdict, DeadLetter)
+    assert "MismatchError" in verdict.reason
+    assert deliver(never, other, Policy(on_mismatch="ignore")) == Ack()
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Message(""), "empty id"),
+        (Message("x" * 256), "too long id"),
+        (Message("1", "text"), "body is not bytes"),  # type: ignore[arg-type]
+        (Message("1", headers={"a": 1}), "a header is not text"),  # type: ignore[dict-item]
+    ],
+)
+def test_unusable_is_set_aside(deliver: Deliver, message: Message, reason: str) -> None:
+    """What no handler can be given is set aside, with the reason."""
+    assert deliver(never, message) == DeadLetter(f"MessageError: {reason}")
+
+
+def test_without_an_id(deliver: Deliver, ledger: Ledger) -> None:
+    """By its content, where the policy says so, a message without an id is handled once."""
+    policy = Policy(on_missing_id="fingerprint")
+    assert deliver(nothing, Message("", b"a"), policy) == Ack()
+    assert deliver(never, Message("", b"a"), policy) == Ack()
+    assert deliver(raising(ValueError("another")), Message("", b"b"), policy) == BACKOFF
+
+
+# ---- In doubt, too old -------------------------------------------------------------------------
+
+
+def in_doubt(ledger: Ledger, clock: ManualClock) -> None:
+    """Leave the message in doubt."""
+    granted(ledger.claim(KEY, "60s"))
+    clock.advance(61)
+
+
+def test_in_doubt_runs_again(deliver: Deliver, ledger: Ledger, clock: ManualClock) -> None:
+    """What is in doubt runs again by default; a message that kills its worker, until its tries
+    are spent.
+    """
+    in_doubt(ledger, clock)
+    assert deliver(nothing) == Ack()
+    assert found(ledger).attempts == 2
+
+
+def test_in_doubt_is_set_aside(deliver: Deliver, ledger: Ledger, clock: ManualClock) -> None:
+    """What is in doubt, and held, is for people to look at."""
+    in_doubt(ledger, clock)
+    verdict = deliver(never, policy=Policy(on_in_doubt="hold"))
+    assert isinstance(verdict, DeadLetter)
+    assert "InDoubtError" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("finding", "runs"), [("happened", 0), ("not_happened", 1), ("unknown", 0)]
+)
+def test_probe(
+    deliver: Deliver, ledger: Ledger, clock: ManualClock, finding: str, runs: int
+) -> None:
+    """A probe is asked with the message what happened; the finding decides."""
+    in_doubt(ledger, clock)
+    asked, handled = [], []
+
+    def probe(message: Message) -> Any:
+        asked.append(message.body)
+        return finding
+
+    verdict = deliver(handled.append, policy=Policy(on_in_doubt=probe))
+    assert (asked, len(handled)) == ([b"{}"], runs)
+    assert isinstance(verdict, DeadLetter) is (finding == "unknown")
+
+
+def test_too_old(deliver: Deliver, ledger: Ledger, clock: ManualClock) -> None:
+    """What may have been forgotten is set aside; what is still known is a duplicate."""
+    old = Message("1", b"{}", time=datetime.fromtimestamp(clock(), UTC) - timedelta(days=31))
+    verdict = deliver(never, old)
+    assert isinstance(verdict, DeadLetter)
+    assert "TooOldError" in verdict.reason
+    ledger.complete(granted(ledger.claim(KEY)))
+    assert deliver(never, old) == Ack()
+    assert deliver(nothing, Message("2", time=old.time), Policy(on_too_old="run")) == Ack()
+
+
+# ---- Failures ----------------------------------------------------------------------------------
+
+OUR_OWN: list[OncelyError] = [
+    BusyError("another"),
+    MismatchError("another"),
+    DuplicateError("another"),
+    MessageError("another"),
+    FencedError("another"),
+    StoreError("another"),
+    ConfigError("another"),
+]
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), *OUR_OWN], ids=lambda e: type(e).__name__)
+def test_failures_are_the_handlers_own(deliver: Deliver, ledger: Ledger, error: Exception) -> None:
+    """Whatever a handler raises is a failure of its message, with its backoff and its tries.
+
+    So are the errors of another call that it made, which say nothing about this message.
+    """
+    policy = Policy(tries=2)
+    assert deliver(raising(error), policy=policy) == BACKOFF
+    assert (found(ledger).state, found(ledger).attempts) == (State.FAILED, 1)
+    verdict = deliver(raising(error), policy=policy)
+    assert isinstance(verdict, DeadLetter)
+    assert type(error).__name__ in verdict.reason
+    assert found(ledger).exhausted
+
+
+def test_exhausted_is_set_aside(deliver: Deliver) -> None:
+    """What has failed for good, and comes once more, is set aside again."""
+    policy = Policy(tries=1)
+    deliver(raising(ValueError("no")), policy=policy)
+    verdict = deliver(never, policy=policy)
+    assert isinstance(verdict, DeadLetter)
+    assert "ExhaustedError" in verdict.reason
+
+
+def test_failed_is_skipped(deliver: Deliver) -> None:
+    """Where an effect must never repeat, what failed comes once more, and is acknowledged."""
+    assert deliver(raising(ValueError("no")), policy=at_most_once()) == BACKOFF
+    assert deliver(never, policy=at_most_once()) == Ack()
+
+
+@pytest.mark.parametrize("error", [Unrecoverable("no"), Reject("no")])
+@pytest.mark.parametrize("message", [Message("1"), Message("")], ids=["tracked", "untracked"])
+def test_final_is_set_aside(deliver: Deliver, message: Message, error: Exception) -> None:
+    """An error that says that no try can help sets the message aside at once."""
+    policy = Policy(on_missing_id="untracked")
+    assert isinstance(deliver(raising(error), message, policy), DeadLetter)
+
+
+def test_retry_says_when(deliver: Deliver) -> None:
+    """A handler may say when its message comes again; without a time it is the policy's."""
+    assert deliver(raising(Retry(delay="7s"))) == Delay(7.0)
+    assert deliver(raising(Retry())) == Delay(120.0)
+
+
+def test_unfinished_work_has_failed(deliver: Deliver, ledger: Ledger) -> None:
+    """An async handler that is hidden, and awaited by nobody, is not taken for one that has run."""
+
+    async def handle(message: Message) -> None:
+        pytest.fail("it ran")
+
+    assert deliver(lambda message: handle(message)) == BACKOFF
+    assert "whose work is not done" in str(found(ledger).error)
+
+
+def test_result_that_is_no_json(deliver: Deliver) -> None:
+    """A result that cannot be kept is a failure of the message."""
+    policy = Policy(results="keep", tries=2)
+    assert deliver(lambda _: object(), policy=policy) == BACKOFF
+    assert isinstance(deliver(lambda _: object(), policy=policy), DeadLetter)
+
+
+def test_untracked_failures_are_counted_by_the_broker(deliver: Deliver) -> None:
+    """What the ledger does not know is set aside when it has come too often."""
+    policy = Policy(on_missing_id="untracked", tries=3)
+    verdicts = [
+        deliver(raising(ValueError("no")), Message(""), policy, count) for count in (1, 2, 3)
+    ]
+    assert verdicts == [BACKOFF, Delay(120.0), DeadLetter("ValueError: no")]
+
+
+# ---- The store is away -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(on_in_doubt=lambda _: "not_happened")])
+def test_store_away_before(
+    queue: Queue, ledger: Ledger, outage: Outage, policy: Policy, clock: ManualClock
+) -> None:
+    """While the store is away nothing runs, nothing is settled and no try is spent; when it is
+    back, it goes on.
+    """
+    in_doubt(ledger, clock)
+    queue.put("1", "2")
+    outage.begin()
+    consumer = Consumer(queue, "in").idempotent(ledger, "billing", policy=policy)
+    threading.Timer(0.3, outage.end).start()
+    report = consumer.consume(nothing, drain=True)
+    assert (report.handled, queue.verdicts) == (2, [Ack(), Ack()])
+    assert found(ledger).attempts == 2
+
+
+def test_store_away_and_stopped(queue: Queue, ledger: Ledger, outage: Outage) -> None:
+    """A consumer that waits for its store can be stopped, and gives back what it holds."""
+    queue.put("1", "2")
+    outage.begin()
+    consumer = Consumer(queue, "in").idempotent(ledger, "billing")
+    threading.Timer(0.3, consumer.stop).start()
+    report = consumer.consume(never)
+    assert report.handled == 0
+    assert len(queue.receive("in", 10, 0)) == 2
+
+
+def test_store_away_and_it_runs(deliver: Deliver, outage: Outage) -> None:
+    """Where the policy says so, messages run while the store is away. One that would send waits
+    for the store; nothing is lost.
+    """
+    outage.begin()
+    policy = Policy(on_outage="run", tries=1)
+    assert deliver(nothing, policy=policy) == Ack()
+    assert deliver(lambda message: message.send("post", b""), policy=policy) == AGAIN
+
+
+def test_store_away_after(deliver: Deliver, outage: Outage, clock: ManualClock) -> None:
+    """What has run is not acknowledged before the ledger knows that: else a duplicate would run."""
+
+    def handle(_: Message) -> None:
+        outage.begin()
+
+    policy = Policy(on_in_doubt="hold", lease="500ms")
+    assert deliver(handle, policy=policy) == AGAIN
+    outage.end()
+    assert deliver(never, policy=policy) == AGAIN
+    clock.advance(1)
+    assert isinstance(deliver(never, policy=policy), DeadLetter)
+
+
+def test_store_back_after(deliver: Deliver, ledger: Ledger, outage: Outage) -> None:
+    """The end of a handler is stored as soon as the store is back, while its lease lasts."""
+
+    def handle(_: Message) -> None:
+        outage.begin()
+        threading.Timer(0.3, outage.end).start()
+
+    assert deliver(handle) == Ack()
+    assert found(ledger).state is State.COMPLETED
+
+
+def test_recording_fails(deliver: Deliver, outage: Outage) -> None:
+    """A failure that cannot be recorded comes again when the store may be back."""
+
+    def handle(_: Message) -> None:
+        outage.begin()
+        raise ValueError("no")
+
+    assert deliver(handle, policy=Policy(lease="500ms")) == AGAIN
+
+
+# ---- Another worker ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")])
+def test_taken_over_comes_again(
+    deliver: Deliver, rival: Ledger, clock: ManualClock, error: Exception | None
+) -> None:
+    """What another worker took over while it ran comes again, to be seen as theirs."""
+
+    def handle(_: Message) -> None:
+        clock.advance(301)
+        rival.complete(granted(rival.claim(KEY)))
+        if error:
+            raise error
+
+    assert deliver(handle) == AGAIN
+    assert deliver(never) == Ack()
+
+
+def test_not_begun_when_the_lease_may_be_over(queue: Queue, ledger: Ledger, outage: Outage) -> None:
+    """What was claimed, and waits in a process that stands still, is not begun afterwards: another
+    worker may have it by then.
+    """
+    queue.put("1", "2")
+    handled: list[str] = []
+
+    def watch(message: Message, call_next: CallNext) -> None:
+        try:
+            call_next(message)
+        except FencedError:
+            outage.end()
+            raise
+
+    def handle(message: Message) -> None:
+        handled.append(message.id)
+        eventually(lambda: ledger.find(Key("billing", "2")) is not None)
+        outage.begin()  # No claim can be extended from now on.
+        time.sleep(0.3)
+
+    consumer = Consumer(queue, "in").middleware(watch)
+    consumer.idempotent(ledger, "billing", policy=Policy(lease="200ms"))
+    consumer.consume(
+        handle, on_progress=lambda _: consumer.stop() if len(queue.verdicts) == 2 else None
+    )
+    assert handled == ["1"]
+    assert sorted(queue.verdicts, key=repr) == [Ack(), AGAIN]
+    assert ledger.find(Key("billing", "2")) is None

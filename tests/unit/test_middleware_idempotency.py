@@ -1,0 +1,183 @@
+"""Idempotent middleware: what stands behind it runs once, in chains without a consumer."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import oncely
+from oncely.core.errors import BusyError, ConfigError, MessageError, MismatchError
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger
+from oncely.middleware import CallNext, Idempotent
+from oncely.middleware.base import chained, chained_async
+
+MESSAGE = Message("abc-123", b"{}")
+KEY = Key("billing", "abc-123")
+TIMEOUT_S = 30.0
+
+Run = Callable[..., Any]
+Handler = Callable[[Message], Any]
+
+
+def run_sync(middleware: Idempotent, handler: Handler, message: Message = MESSAGE) -> Any:
+    """What a delivery comes to."""
+    return chained([middleware], handler)(message)
+
+
+def run_async(middleware: Idempotent, handler: Handler, message: Message = MESSAGE) -> Any:
+    """The same with the handler made async."""
+
+    async def handle(message: Message) -> Any:
+        await asyncio.sleep(0)
+        return handler(message)
+
+    async def main() -> Any:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await chained_async([middleware], handle)(message)
+
+    return asyncio.run(main())
+
+
+def run_mixed(middleware: Idempotent, handler: Handler, message: Message = MESSAGE) -> Any:
+    """The same with other async middleware, and a handler that runs in a thread."""
+
+    async def pass_on(message: Message, call_next: CallNext) -> Any:
+        return await call_next(message)
+
+    async def main() -> Any:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await chained_async([pass_on, middleware], handler)(message)
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(params=[run_sync, run_async, run_mixed], ids=["sync", "async", "mixed"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """All ways."""
+    way: Run = request.param
+    return way
+
+
+@pytest.fixture
+def ran() -> list[str]:
+    """The ids of the messages whose handler ran."""
+    return []
+
+
+@pytest.fixture
+def handler(ran: list[str]) -> Handler:
+    """A handler whose results tell them apart."""
+
+    def handle(message: Message) -> str:
+        ran.append(message.id)
+        return f"receipt {len(ran)}"
+
+    return handle
+
+
+def test_runs_once(run: Run, ledger: Ledger, handler: Handler, ran: list[str]) -> None:
+    """The first delivery runs the handler and is completed; a duplicate runs nothing behind."""
+    idempotent = Idempotent(ledger, "billing")
+    assert run(idempotent, handler) == "receipt 1"
+    assert run(idempotent, handler) is None
+    assert ran == ["abc-123"]
+    record = ledger.find(KEY)
+    assert record is not None
+    assert record.state is State.COMPLETED
+
+
+def test_kept_result(run: Run, ledger: Ledger, handler: Handler) -> None:
+    """Where results are kept, a duplicate has the first one's."""
+    idempotent = Idempotent(ledger, "billing", policy=Policy(results="keep"))
+    assert [run(idempotent, handler) for _ in range(3)] == ["receipt 1"] * 3
+
+
+def test_consumers_are_apart(run: Run, ledger: Ledger, handler: Handler, ran: list[str]) -> None:
+    """The same message goes to each consumer once."""
+    for name in ("billing", "mailing", "billing"):
+        run(Idempotent(ledger, name), handler)
+    assert len(ran) == 2
+
+
+def test_failure_is_recorded(run: Run, ledger: Ledger, handler: Handler) -> None:
+    """An error is recorded and raised as it was; the next delivery tries again."""
+    error = ValueError("no funds")
+
+    def fail(message: Message) -> None:
+        raise error
+
+    idempotent = Idempotent(ledger, "billing")
+    with pytest.raises(ValueError, match="no funds") as raised:
+        run(idempotent, fail)
+    assert raised.value is error
+    record = ledger.find(KEY)
+    assert record is not None
+    assert (record.state, record.error) == (State.FAILED, "ValueError: no funds")
+    assert run(idempotent, handler) == "receipt 1"
+
+
+def test_stopping_is_no_failure(run: Run, ledger: Ledger, handler: Handler) -> None:
+    """A handler that was stopped has its claim given back."""
+
+    def stop(message: Message) -> None:
+        raise asyncio.CancelledError
+
+    idempotent = Idempotent(ledger, "billing")
+    with pytest.raises(asyncio.CancelledError):
+        run(idempotent, stop)
+    assert ledger.find(KEY) is None
+
+
+def test_refusals(run: Run, ledger: Ledger, handler: Handler, ran: list[str]) -> None:
+    """What the ledger does not grant is raised, and does not run."""
+    ledger.claim(KEY)
+    idempotent = Idempotent(ledger, "billing")
+    with pytest.raises(BusyError):
+        run(idempotent, handler)
+    with pytest.raises(MessageError, match="id"):
+        run(idempotent, handler, Message(""))
+    assert ran == []
+
+
+def test_other_content(run: Run, ledger: Ledger, handler: Handler) -> None:
+    """Another body under an id already seen is refused."""
+    idempotent = Idempotent(ledger, "billing")
+    run(idempotent, handler)
+    with pytest.raises(MismatchError):
+        run(idempotent, handler, Message("abc-123", b"{1}"))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"region": "abc-123"}, lambda message: {"region": message.id}],
+    ids=["mapping", "function"],
+)
+def test_metadata(run: Run, ledger: Ledger, handler: Handler, metadata: Any) -> None:
+    """Metadata, or what a function of the message gives, is kept with the record."""
+    run(Idempotent(ledger, "billing", metadata=metadata), handler)
+    record = ledger.find(KEY)
+    assert record is not None
+    assert record.metadata == {"region": "abc-123"}
+
+
+def test_steps_inside(run: Run, ledger: Ledger) -> None:
+    """The handler can ask under which claim it runs, in a thread and in a task."""
+
+    def handler(message: Message) -> str:
+        return oncely.current().claim.key.consumer
+
+    assert run(Idempotent(ledger, "billing"), handler) == "billing"
+
+
+def test_what_cannot_be_meant(ledger: Ledger) -> None:
+    """No ledger, no name, no policy: each is told when it is made."""
+    with pytest.raises(ConfigError, match="no Ledger"):
+        Idempotent("memory://", "billing")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="consumer"):
+        Idempotent(ledger, "")
+    with pytest.raises(ConfigError, match="write at_most_once"):
+        Idempotent(ledger, "billing", policy=oncely.at_most_once)  # type: ignore[arg-type]
