@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test servers check model chaos campaign bench-ledger bench-transaction bench-pipeline clean
+.PHONY: help setup run test servers check model chaos campaign bench-ledger bench-transaction bench-consumer bench-pipeline clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench-ledger: .venv/.ready servers ## every store beside the hand-written flow a
 
 bench-transaction: .venv/.ready servers ## the ledger in work transactions beside the same ones without it
 	@PYTHONPATH=. $(BIN)/python benchmarks/transaction.py
+
+bench-consumer: .venv/.ready servers ## a consumer on RabbitMQ and PostgreSQL beside loops of the driver alone
+	@PYTHONPATH=. $(BIN)/python benchmarks/consumer.py
 
 bench-pipeline: .venv/.ready ## the sink beside bare loops, Parquet and dropDuplicates
 	@$(BIN)/python benchmarks/pipeline.py

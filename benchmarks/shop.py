@@ -24,7 +24,7 @@ _BY_HAND = {
     "mysql": "INSERT IGNORE INTO by_hand VALUES (%s, %s)",
 }
 _ORDER = "INSERT INTO orders (content) VALUES (%s)"
-ORDER = text("INSERT INTO orders (content) VALUES (:content)")
+_INSERT = text("INSERT INTO orders (content) VALUES (:content)")
 
 
 class Shop:
@@ -71,7 +71,7 @@ class Shop:
 
         def process(message_id: str) -> None:
             with self.plain.begin() as connection:
-                connection.execute(ORDER, {"content": message_id})
+                connection.execute(_INSERT, {"content": message_id})
 
         return process
 
@@ -85,7 +85,7 @@ class Shop:
             ):
                 outcome = inbox.claim(Key(CONSUMER, message_id))
                 if isinstance(outcome, Granted):
-                    connection.execute(ORDER, {"content": message_id})
+                    connection.execute(_INSERT, {"content": message_id})
                     inbox.complete(outcome.claim)
 
         return process
@@ -95,7 +95,7 @@ class Shop:
 
         @oncely.once(self.ledger, consumer=CONSUMER, key=str, transaction=self.engine)
         def process(message_id: str, connection: Connection) -> None:
-            connection.execute(ORDER, {"content": message_id})
+            connection.execute(_INSERT, {"content": message_id})
 
         return process
 
@@ -136,7 +136,7 @@ class Shop:
 
         def process(ids: Sequence[str]) -> None:
             with self.plain.begin() as connection:
-                connection.execute(ORDER, [{"content": message_id} for message_id in ids])
+                connection.execute(_INSERT, [{"content": message_id} for message_id in ids])
 
         return process
 
@@ -151,7 +151,7 @@ class Shop:
                 outcomes = inbox.claim_many([Key(CONSUMER, message_id) for message_id in ids])
                 claims = [o.claim for o in outcomes if isinstance(o, Granted)]
                 rows = [{"content": claim.key.message_id} for claim in claims]
-                connection.execute(ORDER, rows)
+                connection.execute(_INSERT, rows)
                 inbox.complete_many(claims)
 
         return process

@@ -1,4 +1,4 @@
-"""PostgreSQL, MariaDB, Redis and RabbitMQ of a test's own, from the machine's packages, on loopback."""
+"""Servers of a test's own, from the machine's packages, on loopback."""
 
 import os
 import random
@@ -409,6 +409,15 @@ class Rabbitmq(Server):
         if not said.startswith("{ok, "):
             raise ServerError(f"{expression} fails:\n{said}")
         return said.removeprefix("{ok, ").removesuffix("}")
+
+    def start(self) -> None:
+        super().start()
+        # A quorum queue alone on its node, made just before that was killed, may find no leader
+        # when it is back, nor look for one, until somebody tells it to.
+        self.evaluate(
+            "[ra:trigger_election({Name, node()}) "
+            "|| {Name, _} <- ra_directory:list_registered(quorum_queues)]"
+        )
 
     def add_vhost(self, name: str) -> None:
         """Make an empty vhost that the user of `url` may use."""

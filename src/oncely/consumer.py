@@ -87,6 +87,8 @@ class Consumer:
         if len(types) == 1 and callable(types[0]):
             self._handlers.add(types[0])
             return types[0]
+        for each in types:
+            check_pattern(each)
 
         def registered(function: F) -> F:
             self._handlers.add(function, types)

@@ -135,7 +135,8 @@ class Campaign:
                 # At any moment while these are handled.
                 effects = self._effects() + self._random.randint(0, len(set(share) - seen))
                 seen.update(share)
-                published = producer.submit(_publish, transport, share)
+                queues = self._random.sample(MODES, len(MODES))
+                published = producer.submit(_publish, transport, queues, share)
                 self._wait_until(partial(self._has_effects, effects), published)
                 _tell(f"{number + 1} of {len(self._strikes)}, at {effects} effects: {what}")
                 strike()
@@ -171,14 +172,14 @@ def _kill(server: Server) -> None:
     server.start()
 
 
-def _publish(transport: Transport, ids: Sequence[str]) -> None:
+def _publish(transport: Transport, queues: Sequence[str], ids: Sequence[str]) -> None:
     """Until the broker has all: what it is asked for again it may have twice."""
     messages = [Message(message_id, message_id.encode()) for message_id in ids]
     deadline = time.monotonic() + DEADLINE_S
-    for mode in MODES:
+    for queue in queues:
         while True:
             try:
-                transport.publish(mode, messages)
+                transport.publish(queue, messages)
                 break
             except TransportError:
                 if time.monotonic() > deadline:

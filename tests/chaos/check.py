@@ -76,6 +76,8 @@ def faults(mode: str, published: Iterable[str], left: Left) -> list[str]:
         ]
         if mode == TRANSACTIONAL and message_id not in left.sent:
             wrong.append("lost: what its handler sends")
+        if mode != HELD and is_dead:
+            wrong.append("given up: no handler has failed")
         about = f"(effects under the fences {fences}, {standing}, set aside: {is_dead})"
         found += [f"{mode} {message_id}: {fault} {about}" for fault in wrong]
     return found
@@ -131,8 +133,13 @@ def rows_of(ledger_url: str) -> list[tuple[str, int]]:
 
 def lines_of(mode: str, folder: Path) -> list[tuple[str, int]]:
     """The effects that are lines: message and fence."""
-    lines = [line for log in folder.glob(f"{mode}-*.log") for line in log.read_text().splitlines()]
-    return [(message_id, int(fence)) for message_id, fence, _ in map(str.split, lines)]
+    effects = []
+    for log in folder.glob(f"{mode}-*.log"):
+        # What follows the last end of a line is being written.
+        whole, _, _ = log.read_text().rpartition("\n")
+        for message_id, fence, _ in map(str.split, whole.splitlines()):
+            effects.append((message_id, int(fence)))
+    return effects
 
 
 def _in_queue(url: str, queue: str) -> list[str]:

@@ -25,6 +25,7 @@ RIGHT: Mapping[str, tuple[Sequence[str], Case]] = {
 WRONG: Mapping[str, tuple[Sequence[str], str, Case]] = {
     "never seen": (MODES, "lost", ([], None, False)),
     "no effect": (MODES, "lost", ([], COMPLETED, False)),
+    "done, set aside": ([TRANSACTIONAL, REPEATED], "given up", ([1], COMPLETED, True)),
     "no effect, set aside": (MODES, "lost", ([], COMPLETED, True)),
     "not ended": ([TRANSACTIONAL, REPEATED], "lost", ([1], IN_DOUBT, False)),
     "given up": ([TRANSACTIONAL, REPEATED], "lost", ([], Standing("failed", 5), True)),

@@ -27,7 +27,7 @@ class Bus:
         """Until the queue is drained."""
         queue = self._means.queue
         while not queue.is_drained("in"):
-            for delivery in queue.receive("in", 1, 0.0):
+            for delivery in queue.receive("in", 1, 1.0):
                 verdict = self._process(delivery.message)
                 reached("before_acknowledge")
                 queue.settle([(delivery, verdict)])

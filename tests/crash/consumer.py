@@ -2,16 +2,28 @@
 
 import os
 from typing import Any
+from unittest.mock import patch
 
 from tests.crash.effects import append, append_once, bodies, insert, line_of
 from tests.crash.means import BY_STEPS, JOINED, Means
 
+import oncely
 from oncely.core.context import current
 from oncely.core.message import Message
 from oncely.crashpoints import reached
-from oncely.handling.around import Handling
 from oncely.outbox import Relay
-from oncely.runtime.delivering import Delivering
+from oncely.runtime import consuming
+from oncely.sending import Report
+
+
+class _Elsewhere:
+    """In the place of a consumer's own relay: another process sends."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def send_waiting(self, _: object) -> Report:
+        return Report()
 
 
 class Consumer:
@@ -22,7 +34,13 @@ class Consumer:
 
     def consume(self) -> None:
         """Until the queue is drained; a relay elsewhere sends what is deferred."""
-        self._drain(None)
+        with patch.object(consuming, "Relay", _Elsewhere):
+            self._drain()
+
+    def consume_together(self) -> None:
+        """The same, all but the first in one window; the consumer sends by itself."""
+        self._drain(window=100)
+        self.relay()
 
     def relay(self) -> None:
         """Send what waits."""
@@ -31,20 +49,22 @@ class Consumer:
 
     def consume_and_relay(self) -> None:
         """Both in one process."""
-        self._drain(Relay(self._means.ledger, self._means.queue))
+        self._drain()
         # What was stored by one that died before it could send it.
         self.relay()
 
-    def _drain(self, relay: Relay | None) -> None:
+    def _drain(self, window: int = 1) -> None:
         means = self._means
-        Delivering(
-            transport=means.queue,
-            queue="in",
-            handling=Handling.under(means.ledger, means.mode, means.policy),
-            handler=self._handle,
-            begins=means.engine if means.mode == JOINED else None,
-            relay=relay,
-        ).drain()
+        consumer = oncely.Consumer(means.queue, "in").window(window)
+        consumer.idempotent(means.ledger, means.mode, policy=means.policy)
+        if means.mode == JOINED:
+            consumer.transactional(means.engine)
+            consumer.consume(self._handle_joined, drain=True)
+        else:
+            consumer.consume(self._handle, drain=True)
+
+    def _handle_joined(self, message: Message, connection: Any) -> None:
+        self._handle(message, connection)
 
     def _handle(self, message: Message, connection: Any = None) -> None:
         # By steps, one run goes on with what another has begun.

@@ -40,13 +40,17 @@ class Clock:
 
 
 class Queue(SqliteTransport):
-    """A queue at which nobody waits: where nothing is ready, it is later already."""
+    """A queue at which nobody waits: where nothing is ready, it is later already. Who only looks,
+    because something is being handled, is told that there is nothing.
+    """
 
     def __init__(self, file: Path, clock: Clock) -> None:
         super().__init__(file, Limits(VISIBILITY_S), clock)
         self._now = clock
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> list[Delivery]:
+        if not wait_s:
+            return []
         taken = list(super().receive(queue, max_messages, 0.0))
         if not taken:
             self._now.ahead_s += LATER_S

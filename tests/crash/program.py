@@ -27,6 +27,7 @@ from oncely.testing import killed_at
 
 WORK: Mapping[str, Callable[[Means], None]] = {
     "consume": lambda means: Consumer(means).consume(),
+    "together": lambda means: Consumer(means).consume_together(),
     "relay": lambda means: Consumer(means).relay(),
     "both": lambda means: Consumer(means).consume_and_relay(),
     "bus": lambda means: Bus(means).drain(),

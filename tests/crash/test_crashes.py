@@ -45,13 +45,14 @@ PROGRAMS: Mapping[str, Cast] = {
     "consumer": Cast([], "consume", ["relay", "both"]),
     "relay": Cast(["consume"], "relay", ["both"]),
     "bus": Cast([], "bus", ["bus"]),
+    "window": Cast([], "together", ["both"]),
 }
 WAYS = [
     (kind, mode)
     for kind in PROGRAMS
     for mode in POLICIES
-    # The idempotence service has no steps.
-    if (kind, mode) != ("bus", BY_STEPS)
+    # The idempotence service has no steps; windows have a test of their own.
+    if kind != "window" and (kind, mode) != ("bus", BY_STEPS)
 ]
 WALKS = [
     (store, kind, mode)
@@ -245,6 +246,27 @@ def test_killed_before_each_write(rounds: Rounds, kind: str, mode: str) -> None:
     while rounds.run(kind, mode, writes.POINT, writes_seen + 1, messages=1):
         writes_seen += 1
     assert writes_seen > 5
+
+
+IN_WINDOWS = [
+    ("at_least_once", ("after_claim", "before_completed", "after_completed", "before_acknowledge")),
+    ("at_most_once", ("after_claim", "in_handler", "before_completed")),
+    (JOINED, ("in_handler", "after_completed", "before_commit", "after_commit", "between_sends")),
+]
+
+
+@pytest.mark.parametrize(
+    ("ledger_url", "mode", "point"),
+    [("sqlite", mode, point) for mode, points in IN_WINDOWS for point in points],
+    indirect=["ledger_url"],
+)
+def test_killed_in_a_window(rounds: Rounds, mode: str, point: str) -> None:
+    """The same holds for messages that are claimed, completed and committed together."""
+    nth = 1
+    # The first message comes alone, which shows how many may come together.
+    while rounds.run("window", mode, point, nth, messages=4):
+        nth += 1
+    assert nth > 2
 
 
 def test_poison(rounds: Rounds) -> None:

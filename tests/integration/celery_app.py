@@ -43,7 +43,7 @@ def application(url: str, folder: Path | str) -> Celery:
     twice: Any = once_task(ledger, policy=Policy(tries=2))
     silent: Any = once_task(ledger, keep_result=False)
 
-    @app.task(name="charge", base=once, max_retries=0)
+    @app.task(name="charge", base=once)
     def charge(name: str) -> dict[str, int]:
         return {"receipt": effects.add(name)}
 

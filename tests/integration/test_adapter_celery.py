@@ -11,6 +11,7 @@ from celery.result import AsyncResult
 from tests.integration.adapting import Effects, found, process, wait_until
 from tests.integration.celery_app import FOLDER, URL, application, client, ledger_in
 
+from oncely.adapters.celery import once_task
 from oncely.core.errors import ExhaustedError
 from oncely.core.record import Key, State
 from oncely.crashpoints import ENVIRONMENT
@@ -30,6 +31,10 @@ class Shop(NamedTuple):
     def send(self, task: str, message_id: str, *args: Any, **options: Any) -> AsyncResult:
         """Send a task under an id."""
         return self.app.send_task(task, [message_id, *args], task_id=message_id, **options)
+
+    def kept(self, message_id: str) -> Any:
+        """The result that is stored, whatever it was before."""
+        return self.app.backend.get_task_meta(message_id, cache=False)["result"]
 
     def answer(self, task: str, message_id: str, *args: Any) -> Any:
         """The result of a task that is sent; its error is raised."""
@@ -68,16 +73,17 @@ def test_tasks(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
 
 
 def _duplicates(shop: Shop) -> None:
-    """A duplicate has the result of the first; without results kept, it leaves that alone."""
+    """A duplicate has the result of the first; without results kept, it leaves the state alone."""
     assert shop.answer("charge", "a") == {"receipt": 1}
-    assert shop.answer("note", "b") == 1
+    # As where a worker dies before Celery has stored what the task came to.
+    shop.ledger.complete(granted(shop.ledger.claim(Key("note", "b"))))
+    shop.send("charge", "a")
     note = shop.send("note", "b")
-    key = Key("note", "b")
-    wait_until(lambda: (r := shop.ledger.find(key)) and r.duplicates == 1)
-    # The next task comes after all that Celery does with a duplicate.
-    assert shop.answer("charge", "a") == {"receipt": 1}
-    assert note.get(timeout=_DEADLINE_S) == 1
-    assert (shop.effects.count("a"), shop.effects.count("b")) == (1, 1)
+    # One process comes to this one last, and has done with the others then.
+    assert shop.answer("charge", "last") == {"receipt": 1}
+    assert (shop.kept("a"), note.state) == ({"receipt": 1}, "PENDING")
+    assert (shop.effects.count("a"), shop.effects.count("b")) == (1, 0)
+    assert found(shop.ledger, "note", "b").duplicates == 1
 
 
 def _failures(shop: Shop) -> None:
@@ -98,12 +104,13 @@ def _failures(shop: Shop) -> None:
 
 def _busy(shop: Shop) -> None:
     """While another has the task it comes again, and that is none of Celery's retries."""
-    claim = granted(shop.ledger.claim(Key("charge", "f"), "60s"))
-    result = shop.send("charge", "f")
+    claim = granted(shop.ledger.claim(Key("struggle", "f"), "60s"))
+    result = shop.send("struggle", "f", 3)
     wait_until(lambda: result.state == "RETRY")
     assert shop.effects.count("f") == 0
     shop.ledger.release(claim)
-    assert result.get(timeout=_DEADLINE_S) == {"receipt": 1}
+    # It fails three times, and Celery retries three times.
+    assert result.get(timeout=_DEADLINE_S) == 4
 
 
 def _replaced(shop: Shop) -> None:
@@ -134,3 +141,17 @@ def test_called_by_other_code(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> 
     charge = application(rabbitmq_url, tmp_path).tasks["charge"]
     assert [charge("a"), charge("a")] == [{"receipt": 1}, {"receipt": 2}]
     assert not list(shop.ledger.scan())
+
+
+def test_called_by_itself(shop: Shop) -> None:
+    """A task that calls itself as a function runs each time, under the one claim."""
+    runs = []
+
+    def count_down(number: int) -> int:
+        runs.append(number)
+        return count_down_task(number - 1) + 1 if number else 0
+
+    options = {"name": "count_down", "base": once_task(shop.ledger), "shared": False}
+    count_down_task = shop.app.task(**options)(count_down)
+    results = [count_down_task.apply([2], task_id="a").get() for _ in range(2)]
+    assert (results, runs) == ([2, 2], [2, 1, 0])

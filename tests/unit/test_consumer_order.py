@@ -64,6 +64,7 @@ def test_copies_that_fail(queue: Queue, ledger: Ledger) -> None:
 
     report = consumer_of(queue, ledger).window(1000).tries(4).consume(handle, drain=True)
     assert (len(runs), report.handled, report.retried) == (4, 1, 3)
+    assert Delay(1.0) not in queue.verdicts
 
 
 def test_copies_of_what_no_handler_takes(queue: Queue, ledger: Ledger) -> None:

@@ -16,8 +16,9 @@ from oncely.core.policy import Policy, at_least_once, at_most_once
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.middleware import RateLimited
+from oncely.middleware.base import CallNext
 from oncely.runtime.report import Report
-from oncely.transports.base import Ack, Delay
+from oncely.transports.base import Ack, Delay, Requeue
 
 
 @pytest.fixture
@@ -54,6 +55,30 @@ def test_stopped_by_a_handler(queue: Queue, ledger: Ledger) -> None:
     assert 4 <= report.handled < 10
     assert ledger.counts() == {("billing", State.COMPLETED): report.handled}
     assert len(waiting(queue)) == 10 - report.handled
+
+
+def test_claimed_and_not_begun(queue: Queue, ledger: Ledger) -> None:
+    """What is claimed when the consumer stops, and has not begun, does not begin any more."""
+    queue.put("1", "2")
+    stopped = threading.Event()
+
+    def told(message: Message, call_next: CallNext) -> None:
+        call_next(message)
+
+    told.stop = stopped.set  # type: ignore[attr-defined]  # As a middleware that waits has it.
+    consumer = consumer_of(queue, ledger).middleware(told)
+    handled = []
+
+    def handle(message: Message) -> None:
+        handled.append(message.id)
+        eventually(lambda: ledger.find(Key("billing", "2")) is not None)
+        consumer.stop()
+        assert stopped.wait(20)
+
+    consumer.consume(handle)
+    assert handled == ["1"]
+    assert queue.verdicts == [Ack(), Requeue()]
+    assert ledger.find(Key("billing", "2")) is None
 
 
 def test_stopped_before(queue: Queue, ledger: Ledger) -> None:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, NullPool, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 from tests.unit.conftest import Queue, Sql
@@ -23,6 +23,8 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.crashpoints import arm, disarm
+from oncely.handling.held_message import deferred_message
+from oncely.runtime import consuming
 from oncely.testing import granted
 from oncely.transports.base import Ack, DeadLetter, Delay
 
@@ -136,8 +138,6 @@ def test_sent_by_the_next(queue: Queue, sql: Sql) -> None:
     """What a consumer left unsent, its duplicate's consumer sends."""
     with sql.engine.begin() as connection, sql.ledger.transaction(connection) as inbox:
         claim = granted(inbox.claim(Key("billing", "1")))
-        from oncely.handling.held_message import deferred_message
-
         inbox.handled(claim, deferred=[deferred_message(claim.key, 0, "post", b"{}")])
     queue.put("1")
     report = consumer_of(queue, sql).consume(write, drain=True)
@@ -242,8 +242,6 @@ def test_the_database_is_away(queue: Queue, sql: Sql) -> None:
             return sql.engine.begin()
 
     consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").tries(1)
-    from oncely.runtime import consuming
-
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(consuming, "AGAIN_S", 0.01)
         report = consumer.transactional(Away()).consume(write, drain=True)
@@ -264,7 +262,8 @@ def test_session(queue: Queue, sql: Sql) -> None:
 @pytest.mark.parametrize("made", [lambda engine: engine, async_sessionmaker])
 def test_async(queue: Queue, sql: Sql, made: Callable[[AsyncEngine], Any]) -> None:
     """Async handlers have an async engine or session, each message its own transaction."""
-    engine = create_async_engine(str(sql.engine.url).replace("sqlite:", "sqlite+aiosqlite:"))
+    url = str(sql.engine.url).replace("sqlite:", "sqlite+aiosqlite:")
+    engine = create_async_engine(url, poolclass=NullPool)
     queue.put("1", "2", "1")
     failures = ["2"]
 

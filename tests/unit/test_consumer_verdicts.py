@@ -150,7 +150,8 @@ def test_probe(
 ) -> None:
     """A probe is asked with the message what happened; the finding decides."""
     in_doubt(ledger, clock)
-    asked, handled = [], []
+    asked: list[bytes] = []
+    handled: list[Message] = []
 
     def probe(message: Message) -> Any:
         asked.append(message.body)

@@ -11,7 +11,7 @@ import oncely
 
 HEAVY = (
     *("sqlalchemy", "alembic", "psycopg", "pymysql", "redis", "prometheus_client"),
-    *("pyspark", "pydantic", "rich", "pyarrow", "cloudevents"),
+    *("pyspark", "pydantic", "rich", "pyarrow", "cloudevents", "pika"),
 )
 
 TIMED = """

@@ -89,7 +89,7 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
     def _again(self, delay_s: float, error: Exception) -> Retry | Reject:
         """As `retry`, which would count it."""
         request = self.request
-        signature = self.signature_from_request(request, countdown=delay_s, retries=request.retries + 1)
+        signature = self.signature_from_request(request, countdown=delay_s, retries=request.retries)
         try:
             signature.apply_async()
         except Exception as unsent:  # noqa: BLE001 - a broker's client may raise anything.

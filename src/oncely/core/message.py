@@ -120,7 +120,7 @@ def idempotency_key(key: Key, step: str | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The thing sent. `claim` is set while a handler has it, and says under which right."""
+    """The thing sent. `claim`, where it is set, says under which right a handler has it."""
 
     id: str
     body: bytes = b""

@@ -198,9 +198,10 @@ class Claims:
                     (done if turn.has_run else left).append(turn)
                 else:
                     (failed if isinstance(turn.error, Exception) else left).append(turn)
-        reached("before_completed")
-        self._end_well(done)
-        reached("after_completed")
+        if done:
+            reached("before_completed")
+            self._end_well(done)
+            reached("after_completed")
         self._end_badly(failed)
         self.give_back(left)
 

@@ -17,6 +17,7 @@ from oncely.core.errors import (
     MessageError,
     StoreError,
     TransportError,
+    describe,
 )
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -91,6 +92,10 @@ class Consuming:
         self._pace = _Pace(settings)
         self._lanes = Lanes(is_ordered=settings.is_ordered)
         self._in_flight: set[Turn] = set()
+        self._ready: list[Turn] = []
+        """What stood behind others, and can run now."""
+        self._answered: list[Turn] = []
+        """Of what nothing runs: it ends with what has run."""
         self._has_received = False
         self._rest_s = _SHORTEST_REST_S
         handling = settings.parts.handling
@@ -123,11 +128,10 @@ class Consuming:
 
     def _go_on(self) -> bool:
         """Whether anything has happened."""
-        ended = self._place.collect(0.0)
-        self._end(ended)
+        ended = self._end(self._place.collect(0.0))
         deliveries = self._receive()
         self._begin(deliveries)
-        if ended or deliveries:
+        if ended or deliveries or self._ready or self._answered:
             self._rest_s = _SHORTEST_REST_S
             return True
         if self._in_flight:
@@ -148,7 +152,7 @@ class Consuming:
             if not self._has_received or isinstance(error, BrokerRefused):
                 raise
             # It was there, and will be again.
-            _log.warning("broker_is_away", exc_info=True)
+            _log.warning("broker_is_away", extra={"error": describe(error)})
             self._stop.wait(_AWAY_S)
             return []
         self._has_received = True
@@ -159,8 +163,8 @@ class Consuming:
             return False
         try:
             return self._transport.is_drained(self._settings.queue)
-        except TransportError:
-            _log.warning("broker_is_away", exc_info=True)
+        except TransportError as error:
+            _log.warning("broker_is_away", extra={"error": describe(error)})
             return False
 
     def _wait_for_the_rest(self) -> None:
@@ -173,7 +177,8 @@ class Consuming:
         left_s = self._settings.grace_s
         until = time.monotonic() + left_s
         while self._in_flight and left_s > 0:
-            self._end(self._place.collect(min(left_s, _IDLE_S)))
+            self._begin([])
+            self._end(self._place.collect(0.0 if self._answered else min(left_s, _IDLE_S)))
             left_s = until - time.monotonic()
         self._end(self._place.collect(0.0))
 
@@ -189,7 +194,8 @@ class Consuming:
         turns = [self._turn(delivery) for delivery in deliveries]
         self.report.received += len(turns)
         self._in_flight.update(turns)
-        self._end(self._start(self._lanes.enter(turns)))
+        ready, self._ready = [*self._ready, *self._lanes.enter(turns)], []
+        self._answered += self._start(ready)
 
     def _turn(self, delivery: Delivery) -> Turn:
         handler = self._settings.parts.handlers.of(delivery.message.type)
@@ -227,11 +233,15 @@ class Consuming:
 
     # ---- Ending --------------------------------------------------------------------------------
 
-    def _end(self, turns: Sequence[Turn]) -> None:
-        """Settle these, and let those run that stood behind them."""
-        while turns:
-            self._conclude(turns)
-            turns = self._start(self._lanes.leave(turns))
+    def _end(self, turns: Sequence[Turn]) -> bool:
+        """Settle these and what else has ended, and make ready what stood behind them; whether
+        there was anything.
+        """
+        ended, self._answered = [*self._answered, *turns], []
+        if ended:
+            self._conclude(ended)
+            self._ready += self._lanes.leave(ended)
+        return bool(ended)
 
     def _conclude(self, turns: Sequence[Turn]) -> None:
         self._pace.learn(turns)

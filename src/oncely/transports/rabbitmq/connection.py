@@ -74,7 +74,8 @@ class Line:
     Raises TransportError when it cannot be opened; BrokerRefused where to try again is no use.
     """
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, answer_s: float = ANSWER_S) -> None:
+        self._answer_s = answer_s
         self._lock = threading.Lock()
         self._error: TransportError | None = None
         self._asked: set[Future[Any]] = set()
@@ -84,14 +85,14 @@ class Line:
         self._parameters = parameters
         self._thread = threading.Thread(target=self._serve, name="oncely-rabbitmq", daemon=True)
         self._thread.start()
-        self._answer(self._opened, ANSWER_S)
+        self._answer(self._opened)
 
     @property
     def is_open(self) -> bool:
         """Whether it is not lost, as far as anybody knows."""
         return self._error is None
 
-    def ask(self, start: Callable[["Future[T]"], object], timeout_s: float = ANSWER_S) -> T:
+    def ask(self, start: Callable[["Future[T]"], object]) -> T:
         """Run `start` on the thread, and wait for the result that it, or what it starts, sets.
 
         Raises TransportError when none comes in time, and the line is lost then.
@@ -102,7 +103,7 @@ class Line:
                 raise self._error
             self._asked.add(future)
             self._ioloop.add_callback_threadsafe(lambda: _begin(start, future))
-        return self._answer(future, timeout_s)
+        return self._answer(future)
 
     def open_channel(self, reply: Reply) -> Any:
         """On the thread: open a channel."""
@@ -157,11 +158,11 @@ class Line:
         with suppress(exceptions.ConnectionWrongStateError):
             self._connection.close()
 
-    def _answer(self, future: "Future[T]", timeout_s: float) -> T:
+    def _answer(self, future: "Future[T]") -> T:
         try:
-            return future.result(timeout_s)
+            return future.result(self._answer_s)
         except TimeoutError:
-            error = TransportError(f"RabbitMQ has not answered within {timeout_s:g} s")
+            error = TransportError(f"RabbitMQ has not answered within {self._answer_s:g} s")
             self._end(error)
             raise error from None
         finally:
@@ -188,7 +189,7 @@ class Channel:
         """Whether nothing more comes of it."""
         return self.error is not None or not self.line.is_open
 
-    def ask(self, start: Callable[[Reply], object], timeout_s: float = ANSWER_S) -> Any:
+    def ask(self, start: Callable[[Reply], object]) -> Any:
         """Run `start` on the thread; return what it, or pika later, hands to the reply.
 
         Raises ChannelLost when the broker closes the channel instead.
@@ -201,7 +202,7 @@ class Channel:
             future.add_done_callback(self._asked.discard)
             start(lambda answer: _succeed(future, answer))
 
-        return self.line.ask(begin, timeout_s)
+        return self.line.ask(begin)
 
     def close(self) -> None:
         """Give back what is not settled on it."""
@@ -227,8 +228,9 @@ class Channel:
 class Reach:
     """The way to the broker: a line, and another one when that is lost, with pauses that grow."""
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, answer_s: float = ANSWER_S) -> None:
         self._parameters = parameters
+        self._answer_s = answer_s
         self._lock = threading.Lock()
         self._line: Line | None = None
         self._failures = 0
@@ -244,7 +246,7 @@ class Reach:
                     return self._line
                 self._pause(until)
                 try:
-                    self._line = Line(self._parameters)
+                    self._line = Line(self._parameters, self._answer_s)
                     self._failures = 0
                 except TransportError as error:
                     self._failed(error)
@@ -281,11 +283,16 @@ def error_of(reason: BaseException) -> TransportError:
             return reason
         case exceptions.ChannelClosed():
             return ChannelLost(reason.reply_code, reason.reply_text)
-        case exceptions.ProbableAuthenticationError() | exceptions.AuthenticationError():
+        case exceptions.ProbableAuthenticationError() if _is_brokers_word(reason):
             return BrokerRefused("RabbitMQ: wrong user or password in the URL")
-        case exceptions.ConnectionClosedByBroker() if reason.reply_code in (403, 530):
-            return BrokerRefused(f"RabbitMQ: {reason.reply_text}; mend the URL")
+        case exceptions.ProbableAccessDeniedError() if _is_brokers_word(reason):
+            return BrokerRefused(f"RabbitMQ: no access to the vhost in the URL: {reason!s:.200}")
     return TransportError(f"RabbitMQ: {describe(_innermost(reason), 300)}")
+
+
+def _is_brokers_word(error: BaseException) -> bool:
+    """Whether the broker has said so. Pika only guesses where a connection broke."""
+    return exceptions.ConnectionClosedByBroker.__name__ in f"{error!r}"
 
 
 def _innermost(error: BaseException) -> BaseException:

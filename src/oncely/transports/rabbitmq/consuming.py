@@ -16,6 +16,12 @@ from oncely.transports.base import Ack, Delivery, Requeue, Verdict
 from oncely.transports.rabbitmq.connection import Channel, Line, Reply
 from oncely.transports.rabbitmq.messages import Content, count_of, message_of
 
+_QUIET_S = 5.0
+"""After so long without a message, a consumer that holds none is replaced. Where a quorum queue is
+deleted and made again at once, the broker hands its consumers over to the new one without a word
+to them, and what that delivers may never arrive.
+"""
+
 
 class Tag(NamedTuple):
     """By which a delivery is known again."""
@@ -45,6 +51,7 @@ class Intake(Channel):
         self._consumer = 0
         self._consumers_share = 0
         self._is_consuming = False
+        self._quiet_since = time.monotonic()
         self._receivers = 0
         self._receivers_lock = threading.Lock()
         super().__init__(line)
@@ -57,10 +64,10 @@ class Intake(Channel):
             if left_s <= 0 or self.is_over:
                 break
             with self._receiving():
-                self._ask_for_more()
+                self._see_to_it_that_something_can_come()
                 self._something_new.clear()
                 if not self._arrivals and not self.is_over:
-                    self._something_new.wait(left_s)
+                    self._something_new.wait(min(left_s, _QUIET_S))
         return taken
 
     def settle(self, verdicts: Sequence[tuple[int, Verdict]]) -> tuple[int, set[int]]:
@@ -111,7 +118,10 @@ class Intake(Channel):
         self._consumers_share = 0
         self._is_consuming = True
         self.raw.basic_consume(
-            self._queue, self._on_message, consumer_tag=str(self._consumer), callback=reply
+            self._queue,
+            self._on_message,
+            consumer_tag=str(self._consumer),
+            callback=reply,
         )
 
     @contextmanager
@@ -125,12 +135,14 @@ class Intake(Channel):
             with self._receivers_lock:
                 self._receivers -= 1
 
-    def _ask_for_more(self) -> None:
-        """Where nothing can come, because receivers hold all that one consumer may have, or
-        because it was stopped, go on with another.
+    def _see_to_it_that_something_can_come(self) -> None:
+        """Go on with another consumer where this one has been stopped, where receivers hold all
+        that one may have, and where it has been quiet for long.
         """
         if self._has_enough or not self._is_consuming:
             self.ask(self._renew)
+        elif time.monotonic() > self._quiet_since + _QUIET_S:
+            self.ask(self._retire)
 
     @property
     def _has_enough(self) -> bool:
@@ -145,6 +157,17 @@ class Intake(Channel):
         else:
             reply(None)
 
+    def _retire(self, reply: Reply) -> None:
+        self._quiet_since = time.monotonic()
+        if not self._unsettled:
+            self._give_up(TransportError(f"RabbitMQ: nothing came out of queue {self._queue!r}"))
+        reply(None)
+
+    def _give_up(self, error: TransportError) -> None:
+        self.error = error
+        self.lost()
+        self.raw.close()
+
     def _stop(self, reply: Reply) -> None:
         self._is_consuming = False
         self.raw.basic_cancel(str(self._consumer), callback=reply)
@@ -155,15 +178,14 @@ class Intake(Channel):
         number = deliver.delivery_tag or 0
         self._unsettled[number] = self._consumer
         self._consumers_share += 1
+        self._quiet_since = time.monotonic()
         self._arrivals.append((number, deliver.redelivered, Content(properties, body)))
         # Whoever waits clears it, and looks once more before waiting.
         if not self._something_new.is_set():
             self._something_new.set()
 
     def _on_cancel(self, _: object) -> None:
-        self.error = TransportError(f"RabbitMQ: queue {self._queue!r} was deleted")
-        self.lost()
-        self.raw.close()
+        self._give_up(TransportError(f"RabbitMQ: queue {self._queue!r} was deleted"))
 
     def _taken(self, limit: int) -> list[Delivery]:
         taken: list[Delivery] = []

@@ -11,11 +11,11 @@ from oncely.transports.rabbitmq.messages import Content
 
 NOT_STORED = "the broker has not stored it"
 _WINDOW = 1_000
-"""How many messages may be unconfirmed."""
+"""So many messages are sent before the first is confirmed."""
 
 
-class _Batch:
-    """Messages for one queue that are published together."""
+class _Window:
+    """Messages for one queue that are on their way together."""
 
     def __init__(
         self, queue: str, contents: Sequence[Content], done: "Future[Mapping[int, str]]"
@@ -23,7 +23,6 @@ class _Batch:
         self.queue = queue
         self.contents = contents
         self.done = done
-        self.next = 0
         self.unconfirmed = len(contents)
         self.refused: dict[int, str] = {}
 
@@ -37,68 +36,63 @@ class Publisher(Channel):
 
     def __init__(self, line: Line) -> None:
         self._numbers = 0
-        self._unconfirmed: dict[int, tuple[_Batch, int]] = {}
-        self._waiting: list[_Batch] = []
+        self._unconfirmed: dict[int, tuple[_Window, int]] = {}
         super().__init__(line)
         self.ask(self._confirm)
 
-    def publish(
-        self, queue: str, contents: Sequence[Content], timeout_s: float
-    ) -> Mapping[int, str]:
+    def publish(self, queue: str, contents: Sequence[Content]) -> Mapping[int, str]:
         """Put messages into a queue; which of them the broker has refused, by place, and why.
 
-        Raises TransportError when it has not said so of all in time.
+        Raises TransportError when it has not said so of all; for each so many it has the line's
+        time.
         """
+        refused = {}
+        for first in range(0, len(contents), _WINDOW):
+            by_place = self._publish(queue, contents[first : first + _WINDOW])
+            refused.update({first + place: reason for place, reason in by_place.items()})
+        return refused
 
+    def _publish(self, queue: str, contents: Sequence[Content]) -> Mapping[int, str]:
         def begin(done: "Future[Mapping[int, str]]") -> None:
             if self.error is not None:
                 raise self.error
-            self._waiting.append(_Batch(queue, contents, done))
             self._asked.add(done)
             done.add_done_callback(self._asked.discard)
-            self._go_on()
+            self._send(_Window(queue, contents, done))
 
-        return self.line.ask(begin, timeout_s)
+        return self.line.ask(begin)
 
     def _confirm(self, reply: Any) -> None:
         self.raw.add_on_return_callback(self._on_return)
         self.raw.confirm_delivery(self._on_confirm, callback=reply)
 
-    def _go_on(self) -> None:
-        """Send as much as there is room for."""
-        while self._waiting and len(self._unconfirmed) < _WINDOW:
-            batch = self._waiting[0]
-            self._send(batch, batch.next)
-            batch.next += 1
-            if batch.next == len(batch.contents):
-                del self._waiting[0]
-
-    def _send(self, batch: _Batch, place: int) -> None:
-        self._numbers += 1
-        self._unconfirmed[self._numbers] = batch, place
-        content = batch.contents[place]
-        self.raw.basic_publish("", batch.queue, content.body, content.properties, mandatory=True)
+    def _send(self, window: _Window) -> None:
+        for place, content in enumerate(window.contents):
+            self._numbers += 1
+            self._unconfirmed[self._numbers] = window, place
+            self.raw.basic_publish(
+                "", window.queue, content.body, content.properties, mandatory=True
+            )
 
     def _on_return(
         self, _: object, returned: spec.Basic.Return, properties: BasicProperties, body: bytes
     ) -> None:
         # It does not say which; one that is equal to it in all that counts is as good.
-        for batch, place in self._unconfirmed.values():
-            is_open = batch.queue == returned.routing_key and place not in batch.refused
-            if is_open and batch.is_returned(place, properties, body):
-                batch.refused[place] = f"no queue takes it: {returned.reply_text}"
+        for window, place in self._unconfirmed.values():
+            is_open = window.queue == returned.routing_key and place not in window.refused
+            if is_open and window.is_returned(place, properties, body):
+                window.refused[place] = f"no queue takes it: {returned.reply_text}"
                 return
 
     def _on_confirm(self, told: Any) -> None:
         is_stored = isinstance(told.method, spec.Basic.Ack)
         for number in self._confirmed(told.method.delivery_tag, multiple=told.method.multiple):
-            batch, place = self._unconfirmed.pop(number)
+            window, place = self._unconfirmed.pop(number)
             if not is_stored:
-                batch.refused[place] = NOT_STORED
-            batch.unconfirmed -= 1
-            if not batch.unconfirmed and not batch.done.done():
-                batch.done.set_result(batch.refused)
-        self._go_on()
+                window.refused[place] = NOT_STORED
+            window.unconfirmed -= 1
+            if not window.unconfirmed and not window.done.done():
+                window.done.set_result(window.refused)
 
     def _confirmed(self, last: int, *, multiple: bool) -> list[int]:
         if not multiple:

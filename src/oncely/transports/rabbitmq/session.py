@@ -14,11 +14,13 @@ from oncely.transports.rabbitmq.topology import Queue, declare
 class Session:
     """The connections of one process, until they are closed."""
 
-    def __init__(self, parameters: Parameters, prefetch: int, *, counts: bool) -> None:
+    def __init__(
+        self, parameters: Parameters, prefetch: int, confirm_s: float, *, counts: bool
+    ) -> None:
         self.pid = os.getpid()
         self.consuming = Reach(parameters)
         """Whatever happens to publishers, this one goes on."""
-        self._publishing = Reach(parameters)
+        self._publishing = Reach(parameters, confirm_s)
         self._prefetch = prefetch
         self._counts = counts
         self.closed = threading.Event()

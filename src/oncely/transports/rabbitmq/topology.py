@@ -13,6 +13,10 @@ _NOT_FOUND = 404
 _PRECONDITION_FAILED = 406
 # What comes again too often would else be dropped, from RabbitMQ 4 on after twenty times.
 _NO_LIMIT = 2**31 - 1
+# Only so a quorum queue lets go of what is in it when the other queue has taken it.
+_STRICTLY = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+_LONGEST_MS = 2**32 - 1
+"""What RabbitMQ can tell of."""
 _SPARE_MS = 3_600_000
 """For how long a delay queue lives on when nothing is delayed any more."""
 
@@ -41,8 +45,6 @@ class Topology(NamedTuple):
     def delay(self, name: str, delay_s: float) -> Queue:
         """Where messages wait for so long, and then go back to `name`."""
         delay_ms = _rounded_up(delay_s)
-        # Only so a quorum queue lets go of what is in it when the other has taken it.
-        strictly = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
         return Queue(
             f"{name}.delay.{delay_ms}",
             {
@@ -50,10 +52,16 @@ class Topology(NamedTuple):
                 "x-dead-letter-exchange": "",
                 "x-dead-letter-routing-key": name,
                 "x-message-ttl": delay_ms,
-                "x-expires": 2 * delay_ms + _SPARE_MS,
-                **(strictly if self.queue_type == "quorum" else {}),
+                **(_STRICTLY if self.queue_type == "quorum" else _expiring(delay_ms)),
             },
         )
+
+
+def _expiring(delay_ms: int) -> dict[str, Any]:
+    """Have a queue removed when it was not used for longer than any message stays in it. Only in
+    classic queues does it count as use that something is about to be published.
+    """
+    return {"x-expires": min(_LONGEST_MS, 2 * delay_ms + _SPARE_MS)}
 
 
 def declare(line: Line, queue: Queue) -> int:

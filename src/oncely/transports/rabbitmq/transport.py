@@ -165,6 +165,7 @@ class RabbitmqTransport:
         return Session(
             self._parameters,
             self._settings.prefetch,
+            self._settings.confirm_timeout_s,
             counts=self.features.counts_deliveries,
         )
 
@@ -217,15 +218,14 @@ class RabbitmqTransport:
         """Declare a queue and publish to it; which the broker does not take, by place, and why."""
         publisher = self._own().publisher()
         declare(publisher.line, queue)
-        timeout_s = self._settings.confirm_timeout_s
-        refused = publisher.publish(queue.name, contents, timeout_s)
+        refused = publisher.publish(queue.name, contents)
         for pause_s in _PAUSES_S:
             # A quorum queue takes nothing for a moment while it starts, or has no leader.
             again_ = [place for place, reason in refused.items() if reason == NOT_STORED]
             if not again_:
                 break
             time.sleep(pause_s)
-            still = publisher.publish(queue.name, [contents[n] for n in again_], timeout_s)
+            still = publisher.publish(queue.name, [contents[n] for n in again_])
             refused = {n: refused[n] for n in refused if n not in again_}
             refused |= {again_[n]: reason for n, reason in still.items()}
         return refused

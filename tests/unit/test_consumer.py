@@ -1,0 +1,392 @@
+"""Consumer: the fluent API, the decorator style, what handlers can do, and users' mistakes."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from tests.unit.conftest import Queue, Sql
+
+from oncely import open_ledger, open_transport
+from oncely.consumer import Consumer
+from oncely.core.errors import ConfigError
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger
+from oncely.middleware.base import CallNext
+from oncely.runtime.handlers import Handlers
+from oncely.testing import ManualClock, granted
+
+# ---- A flow ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queue_url", ["memory://{}", "sqlite:///{}/queue.db"])
+@pytest.mark.parametrize("ledger_url", ["memory://", "sqlite:///{}/ledger.db"])
+def test_each_message_once(tmp_path: Path, queue_url: str, ledger_url: str) -> None:
+    """On every embedded queue and ledger: each message is handled once, however often it comes,
+    and nothing is left.
+    """
+    url = queue_url.format(tmp_path)
+    ids = [str(number) for number in range(100)]
+    with (
+        closing(open_transport(url)) as transport,
+        closing(open_ledger(ledger_url.format(tmp_path))) as ledger,
+    ):
+        ledger.migrate()
+        transport.publish("in", [Message(each) for each in ids + ids[:20]])
+        handled: list[str] = []
+        consumer = Consumer(url, "in").idempotent(ledger, "billing")
+        report = consumer.consume(lambda message: handled.append(message.id), drain=True)
+        assert handled == ids
+        assert (report.received, report.handled, report.duplicates) == (120, 100, 20)
+        assert (report.failed, report.retried, report.dead_lettered) == (0, 0, 0)
+        assert transport.is_drained("in")
+        assert ledger.counts() == {("billing", State.COMPLETED): 100}
+
+
+def test_without_a_ledger(queue: Queue) -> None:
+    """Without a ledger each delivery is handled, and the broker counts its tries."""
+    queue.put("1", "1", "2")
+    runs: list[str] = []
+
+    def handle(message: Message) -> None:
+        runs.append(message.id)
+        if message.id == "2":
+            raise ValueError("no")
+
+    report = Consumer(queue, "in").tries(3).backoff(0.01).consume(handle, drain=True)
+    assert sorted(runs) == ["1", "1", "2", "2", "2"]
+    assert (report.handled, report.retried, report.failed) == (2, 2, 1)
+    assert queue.put_aside() == {"2": "ValueError: no"}
+
+
+def test_progress(queue: Queue, ledger: Ledger) -> None:
+    """Whoever asks is told how far it is."""
+    queue.put("1", "2")
+    seen: list[int] = []
+    Consumer(queue, "in").idempotent(ledger, "billing").consume(
+        lambda _: None, drain=True, on_progress=lambda report: seen.append(report.handled)
+    )
+    assert seen[-1] == 2
+
+
+# ---- Handlers by type --------------------------------------------------------------------------
+
+
+def test_handlers_by_type(queue: Queue, ledger: Ledger) -> None:
+    """Each type has its handler; a decorated function stays what it was."""
+    consumer = Consumer(queue, "in").idempotent(ledger, "billing")
+    taken: list[tuple[str, str]] = []
+
+    @consumer.handler("sms.send", "sms.*.again")
+    def sms(message: Message) -> None:
+        taken.append(("sms", message.id))
+
+    @consumer.handler("mail.#")
+    async def mail(message: Message) -> None:
+        taken.append(("mail", message.id))
+
+    @consumer.handler
+    def rest(message: Message) -> None:
+        taken.append(("rest", message.id))
+
+    for number, type_ in enumerate(["sms.send", "sms.x.again", "mail", "mail.a.b", "", "sms"]):
+        queue.put(str(number), type=type_)
+    consumer.consume(drain=True)
+    by = [who for who, _ in sorted(taken, key=lambda pair: pair[1])]
+    assert by == ["sms", "sms", "mail", "mail", "rest", "rest"]
+    assert sms.__name__ == "sms"
+
+
+def test_what_nobody_takes(queue: Queue, ledger: Ledger) -> None:
+    """A message of a type that nobody takes is set aside with that reason; nothing vanishes."""
+    queue.put("1", type="sms.send")
+    queue.put("2", type="fax")
+    consumer = Consumer(queue, "in").events("sms.*", "mail").idempotent(ledger, "billing")
+    report = consumer.consume(lambda _: None, drain=True)
+    assert (report.handled, report.dead_lettered, report.failed) == (1, 1, 0)
+    assert "nothing here takes messages of the type 'fax'" in queue.put_aside()["2"]
+    assert ledger.find(Key("billing", "2")) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "takes", "leaves"),
+    [
+        ("a.b", ["a.b"], ["a", "a.b.c", "axb", "a.bc", ""]),
+        ("a.*", ["a.b", "a.c"], ["a", "a.b.c", "b.a"]),
+        ("*.b", ["a.b"], ["b", "a.a.b"]),
+        ("a.#", ["a", "a.b", "a.b.c"], ["ab", "b.a"]),
+        ("#.a", ["a", "b.a", "c.b.a"], ["a.b", "ba"]),
+        ("a.#.b", ["a.b", "a.c.b", "a.c.d.b"], ["a", "b", "a.c"]),
+        ("#", ["", "a", "a.b"], []),
+        ("#.*", ["a", "a.b"], [""]),
+    ],
+)
+def test_patterns(pattern: str, takes: list[str], leaves: list[str]) -> None:
+    """A pattern takes what a topic exchange would bring by it."""
+    handlers = Handlers()
+    handlers.add(print, [pattern])
+    assert [each for each in takes + leaves if handlers.of(each)] == takes
+
+
+def test_async_and_not(queue: Queue, ledger: Ledger) -> None:
+    """Async handlers run on a loop of their own, the others beside them in threads."""
+    consumer = Consumer(queue, "in").idempotent(ledger, "billing").concurrency(2)
+    both = threading.Event()
+    names: list[str] = []
+
+    @consumer.handler("a")
+    async def on_loop(message: Message) -> None:
+        names.append(threading.current_thread().name)
+        while not both.is_set():  # noqa: ASYNC110 - it is set in another thread.
+            await asyncio.sleep(0.001)
+
+    @consumer.handler("b")
+    def in_thread(message: Message) -> None:
+        names.append(threading.current_thread().name)
+        both.set()
+        assert message.step("one", lambda: 1) == 1
+
+    queue.put("1", type="a")
+    queue.put("2", type="b")
+    assert consumer.consume(drain=True).handled == 2
+    assert len(set(names)) == 2
+    assert threading.current_thread().name not in names
+
+
+# ---- Idempotence, retries, what is told --------------------------------------------------------
+
+
+def test_metadata(queue: Queue, ledger: Ledger) -> None:
+    """Metadata is kept with the record: the same for all, or what a function tells."""
+    queue.put("1")
+    Consumer(queue, "in").idempotent(ledger, "a", {"environment": "test"}).consume(
+        lambda _: None, drain=True
+    )
+    queue.put("1", source="shop")
+    Consumer(queue, "in").idempotent(ledger, "b", lambda message: {"of": message.source}).consume(
+        lambda _: None, drain=True
+    )
+    records = [ledger.find(Key(consumer, "1")) for consumer in "ab"]
+    assert [record and record.metadata for record in records] == [
+        {"environment": "test"},
+        {"of": "shop"},
+    ]
+
+
+def test_metadata_that_cannot_be_told(queue: Queue, ledger: Ledger) -> None:
+    """What has no metadata, or such as cannot be kept, is set aside alone, with the reason."""
+    queue.put("1")
+    queue.put("2", source="shop")
+    queue.put("3", source="object")
+    found = {"shop": "metadata", "object": object()}
+    consumer = Consumer(queue, "in").concurrency(3)
+    consumer.idempotent(ledger, "billing", lambda message: {"of": found[message.source]})
+    report = consumer.consume(lambda _: None, drain=True)
+    assert (report.handled, report.dead_lettered) == (1, 2)
+    reasons = queue.put_aside()
+    assert "KeyError" in reasons["1"]
+    assert "MessageError" in reasons["3"]
+
+
+def test_tries_and_listeners(queue: Queue, ledger: Ledger) -> None:
+    """`catch` is told of each failure that is tried again, `failed` once of the last; what they
+    raise changes nothing.
+    """
+    queue.put("1")
+    told: list[tuple[str, str]] = []
+
+    def tell(what: str) -> Callable[[Exception, Message], None]:
+        def listener(error: Exception, message: Message) -> None:
+            told.append((what, f"{message.id}: {error}"))
+            raise KeyError("of the listener's own")
+
+        return listener
+
+    def handle(_: Message) -> None:
+        raise ValueError("no")
+
+    consumer = Consumer(queue, "in").tries(3).backoff([0.01, 0.02])
+    consumer.idempotent(ledger, "billing", policy=Policy(tries=9))
+    consumer.catch(tell("catch")).failed(tell("failed"))
+    report = consumer.consume(handle, drain=True)
+    assert told == [("catch", "1: no"), ("catch", "1: no"), ("failed", "1: no")]
+    assert (report.received, report.retried, report.failed, report.dead_lettered) == (3, 2, 1, 1)
+    # A copy that comes later is set aside, too, and nobody is told again.
+    queue.put("1")
+    assert consumer.consume(handle, drain=True).dead_lettered == 1
+    assert len(told) == 3
+
+
+def test_poison_is_told_once(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:
+    """Of a message that has killed its workers `failed` is told when it is given up."""
+    for _ in range(2):
+        granted(ledger.claim(Key("billing", "1"), "10s"))
+        clock.advance(11)
+    queue.put("1", "1")
+    told: list[Exception] = []
+    consumer = Consumer(queue, "in").idempotent(ledger, "billing").tries(2)
+    report = consumer.failed(lambda error, _: told.append(error)).consume(print, drain=True)
+    assert report.dead_lettered == 2
+    assert ["gave up after 2 attempts" in str(error) for error in told] == [True]
+
+
+def test_middleware_in_order(queue: Queue, ledger: Ledger) -> None:
+    """Middleware runs in the order registered, outermost first. A duplicate runs what stands
+    before `idempotent`, which sees the kept result, and nothing after it.
+    """
+    queue.put("1", "1")
+    seen: list[Any] = []
+
+    def around(name: str) -> Callable[[Message, CallNext], Any]:
+        def middleware(message: Message, call_next: CallNext) -> Any:
+            seen.append(name)
+            result = call_next(message)
+            seen.append((name, result))
+            return result
+
+        return middleware
+
+    consumer = Consumer(queue, "in").middleware(around("a"), around("b"))
+    consumer.idempotent(ledger, "billing", policy=Policy(results="keep")).middleware(around("c"))
+    report = consumer.consume(lambda _: 7, drain=True)
+    assert report.duplicates == 1
+    assert seen == ["a", "b", "c", ("c", 7), ("b", 7), ("a", 7), "a", "b", ("b", 7), ("a", 7)]
+
+
+def test_middleware_that_fails(queue: Queue, ledger: Ledger) -> None:
+    """What a middleware raises before the handler is a failure; after it, the end is known."""
+    queue.put("1", "2")
+
+    def before_or_after(message: Message, call_next: CallNext) -> None:
+        if message.id == "1":
+            raise ValueError("before")
+        call_next(message)
+        raise ValueError("after")
+
+    consumer = Consumer(queue, "in").middleware(before_or_after).tries(1)
+    report = consumer.idempotent(ledger, "billing").consume(lambda _: None, drain=True)
+    assert (report.handled, report.failed) == (1, 1)
+    assert queue.put_aside() == {"1": "ValueError: before"}
+
+
+def test_middleware_that_does_not_go_on(queue: Queue, ledger: Ledger) -> None:
+    """A middleware that leaves a message out lets it be acknowledged, and leaves no record."""
+    queue.put("1")
+    consumer = Consumer(queue, "in").middleware(lambda message, call_next: None)
+    report = consumer.idempotent(ledger, "billing").consume(print, drain=True)
+    assert (report.received, report.handled, report.duplicates) == (1, 0, 0)
+    assert ledger.find(Key("billing", "1")) is None
+
+
+# ---- What handlers can do ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_sends_and_steps(queue: Queue, sql: Sql, is_async: bool) -> None:
+    """What a handler sends leaves when it has succeeded, once; a finished step is not repeated."""
+    queue.put("1", "2")
+    debits: list[str] = []
+    failures = ["1"]
+
+    def handle(message: Message) -> None:
+        message.step("debit", debits.append, message.id)
+        message.send("post", message.id)
+        if message.id in failures:
+            failures.remove(message.id)
+            raise ValueError("not yet")
+
+    async def debit(message_id: str) -> None:
+        debits.append(message_id)
+
+    async def handle_async(message: Message) -> None:
+        await message.step("debit", debit, message.id)
+        handle(message)
+
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").backoff(0.01)
+    report = consumer.consume(handle_async if is_async else handle, drain=True)
+    sent = sorted(delivery.message.body for delivery in queue.receive("post", 10, 0))
+    assert sent == [b"1", b"2"]
+    assert (report.deferred_sent, report.retried, sorted(debits)) == (2, 1, ["1", "2"])
+    assert sql.ledger.counts() == {("billing", State.COMPLETED): 2}
+
+
+# ---- Mistakes ----------------------------------------------------------------------------------
+
+
+async def awaited(error: Exception, message: Message) -> None:
+    """A listener that nobody would await."""
+
+
+def of_one(one: Any) -> None:
+    """A function of one argument."""
+
+
+async def of_two(one: Any, two: Any) -> None:
+    """An async function of two arguments."""
+
+
+ENGINE = create_engine("sqlite://")
+
+MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
+    (lambda c, _: Consumer("memory://a", ""), "queue:"),
+    (lambda c, _: c.events(""), "events:"),
+    (lambda c, _: c.events("a..b"), "events:"),
+    (lambda c, _: c.handler(3), "events:"),
+    (lambda c, _: [c.handler(of_one), c.handler(of_one)], "takes all messages already"),
+    (lambda c, _: [c.handler("a")(of_one), c.handler("a")(of_one)], "has a handler already"),
+    (lambda c, _: c.idempotent("sqlite:///a.db", "billing"), "open_ledger"),
+    (lambda c, ledger: c.idempotent(ledger, ""), "consumer"),
+    (lambda c, ledger: c.idempotent(ledger, "a").idempotent(ledger, "a"), "said already"),
+    (lambda c, ledger: c.idempotent(ledger, "a", 3), "metadata:"),
+    (lambda c, ledger: c.idempotent(ledger, "a", awaited), "metadata:"),
+    (lambda c, ledger: c.idempotent(ledger, "a", policy=Policy), "policy:"),
+    (lambda c, _: c.tries(0), "tries"),
+    (lambda c, _: c.backoff("soon"), "backoff"),
+    (lambda c, _: c.backoff([5, -1]), "backoff"),
+    (lambda c, _: c.catch(None), "catch:"),
+    (lambda c, _: c.catch(awaited), "without async"),
+    (lambda c, _: c.failed(of_one), "write `def of_one(error, message):`"),
+    (lambda c, _: c.concurrency(0), "concurrency:"),
+    (lambda c, _: c.window(True), "window:"),
+    (lambda c, _: c.grace("long"), "grace:"),
+    (lambda c, _: c.transactional("sqlite:///a.db"), "transactional:"),
+    (lambda c, _: c.consume(), "consume(handler)"),
+    (lambda c, _: c.consume(of_two), "write `def of_two(message):`"),
+    (lambda c, _: [c.handler(of_one), c.consume(of_one)], "takes all messages already"),
+    (lambda c, _: c.middleware(print).middleware(of_one).consume(of_one), "of_one"),
+    (lambda c, _: c.transactional(ENGINE).consume(lambda m, c: None), "no ledger is known"),
+    (
+        lambda c, ledger: c.idempotent(ledger, "a").transactional(ENGINE).consume(of_one),
+        "write `def of_one(message, connection):`",
+    ),
+    (
+        lambda c, ledger: c.idempotent(ledger, "a").transactional(ENGINE).consume(of_two),
+        "AsyncEngine",
+    ),
+    (
+        lambda c, ledger: (
+            c.middleware(of_two)
+            .idempotent(ledger, "a")
+            .transactional(ENGINE)
+            .consume(lambda message, connection: None)
+        ),
+        "a middleware is async",
+    ),
+]
+
+
+@pytest.mark.parametrize(("mistake", "says"), MISTAKES)
+def test_mistakes(
+    queue: Queue, ledger: Ledger, mistake: Callable[[Any, Any], Any], says: str
+) -> None:
+    """What cannot be meant is told in one line, which says what to write instead."""
+    with pytest.raises(ConfigError) as raised:
+        mistake(Consumer(queue, "in"), ledger)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
