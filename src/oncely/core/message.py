@@ -211,14 +211,16 @@ def check_message(message: Message, *, needs_id: bool = True) -> Message:
         check_id(message.id)
     if not isinstance(message.body, bytes):
         raise MessageError("body is not bytes")
-    for what in ("type", "source", "content_type"):
-        _check_text(getattr(message, what), what)
+    _check_text(message.type, "type")
+    _check_text(message.source, "source")
+    _check_text(message.content_type, "content_type")
     if message.key is not None:
         _check_text(message.key, "key")
-    if not isinstance(message.headers, Mapping):
+    if type(message.headers) is not dict and not isinstance(message.headers, Mapping):
         raise MessageError("headers are no mapping")
-    if not all(isinstance(text, str) for text in (*message.headers, *message.headers.values())):
+    texts = (*message.headers, *message.headers.values())
+    if texts and not all(isinstance(text, str) for text in texts):
         raise MessageError("a header is not text")
-    if not isinstance(message.time, datetime | None):
+    if message.time is not None and not isinstance(message.time, datetime):
         raise MessageError("time is no datetime")
     return message
