@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
-from tests.chaos.check import MODES, REPEATED, faults, left_of, lines_of
+from tests.chaos.check import HELD, MODES, REPEATED, faults, left_of, lines_of, rows_of
 from tests.chaos.worker import Task
 from tests.chaos.workers import COUNT, DEADLINE_S, Workers
 from tests.servers import Postgresql, Rabbitmq, Server
@@ -72,6 +72,7 @@ class Campaign:
             self._workers.start()
             self._strike_on_and_on(producer)
             self._workers.drain()
+            self._await_the_end()
 
     def faults(self) -> list[str]:
         """What must not be, a sentence each."""
@@ -144,6 +145,23 @@ class Campaign:
 
     def _has_effects(self, effects: int) -> bool:
         return self._effects() >= effects
+
+    def _await_the_end(self) -> None:
+        """However long it takes, as long as they get on."""
+        done, deadline = self._done(), time.monotonic() + DEADLINE_S
+        _tell(f"all is published, at {done} effects")
+        while not self._workers.are_done():
+            if self._done() != done:
+                done, deadline = self._done(), time.monotonic() + DEADLINE_S
+            assert time.monotonic() < deadline, (
+                f"they do not end, at {done} effects:\n{self._workers.last_words()}"
+            )
+            time.sleep(_POLL_S)
+
+    def _done(self) -> list[int]:
+        """How many effects there are in each mode."""
+        outside = [len(lines_of(mode, self._folder)) for mode in (HELD, REPEATED)]
+        return [len(rows_of(self._servers.postgresql.url)), *outside]
 
     def _effects(self) -> int:
         """How many there are in the mode that gets on whatever happens."""

@@ -58,11 +58,17 @@ class Workers:
         self._replace(place)
 
     def drain(self) -> None:
-        """Tell all to stop, and wait until another has ended that drains the queues."""
+        """Tell all to stop, and start others that drain the queues."""
         self._end(self.all)
+        self.close()
         self._task = self._task._replace(drain="drain")
-        self.all.append(self._started())
-        self._wait_for(self.all[-1])
+        self.start()
+
+    def are_done(self) -> bool:
+        """Whether these have ended. Raises AssertionError where one has not ended well."""
+        codes = [process.poll() for process in self.all]
+        assert not any(codes), f"workers have ended, {codes}:\n{self.last_words()}"
+        return None not in codes
 
     def close(self) -> None:
         """Leave none."""

@@ -44,14 +44,14 @@ def _publish(transport: Transport, number: int, first: int = 0) -> list[str]:
     return ids
 
 
-def _received(transport: Transport, number: int) -> list[Delivery]:
+def _received(transport: Transport, number: int, queue: str = _QUEUE) -> list[Delivery]:
     """So many deliveries, however often the broker is away meanwhile."""
     deliveries: list[Delivery] = []
     deadline = time.monotonic() + _DEADLINE_S
     while len(deliveries) < number:
         assert time.monotonic() < deadline, f"{len(deliveries)} of {number} came"
         try:
-            deliveries.extend(transport.receive(_QUEUE, number - len(deliveries), 1.0))
+            deliveries.extend(transport.receive(queue, number - len(deliveries), 1.0))
         except TransportError:
             time.sleep(0.05)
     return deliveries
@@ -147,7 +147,7 @@ def test_restart(
     transport = open_at(f"{private_rabbitmq.url}?confirm_timeout=5s")
     other = open_at(private_rabbitmq.url)
     other.publish("another", [Message("delayed"), Message("dead")])
-    first, second = other.receive("another", 2, _DEADLINE_S)
+    first, second = _received(other, 2, "another")
     other.settle([(first, Delay(1)), (second, DeadLetter("no"))])
     with Traffic(transport) as traffic:
         traffic.goes_on()
@@ -159,20 +159,9 @@ def test_restart(
         private_rabbitmq.start()
         traffic.goes_on()
     assert set(traffic.published) <= traffic.settled
-    [again] = _received_of(other, "another")
+    [again] = _received(other, 1, "another")
     assert again.message.id == "delayed"
     assert [letter.message.id for letter in other.dead_letters("another")] == ["dead"]
-
-
-def _received_of(transport: Transport, queue: str) -> Sequence[Delivery]:
-    deadline = time.monotonic() + _DEADLINE_S
-    while time.monotonic() < deadline:
-        try:
-            if deliveries := transport.receive(queue, 10, 1.0):
-                return deliveries
-        except TransportError:
-            time.sleep(0.05)
-    raise AssertionError("nothing came")
 
 
 def test_connections_closed(rabbitmq: Rabbitmq, rabbitmq_url: str, transport: Transport) -> None:
