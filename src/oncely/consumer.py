@@ -59,7 +59,7 @@ class Consumer:
         self._on_failed: list[Listener] = []
         self._begins: Begins | AsyncBegins | None = None
         self._concurrency = 1
-        self._window = 100
+        self._window = 250
         self.grace_s = 30.0
         self._is_ordered = False
         self._stop = threading.Event()

@@ -11,7 +11,7 @@ import pytest
 import redis
 from sqlalchemy import make_url
 from tests.server_fixtures import available
-from tests.servers import MariaDb, Postgresql, Redis, Server
+from tests.servers import MariaDb, Postgresql, Rabbitmq, Redis, Server
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60
@@ -122,7 +122,7 @@ def test_a_left_transaction_does_not_hold_up_the_end(left: list[object], mysql_u
         cursor.execute("SELECT * FROM held FOR UPDATE")
 
 
-@pytest.mark.parametrize("kind", [Postgresql, MariaDb, Redis])
+@pytest.mark.parametrize("kind", [Postgresql, MariaDb, Redis, Rabbitmq])
 def test_a_missing_program(kind: type[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     """It skips the test on somebody's machine, and fails it in CI."""
     monkeypatch.setattr("tests.servers.find_program", lambda name: None)
