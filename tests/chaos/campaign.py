@@ -30,6 +30,8 @@ _COPIES = 0.2
 _MESSAGES_PER_STRIKE = 200
 """In a long campaign; in a short one each kind of strike comes once."""
 _POLL_S = 0.02
+_STANDSTILL_S = 240.0
+"""A delay queue of RabbitMQ that was killed may keep messages for three minutes more."""
 _EFFECTS = "CREATE TABLE effects (message_id text, fence bigint, pid bigint)"
 _TERMINATE = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -148,11 +150,11 @@ class Campaign:
 
     def _await_the_end(self) -> None:
         """However long it takes, as long as they get on."""
-        done, deadline = self._done(), time.monotonic() + DEADLINE_S
+        done, deadline = self._done(), time.monotonic() + _STANDSTILL_S
         _tell(f"all is published, at {done} effects")
         while not self._workers.are_done():
             if self._done() != done:
-                done, deadline = self._done(), time.monotonic() + DEADLINE_S
+                done, deadline = self._done(), time.monotonic() + _STANDSTILL_S
             assert time.monotonic() < deadline, (
                 f"they do not end, at {done} effects:\n{self._workers.last_words()}"
             )

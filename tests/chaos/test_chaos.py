@@ -14,7 +14,7 @@ MESSAGES = int(os.environ.get("ONCELY_TEST_CHAOS", "600"))
 """Copies included."""
 SEED = int(os.environ.get("ONCELY_TEST_CHAOS_SEED") or random.randrange(1 << 32))
 _MOST_SHOWN = 20
-_TIMEOUT_S = 300 + MESSAGES // 5
+_TIMEOUT_S = 600 + MESSAGES // 5
 
 
 def _run(folder: Path, servers: Servers) -> None:
