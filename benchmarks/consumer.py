@@ -5,7 +5,6 @@ the ratios count that are found within a round. Run with `make bench-consumer`.
 """
 
 import argparse
-import gc
 import json
 import statistics
 import sys
@@ -185,9 +184,6 @@ def main() -> int:
     asked = parser.parse_args()
     with ExitStack() as stack:
         bench = Bench(stack, asked.messages)
-        # As a program does that runs for long: what it has loaded is not looked through again and
-        # again. `oncely consume` does so.
-        gc.freeze()
         rates = measure(bench, asked.rounds, asked.messages)
         took = latencies_ms(bench, asked.rate, 5.0)
     table = Table("way", "messages/s", "of pika alone", "x three statements", "x insert and commit")

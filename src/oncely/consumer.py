@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Self, TypeVar, overload
 
+from oncely.collecting import rarely_collecting
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import Duration, Policy, seconds
@@ -214,7 +215,8 @@ class Consumer:
             with self._opened() as transport, _watched(self._stop, stop_on_signals):
                 transport.subscribe(self.queue, settings.parts.handlers.topics)
                 consuming = Consuming(settings, transport, self._stop, on_progress)
-                return consuming.run(drain=drain)
+                with rarely_collecting():
+                    return consuming.run(drain=drain)
         finally:
             self._stop.clear()
 

@@ -1,6 +1,5 @@
 """The consumer that module:consumer names: imported, and its mistakes told in one line each."""
 
-import gc
 import importlib
 import sys
 import traceback
@@ -29,8 +28,6 @@ def load_consumer(name: str) -> Consumer:
     if not isinstance(consumer, Consumer):
         kind = type(consumer).__name__
         raise ConfigError(f"{name} is of type {kind} and no oncely.Consumer{_instead(module)}")
-    # All that is loaded stays: it need not be looked through for garbage with each window.
-    gc.freeze()
     return consumer
 
 

@@ -33,6 +33,7 @@ from oncely.runtime.deferred import Deferred
 from oncely.runtime.lanes import Lanes
 from oncely.runtime.report import Report
 from oncely.runtime.running import AsyncRunning, Parts, Running
+from oncely.runtime.settling import Settling
 from oncely.runtime.threads import Loop, Place, Threads
 from oncely.runtime.transactions import Transactions
 from oncely.runtime.turn import Turn
@@ -108,6 +109,7 @@ class Consuming:
             if handling.ledger.can_defer:
                 self._deferred = Deferred(Relay(handling.ledger, transport, hold=_HOLD))
         self._place = _place(settings)
+        self._settling = Settling(transport)
 
     # ---- The way of the whole ------------------------------------------------------------------
 
@@ -123,6 +125,7 @@ class Consuming:
             self._place.stop()
             self._give_back()
             self._place.close()
+            self._settling.close()
             self._transport.close()
         return self.report
 
@@ -161,6 +164,7 @@ class Consuming:
     def _is_drained(self) -> bool:
         if self._in_flight or (self._deferred is not None and self._deferred.is_unsent):
             return False
+        self._settling.wait()
         try:
             return self._transport.is_drained(self._settings.queue)
         except TransportError as error:
@@ -253,17 +257,9 @@ class Consuming:
             self._count(turn)
         self._send_deferred(turns)
         reached("before_acknowledge")
-        self._settle(turns)
+        self._settling.settle([(t.delivery, t.verdict) for t in turns if t.verdict is not None])
         self._in_flight.difference_update(turns)
         self._on_progress(self.report)
-
-    def _settle(self, turns: Sequence[Turn]) -> None:
-        settled = [(turn.delivery, turn.verdict) for turn in turns if turn.verdict is not None]
-        try:
-            self._transport.settle(settled)
-        except TransportError:
-            # They come again, and are known.
-            _log.warning("settling_failed", exc_info=True, extra={"count": len(settled)})
 
     def _verdict(self, turn: Turn) -> Verdict:
         if turn.put_off_s is not None:

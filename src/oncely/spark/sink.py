@@ -1,8 +1,6 @@
 """The Spark format "oncely": a sink that hands every message to a handler once."""
 
-import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from oncely.collecting import rarely_collecting
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.ledger import Ledger
 from oncely.locations import open_named_ledger
@@ -28,9 +27,6 @@ from oncely.spark.rows import check_schema
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
-
-
-_VALUES_BETWEEN_COLLECTIONS = 50_000
 
 
 @dataclass
@@ -124,7 +120,7 @@ def _run_task(options: SinkOptions, batch: str, batches: Iterator["RecordBatch"]
     whole = None
     try:
         task = LeasedTask(ledger, options, handler, quarantine, channel)
-        with _rare_collections():
+        with rarely_collecting():
             task.run(batches)
         report = TaskReport(task.counts, batch, quarantine.close())
         whole = task.counts
@@ -134,21 +130,6 @@ def _run_task(options: SinkOptions, batch: str, batches: Iterator["RecordBatch"]
         raise
     finally:
         channel.close(whole)
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Collect garbage once in several chunks and not several times in each.
-
-    A chunk is thousands of small values that live as long as it does; looking through them again
-    and again was an eighth of a task's time.
-    """
-    former = gc.get_threshold()
-    gc.set_threshold(_VALUES_BETWEEN_COLLECTIONS, *former[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*former)
 
 
 def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
