@@ -75,9 +75,12 @@ class Bench:
         self._transport.publish(queue, [Message(id_, BODY, "bench.message") for id_ in ids])
         return queue
 
-    def consumer(self, queue: str) -> Consumer:
-        """As users write it."""
-        return Consumer(self.url, queue).idempotent(self.shop.ledger, "bench")
+    def consumer(self, queue: str, window: int | None = None) -> Consumer:
+        """As users write it; with a larger window than by default, and as much on its way."""
+        if window is None:
+            return Consumer(self.url, queue).idempotent(self.shop.ledger, "bench")
+        large = Consumer(f"{self.url}?prefetch={2 * window}", queue).window(window)
+        return large.idempotent(self.shop.ledger, "bench")
 
 
 def acknowledging(bench: Bench, queue: str) -> None:
@@ -100,26 +103,46 @@ def once(bench: Bench, queue: str) -> None:
     bench.consumer(queue).consume(lambda _: None, drain=True)
 
 
+def once_large(bench: Bench, queue: str) -> None:
+    """The same in windows of a thousand."""
+    bench.consumer(queue, 1_000).consume(lambda _: None, drain=True)
+
+
 def transactional(bench: Bench, queue: str) -> None:
     """A handler that adds a row to its session, in the transaction of its window."""
 
     def insert(message: Message, session: Session) -> None:
         session.add(Order(content=message.id))
 
-    consumer = bench.consumer(queue).transactional(sessionmaker(bench.shop.engine))
+    consumer = bench.consumer(queue, 1_000).transactional(sessionmaker(bench.shop.engine))
     consumer.consume(insert, drain=True)
 
 
+def session_each(bench: Bench, queue: str) -> None:
+    """The same handler's work with a session and a commit for each message, and no ledger."""
+    sessions = sessionmaker(bench.shop.plain)
+
+    def insert(message_id: str) -> None:
+        with sessions.begin() as session:
+            session.add(Order(content=message_id))
+
+    bare_pika.take(bench.url, queue, bench.messages, insert)
+
+
 LIMIT, SEED, BUSINESS = "pika alone", "pika, three statements", "pika, insert and commit"
-ONCE, TRANSACTIONAL = "consumer", "consumer, transactional"
+SESSION = "pika, session and commit"
+ONCE, LARGE = "consumer", "consumer, windows of 1,000"
+TRANSACTIONAL = "consumer, transactional, 1,000"
 WAYS: dict[str, Callable[[Bench, str], None]] = {
     LIMIT: acknowledging,
     SEED: seed,
     BUSINESS: business,
+    SESSION: session_each,
     ONCE: once,
+    LARGE: once_large,
     TRANSACTIONAL: transactional,
 }
-FEW = {SEED, BUSINESS}
+FEW = {SEED, BUSINESS, SESSION}
 """Slow ways, which take a tenth of the messages."""
 
 
@@ -170,7 +193,7 @@ def latencies_ms(bench: Bench, rate: int, seconds: float) -> list[float]:
 def rows(rates: dict[str, list[float]]) -> Iterator[tuple[str, ...]]:
     """A row for each way."""
     for name, each in rates.items():
-        shown = [f"{ratio(rates, name, base):.2f}" for base in (LIMIT, SEED, BUSINESS)]
+        shown = [f"{ratio(rates, name, base):.2f}" for base in (LIMIT, SEED, BUSINESS, SESSION)]
         yield (name, f"{statistics.median(each):,.0f}", *shown)
 
 
@@ -186,7 +209,7 @@ def main() -> int:
         bench = Bench(stack, asked.messages)
         rates = measure(bench, asked.rounds, asked.messages)
         took = latencies_ms(bench, asked.rate, 5.0)
-    table = Table("way", "messages/s", "of pika alone", "x three statements", "x insert and commit")
+    table = Table("way", "messages/s", "of pika alone", "x three", "x insert", "x session")
     for row in rows(rates):
         table.add_row(*row)
     Console().print(table)
