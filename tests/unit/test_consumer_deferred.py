@@ -1,0 +1,44 @@
+"""What handlers send, while the broker is away: it is sent when that is back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from oncely import Consumer, Message, TransportError, open_ledger, open_transport
+from oncely.core.record import State
+from oncely.runtime import deferred
+from oncely.transports.base import Transport
+
+
+def test_sent_when_the_broker_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that could not be sent at first leaves before a drain is over, and once."""
+    monkeypatch.setattr(deferred, "_AGAIN_S", 0.01)
+    monkeypatch.setattr("oncely.runtime.consuming._HOLD", "20ms")
+    ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
+    ledger.migrate()
+    transport = open_transport(f"sqlite:///{tmp_path}/queue.db")
+    transport.publish("orders", [Message("order-17")])
+    failures = _away_for(transport, 3, monkeypatch)
+    consumer = Consumer(transport, "orders").idempotent(ledger, "shop")
+    report = consumer.consume(lambda order: order.send("mails", "we have it"), drain=True)
+    assert failures == [0]
+    assert (report.handled, report.deferred_sent) == (1, 1)
+    assert [each.message.body for each in transport.receive("mails", 10, 0)] == [b"we have it"]
+    assert ledger.counts() == {("shop", State.COMPLETED): 1}
+    transport.close()
+    ledger.close()
+
+
+def _away_for(transport: Transport, times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let so many publishings fail; how many of them are left."""
+    left, publish = [times], transport.publish
+
+    def fail_first(queue: str, messages: Sequence[Message]) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise TransportError("the broker is away")
+        publish(queue, messages)
+
+    monkeypatch.setattr(transport, "publish", fail_first)
+    return left
