@@ -474,10 +474,7 @@ class Rabbitmq(Server):
             "ERL_EPMD_PORT": str(self._epmd_port),
             "RABBITMQ_NODENAME": self._NODE,
             "RABBITMQ_DIST_PORT": str(self._dist_port),
-            # What a delay queue has sent on when the node is killed it sends again after this,
-            # and not after three minutes.
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-setcookie {self._COOKIE}"
-            " -rabbit dead_letter_worker_publisher_confirm_timeout 5000",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-setcookie {self._COOKIE}",
             "RABBITMQ_CONFIG_FILE": str(self._settings),
             "RABBITMQ_CONF_ENV_FILE": os.devnull,
             "RABBITMQ_MNESIA_BASE": str(self.data),
