@@ -113,6 +113,11 @@ class Handling:
             keeps_result=keep_result or policy.results == "keep",
         )
 
+    @property
+    def lease(self) -> Duration:
+        """The lease, as claims are asked for with it."""
+        return "none" if self.lease_s is None else timedelta(seconds=self.lease_s)
+
     # ---- Before --------------------------------------------------------------------------------
 
     async def begin(self, calls: AsyncCalls, asked: Asked) -> Begun:
@@ -196,10 +201,9 @@ class Handling:
             )
 
     async def _claim(self, calls: AsyncCalls, key: Key, asked: Asked) -> ClaimOutcome:
-        lease: Any = "none" if self.lease_s is None else timedelta(seconds=self.lease_s)
         asked.asked_at = time.monotonic()
         outcome = await calls.claim(
-            key, lease, self.policy, fingerprint=asked.fingerprint, metadata=asked.metadata
+            key, self.lease, self.policy, fingerprint=asked.fingerprint, metadata=asked.metadata
         )
         probe = self.policy.on_in_doubt
         if isinstance(outcome, InDoubt) and callable(probe):
@@ -208,7 +212,7 @@ class Handling:
             asked.asked_at = time.monotonic()
             return await calls.claim(
                 key,
-                lease,
+                self.lease,
                 self.policy,
                 fingerprint=asked.fingerprint,
                 finding=finding,

@@ -5,10 +5,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from oncely.claiming.async_calls import AsyncCalls
+from oncely.claiming.calls import Calls
 from oncely.claiming.inline import InlineCalls, run_inline
 from oncely.core.commands import (
     Busy,
@@ -72,8 +72,6 @@ class Claims:
         self._grace_s = grace_s
         self._stopped_by = math.inf
         """`time.monotonic()` when the grace is over."""
-        lease_s = handling.lease_s
-        self._lease: Any = "none" if lease_s is None else timedelta(seconds=lease_s)
 
     # ---- Before --------------------------------------------------------------------------------
 
@@ -134,15 +132,7 @@ class Claims:
     def _begin_many(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """Of these, what is in doubt and to be asked about."""
         asked_at = time.monotonic()
-        asked = [turn.asked for turn in turns if turn.asked is not None]
-        outcomes = self._ledger.claim_many(
-            [turn.key for turn in turns if turn.key is not None],
-            self._lease,
-            self.handling.policy,
-            fingerprints=[each.fingerprint for each in asked],
-            metadata=[each.metadata for each in asked] if self._metadata_of else None,
-        )
-        reached("after_claim")
+        outcomes = ask(turns, self.handling, self._ledger)
         granted, handled, doubtful = [], [], []
         for turn, outcome in zip(turns, outcomes, strict=True):
             if isinstance(outcome, Granted):
@@ -206,8 +196,11 @@ class Claims:
         self.give_back(left)
 
     def _end_well(self, turns: Sequence[Turn]) -> None:
-        sending = [turn for turn in turns if _held_by(turn).end()]
-        self._store([turn for turn in turns if turn not in sending], self._complete)
+        sending: list[Turn] = []
+        plain: list[Turn] = []
+        for turn in turns:
+            (sending if _held_by(turn).end() else plain).append(turn)
+        self._store(plain, self._complete)
         self._store(sending, self._mark_handled)
 
     def _complete(self, turns: Sequence[Turn], claims: Sequence[Claim]) -> list[WriteOutcome]:
@@ -295,6 +288,21 @@ class Claims:
         )
         for turn in turns:
             turn.refusal = error
+
+
+def ask(turns: Sequence[Turn], handling: Handling, calls: Calls) -> list[ClaimOutcome]:
+    """What the ledger answers for these, asked in one batch."""
+    asked = [turn.asked for turn in turns if turn.asked is not None]
+    metadata = [each.metadata for each in asked]
+    outcomes = calls.claim_many(
+        [turn.key for turn in turns if turn.key is not None],
+        handling.lease,
+        handling.policy,
+        fingerprints=[each.fingerprint for each in asked],
+        metadata=metadata if any(metadata) else None,
+    )
+    reached("after_claim")
+    return outcomes
 
 
 def answer(turn: Turn, outcome: ClaimOutcome, policy: Policy) -> None:

@@ -2,8 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import Any
 
 from oncely.claiming.inbox import Inbox
 from oncely.claiming.inline import InlineCalls
@@ -12,7 +10,7 @@ from oncely.crashpoints import reached
 from oncely.handling.around import Handling
 from oncely.handling.held_message import HeldMessage
 from oncely.handling.transacting import Begins
-from oncely.runtime.claims import answer
+from oncely.runtime.claims import answer, ask
 from oncely.runtime.turn import Turn
 
 _log = logging.getLogger(__name__)
@@ -25,8 +23,6 @@ class Transactions:
         self._handling = handling
         self._begins = begins
         self._run = run
-        lease_s = handling.lease_s
-        self._lease: Any = "none" if lease_s is None else timedelta(seconds=lease_s)
 
     def run_many(self, turns: Sequence[Turn]) -> None:
         """Together where all succeed, which is stored then; else they are as they were."""
@@ -64,15 +60,7 @@ class Transactions:
 
     def _claim(self, turns: Sequence[Turn], inbox: Inbox) -> None:
         calls = InlineCalls(inbox)
-        asked = [turn.asked for turn in turns if turn.asked is not None]
-        outcomes = inbox.claim_many(
-            [turn.key for turn in turns if turn.key is not None],
-            self._lease,
-            self._handling.policy,
-            fingerprints=[each.fingerprint for each in asked],
-            metadata=[each.metadata for each in asked],
-        )
-        reached("after_claim")
+        outcomes = ask(turns, self._handling, inbox)
         for turn, outcome in zip(turns, outcomes, strict=True):
             match outcome:
                 case Granted(claim):
