@@ -193,6 +193,28 @@ class Consumer:
         self.grace_s = seconds(_duration(grace), "grace")
         return self
 
+    # ---- Elsewhere -----------------------------------------------------------------------------
+
+    def redirect(self, *, ledger: Ledger | None = None, transport: Transport | None = None) -> Self:
+        """Work with these, where they are given, instead of what was named before: in another
+        environment, say. They stay open.
+
+        A ledger is refused where there is none to replace, and in a transactional consumer, whose
+        records are where its transactions are.
+        """
+        if ledger is not None:
+            if self._ledger is None:
+                raise ConfigError("ledger: there is none to replace; add .idempotent(ledger, name)")
+            if self._begins is not None:
+                raise ConfigError(
+                    "ledger: a transactional consumer keeps its records where its transactions "
+                    "are; let its module name another database for both"
+                )
+            self._ledger = ledger
+        if transport is not None:
+            self.url, self._transport = None, transport
+        return self
+
     # ---- At work -------------------------------------------------------------------------------
 
     def consume(

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from oncely import Key, Ledger, Message, open_ledger
+from oncely import Key, Ledger, Message, open_ledger, open_transport
 from oncely.core.deferred import DeferredMessage
 from oncely.stores.base import Refusal
 from oncely.testing import granted
+from oncely.transports.base import DeadLetter, Transport
 
 HANDLERS = """
 import json, os, time
@@ -251,3 +252,28 @@ def filled(at: OnFile) -> OnFile:
     at.age(3 * 3_600 + 12 * 60 + 5)
     at.claim("sms", "live")
     return at
+
+
+SetAside = Callable[..., None]
+
+
+@pytest.fixture
+def transport(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Transport]:
+    """Queues in a file that ONCELY_TRANSPORT names; a terminal of 120 columns."""
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    monkeypatch.setenv("ONCELY_TRANSPORT", url)
+    monkeypatch.setenv("COLUMNS", "120")
+    with closing(open_transport(url)) as transport:
+        yield transport
+
+
+@pytest.fixture
+def set_aside(transport: Transport) -> SetAside:
+    """Let a message of the queue "orders" become a dead letter."""
+
+    def set_aside(message: Message, reason: str = "ValueError: no such customer") -> None:
+        transport.publish("orders", [message])
+        [delivery] = transport.receive("orders", 1, 0)
+        transport.settle([(delivery, DeadLetter(reason))])
+
+    return set_aside

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.integration.others import wait_until
 
-from oncely import Message, State, open_ledger, open_transport
+from oncely import Key, Message, State, open_ledger, open_transport
 from oncely.cli import progress
+from oncely.testing import granted
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, InProcess
@@ -346,3 +347,54 @@ def test_no_table(shop: Shop, command: "Command") -> None:
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.count("\n") == 1
     assert "migrate" in ran.err
+
+
+# ---- In another environment --------------------------------------------------------------------
+
+
+def test_elsewhere(shop: Shop, in_process: "InProcess", monkeypatch: pytest.MonkeyPatch) -> None:
+    """--ledger and --transport replace the module's in every worker, and leave them alone."""
+    there = f"sqlite:///{shop.folder}/there.db"
+    monkeypatch.setenv("THERE", there)
+    shop.publish("here")
+    with closing(open_ledger(there)) as ledger, closing(open_transport(there)) as transport:
+        ledger.migrate()
+        shop.ledger.complete(granted(shop.ledger.claim(Key("shop", "a"))))
+        ledger.complete(granted(ledger.claim(Key("shop", "b"))))
+        transport.publish("orders", [Message("a"), Message("b")])
+        how = "--drain --json --workers 2 --ledger env:THERE --transport env:THERE"
+        ran = in_process("consume", "shop:consumer", *how.split())
+        assert (ran.returncode, told(ran.stderr)) == (0, [])
+        assert json.loads(ran.stdout) == NOTHING | {"received": 2, "handled": 1, "duplicates": 1}
+        assert ledger.counts() == {("shop", State.COMPLETED): 2}
+    assert shop.completed() == 1
+
+
+def test_not_unasked(shop: Shop, command: "Command", monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the environment for the other commands replaces nothing."""
+    for name in ("ONCELY_LEDGER", "ONCELY_TRANSPORT"):
+        monkeypatch.setenv(name, f"sqlite:///{shop.folder}/there.db")
+    shop.publish("a")
+    assert command("consume", "shop:consumer", "--drain").code == 0
+    assert shop.completed() == 1
+
+
+@pytest.mark.parametrize(
+    ("consumer", "said"),
+    [
+        ("shop:unhandled", "ledger: there is none to replace; add .idempotent(ledger, name)"),
+        ("bank:consumer", "ledger: a transactional consumer keeps its records where its trans"),
+    ],
+)
+def test_nowhere_else(shop: Shop, command: "Command", consumer: str, said: str) -> None:
+    """A ledger that cannot be used instead is told in one line, and nothing is taken."""
+    (shop.folder / "bank.py").write_text(
+        "import shop, sqlalchemy\n"
+        "consumer = shop.consumer.transactional(sqlalchemy.create_engine('sqlite://'))\n"
+    )
+    shop.publish("a")
+    code, out, err = command("consume", consumer, "--drain", "--ledger", "sqlite:///ledger.db")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+    assert not shop.log("begun")
+    sys.modules.pop("bank", None)

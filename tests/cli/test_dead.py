@@ -2,54 +2,36 @@
 
 import json
 from base64 import b64decode
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.cli.letters import waiting
 
 from oncely import Message, open_transport
 from oncely.transports.base import DeadLetter, Transport
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Command
+    from tests.cli.conftest import Command, SetAside
 
-SetAside = Callable[..., None]
-
-
-@pytest.fixture
-def transport(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Transport]:
-    """Queues in a file that ONCELY_TRANSPORT names; a terminal of 120 columns."""
-    url = f"sqlite:///{tmp_path / 'queue.db'}"
-    monkeypatch.setenv("ONCELY_TRANSPORT", url)
-    monkeypatch.setenv("COLUMNS", "120")
-    with closing(open_transport(url)) as transport:
-        yield transport
+NO_LEDGER = (
+    "no ledger was named, so no tries begin again: what has spent them will be set aside again, "
+    "unless it is retried with --ledger URL --consumer NAME\n"
+)
 
 
-@pytest.fixture
-def set_aside(transport: Transport) -> SetAside:
-    """Let a message of the queue "orders" become a dead letter."""
-
-    def set_aside(message: Message, reason: str = "ValueError: no such customer") -> None:
-        transport.publish("orders", [message])
-        [delivery] = transport.receive("orders", 1, 0)
-        transport.settle([(delivery, DeadLetter(reason))])
-
-    return set_aside
-
-
-def waiting(transport: Transport) -> list[str]:
-    """The ids of what was put back."""
-    return [delivery.message.id for delivery in transport.receive("orders", 100, 0)]
+@pytest.fixture(autouse=True)
+def _no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is named, unless by a test."""
+    monkeypatch.delenv("ONCELY_LEDGER", raising=False)
 
 
 # ---- Looking -----------------------------------------------------------------------------------
 
 
-def test_list(set_aside: SetAside, command: "Command") -> None:
+def test_list(set_aside: "SetAside", command: "Command") -> None:
     """A row for each: its id and type, how often it was delivered, its age, and the reason."""
     set_aside(Message("a-1", type="order.placed", time=datetime.now(UTC) - timedelta(hours=3)))
     set_aside(Message("a-2"), "missing id")
@@ -61,7 +43,7 @@ def test_list(set_aside: SetAside, command: "Command") -> None:
     ]
 
 
-def test_list_as_json(set_aside: SetAside, command: "Command") -> None:
+def test_list_as_json(set_aside: "SetAside", command: "Command") -> None:
     """One object on stdout, which says whether there are more."""
     set_aside(Message("a-1", type="order.placed", source="shop", key="anna"))
     set_aside(Message("a-2", time=datetime(2026, 1, 1, tzinfo=UTC)))
@@ -88,13 +70,13 @@ def test_list_as_json(set_aside: SetAside, command: "Command") -> None:
     assert both["dead_letters"][1]["time"] == 1_767_225_600
 
 
-def test_none(set_aside: SetAside, command: "Command") -> None:
+def test_none(set_aside: "SetAside", command: "Command") -> None:
     """A queue without dead letters is no failure."""
     set_aside(Message("a-1"))
     assert command("dead", "list", "mails") == (0, "", "mails: no dead letters\n")
 
 
-def test_more_than_asked_for(set_aside: SetAside, command: "Command") -> None:
+def test_more_than_asked_for(set_aside: "SetAside", command: "Command") -> None:
     """What is not listed is told."""
     set_aside(Message("a-1"))
     set_aside(Message("a-2"))
@@ -103,7 +85,7 @@ def test_more_than_asked_for(set_aside: SetAside, command: "Command") -> None:
     assert ran.err == "the first 1; there are more, see --limit\n"
 
 
-def test_show(set_aside: SetAside, command: "Command") -> None:
+def test_show(set_aside: "SetAside", command: "Command") -> None:
     """All of a message, its body as text where it is text, cut where it is long."""
     body = json.dumps({"to": "änne", "text": "x" * 5_000}, ensure_ascii=False).encode()
     set_aside(Message("a-1", body, "order.placed", {"traceparent": "00-ab-01"}))
@@ -117,7 +99,7 @@ def test_show(set_aside: SetAside, command: "Command") -> None:
     assert "…" in out
 
 
-def test_show_as_json(set_aside: SetAside, command: "Command") -> None:
+def test_show_as_json(set_aside: "SetAside", command: "Command") -> None:
     """Whole, every letter of that id; what is no text in base64."""
     set_aside(Message("a-1", b"x" * 5_000))
     set_aside(Message("a-1", b"\xff\x00", headers={"a": "b"}))
@@ -130,7 +112,7 @@ def test_show_as_json(set_aside: SetAside, command: "Command") -> None:
     assert "2 bytes that are no text" in command("dead", "show", "orders", "a-1").out
 
 
-def test_show_nothing(set_aside: SetAside, command: "Command") -> None:
+def test_show_nothing(set_aside: "SetAside", command: "Command") -> None:
     """An id that is not there is a failure, in one line that says how far one has looked."""
     set_aside(Message("a-1"))
     set_aside(Message("a-2"))
@@ -146,7 +128,7 @@ def test_show_nothing(set_aside: SetAside, command: "Command") -> None:
 @pytest.mark.parametrize("how", [["list", "orders"], ["show", "orders", "a"]])
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_no_passwords(
-    set_aside: SetAside, command: "Command", how: list[str], form: list[str]
+    set_aside: "SetAside", command: "Command", how: list[str], form: list[str]
 ) -> None:
     """What looks like a password is shown nowhere, and markup and escapes are only characters."""
     reason = "cannot reach amqp://u:geheim@host \x1b[31m [red]"
@@ -162,12 +144,12 @@ def test_no_passwords(
 # ---- Putting back ------------------------------------------------------------------------------
 
 
-def test_retry(set_aside: SetAside, transport: Transport, command: "Command") -> None:
+def test_retry(set_aside: "SetAside", transport: Transport, command: "Command") -> None:
     """Those that are named go back, as they were; the rest stays."""
     for id_ in ("a-1", "a-2", "a-3"):
         set_aside(Message(id_, b'{"password": "geheim"}'))
     ran = command("dead", "retry", "orders", "a-3", "a-1")
-    assert ran == (0, "put back: 2\n", "")
+    assert ran == (0, "put back: 2\n", NO_LEDGER)
     back = transport.receive("orders", 100, 0)
     assert [(it.message.id, it.message.body, it.count) for it in back] == [
         ("a-1", b'{"password": "geheim"}', 1),
@@ -176,24 +158,24 @@ def test_retry(set_aside: SetAside, transport: Transport, command: "Command") ->
     assert [letter.message.id for letter in transport.dead_letters("orders")] == ["a-2"]
 
 
-def test_retry_all(set_aside: SetAside, transport: Transport, command: "Command") -> None:
+def test_retry_all(set_aside: "SetAside", transport: Transport, command: "Command") -> None:
     """All of the queue go back, as many as --limit says."""
     for number in range(3):
         set_aside(Message(str(number)))
     ran = command("dead", "retry", "orders", "--all", "--limit", "2", "--json")
     assert (ran.code, json.loads(ran.out)) == (0, {"retried": 2, "missing": []})
-    assert ran.err == "the first 2 only; there are more, see --limit\n"
+    assert ran.err == NO_LEDGER + "the first 2 only; there are more, see --limit\n"
     assert waiting(transport) == ["0", "1"]
 
 
 def test_retry_what_is_not_there(
-    set_aside: SetAside, transport: Transport, command: "Command"
+    set_aside: "SetAside", transport: Transport, command: "Command"
 ) -> None:
     """What is there goes back; the code and a line tell of what is not."""
     set_aside(Message("a-1"))
     ran = command("dead", "retry", "orders", "a-1", "b", "--json")
     assert (ran.code, json.loads(ran.out)) == (1, {"retried": 1, "missing": ["b"]})
-    assert ran.err == "oncely: orders: no dead letter of 'b'\n"
+    assert ran.err == NO_LEDGER + "oncely: orders: no dead letter of 'b'\n"
     assert waiting(transport) == ["a-1"]
 
 
@@ -215,6 +197,38 @@ def test_on_a_broker(rabbitmq_url: str, command: "Command") -> None:
     assert ran == (0, "", "nowhere: no dead letters\n")
 
 
+# ---- Options anywhere --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "retry orders -- a b -c",
+        "retry --limit 9 orders a b -- -c",
+        "retry orders --limit 9 a b -- -c",
+        "retry orders --limit 9 -- a b -c",
+        "retry orders a --limit 9 b -- -c",
+        "retry orders a --limit 9 b --json -- -c",
+        "retry -- orders a b -c",
+    ],
+)
+def test_options_stand_anywhere(
+    set_aside: "SetAside", transport: Transport, command: "Command", line: str
+) -> None:
+    """Before, between and behind what is named; behind -- are names only."""
+    for id_ in ("a", "b", "-c", "d"):
+        set_aside(Message(id_))
+    assert command("dead", *line.split()).code == 0
+    assert waiting(transport) == ["a", "b", "-c"]
+
+
+@pytest.mark.parametrize("line", ["orders --limit 9 a", "--limit 9 orders a", "orders a --limit 9"])
+def test_options_of_show_too(set_aside: "SetAside", command: "Command", line: str) -> None:
+    """As with `retry`."""
+    set_aside(Message("a"))
+    assert command("dead", "show", *line.split()).code == 0
+
+
 # ---- Mistakes ----------------------------------------------------------------------------------
 
 
@@ -223,6 +237,9 @@ def test_on_a_broker(rabbitmq_url: str, command: "Command") -> None:
     [
         (["retry", "orders"], "retry: name the IDs of messages, or --all, and not both"),
         (["retry", "orders", "a", "--all"], "retry: name the IDs of messages, or --all"),
+        (["retry", "orders", "a", "--bogus", "b"], "unrecognized arguments: --bogus; see"),
+        (["retry", "orders", "--limit", "9", "-c"], "unrecognized arguments: -c; see"),
+        (["list", "orders", "--limit", "9", "more"], "unrecognized arguments: more; see"),
         (["list", "orders", "--transport", ""], "no transport is named; add --transport sqlite"),
         (["list", "orders", "--transport", "memory://geheim"], "is seen by one process only"),
         (["list", "orders", "--transport", "pigeon://u:geheim@h"], "'pigeon://u:***@h' is of no"),

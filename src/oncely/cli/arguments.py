@@ -2,18 +2,16 @@
 
 import argparse
 import os
-import re
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from oncely import ops
-from oncely.core.errors import ConfigError, MessageError
-from oncely.core.message import check_id
-from oncely.core.policy import Duration, lease_seconds, seconds
+from oncely.cli import values
+from oncely.core.errors import ConfigError
+from oncely.core.policy import Duration
 from oncely.stores.names import TABLE_NAME
 
-_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _MANY = 10_000
 
 
@@ -29,7 +27,25 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
     Raises ConfigError for what cannot be meant.
     """
-    return _parser().parse_args(arguments)
+    parser = _parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if "ids" in parsed:
+        rest = _take_ids(parsed.ids, rest)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return parsed
+
+
+def _take_ids(ids: list[str], rest: list[str]) -> list[str]:
+    """Add those of `rest` that are IDs; return what is not.
+
+    argparse leaves over what stands behind an option once it has begun to fill a list.
+    """
+    dashes = rest.index("--") if "--" in rest else len(rest)
+    unknown = [word for word in rest[:dashes] if word.startswith("-")]
+    ids += [word for word in rest[:dashes] if word not in unknown]
+    ids += rest[dashes + 1 :]
+    return unknown
 
 
 def _parser() -> ArgumentParser:
@@ -63,12 +79,7 @@ def _command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
 def _ledger_command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
     """A command that takes --ledger."""
     command = _plain_command(commands, name, run, text)
-    command.add_argument(
-        "--ledger",
-        metavar="URL",
-        default=os.environ.get("ONCELY_LEDGER"),
-        help="such as sqlite:///ledger.db, env:NAME or file:PATH (default: $ONCELY_LEDGER)",
-    )
+    _add_url(command, "--ledger", "sqlite:///ledger.db", "ONCELY_LEDGER")
     return command
 
 
@@ -104,7 +115,7 @@ def _add_check(commands: Any) -> None:
     _add_duration(check, "--retention", "how long records are kept", ops.RETENTION)
     _add_duration(check, "--broker-timeout", "how long the broker waits for an acknowledgement")
     text = f"a claim's time limit, or none (default: {ops.LEASE})"
-    check.add_argument("--lease", metavar="TIME", type=_lease, default=ops.LEASE, help=text)
+    check.add_argument("--lease", metavar="TIME", type=values.lease, default=ops.LEASE, help=text)
 
 
 def _add_status(commands: Any) -> None:
@@ -148,7 +159,7 @@ def _add_purge(commands: Any) -> None:
     purge.add_argument(
         "--retention",
         metavar="CONSUMER=TIME",
-        type=_retention,
+        type=values.retention,
         action="append",
         default=[],
         help="for this consumer, instead of --older-than; may be repeated",
@@ -177,6 +188,12 @@ def _add_consume(commands: Any) -> None:
     _add_number(consume, "--workers", "processes, each started again when it dies", 1)
     text = "end when nothing is waiting, delayed or in flight"
     consume.add_argument("--drain", action="store_true", help=text)
+    # Not from the environment: what is set there for the other commands would let a consumer
+    # forget, without a word, what its own ledger knows.
+    text = "instead of the module's own, such as env:NAME or file:PATH"
+    consume.add_argument("--ledger", metavar="URL", help=text)
+    consume.set_defaults(table=TABLE_NAME, schema=None)
+    consume.add_argument("--transport", metavar="URL", help=text)
     # Between a supervisor and its workers.
     consume.add_argument("--lifeline", metavar="FD", type=int, help=argparse.SUPPRESS)
 
@@ -190,11 +207,17 @@ def _add_dead(commands: Any) -> None:
     show = _plain_command(actions, "show", "dead:show", text)
     _add_queue(show, _MANY)
     show.add_argument("id", metavar="ID", help="of the message")
-    text = "put dead letters back into their queue, as messages never delivered"
-    retry = _plain_command(actions, "retry", "dead:retry", text)
+    text = (
+        "put dead letters back into their queue, as messages never delivered; "
+        "in a ledger that is named, their tries begin again"
+    )
+    retry = _command(actions, "retry", "dead:retry", text)
     _add_queue(retry, _MANY)
-    retry.add_argument("ids", metavar="ID", nargs="*", help="of the message")
+    text = "of the message; one that begins with a dash stands after --"
+    retry.add_argument("ids", metavar="ID", nargs="*", help=text)
     retry.add_argument("--all", action="store_true", help="all of the queue")
+    _add_consumer(retry, "whose records are reset (default: the only one in the ledger)")
+    _add_note(retry)
 
 
 # ---- Options -----------------------------------------------------------------------------------
@@ -202,21 +225,21 @@ def _add_dead(commands: Any) -> None:
 
 def _add_id(command: ArgumentParser, **how: Any) -> None:
     text = "the message id; one that begins with a dash stands after --"
-    command.add_argument("id", metavar="ID", type=_name("ID", "id"), help=text, **how)
+    command.add_argument("id", metavar="ID", type=values.name("ID", "id"), help=text, **how)
 
 
-def _add_consumer(command: ArgumentParser) -> None:
-    type_ = _name("--consumer", "consumer")
-    command.add_argument("--consumer", metavar="NAME", type=type_, help="of this consumer only")
+def _add_consumer(command: ArgumentParser, text: str = "of this consumer only") -> None:
+    type_ = values.name("--consumer", "consumer")
+    command.add_argument("--consumer", metavar="NAME", type=type_, help=text)
 
 
 def _add_transport(command: ArgumentParser) -> None:
-    command.add_argument(
-        "--transport",
-        metavar="URL",
-        default=os.environ.get("ONCELY_TRANSPORT"),
-        help="such as sqlite:///queue.db, env:NAME or file:PATH (default: $ONCELY_TRANSPORT)",
-    )
+    _add_url(command, "--transport", "sqlite:///queue.db", "ONCELY_TRANSPORT")
+
+
+def _add_url(command: ArgumentParser, name: str, example: str, variable: str) -> None:
+    told = f"such as {example}, env:NAME or file:PATH (default: ${variable})"
+    command.add_argument(name, metavar="URL", default=os.environ.get(variable), help=told)
 
 
 def _add_queue(command: ArgumentParser, limit: int) -> None:
@@ -230,13 +253,17 @@ def _add_filters(command: ArgumentParser, states: Iterable[str] = ops.STATES) ->
     command.add_argument("--state", choices=words, metavar="STATE", help=", ".join(words))
     _add_consumer(command)
     _add_duration(command, "--older-than", "last seen longer ago than this")
-    type_ = _name("--text", "text")
+    type_ = values.name("--text", "text")
     command.add_argument("--text", metavar="TEXT", type=type_, help="stands in the message id")
 
 
 def _add_changes(command: ArgumentParser) -> None:
     _add_number(command, "--limit", "how many at most", _MANY)
     command.add_argument("--yes", action="store_true", help="do not ask before many are changed")
+    _add_note(command)
+
+
+def _add_note(command: ArgumentParser) -> None:
     command.add_argument("--why", metavar="TEXT", default="", help="noted with what is done")
     command.add_argument("--by", metavar="NAME", help="who does it (default: your login name)")
 
@@ -245,52 +272,11 @@ def _add_duration(
     command: ArgumentParser, name: str, text: str, default: Duration | None = None
 ) -> None:
     told = f"{text}, such as 12h or 30d" if default is None else f"{text} (default: {default})"
-    command.add_argument(name, metavar="TIME", type=_duration(name), default=default, help=told)
+    command.add_argument(
+        name, metavar="TIME", type=values.duration(name), default=default, help=told
+    )
 
 
 def _add_number(command: ArgumentParser, name: str, text: str, default: int) -> None:
     told = f"{text} (default: {default})"
-    command.add_argument(name, metavar="N", type=_number(name), default=default, help=told)
-
-
-# ---- Values ------------------------------------------------------------------------------------
-
-
-def _name(where: str, what: str) -> Callable[[str], str]:
-    def name(text: str) -> str:
-        try:
-            return check_id(text, what)
-        except MessageError as error:
-            raise ConfigError(f"{where}: {error}; no record can have it") from error
-
-    return name
-
-
-def _duration(where: str) -> Callable[[str], str]:
-    def duration(text: str) -> str:
-        seconds(text, where)
-        return text
-
-    return duration
-
-
-def _lease(text: str) -> str:
-    lease_seconds(text)
-    return text
-
-
-def _number(where: str) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not _NUMBER.fullmatch(text):
-            raise ConfigError(f"{where}: {text!r} is no whole number from 1 to 999999999")
-        return int(text)
-
-    return number
-
-
-def _retention(text: str) -> tuple[str, str]:
-    # A consumer's name may hold an equals sign; a duration never does.
-    consumer, equals, kept = text.rpartition("=")
-    if not equals:
-        raise ConfigError(f'--retention: {text!r} names no consumer; write "billing=90d"')
-    return _name("--retention", "consumer")(consumer), _duration("--retention")(kept)
+    command.add_argument(name, metavar="N", type=values.number(name), default=default, help=told)

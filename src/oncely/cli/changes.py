@@ -47,7 +47,7 @@ def _change(parsed: argparse.Namespace, verb: str, done: str, change: _Change) -
             changed = change(
                 ledger,
                 records,
-                by=parsed.by or _login_name(),
+                by=parsed.by or login_name(),
                 why=parsed.why,
                 on_each=lambda turn: progress.show(f"{turn:,} of {len(records):,}"),
             )
@@ -88,7 +88,8 @@ def _agreed(verb: str, records: Sequence[Record]) -> bool:
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def _login_name() -> str:
+def login_name() -> str:
+    """Who types this."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -4,10 +4,11 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import asdict
 
 from oncely.cli.loading import load_consumer
+from oncely.cli.opening import opened, opened_transport
 from oncely.cli.progress import Progress
 from oncely.cli.tables import new_table, put
 from oncely.cli.terminal import shown
@@ -27,19 +28,23 @@ def consume(parsed: argparse.Namespace) -> int:
     with _handlers_print_elsewhere(parsed):
         if parsed.lifeline is not None:
             return _work(parsed)
-        consumer = load_consumer(parsed.consumer)
-        _check_shared(consumer, parsed.workers)
-        with Progress() as progress:
-            if parsed.workers > 1:
-                report = _supervise(parsed, consumer, progress)
-            else:
-                report = consumer.consume(
-                    drain=parsed.drain,
-                    stop_on_signals=True,
-                    on_progress=lambda report: progress.show(_line(report)),
-                )
+        with _loaded(parsed) as consumer:
+            _check_shared(consumer, parsed.workers)
+            report = _followed(parsed, consumer)
     _tell(report, as_json=parsed.json)
     return int(bool(report.failed or report.dead_lettered))
+
+
+def _followed(parsed: argparse.Namespace, consumer: Consumer) -> Report:
+    """Run it, and show where it stands."""
+    with Progress() as progress:
+        if parsed.workers > 1:
+            return _supervise(parsed, consumer, progress)
+        return consumer.consume(
+            drain=parsed.drain,
+            stop_on_signals=True,
+            on_progress=lambda report: progress.show(_line(report)),
+        )
 
 
 @contextmanager
@@ -50,6 +55,18 @@ def _handlers_print_elsewhere(parsed: argparse.Namespace) -> Iterator[None]:
         return
     with redirect_stdout(sys.stderr):
         yield
+
+
+@contextmanager
+def _loaded(parsed: argparse.Namespace) -> Iterator[Consumer]:
+    """The consumer, with the ledger and the transport that were typed, else its own."""
+    consumer = load_consumer(parsed.consumer)
+    with ExitStack() as stack:
+        if parsed.ledger is not None:
+            consumer.redirect(ledger=stack.enter_context(opened(parsed)))
+        if parsed.transport is not None:
+            consumer.redirect(transport=stack.enter_context(opened_transport(parsed)))
+        yield consumer
 
 
 def _check_shared(consumer: Consumer, workers: int) -> None:
@@ -69,9 +86,11 @@ def _work(parsed: argparse.Namespace) -> int:
     """As one of several workers: what there is to say goes to the supervisor."""
     line = Lifeline(parsed.lifeline)
     try:
-        consumer = load_consumer(parsed.consumer)
-        line.grace_s = _grace_s(consumer)
-        report = consumer.consume(drain=parsed.drain, stop_on_signals=True, on_progress=line.show)
+        with _loaded(parsed) as consumer:
+            line.grace_s = _grace_s(consumer)
+            report = consumer.consume(
+                drain=parsed.drain, stop_on_signals=True, on_progress=line.show
+            )
     except OncelyError as error:
         line.fail(str(error))
         return 2 if isinstance(error, ConfigError) else 1
@@ -82,6 +101,8 @@ def _work(parsed: argparse.Namespace) -> int:
 def _supervise(parsed: argparse.Namespace, consumer: Consumer, progress: Progress) -> Report:
     command = [sys.executable, "-m", "oncely", "consume", parsed.consumer]
     command += [f"--{name}" for name in ("drain", "json") if getattr(parsed, name)]
+    typed = {name: getattr(parsed, name) for name in ("ledger", "transport")}
+    command += [f"--{name}={value}" for name, value in typed.items() if value is not None]
     supervisor = Supervisor(
         command,
         parsed.workers,

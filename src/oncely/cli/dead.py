@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely.cli.opening import opened_transport
+from oncely.cli.resetting import Resets, reset_failed
 from oncely.cli.tables import cell, new_table, put
 from oncely.cli.terminal import moment, shortened, span
 from oncely.core.errors import ConfigError, RefusedError, mask_passwords
@@ -20,6 +21,10 @@ from oncely.transports.base import DeadLettered, Transport
 
 _SHOWN = 2_000
 """Characters of a body."""
+_NO_LEDGER = (
+    "no ledger was named, so no tries begin again: what has spent them will be set aside again, "
+    "unless it is retried with --ledger URL --consumer NAME"
+)
 
 
 def list_letters(parsed: argparse.Namespace) -> int:
@@ -62,18 +67,33 @@ def retry(parsed: argparse.Namespace) -> int:
         letters, more = _first(transport, parsed)
         if not parsed.all:
             letters = [letter for letter in letters if letter.message.id in parsed.ids]
+        # Before they go back: a consumer that is quicker would set them aside again. After a crash
+        # in between, the same command does the rest.
+        resets = reset_failed(parsed, letters) if parsed.ledger else None
         retried = transport.retry(letters)
     there = {letter.message.id for letter in letters}
     missing = [id_ for id_ in parsed.ids if id_ not in there]
-    if parsed.json:
-        print(json.dumps({"retried": retried, "missing": missing}))
-    else:
-        print(f"put back: {retried:,}")
+    _tell_retried(parsed, retried, missing, resets)
     if missing:
         raise RefusedError(_not_there(parsed, missing, more=more))
     if parsed.all and more:
         print(f"the first {parsed.limit:,} only; there are more, see --limit", file=sys.stderr)
     return 0
+
+
+def _tell_retried(
+    parsed: argparse.Namespace, retried: int, missing: Sequence[str], resets: Resets | None
+) -> None:
+    if parsed.json:
+        counts = {"retried": retried, "missing": missing}
+        print(json.dumps(counts if resets is None else counts | resets.as_dict()))
+    else:
+        reset = "" if resets is None else f"; reset: {resets.done:,}"
+        print(f"put back: {retried:,}{reset}")
+    if resets is not None:
+        resets.tell_left()
+    elif retried:
+        print(_NO_LEDGER, file=sys.stderr)
 
 
 def _first(transport: Transport, parsed: argparse.Namespace) -> tuple[list[DeadLettered], bool]:
