@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -20,6 +20,7 @@ from random import Random
 
 from rich.console import Console
 from rich.table import Table
+from sqlalchemy import Connection, insert
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from tests import servers
 
@@ -30,7 +31,8 @@ from shop import Shop
 
 BODY = b"x" * 1024
 COPIES = 0.1
-TOGETHER = 100
+ACKNOWLEDGED = 100
+"""Together, by the driver alone."""
 _COPIED_FROM = 1_000
 
 
@@ -85,7 +87,7 @@ class Bench:
 
 def acknowledging(bench: Bench, queue: str) -> None:
     """The limit: the driver alone."""
-    bare_pika.take(bench.url, queue, bench.messages, together=TOGETHER)
+    bare_pika.take(bench.url, queue, bench.messages, together=ACKNOWLEDGED)
 
 
 def seed(bench: Bench, queue: str) -> None:
@@ -111,28 +113,40 @@ def once_large(bench: Bench, queue: str) -> None:
 def transactional(bench: Bench, queue: str) -> None:
     """A handler that adds a row to its session, in the transaction of its window."""
 
-    def insert(message: Message, session: Session) -> None:
+    def add(message: Message, session: Session) -> None:
         session.add(Order(content=message.id))
 
     consumer = bench.consumer(queue, 1_000).transactional(sessionmaker(bench.shop.engine))
-    consumer.consume(insert, drain=True)
+    consumer.consume(add, drain=True)
+
+
+def together(bench: Bench, queue: str) -> None:
+    """A handler that inserts a row for each of its window's messages."""
+    statement = insert(Order)
+
+    def insert_all(messages: Sequence[Message], connection: Connection) -> None:
+        connection.execute(statement, [{"content": message.id} for message in messages])
+
+    consumer = bench.consumer(queue, 1_000).transactional(bench.shop.engine, together=True)
+    consumer.consume(insert_all, drain=True)
 
 
 def session_each(bench: Bench, queue: str) -> None:
     """The same handler's work with a session and a commit for each message, and no ledger."""
     sessions = sessionmaker(bench.shop.plain)
 
-    def insert(message_id: str) -> None:
+    def add(message_id: str) -> None:
         with sessions.begin() as session:
             session.add(Order(content=message_id))
 
-    bare_pika.take(bench.url, queue, bench.messages, insert)
+    bare_pika.take(bench.url, queue, bench.messages, add)
 
 
 LIMIT, SEED, BUSINESS = "pika alone", "pika, three statements", "pika, insert and commit"
 SESSION = "pika, session and commit"
 ONCE, LARGE = "consumer", "consumer, windows of 1,000"
-TRANSACTIONAL = "consumer, transactional, 1,000"
+TRANSACTIONAL = "consumer, session of a window"
+TOGETHER = "consumer, window together"
 WAYS: dict[str, Callable[[Bench, str], None]] = {
     LIMIT: acknowledging,
     SEED: seed,
@@ -141,6 +155,7 @@ WAYS: dict[str, Callable[[Bench, str], None]] = {
     ONCE: once,
     LARGE: once_large,
     TRANSACTIONAL: transactional,
+    TOGETHER: together,
 }
 FEW = {SEED, BUSINESS, SESSION}
 """Slow ways, which take a tenth of the messages."""

@@ -60,7 +60,8 @@ class Consumer:
         self._on_failed: list[Listener] = []
         self._begins: Begins | AsyncBegins | None = None
         self._concurrency = 1
-        self._window = 250
+        self._window = 500
+        self._is_together = False
         self.grace_s = 30.0
         self._is_ordered = False
         self._stop = threading.Event()
@@ -125,19 +126,21 @@ class Consumer:
         self._metadata_of = _metadata_of(metadata)
         return self
 
-    def transactional(self, source: Begins | AsyncBegins) -> Self:
+    def transactional(self, source: Begins | AsyncBegins, *, together: bool = False) -> Self:
         """Give the handler a connection of this Engine or session factory, to the ledger's own
         database: what it does there is committed with its claim, or undone with it.
 
         The messages of a window have one transaction where all succeed, else each has its own,
-        for which its handler is called again.
+        for which its handler is called again. A handler that takes them `together` is called with
+        a list of all that are new in a window, or with a list of one; it cannot be async, sends
+        nothing and keeps no steps or results, and there is no middleware around it.
         """
         if not callable(getattr(source, "begin", None)):
             raise ConfigError(
                 f"transactional: {type(source).__name__} is no engine; "
                 "hand over a SQLAlchemy Engine or sessionmaker"
             )
-        self._begins = source
+        self._begins, self._is_together = source, together
         return self
 
     def tries(self, tries: int) -> Self:
@@ -270,6 +273,7 @@ class Consumer:
             handlers=handlers,
             handling=self._handling(policy),
             begins=self._begins,
+            is_together=self._is_together,
         )
         self._check(parts)
         return Settings(
@@ -290,7 +294,8 @@ class Consumer:
 
     def _check(self, parts: Parts) -> None:
         """Raise ConfigError where the parts do not go together."""
-        names = ["message"] if self._begins is None else ["message", "connection"]
+        names = ["messages" if self._is_together else "message"]
+        names += [] if self._begins is None else ["connection"]
         for handler in parts.handlers.all:
             check_takes(handler, "handler", names)
             if self._begins is not None:
@@ -304,6 +309,19 @@ class Consumer:
                 "transactional: a middleware is async, and the handlers are not; write both as "
                 "`async def`, with an AsyncEngine"
             )
+        if self._is_together:
+            _check_together(parts)
+
+
+def _check_together(parts: Parts) -> None:
+    if parts.are_async:
+        raise ConfigError("transactional: together is for handlers that are not async")
+    if parts.outer or parts.inner:
+        raise ConfigError(
+            "transactional: a middleware stands around one message; leave out together=True"
+        )
+    if parts.handling is not None and parts.handling.keeps_result:
+        raise ConfigError('transactional: together keeps no results; write Policy(results="off")')
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """What is being processed now, in this thread and task: how a message reaches its claim."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
@@ -88,5 +87,7 @@ class entered:  # noqa: N801 - reads as a statement.
     def __exit__(self, *_: object) -> None:
         # A generator may be closed by another task than the one that began it: what is processed
         # there is not what was entered here.
-        with suppress(ValueError):
+        try:  # noqa: SIM105 - cheaper than `suppress`, and this is entered for each message.
             _current.reset(self._token)
+        except ValueError:
+            pass

@@ -80,9 +80,10 @@ class Heartbeat:
         By this process's own monotonic clock, counted from before each exchange with the store:
         it errs on the early side.
         """
-        with self._lock:
-            good_until = self._good_until.get(_name(claim))
-        return self._lease_s is None or (good_until is not None and time.monotonic() < good_until)
+        if self._lease_s is None:
+            return True
+        good_until = self._good_until.get(_name(claim))
+        return good_until is not None and time.monotonic() < good_until
 
     def _beat(self, lease_s: float) -> None:
         while not self._stopped.wait(lease_s / _BEATS_PER_LEASE):

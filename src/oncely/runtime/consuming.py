@@ -32,8 +32,8 @@ from oncely.runtime.claims import Claims, MetadataOf
 from oncely.runtime.deferred import Deferred
 from oncely.runtime.lanes import Lanes
 from oncely.runtime.report import Report
-from oncely.runtime.running import AsyncRunning, Parts, Running
-from oncely.runtime.settling import Settling
+from oncely.runtime.running import AsyncRunning, Parts, Running, RunningTogether
+from oncely.runtime.stages import Stage
 from oncely.runtime.threads import Loop, Place, Threads
 from oncely.runtime.transactions import Transactions
 from oncely.runtime.turn import Turn
@@ -46,6 +46,9 @@ _IDLE_S = 0.1
 _SHORTEST_REST_S = 0.002
 _LONGEST_REST_S = 0.05
 """How long to wait for a handler's end before deliveries are looked for again."""
+_GATHER_S = 0.005
+"""How long fewer deliveries than a window wait for others, while there is something else to do: a
+claiming, and a storing, cost nearly the same for one as for many."""
 _AWAY_S = 1.0
 _HOLD = timedelta(seconds=10)
 """For what a consumer sends: after a failure it is sent again when that is over."""
@@ -92,6 +95,10 @@ class Consuming:
         self._on_progress = on_progress
         self._pace = _Pace(settings)
         self._lanes = Lanes(is_ordered=settings.is_ordered)
+        self._arrived: list[Delivery] = []
+        """What is not claimed yet."""
+        self._begin_at = 0.0
+        """`time.monotonic()` when what has arrived or is ready waits for no more."""
         self._in_flight: set[Turn] = set()
         self._ready: list[Turn] = []
         """What stood behind others, and can run now."""
@@ -109,7 +116,8 @@ class Consuming:
             if handling.ledger.can_defer:
                 self._deferred = Deferred(Relay(handling.ledger, transport, hold=_HOLD))
         self._place = _place(settings)
-        self._settling = Settling(transport)
+        self._storing = Stage("oncely-storing", self._store, self._place.ring)
+        self._settling = Stage("oncely-settling", self._settle, lambda: None)
 
     # ---- The way of the whole ------------------------------------------------------------------
 
@@ -123,6 +131,7 @@ class Consuming:
             self._wait_for_the_rest()
         finally:
             self._place.stop()
+            self._storing.close()
             self._give_back()
             self._place.close()
             self._settling.close()
@@ -132,9 +141,9 @@ class Consuming:
     def _go_on(self) -> bool:
         """Whether anything has happened."""
         ended = self._end(self._place.collect(0.0))
-        deliveries = self._receive()
-        self._begin(deliveries)
-        if ended or deliveries or self._ready or self._answered:
+        self._receive()
+        has_begun = self._begin_gathered()
+        if ended or has_begun or self._answered:
             self._rest_s = _SHORTEST_REST_S
             return True
         if self._in_flight:
@@ -144,10 +153,10 @@ class Consuming:
             self.report.deferred_sent += self._deferred.send_again()
         return False
 
-    def _receive(self) -> Sequence[Delivery]:
-        room = self._pace.room(self._in_flight)
+    def _receive(self) -> None:
+        room = self._pace.room(len(self._in_flight)) - len(self._arrived)
         if room <= 0:
-            return []
+            return
         wait_s = 0.0 if self._in_flight else _IDLE_S
         try:
             deliveries = self._transport.receive(self._settings.queue, room, wait_s)
@@ -157,9 +166,21 @@ class Consuming:
             # It was there, and will be again.
             _log.warning("broker_is_away", extra={"error": describe(error)})
             self._stop.wait(_AWAY_S)
-            return []
+            return
         self._has_received = True
-        return deliveries
+        self._arrived += deliveries
+
+    def _begin_gathered(self) -> bool:
+        """Begin what has arrived, and what is ready, unless it is to wait for more."""
+        if not (self._arrived or self._ready):
+            return False
+        is_full = self._pace.room(len(self._in_flight)) <= len(self._arrived)
+        is_idle = len(self._in_flight) == len(self._ready)
+        if not (is_full or is_idle) and time.monotonic() < self._begin_at:
+            return False
+        self._begin()
+        self._begin_at = time.monotonic() + _GATHER_S
+        return True
 
     def _is_drained(self) -> bool:
         if self._in_flight or (self._deferred is not None and self._deferred.is_unsent):
@@ -181,10 +202,11 @@ class Consuming:
         left_s = self._settings.grace_s
         until = time.monotonic() + left_s
         while self._in_flight and left_s > 0:
-            self._begin([])
+            self._begin()
             self._end(self._place.collect(0.0 if self._answered else min(left_s, _IDLE_S)))
             left_s = until - time.monotonic()
         self._end(self._place.collect(0.0))
+        self._conclude(self._storing.wait())
 
     def _give_back(self) -> None:
         """Release what runs longer than that, and what has not begun."""
@@ -194,8 +216,9 @@ class Consuming:
 
     # ---- Beginning -----------------------------------------------------------------------------
 
-    def _begin(self, deliveries: Iterable[Delivery]) -> None:
-        turns = [self._turn(delivery) for delivery in deliveries]
+    def _begin(self) -> None:
+        turns = [self._turn(delivery) for delivery in self._arrived]
+        self._arrived.clear()
         self.report.received += len(turns)
         self._in_flight.update(turns)
         ready, self._ready = [*self._ready, *self._lanes.enter(turns)], []
@@ -238,28 +261,43 @@ class Consuming:
     # ---- Ending --------------------------------------------------------------------------------
 
     def _end(self, turns: Sequence[Turn]) -> bool:
-        """Settle these and what else has ended, and make ready what stood behind them; whether
+        """Have stored how these and what else has ended, and conclude what is stored; whether
         there was anything.
         """
         ended, self._answered = [*self._answered, *turns], []
         if ended:
-            self._conclude(ended)
-            self._ready += self._lanes.leave(ended)
-        return bool(ended)
+            self._pace.learn(ended)
+            self._storing.put(ended)
+        stored = self._storing.collect()
+        self._conclude(stored)
+        return bool(ended or stored)
 
-    def _conclude(self, turns: Sequence[Turn]) -> None:
-        self._pace.learn(turns)
+    def _store(self, turns: Sequence[Turn]) -> None:
         if self._claims is not None:
             self._claims.end(turns)
+
+    def _conclude(self, turns: Sequence[Turn]) -> None:
+        """Settle these, and make ready what stood behind them."""
+        if not turns:
+            return
         for turn in turns:
             turn.verdict = self._verdict(turn)
             self._lanes.note(turn, turn.verdict)
             self._count(turn)
         self._send_deferred(turns)
         reached("before_acknowledge")
-        self._settling.settle([(t.delivery, t.verdict) for t in turns if t.verdict is not None])
+        self._settling.put(turns)
+        self._settling.collect()
         self._in_flight.difference_update(turns)
+        self._ready += self._lanes.leave(turns)
         self._on_progress(self.report)
+
+    def _settle(self, turns: Sequence[Turn]) -> None:
+        try:
+            self._transport.settle([(t.delivery, t.verdict) for t in turns if t.verdict])
+        except TransportError:
+            # They come again, and are known.
+            _log.warning("settling_failed", exc_info=True, extra={"count": len(turns)})
 
     def _verdict(self, turn: Turn) -> Verdict:
         if turn.put_off_s is not None:
@@ -346,20 +384,20 @@ class _Pace:
         most = min(settings.window, _GROWS * self._window)
         self._window = max(settings.concurrency, min(fitting, most))
 
-    def room(self, in_flight: set[Turn]) -> int:
+    def room(self, in_flight: int) -> int:
         """How many more may come."""
-        return min(self._window, 2 * self._window - len(in_flight))
+        return min(self._window, 2 * self._window - in_flight)
 
 
 def _place(settings: Settings) -> Place:
     parts = settings.parts
     if parts.are_async:
         return Loop(AsyncRunning(parts).run, settings.concurrency)
-    run = Running(parts).run
+    running = RunningTogether(parts) if parts.is_together else Running(parts)
     if parts.begins is None or parts.handling is None:
-        return Threads(run, settings.concurrency)
-    together = Transactions(parts.handling, parts.begins, run).run_many
-    return Threads(run, settings.concurrency, together)
+        return Threads(running.run, settings.concurrency)
+    transactions = Transactions(parts.handling, parts.begins, running.run_all)
+    return Threads(running.run, settings.concurrency, transactions.run_many)
 
 
 def _may_have_sent(turn: Turn) -> bool:

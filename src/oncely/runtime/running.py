@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,8 @@ class Parts:
     handling: Handling | None
     begins: Any = None
     """A Begins or AsyncBegins where handlers work in one transaction with their claims."""
+    is_together: bool = False
+    """Whether handlers take all the messages of a transaction at once."""
 
     @property
     def are_async(self) -> bool:
@@ -55,8 +58,16 @@ class Running:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._inner = chained(parts.inner, _handle)
+        self._inner = chained(parts.inner, self._handle)
         self._outer = chained(parts.outer, self._barrier)
+
+    def run_all(self, turns: Sequence[Turn]) -> bool:
+        """Run these, which share a transaction, until one fails; whether none has."""
+        for turn in turns:
+            self.run(turn)
+            if turn.error is not None:
+                return False
+        return True
 
     def run(self, turn: Turn) -> None:
         """Run it; what is raised is kept with it."""
@@ -89,6 +100,38 @@ class Running:
             turn.error = error
             raise
         return turn.result
+
+    def _handle(self, message: Message) -> Any:
+        turn = _calling()
+        return turn.handler(message) if turn.link is None else turn.handler(message, turn.link)
+
+
+class RunningTogether(Running):
+    """The same for handlers that take all the messages of a transaction at once."""
+
+    def run_all(self, turns: Sequence[Turn]) -> bool:
+        """Hand these to their handlers, as far as they are granted; whether none fails."""
+        granted = [turn for turn in turns if isinstance(turn.begun, HeldMessage)]
+        by_handler: dict[Callable[..., Any], list[Turn]] = defaultdict(list)
+        for turn in granted:
+            by_handler[turn.handler].append(turn)
+            turn.has_started = turn.has_run = turn.is_called = True
+        began = time.perf_counter()
+        try:
+            for handler, those in by_handler.items():
+                ended(handler, [turn.message for turn in those], those[0].link)
+        except BaseException:  # noqa: BLE001 - each alone tells what is wrong, and with which.
+            _log.info("handler_of_many_failed", exc_info=True)
+            return False
+        for turn in granted:
+            turn.took_s = (time.perf_counter() - began) / len(granted)
+        return True
+
+    def _handle(self, message: Message) -> Any:
+        turn = _calling()
+        # As in a window: there no message is the one that is being processed.
+        with entered(None):
+            return turn.handler([message], turn.link)
 
 
 class AsyncRunning:
@@ -204,11 +247,6 @@ def _raised(turn: Turn, error: BaseException) -> None:
 
 def _kept(handling: Handling | None, result: Any) -> Any:
     return json_value(result) if handling is not None and handling.keeps_result else result
-
-
-def _handle(message: Message) -> Any:
-    turn = _calling()
-    return turn.handler(message) if turn.link is None else turn.handler(message, turn.link)
 
 
 def _calling() -> Turn:

@@ -50,6 +50,10 @@ class Place(ABC):
         self._collect_at = now + _TELL_S
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
+    def ring(self) -> None:
+        """Wake whoever collects."""
+        self._bell.put(None)
+
     def _is_rung(self, timeout_s: float) -> bool:
         try:
             self._bell.get(timeout_s > 0, timeout_s)
@@ -110,7 +114,7 @@ class Threads(Place):
                 if self._pid != os.getpid():
                     return  # The handler has forked: what follows is its parent's.
                 self._ended.append(turn)
-            self._bell.put(None)
+            self.ring()
 
 
 class Loop(Place):
@@ -174,4 +178,4 @@ class Loop(Place):
 
     def _ring(self) -> None:
         self._is_ringing = False
-        self._bell.put(None)
+        self.ring()

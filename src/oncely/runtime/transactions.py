@@ -17,12 +17,16 @@ _log = logging.getLogger(__name__)
 
 
 class Transactions:
-    """Runs turns together, by `run`, in a transaction that `begins` begins."""
+    """Runs turns together in a transaction that `begins` begins, by `run_all`, which tells whether
+    all have succeeded.
+    """
 
-    def __init__(self, handling: Handling, begins: Begins, run: Callable[[Turn], None]) -> None:
+    def __init__(
+        self, handling: Handling, begins: Begins, run_all: Callable[[Sequence[Turn]], bool]
+    ) -> None:
         self._handling = handling
         self._begins = begins
-        self._run = run
+        self._run_all = run_all
 
     def run_many(self, turns: Sequence[Turn]) -> None:
         """Together where all succeed, which is stored then; else they are as they were."""
@@ -45,9 +49,8 @@ class Transactions:
                 self._claim(turns, inbox)
                 for turn in turns:
                     turn.link = link
-                    self._run(turn)
-                    if turn.error is not None:
-                        raise _FailedError
+                if not self._run_all(turns):
+                    raise _FailedError
                 self._complete(turns, inbox)
                 reached("before_commit")
         except _FailedError:

@@ -11,7 +11,7 @@ Clock = Callable[[], float]
 """Seconds, from any moment on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Delivery:
     """One arrival of a message. It is held, for nobody else, until it is settled."""
 

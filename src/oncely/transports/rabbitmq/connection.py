@@ -25,6 +25,7 @@ ANSWER_S = 30.0
 _CLOSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
+_RECEIVE_BYTES = 1 << 16
 _FRAME = struct.Struct(">BHL")
 _CONTENT = struct.Struct(">HHQ")
 
@@ -39,7 +40,12 @@ class ChannelLost(TransportError):
 
 
 class _Connection(SelectConnection):
-    """Pika's, but that one message with broken properties does not end it, time and again."""
+    """Pika's, but that one message with broken properties does not end it, time and again, and
+    that it receives much at a time.
+    """
+
+    _received = b""
+    """Of a frame that is not whole yet."""
 
     @property
     def is_written(self) -> bool:
@@ -50,6 +56,20 @@ class _Connection(SelectConnection):
         """End it without a word to the broker, who may not be listening."""
         self._terminate_stream(error)  # type: ignore[attr-defined]
 
+    def _proto_connection_made(self, transport: Any) -> None:
+        # Each receiving lets go of the interpreter, and those who work would let it wait for long.
+        transport._MAX_RECV_BYTES = _RECEIVE_BYTES
+        super()._proto_connection_made(transport)  # type: ignore[misc]
+
+    def _on_data_available(self, data_in: bytes) -> None:
+        """Frame by frame: pika copies all that is left after each."""
+        data = self._received + data_in
+        start, size = 0, len(data)
+        while (end := _end_of_frame(data, start)) <= size:
+            super()._on_data_available(data[start:end])  # type: ignore[misc]
+            start = end
+        self._received = data[start:]
+
     def _read_frame(self) -> Any:
         try:
             return super()._read_frame()  # type: ignore[misc]
@@ -57,6 +77,15 @@ class _Connection(SelectConnection):
             if read := _without_properties(self._frame_buffer):  # type: ignore[attr-defined]
                 return read
             raise
+
+
+def _end_of_frame(data: bytes, start: int) -> int:
+    if len(data) < start + _FRAME.size:
+        return len(data) + 1
+    if data.startswith(b"AMQP"):
+        return len(data)  # No frame: the broker speaks another version.
+    _, _, size = _FRAME.unpack_from(data, start)
+    return start + _FRAME.size + int(size) + spec.FRAME_END_SIZE
 
 
 def _without_properties(data: bytes) -> tuple[int, frame.Header] | None:

@@ -1,0 +1,58 @@
+"""Stages: what is done to batches on a thread of its own, while others are received and claimed."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_MOST = 2
+"""Batches that may be under way: more would only wait for each other."""
+
+
+class Stage(Generic[T]):
+    """Does `work` to one batch after another; `ring` is called as soon as one is done."""
+
+    def __init__(
+        self, name: str, work: Callable[[Sequence[T]], object], ring: Callable[[], object]
+    ) -> None:
+        self._work = work
+        self._ring = ring
+        self._thread = ThreadPoolExecutor(1, name)
+        self._under_way: deque[Future[Sequence[T]]] = deque()
+        self._done: list[T] = []
+
+    def put(self, batch: Sequence[T]) -> None:
+        """Have this done after those before it; waits while too many are under way. Raises what
+        the work on an earlier one has raised, as do the others.
+        """
+        while len(self._under_way) >= _MOST:
+            self._take_first()
+        future = self._thread.submit(self._do, batch)
+        self._under_way.append(future)
+        future.add_done_callback(lambda _: self._ring())
+
+    def collect(self) -> list[T]:
+        """What is done since, in order."""
+        while self._under_way and self._under_way[0].done():
+            self._take_first()
+        done, self._done = self._done, []
+        return done
+
+    def wait(self) -> list[T]:
+        """The same, when all is done."""
+        while self._under_way:
+            self._take_first()
+        return self.collect()
+
+    def close(self) -> None:
+        """Wait for what is under way; nothing more is to be put."""
+        self._thread.shutdown()
+
+    def _take_first(self) -> None:
+        self._done += self._under_way.popleft().result()
+
+    def _do(self, batch: Sequence[T]) -> Sequence[T]:
+        self._work(batch)
+        return batch
