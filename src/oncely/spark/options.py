@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import Message, check_id
@@ -15,6 +15,7 @@ from oncely.core.policy import POLICY_FIELDS, Policy
 from oncely.locations import check_shared
 
 Handler = Callable[[Message], Any]
+Mode = Literal["leased"]
 
 _DEFAULT_CHUNK = 1_000
 _NAMES = frozenset(
@@ -30,6 +31,7 @@ _SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname", "outputmode"
 class SinkOptions:
     """What `format("oncely")` was told, checked; travels to the executors."""
 
+    mode: Mode
     consumer: str
     ledger: str
     """A ledger's URL, or env:NAME or file:PATH, read where the ledger is opened."""
@@ -65,11 +67,9 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     """Check the options of the sink. Raises ConfigError, which names the option."""
     given = {name.lower(): value for name, value in options.items()}
     _refuse_unknown(given)
-    mode = given.get("mode", "leased")
-    if mode != "leased":
-        raise ConfigError(f'option mode: {mode!r} is not offered; write "leased"')
     policy = read_policy(_policy_values(given), given.get("handler_path"))
     return SinkOptions(
+        mode=_mode(given.get("mode", "leased")),
         consumer=_consumer(_required(given, "consumer", "billing")),
         ledger=check_shared(_required(given, "ledger", "sqlite:////var/lib/ledger.db")),
         handler=_required(given, "handler", "shop.billing:charge"),
@@ -82,6 +82,13 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         channel=given.get("channel"),
         channel_token=given.get("channel_token", ""),
     )
+
+
+def _mode(mode: str) -> Mode:
+    if mode not in get_args(Mode):
+        modes = ", ".join(f'"{each}"' for each in get_args(Mode))
+        raise ConfigError(f"option mode: {mode!r} is not offered; write one of {modes}")
+    return cast(Mode, mode)
 
 
 def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:

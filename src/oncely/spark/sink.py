@@ -20,9 +20,9 @@ from oncely.ledger import Ledger
 from oncely.locations import open_named_ledger
 from oncely.spark.channel import TaskChannel, report_batch
 from oncely.spark.counts import Counts
-from oncely.spark.options import SinkOptions, import_function, read_options
+from oncely.spark.modes import check_columns, open_task
+from oncely.spark.options import SinkOptions, read_options
 from oncely.spark.quarantine import Quarantine, remove_stale
-from oncely.spark.rows import check_schema
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -51,8 +51,9 @@ class OncelyDataSource(DataSource):
         """The writer of a batch; raises ConfigError for wrong options or columns."""
         if overwrite:
             raise ConfigError('mode overwrite: effects cannot be undone; write .mode("append")')
-        check_schema(schema)
-        return OncelyWriter(read_options(self.options))
+        options = read_options(self.options)
+        check_columns(options, schema)
+        return OncelyWriter(options)
 
     def streamWriter(  # noqa: N802 - Spark's name.
         self,
@@ -60,8 +61,9 @@ class OncelyDataSource(DataSource):
         overwrite: bool,  # noqa: ARG002 - Spark's own signature.
     ) -> "OncelyStreamWriter":
         """The writer of a stream; raises ConfigError for wrong options or columns."""
-        check_schema(schema)
-        return OncelyStreamWriter(read_options(self.options))
+        options = read_options(self.options)
+        check_columns(options, schema)
+        return OncelyStreamWriter(options)
 
 
 class OncelyWriter(DataSourceArrowWriter):
@@ -109,17 +111,14 @@ def _property(name: str) -> str | None:
 
 
 def _run_task(options: SinkOptions, batch: str, batches: Iterator["RecordBatch"]) -> TaskReport:
-    from oncely.spark.task import LeasedTask
-
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     ledger = _ledger(options.ledger)
-    handler = import_function(options.handler, "handler", options.handler_path)
     quarantine = Quarantine(options.quarantine, f"{batch}{partition:05d}.parquet")
     channel = TaskChannel(options.channel, options.channel_token)
     whole = None
     try:
-        task = LeasedTask(ledger, options, handler, quarantine, channel)
+        task = open_task(ledger, options, quarantine, channel)
         with rarely_collecting():
             task.run(batches)
         report = TaskReport(task.counts, batch, quarantine.close())
