@@ -3,11 +3,14 @@
 A server that cannot be had skips the tests that need it, and fails them in CI.
 """
 
+import fcntl
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -105,14 +108,15 @@ def mysql_url(mariadb: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def redis_url(redis_server: str) -> str:
+def redis_url(redis_server: str) -> Iterator[str]:
     """The URL of an empty database on a Redis; the fifteenth test after this one empties it."""
     import redis
 
     url = _url_of(redis_server, str(next(_REDIS_NUMBERS)))
-    with redis.Redis.from_url(url) as client:
-        client.flushdb()
-    return url
+    with _alone_at("ONCELY_TEST_REDIS_URL"):
+        with redis.Redis.from_url(url) as client:
+            client.flushdb()
+        yield url
 
 
 @pytest.fixture
@@ -123,8 +127,9 @@ def rabbitmq_url(request: pytest.FixtureRequest) -> Iterator[str]:
     use are deleted before the test.
     """
     if url := os.environ.get("ONCELY_TEST_RABBITMQ_URL"):
-        _delete_queues(url)
-        yield url
+        with _alone_at("ONCELY_TEST_RABBITMQ_URL"):
+            _delete_queues(url)
+            yield url
         return
     server: Rabbitmq = request.getfixturevalue("rabbitmq")
     name = _new_name()
@@ -150,6 +155,17 @@ def _shared(kind: type[Server], variable: str) -> Iterator[str]:
         return
     with available(kind) as server:
         yield server.url
+
+
+@contextmanager
+def _alone_at(variable: str) -> Iterator[None]:
+    """Where it names a server, which all processes share, their tests take turns."""
+    if not os.environ.get(variable):
+        yield
+        return
+    with (Path(tempfile.gettempdir()) / f"{variable}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _new_name() -> str:
@@ -204,5 +220,5 @@ def _delete_queues(url: str) -> None:
     with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
         channel = connection.channel()
         for name in QUEUES:
-            channel.queue_delete(name)
-            channel.queue_delete(f"{name}.dead")
+            for suffix in ("", ".dead", ".delay.10", ".delay.1000", ".delay.longer"):
+                channel.queue_delete(f"{name}{suffix}")

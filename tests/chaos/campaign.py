@@ -29,10 +29,7 @@ _COPIES = 0.2
 """Which part of all messages is published for the second time."""
 _MESSAGES_PER_STRIKE = 200
 """In a long campaign; in a short one each kind of strike comes once."""
-_LONG = 1_000
 _POLL_S = 0.02
-_STANDSTILL_S = 240.0
-"""A delay queue of RabbitMQ that was killed may keep messages for three minutes more."""
 _EFFECTS = "CREATE TABLE effects (message_id text, fence bigint, pid bigint)"
 _TERMINATE = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -63,7 +60,6 @@ class Campaign:
         self._random = random.Random(seed)
         self._workers = Workers(Task(servers.queue_url, servers.postgresql.url, str(folder)))
         self._ids = self._drawn_ids(messages)
-        self._is_long = messages > _LONG
         self._strikes = self._drawn_strikes(messages)
 
     def run(self) -> None:
@@ -77,12 +73,6 @@ class Campaign:
             self._strike_on_and_on(producer)
             self._workers.drain()
             self._await_the_end()
-            # What those have delayed that were killed or stopped, these do not know of.
-            deadline = time.monotonic() + _STANDSTILL_S
-            while left := self._left():
-                assert time.monotonic() < deadline, f"these do not come back: {left}"
-                self._workers.drain()
-                self._await_the_end()
 
     def faults(self) -> list[str]:
         """What must not be, a sentence each."""
@@ -135,9 +125,7 @@ class Campaign:
             )
         for server in filter(None, (postgresql, rabbitmq)):
             strikes.append((f"{server.name} is restarted", server.restart))
-            # A RabbitMQ that is killed may keep what is delayed for long: docs/transports.md.
-            if server is postgresql or self._is_long:
-                strikes.append((f"{server.name} is killed", partial(_kill, server)))
+            strikes.append((f"{server.name} is killed", partial(_kill, server)))
         return strikes
 
     def _strike_on_and_on(self, producer: ThreadPoolExecutor) -> None:
@@ -160,29 +148,15 @@ class Campaign:
 
     def _await_the_end(self) -> None:
         """However long it takes, as long as they get on."""
-        done, deadline = self._done(), time.monotonic() + _STANDSTILL_S
+        done, deadline = self._done(), time.monotonic() + DEADLINE_S
         _tell(f"all is published, at {done} effects")
         while not self._workers.are_done():
             if self._done() != done:
-                done, deadline = self._done(), time.monotonic() + _STANDSTILL_S
+                done, deadline = self._done(), time.monotonic() + DEADLINE_S
             assert time.monotonic() < deadline, (
                 f"they do not end, at {done} effects:\n{self._workers.last_words()}"
             )
             time.sleep(_POLL_S)
-
-    def _left(self) -> dict[str, str]:
-        """How many messages the broker has to be handled, delayed ones too, by their queues."""
-        if self._servers.rabbitmq is None:
-            return {}
-        said = self._servers.rabbitmq.ctl(
-            "-q", "list_queues", "--no-table-headers", "name", "messages"
-        )
-        counts = [line.split("\t") for line in said.splitlines()]
-        return {
-            name: count
-            for name, count in counts
-            if int(count) and name.startswith(MODES) and not name.endswith(".dead")
-        }
 
     def _done(self) -> list[int]:
         """How many effects there are in each mode."""

@@ -33,6 +33,9 @@ _UNSENT = "SELECT body FROM deferred_messages WHERE provider = %s"
 _IN_QUEUE = "SELECT body FROM queue_messages WHERE queue = ?"
 _DEAD = "SELECT body FROM queue_dead_letters WHERE queue = ?"
 
+_DELAYS = ("", ".delay.10", ".delay.1000", ".delay.longer")
+"""How the names of queues end where a message may be that is to be handled."""
+
 _NOT_FOUND = 404
 """The reply code for a queue that was never made."""
 
@@ -119,10 +122,10 @@ def left_of(mode: str, folder: Path, queue_url: str, ledger_url: str) -> Left:
             for message_id, status, attempts in connection.execute(_RECORDS, (mode,))
         }
         unsent = [bytes(body).decode() for [body] in connection.execute(_UNSENT, (mode,))]
-    waiting = _in_queue(queue_url, mode)
+    waiting = sum(len(_in_queue(queue_url, f"{mode}{suffix}")) for suffix in _DELAYS)
     dead = _set_aside(queue_url, mode)
     sent = [*_in_queue(queue_url, OUT), *unsent] if mode == TRANSACTIONAL else []
-    return Left(effects, records, frozenset(dead), len(waiting), frozenset(sent))
+    return Left(effects, records, frozenset(dead), waiting, frozenset(sent))
 
 
 def rows_of(ledger_url: str) -> list[tuple[str, int]]:

@@ -19,6 +19,7 @@ from oncely.transports.base import Ack, DeadLetter, Delay, Delivery, Requeue, Tr
 from oncely.transports.opening import open_transport
 
 _DEADLINE_S = 60.0
+_SOON_S = 30.0
 _QUEUE = "orders"
 _ACK = b"\x00\x3c\x00\x50"
 
@@ -164,6 +165,26 @@ def test_restart(
     assert [letter.message.id for letter in other.dead_letters("another")] == ["dead"]
 
 
+def test_killed_while_messages_are_delayed(private_rabbitmq: Rabbitmq, open_at: Open) -> None:
+    """Of a broker that is killed, again and again, while messages are delayed and come back, all
+    come when they are due, or within seconds after the broker is there again.
+    """
+    transport = open_at(private_rabbitmq.url)
+    ids = set(_publish(transport, 300))
+    deliveries = _received(transport, len(ids))
+    for _ in range(2):
+        transport.settle([(each, Delay(0.01 * n)) for n, each in enumerate(deliveries)])
+        _received(transport, 50)
+        private_rabbitmq.kill()
+        private_rabbitmq.start()
+        back = time.monotonic()
+        deliveries = []
+        # One whose acknowledgement was lost comes twice.
+        while set(_ids(deliveries)) != ids:
+            assert time.monotonic() - back < _SOON_S, f"{len(set(_ids(deliveries)))} came"
+            deliveries += _received(transport, 1)
+
+
 def test_connections_closed(rabbitmq: Rabbitmq, rabbitmq_url: str, transport: Transport) -> None:
     """An operator closes all connections, again and again: nothing is lost, and all goes on."""
     with Traffic(transport) as traffic:
@@ -261,6 +282,29 @@ def test_acknowledged_too_late(
         transport.settle([(late, Ack())])
         assert _logged(caplog) == ["settled_too_late"]
         assert (again.message.id, again.count) == ("0", 2)
+        transport.settle([(again, Ack())])
+        assert transport.is_drained(_QUEUE)
+
+
+def test_delayed_beyond_the_acknowledgement(
+    rabbitmq: Rabbitmq, rabbitmq_url: str, open_at: Open
+) -> None:
+    """Where the broker takes back what is delayed, because it was not acknowledged in time, its
+    delay is kept to all the same, and whatever else is held stays.
+    """
+    with _hasty(rabbitmq):
+        transport = open_at(rabbitmq_url)
+        _publish(transport, 1)
+        [delivery] = _received(transport, 1)
+        begun = time.monotonic()
+        transport.settle([(delivery, Delay(4.0))])
+        assert transport.receive(_QUEUE, 1, 3.0) == []
+        _publish(transport, 1, first=1)
+        [other] = _received(transport, 1)
+        transport.settle([(other, Ack())])
+        [again] = _received(transport, 1)
+        assert again.message.id == "0"
+        assert 4.0 <= time.monotonic() - begun < _SOON_S
         transport.settle([(again, Ack())])
         assert transport.is_drained(_QUEUE)
 

@@ -1,26 +1,35 @@
 """Receiving from one queue: what the broker has delivered, and what becomes of it there."""
 
 import math
-import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pika import BasicProperties, spec
 
 from oncely.core.errors import TransportError
 from oncely.transports.base import Ack, Delivery, Requeue, Verdict
+from oncely.transports.rabbitmq.bell import Bell
 from oncely.transports.rabbitmq.connection import Channel, Line, Reply
 from oncely.transports.rabbitmq.messages import Content, count_of, message_of
 
-_QUIET_S = 5.0
-"""After so long without a message, a consumer that holds none is replaced. Where a quorum queue is
-deleted and made again at once, the broker hands its consumers over to the new one without a word
-to them, and what that delivers may never arrive.
-"""
+
+class Terms(NamedTuple):
+    """How messages are consumed."""
+
+    prefetch: int
+    counts: bool
+    """Whether the broker tells how often it has delivered a message."""
+
+
+class Arrival(NamedTuple):
+    """What the broker has delivered."""
+
+    number: int
+    redelivered: bool
+    content: Content
 
 
 class Tag(NamedTuple):
@@ -38,12 +47,17 @@ class Intake(Channel):
     taken back what was not settled.
     """
 
-    def __init__(self, line: Line, queue: str, prefetch: int, *, counts: bool) -> None:
+    quiet_s = 5.0
+    """After so long without a message, a consumer that holds none is replaced. Where a quorum queue
+    is deleted and made again at once, the broker hands its consumers over to the new one without a
+    word to them, and what that delivers may never arrive.
+    """
+
+    def __init__(self, line: Line, queue: str, terms: Terms, bell: Bell) -> None:
         self._queue = queue
-        self._prefetch = prefetch
-        self._counts = counts
-        self._arrivals: deque[tuple[int, bool, Content]] = deque()
-        self._something_new = threading.Event()
+        self._terms = terms
+        self._bell = bell
+        self._arrivals: deque[Arrival] = deque()
         # In the order in which they came; each with the number of the consumer that was given it.
         self._unsettled: dict[int, int] = {}
         # What is about to be published elsewhere, and to be settled then.
@@ -52,23 +66,33 @@ class Intake(Channel):
         self._consumers_share = 0
         self._is_consuming = False
         self._quiet_since = time.monotonic()
-        self._receivers = 0
-        self._receivers_lock = threading.Lock()
         super().__init__(line)
         self.ask(self._start)
 
-    def take(self, limit: int, until: float) -> list[Delivery]:
-        """What has come, at most so many; waits until that moment, or until it is over."""
-        while not (taken := self._taken(limit)):
-            left_s = until - time.monotonic()
-            if left_s <= 0 or self.is_over:
+    def taken(self, limit: int) -> list[Delivery]:
+        """What is here to be handled, at most so many."""
+        taken: list[Delivery] = []
+        arrivals = self._arrivals
+        while len(taken) < limit:
+            try:
+                arrival = arrivals.popleft()
+            except IndexError:
                 break
-            with self._receiving():
-                self._see_to_it_that_something_can_come()
-                self._something_new.clear()
-                if not self._arrivals and not self.is_over:
-                    self._something_new.wait(min(left_s, _QUIET_S))
+            taken.append(self._delivery(arrival, self._queue))
         return taken
+
+    def rest_s(self) -> float:
+        """For how long there will be nothing to do here, unless the bell rings."""
+        return 0.0 if self._arrivals or self.is_over else self.quiet_s
+
+    def see_to_it_that_something_can_come(self) -> None:
+        """Go on with another consumer where this one has been stopped, where receivers hold all
+        that one may have, and where it has been quiet for long.
+        """
+        if self._has_enough or not self._is_consuming:
+            self.ask(self._renew)
+        elif time.monotonic() > self._quiet_since + self.quiet_s:
+            self.ask(self._retire)
 
     def settle(self, verdicts: Sequence[tuple[int, Verdict]]) -> tuple[int, set[int]]:
         """Settle what is to be acknowledged or requeued. Returns how many come too late, and
@@ -97,20 +121,22 @@ class Intake(Channel):
         return self.line.ask(begin)
 
     def holds_any(self) -> bool:
-        """Whether anything is not settled that the broker has delivered so far."""
-        # By the answer all that was delivered before has arrived.
-        self.ask(lambda reply: self.raw.basic_qos(prefetch_count=self._prefetch, callback=reply))
+        """Whether anything is not settled that the broker has delivered. If not, nothing comes any
+        more until somebody receives.
+        """
+        if not self._unsettled:
+            self.ask(self._pause)
         return bool(self._unsettled)
 
     def lost(self) -> None:
         self._unsettled.clear()
         self._leaving.clear()
         self._arrivals.clear()
-        self._something_new.set()
+        self._bell.ring()
 
     def _start(self, reply: Reply) -> None:
         self.raw.add_on_cancel_callback(self._on_cancel)
-        self.raw.basic_qos(prefetch_count=self._prefetch)
+        self.raw.basic_qos(prefetch_count=self._terms.prefetch)
         self._consume(reply)
 
     def _consume(self, reply: Reply | None = None) -> None:
@@ -124,34 +150,19 @@ class Intake(Channel):
             callback=reply,
         )
 
-    @contextmanager
-    def _receiving(self) -> Iterator[None]:
-        """While somebody waits."""
-        with self._receivers_lock:
-            self._receivers += 1
-        try:
-            yield
-        finally:
-            with self._receivers_lock:
-                self._receivers -= 1
-
-    def _see_to_it_that_something_can_come(self) -> None:
-        """Go on with another consumer where this one has been stopped, where receivers hold all
-        that one may have, and where it has been quiet for long.
-        """
-        if self._has_enough or not self._is_consuming:
-            self.ask(self._renew)
-        elif time.monotonic() > self._quiet_since + _QUIET_S:
-            self.ask(self._retire)
-
     @property
     def _has_enough(self) -> bool:
-        return self._consumers_share >= self._prefetch
+        return self._consumers_share >= self._terms.prefetch
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether some of it is not with receivers."""
+        return bool(self._arrivals)
 
     def _renew(self, reply: Reply) -> None:
         if not self._is_consuming:
             self._consume(reply)
-        elif self._has_enough and not self._arrivals:
+        elif self._has_enough and not self._has_more:
             # One after the other: with two at once messages would come out of order.
             self._stop(lambda _: self._consume(reply))
         else:
@@ -168,6 +179,14 @@ class Intake(Channel):
         self.lost()
         self.raw.close()
 
+    def _pause(self, reply: Reply) -> None:
+        if self._is_consuming and not self._bell.is_heard:
+            # Of several that find their queue drained and leave, none must be given what others
+            # then do not see.
+            self._stop(lambda _: None)
+        # By the answer all that was delivered before has arrived.
+        self.raw.basic_qos(prefetch_count=self._terms.prefetch, callback=reply)
+
     def _stop(self, reply: Reply) -> None:
         self._is_consuming = False
         self.raw.basic_cancel(str(self._consumer), callback=reply)
@@ -179,31 +198,20 @@ class Intake(Channel):
         self._unsettled[number] = self._consumer
         self._consumers_share += 1
         self._quiet_since = time.monotonic()
-        self._arrivals.append((number, deliver.redelivered, Content(properties, body)))
-        # Whoever waits clears it, and looks once more before waiting.
-        if not self._something_new.is_set():
-            self._something_new.set()
+        self._arrivals.append(Arrival(number, deliver.redelivered, Content(properties, body)))
+        self._bell.ring()
 
     def _on_cancel(self, _: object) -> None:
         self._give_up(TransportError(f"RabbitMQ: queue {self._queue!r} was deleted"))
 
-    def _taken(self, limit: int) -> list[Delivery]:
-        taken: list[Delivery] = []
-        arrivals = self._arrivals
-        while len(taken) < limit:
-            try:
-                number, redelivered, content = arrivals.popleft()
-            except IndexError:
-                break
-            taken.append(
-                Delivery(
-                    message_of(*content),
-                    self._queue,
-                    count_of(content.properties, redelivered) if self._counts else 1,
-                    Tag(self, number, content),
-                )
-            )
-        return taken
+    def _delivery(self, arrival: Arrival, queue: str) -> Delivery:
+        number, redelivered, content = arrival
+        return Delivery(
+            message_of(*content),
+            queue,
+            count_of(content.properties, redelivered) if self._terms.counts else 1,
+            Tag(self, number, content),
+        )
 
     def _settle(self, verdicts: Sequence[tuple[int, Verdict]]) -> tuple[int, set[int]]:
         acknowledged: list[int] = []
@@ -228,7 +236,7 @@ class Intake(Channel):
         return late, moved
 
     def _requeue(self, numbers: Sequence[int]) -> None:
-        if numbers and self._is_consuming and not self._receivers:
+        if numbers and self._is_consuming and not self._bell.is_heard:
             # Else it would come back here, where nobody is waiting, and not to who waits elsewhere.
             self._stop(lambda _: None)
         for number in numbers:

@@ -3,6 +3,8 @@
 import json
 from datetime import UTC, datetime
 from hashlib import blake2b
+from math import ceil
+from time import time
 from typing import Any, NamedTuple
 
 from pika import BasicProperties, DeliveryMode
@@ -23,7 +25,9 @@ _COUNT = f"{_OURS}count"
 _LETTER = f"{_OURS}letter"
 _QUEUE = f"{_OURS}queue"
 _REASON = f"{_OURS}reason"
-_SET_ASIDE = (_COUNT, _LETTER, _QUEUE, _REASON)
+_DUE = f"{_OURS}due"
+_DELAY = f"{_OURS}delay"
+_SET_ASIDE = (_COUNT, _LETTER, _QUEUE, _REASON, _DUE, _DELAY)
 _BROKERS = ("x-delivery-count", "x-death", "x-first-death-", "x-last-death-")
 """How names of headers begin that the broker writes, about what it did."""
 _SHORT = 255
@@ -95,9 +99,19 @@ def count_of(properties: BasicProperties, redelivered: bool) -> int:
     return _whole(headers.get(_COUNT)) + counted + 1
 
 
-def again(content: Content, count: int) -> Content:
-    """To be delivered again, as one that was delivered so often."""
-    return _with(content, {_COUNT: count})
+def delayed(content: Content, count: int, delay_s: float) -> Content:
+    """To be delivered again after so long, as one that was delivered so often."""
+    due_ms, delay_ms = ceil((time() + delay_s) * 1_000), ceil(delay_s * 1_000)
+    return _with(content, {_COUNT: count, _DUE: due_ms, _DELAY: delay_ms})
+
+
+def delay_of(properties: BasicProperties) -> float:
+    """For how many seconds it is still delayed: for no more than what was asked, if it was delayed
+    by another clock.
+    """
+    headers = properties.headers or {}
+    due_ms, delay_ms = _whole(headers.get(_DUE)), _whole(headers.get(_DELAY))
+    return max(0.0, min(due_ms / 1_000 - time(), delay_ms / 1_000))
 
 
 def dead(content: Content, letter: Letter) -> Content:

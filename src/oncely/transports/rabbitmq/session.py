@@ -6,49 +6,48 @@ import threading
 from pika.connection import Parameters
 
 from oncely.transports.rabbitmq.connection import Reach
-from oncely.transports.rabbitmq.consuming import Intake
+from oncely.transports.rabbitmq.consuming import Intake, Terms
+from oncely.transports.rabbitmq.inbox import Inbox
 from oncely.transports.rabbitmq.publishing import Publisher
-from oncely.transports.rabbitmq.topology import Queue, declare
+from oncely.transports.rabbitmq.topology import Topology
 
 
 class Session:
     """The connections of one process, until they are closed."""
 
     def __init__(
-        self, parameters: Parameters, prefetch: int, confirm_s: float, *, counts: bool
+        self, parameters: Parameters, confirm_s: float, topology: Topology, terms: Terms
     ) -> None:
         self.pid = os.getpid()
         self.consuming = Reach(parameters)
         """Whatever happens to publishers, this one goes on."""
         self._publishing = Reach(parameters, confirm_s)
-        self._prefetch = prefetch
-        self._counts = counts
+        self._topology = topology
+        self._terms = terms
         self.closed = threading.Event()
         """Set as soon as nothing of it is of use any more."""
-        self._intakes_lock = threading.Lock()
-        self._intakes: dict[str, Intake] = {}
+        self._inboxes_lock = threading.Lock()
+        self._inboxes: dict[str, Inbox] = {}
         self._publisher_lock = threading.Lock()
         self._publisher: Publisher | None = None
 
-    def intake(self, queue: Queue, until: float) -> Intake:
-        """That of a queue; opened where there is none, with as many tries as there is time for."""
-        with self._intakes_lock:
-            intake = self.current(queue.name)
-            if intake is None:
-                line = self.consuming.line(until)
-                declare(line, queue)
-                intake = Intake(line, queue.name, self._prefetch, counts=self._counts)
-                self._intakes[queue.name] = intake
-            return intake
+    def inbox(self, queue: str, until: float) -> Inbox:
+        """That of a queue; opened where it is not, with as many tries as there is time for."""
+        with self._inboxes_lock:
+            if queue not in self._inboxes:
+                self._inboxes[queue] = Inbox(queue, self._topology, self._terms)
+            inbox = self._inboxes[queue]
+            if not inbox.is_open:
+                inbox.open(self.consuming.line(until))
+            return inbox
 
-    def current(self, queue: str) -> Intake | None:
-        """That of a queue, where there is one that is not over."""
-        intake = self._intakes.get(queue)
-        return None if intake is None or intake.is_over else intake
+    def holds_any(self, queue: str) -> bool:
+        """Whether anything out of a queue, or delayed in it, is here and not settled."""
+        return queue in self._inboxes and self._inboxes[queue].holds_any()
 
     def has(self, intake: Intake) -> bool:
         """Whether it is one of these, and what it has delivered can be settled."""
-        return not intake.is_over and intake in self._intakes.values()
+        return any(intake in inbox.intakes for inbox in list(self._inboxes.values()))
 
     def publisher(self) -> Publisher:
         """A channel that confirms."""

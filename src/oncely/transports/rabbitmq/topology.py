@@ -1,8 +1,8 @@
 """The queues that one queue of ours is made of on the broker, and their declaration."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
-from math import ceil, floor, log10
 from typing import Any, NamedTuple
 
 from oncely.core.errors import BrokerRefused
@@ -13,12 +13,9 @@ _NOT_FOUND = 404
 _PRECONDITION_FAILED = 406
 # What comes again too often would else be dropped, from RabbitMQ 4 on after twenty times.
 _NO_LIMIT = 2**31 - 1
-# Only so a quorum queue lets go of what is in it when the other queue has taken it.
-_STRICTLY = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-_LONGEST_MS = 2**32 - 1
-"""What RabbitMQ can tell of."""
-_SPARE_MS = 3_600_000
-"""For how long a delay queue lives on when nothing is delayed any more."""
+_SPANS_S = (10, 1_000)
+"""Messages that are delayed for no longer than one of these wait apart from the others, lest they
+stand behind them."""
 
 
 class Queue(NamedTuple):
@@ -42,26 +39,13 @@ class Topology(NamedTuple):
         """Where its dead letters are."""
         return self.main(f"{name}.dead")
 
+    def delays(self, name: str) -> tuple[Queue, ...]:
+        """Where messages are that are delayed, for shorter and for longer times."""
+        return tuple(self.main(f"{name}.delay.{span}") for span in (*_SPANS_S, "longer"))
+
     def delay(self, name: str, delay_s: float) -> Queue:
-        """Where messages wait for so long, and then go back to `name`."""
-        delay_ms = _rounded_up(delay_s)
-        return Queue(
-            f"{name}.delay.{delay_ms}",
-            {
-                "x-queue-type": self.queue_type,
-                "x-dead-letter-exchange": "",
-                "x-dead-letter-routing-key": name,
-                "x-message-ttl": delay_ms,
-                **(_STRICTLY if self.queue_type == "quorum" else _expiring(delay_ms)),
-            },
-        )
-
-
-def _expiring(delay_ms: int) -> dict[str, Any]:
-    """Have a queue removed when it was not used for longer than any message stays in it. Only in
-    classic queues does it count as use that something is about to be published.
-    """
-    return {"x-expires": min(_LONGEST_MS, 2 * delay_ms + _SPARE_MS)}
+        """Where a message is that is delayed for so long."""
+        return self.delays(name)[bisect_left(_SPANS_S, delay_s)]
 
 
 def declare(line: Line, queue: Queue) -> int:
@@ -80,7 +64,12 @@ def declare(line: Line, queue: Queue) -> int:
             ) from lost
         if lost.code not in (_ACCESS_REFUSED, _PRECONDITION_FAILED):
             raise
-    return _declared(line, queue, passive=True)
+        refusal = lost
+    try:
+        return _declared(line, queue, passive=True)
+    except ChannelLost as lost:
+        # That it is not there is no news: it may not be made.
+        raise (refusal if lost.code == _NOT_FOUND else lost) from None
 
 
 def waiting(line: Line, name: str) -> int:
@@ -116,10 +105,3 @@ def _declared(line: Line, queue: Queue, *, passive: bool) -> int:
     )
     channel.close()
     return int(told.method.message_count)
-
-
-def _rounded_up(delay_s: float) -> int:
-    """In milliseconds, of which two digits count: each delay that is another is a queue more."""
-    delay_ms = max(1, ceil(delay_s * 1_000))
-    unit = 10 ** max(0, floor(log10(delay_ms)) - 1)
-    return int(ceil(delay_ms / unit) * unit)

@@ -20,19 +20,21 @@ from oncely.transports.base import (
     Delay,
     Delivery,
     Features,
+    Requeue,
     Verdict,
     refusals,
 )
 from oncely.transports.rabbitmq.browsing import Browser
 from oncely.transports.rabbitmq.connection import Line
-from oncely.transports.rabbitmq.consuming import Intake
+from oncely.transports.rabbitmq.consuming import Intake, Terms
+from oncely.transports.rabbitmq.inbox import Inbox
 from oncely.transports.rabbitmq.messages import (
     Content,
     Letter,
-    again,
     anew,
     content_of,
     dead,
+    delayed,
     letter_of,
     message_of,
 )
@@ -51,7 +53,7 @@ _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 class Settings(NamedTuple):
     """What the URL of a RabbitMQ transport may set."""
 
-    prefetch: int = 500
+    prefetch: int = 1_000
     queue_type: str = "quorum"
     exchange: str = "oncely"
     max_bytes: int = 1 << 20
@@ -72,8 +74,6 @@ class RabbitmqTransport:
         self._parameters = parameters
         self._settings = settings
         self._topology = Topology(settings.queue_type)
-        # By queue, the names of those that this transport has delayed messages in.
-        self._delays: dict[str, set[str]] = defaultdict(set)
         self._session = self._new_session()
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
@@ -81,7 +81,9 @@ class RabbitmqTransport:
         session = self._own()
         while not session.closed.is_set():
             try:
-                intake = session.intake(self._topology.main(queue), until)
+                inbox = session.inbox(queue, until)
+                self._pass_on(inbox)
+                taken = inbox.take(max_messages, until)
             except TransportError as error:
                 if session.closed.is_set():
                     break
@@ -89,7 +91,6 @@ class RabbitmqTransport:
                     raise
                 session.closed.wait(min(_PAUSE_S, until - time.monotonic()))
                 continue
-            taken = intake.take(max_messages, until)
             if taken or time.monotonic() >= until:
                 return taken
         return []
@@ -132,17 +133,17 @@ class RabbitmqTransport:
     def is_drained(self, queue: str) -> bool:
         session = self._own()
         line = session.consuming.line()
-        intake = session.current(queue)
-        if intake is not None and intake.holds_any():
+        if session.holds_any(queue):
             return False
-        # First the delays: what leaves them comes into the queue.
-        if any(waiting(line, name) for name in (*self._delays[queue], queue)):
+        # First the queue: what leaves it may be delayed then.
+        made_of = (self._topology.main(queue), *self._topology.delays(queue))
+        if any(waiting(line, each.name) for each in made_of):
             return False
         # What the broker counts is late at times; to get none is a sure sign.
-        if _first_of(line, queue):
+        if any(_first_of(line, each.name) for each in made_of):
             return False
         # It may have been on its way to us while we asked.
-        return intake is None or not intake.holds_any()
+        return not session.holds_any(queue)
 
     def dead_letters(self, queue: str, limit: int = 100) -> Sequence[DeadLettered]:
         with closing(Browser(self._own().consuming.line())) as browser:
@@ -164,9 +165,9 @@ class RabbitmqTransport:
     def _new_session(self) -> Session:
         return Session(
             self._parameters,
-            self._settings.prefetch,
             self._settings.confirm_timeout_s,
-            counts=self.features.counts_deliveries,
+            self._topology,
+            Terms(self._settings.prefetch, self.features.counts_deliveries),
         )
 
     def _own(self) -> Session:
@@ -174,6 +175,15 @@ class RabbitmqTransport:
             # A forked child: the connections, and the deliveries, are the parent's.
             self._session = self._new_session()
         return self._session
+
+    def _pass_on(self, inbox: Inbox) -> None:
+        for intake, pairs in inbox.passed_on():
+            try:
+                self._settle(intake, pairs)
+            except TransportError:
+                # They are nowhere but here, where nobody is given them.
+                intake.settle([(_number(delivery), Requeue()) for delivery, _ in pairs])
+                raise
 
     def _settle(self, intake: Intake, pairs: Sequence[tuple[Delivery, Verdict]]) -> int:
         """Settle what one intake has delivered; return how many come too late."""
@@ -207,8 +217,7 @@ class RabbitmqTransport:
         match verdict:
             case Delay(delay_s):
                 queue = self._topology.delay(delivery.queue, delay_s)
-                self._delays[delivery.queue].add(queue.name)
-                return queue, again(content, delivery.count)
+                return queue, delayed(content, delivery.count, delay_s)
             case DeadLetter(reason):
                 letter = Letter(uuid4().hex, delivery.queue, reason, delivery.count)
                 return self._topology.dead(delivery.queue), dead(content, letter)
