@@ -20,7 +20,7 @@ run: .venv/.ready ## run the main job: the notifications example on Spark
 	@$(BIN)/python $(EXAMPLE)/audit.py
 
 test: .venv/.ready servers check ## all tests, after lint, types and import rules
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 servers: ## install the servers that tests start, where that may be done
 	@scripts/servers.sh
@@ -40,8 +40,8 @@ crash: .venv/.ready servers ## kill a process N times at each named point (N=100
 chaos: .venv/.ready servers ## N messages while workers, RabbitMQ and PostgreSQL are struck (N=20000)
 	@ONCELY_TEST_CHAOS=$(or $(N),20000) $(BIN)/pytest -s tests/chaos
 
-campaign: .venv/.ready servers ## the tests of kills, with many more
-	@ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 $(BIN)/pytest -k kill --timeout 3600
+campaign: .venv/.ready servers ## the tests of kills, with many more, and of many keys
+	@ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 $(BIN)/pytest -k "kill or claim_the_same_keys" --timeout 3600
 
 bench-ledger: .venv/.ready servers ## every store beside the hand-written flow and its own limit
 	@PYTHONPATH=. $(BIN)/python benchmarks/ledger.py

@@ -19,7 +19,7 @@ from oncely import State, open_ledger
 if TYPE_CHECKING:
     from tests.cli.conftest import Project, Run
 
-KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "4"))
+KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "2"))
 REAL_INPUT = os.environ.get("ONCELY_REAL_INPUT")
 
 

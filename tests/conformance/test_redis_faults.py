@@ -296,7 +296,7 @@ def test_fork_while_the_pool_is_locked(redis_url: str, key: Key) -> None:
         if child == 0:
             worker = Thread(target=store.load, args=[[key]], daemon=True)
             worker.start()
-            worker.join(5)
+            worker.join(_DEADLINE_S)
             os._exit(worker.is_alive())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -27,8 +27,12 @@ from oncely.transports.sql import SqliteTransport
 
 MESSAGES = 2
 """In each round."""
-KILLS = int(os.environ.get("ONCELY_TEST_CRASHES", "50"))
-"""At each named point, on all stores, in all programs and modes together."""
+KILLS = int(os.environ.get("ONCELY_TEST_CRASHES", "44"))
+"""At each named point, on all stores, in all programs and modes together.
+
+By default each mode of each program is killed at each point two of the times that it passes
+there, on each store.
+"""
 STORES = ("sqlite", "postgresql")
 
 

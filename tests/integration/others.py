@@ -9,7 +9,7 @@ from tests.integration.drivers import Psycopg, PyMysql, rows_of
 
 from oncely.core.record import Key
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 60.0
 
 
 def wait_until(condition: Callable[[], bool], every_s: float = 0.005) -> None:

@@ -1,13 +1,14 @@
 """What the other processes do in tests of a store that several processes share.
 
-Functions of an installed module, so that `multiprocessing` can start them afresh ("spawn").
+Functions of an installed module, so that `multiprocessing` can call them in processes that have
+nothing of the one which starts them: forks of a server that has imported oncely, and no more.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
@@ -15,8 +16,11 @@ from oncely.core.commands import Granted
 from oncely.core.record import Key
 from oncely.ledger import Ledger, open_ledger
 
-_DEADLINE_S = 60.0
-_SPAWN = get_context("spawn")
+_DEADLINE_S = 180.0
+_FRESH = get_context("forkserver")
+# Each would import for longer than it works. What is not installed is passed over.
+_PRELOADED = [__name__, "oncely.stores.sql.migrating", "oncely.stores.redis", "psycopg", "pymysql"]
+_FRESH.set_forkserver_preload(_PRELOADED)
 
 CONSUMER = "processes"
 
@@ -48,10 +52,10 @@ def run_at_once(processes: int, url: str, work: Callable[..., Any], *args: Any) 
 
     Raises AssertionError where a process gives no answer.
     """
-    start = _SPAWN.Barrier(processes)
-    pipes = [_SPAWN.Pipe(duplex=False) for _ in range(processes)]
+    start = _FRESH.Barrier(processes)
+    pipes = [_FRESH.Pipe(duplex=False) for _ in range(processes)]
     started = [
-        _SPAWN.Process(target=_run, args=(start, answer, url, work, args)) for _, answer in pipes
+        _FRESH.Process(target=_run, args=(start, answer, url, work, args)) for _, answer in pipes
     ]
     for process in started:
         process.start()
@@ -61,13 +65,13 @@ def run_at_once(processes: int, url: str, work: Callable[..., Any], *args: Any) 
         _end(started)
 
 
-def start_completing(url: str, batch: int) -> tuple[SpawnProcess, Connection]:
+def start_completing(url: str, batch: int) -> tuple[ForkServerProcess, Connection]:
     """A process that claims and completes batch after batch until it is killed.
 
     After each batch it sends how many messages are completed so far.
     """
-    question, answer = _SPAWN.Pipe(duplex=False)
-    process = _SPAWN.Process(target=_complete_for_ever, args=(answer, url, batch))
+    question, answer = _FRESH.Pipe(duplex=False)
+    process = _FRESH.Process(target=_complete_for_ever, args=(answer, url, batch))
     process.start()
     return process, question
 
@@ -94,7 +98,7 @@ def _receive(question: Connection) -> Any:
     return question.recv()
 
 
-def _end(processes: Sequence[SpawnProcess]) -> None:
+def _end(processes: Sequence[ForkServerProcess]) -> None:
     for process in processes:
         process.join(_DEADLINE_S)
         if process.is_alive():
