@@ -20,7 +20,7 @@ from random import Random
 
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from tests import servers
 
@@ -121,11 +121,11 @@ def transactional(bench: Bench, queue: str) -> None:
 
 
 def together(bench: Bench, queue: str) -> None:
-    """A handler that inserts a row for each of its window's messages."""
-    statement = insert(Order)
+    """A handler that inserts the rows of its window's messages with one statement."""
+    statement = text("INSERT INTO orders (content) SELECT unnest(CAST(:ids AS text[]))")
 
     def insert_all(messages: Sequence[Message], connection: Connection) -> None:
-        connection.execute(statement, [{"content": message.id} for message in messages])
+        connection.execute(statement, {"ids": [message.id for message in messages]})
 
     consumer = bench.consumer(queue, 1_000).transactional(bench.shop.engine, together=True)
     consumer.consume(insert_all, drain=True)
