@@ -367,11 +367,13 @@ def _through(url: str, proxy: Proxy) -> str:
 
 
 def test_blocked_receiver(rabbitmq_url: str, open_at: Open) -> None:
-    """Who holds a message for longer than several heartbeats keeps the connection."""
+    """Who holds a message for longer than several heartbeats keeps the connection. Pika looks for
+    the broker's after five seconds more than their interval.
+    """
     transport = open_at(f"{rabbitmq_url}?heartbeat=1s")
     _publish(transport, 1)
     [delivery] = _received(transport, 1)
-    time.sleep(3.5)
+    time.sleep(6.5)
     transport.settle([(delivery, Ack())])
     assert transport.is_drained(_QUEUE)
     assert open_at(rabbitmq_url).receive(_QUEUE, 1, 0.1) == []

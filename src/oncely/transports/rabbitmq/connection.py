@@ -27,6 +27,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _RECEIVE_BYTES = 1 << 16
 _FRAME = struct.Struct(">BHL")
+_AROUND_BYTES = _FRAME.size + spec.FRAME_END_SIZE
 _CONTENT = struct.Struct(">HHQ")
 
 
@@ -64,37 +65,29 @@ class _Connection(SelectConnection):
     def _on_data_available(self, data_in: bytes) -> None:
         """Frame by frame: pika copies all that is left after each."""
         data = self._received + data_in
+        if data.startswith(b"AMQP"):
+            super()._on_data_available(data)  # type: ignore[misc]
+            return  # No frame: the broker speaks another version.
         start, size = 0, len(data)
-        while (end := _end_of_frame(data, start)) <= size:
-            super()._on_data_available(data[start:end])  # type: ignore[misc]
+        while size - start >= _FRAME.size:
+            end = start + _FRAME.unpack_from(data, start)[2] + _AROUND_BYTES
+            if end > size:
+                break
+            self._process_frame(_decoded(data[start:end]))  # type: ignore[attr-defined]
             start = end
         self._received = data[start:]
+        self.bytes_received += start  # type: ignore[attr-defined] # What heartbeats go by.
 
-    def _read_frame(self) -> Any:
-        try:
-            return super()._read_frame()  # type: ignore[misc]
-        except Exception:
-            if read := _without_properties(self._frame_buffer):  # type: ignore[attr-defined]
-                return read
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return frame.decode_frame(data)[1]
+    except Exception:
+        kind, channel, _ = _FRAME.unpack_from(data)
+        if kind != spec.FRAME_HEADER:
             raise
-
-
-def _end_of_frame(data: bytes, start: int) -> int:
-    if len(data) < start + _FRAME.size:
-        return len(data) + 1
-    if data.startswith(b"AMQP"):
-        return len(data)  # No frame: the broker speaks another version.
-    _, _, size = _FRAME.unpack_from(data, start)
-    return start + _FRAME.size + int(size) + spec.FRAME_END_SIZE
-
-
-def _without_properties(data: bytes) -> tuple[int, frame.Header] | None:
-    kind, channel, size = _FRAME.unpack_from(data)
-    if kind != spec.FRAME_HEADER:
-        return None
-    _, _, body_size = _CONTENT.unpack_from(data, _FRAME.size)
-    end = _FRAME.size + size + spec.FRAME_END_SIZE
-    return end, frame.Header(channel, body_size, BasicProperties())
+        _, _, body_size = _CONTENT.unpack_from(data, _FRAME.size)
+        return frame.Header(channel, body_size, BasicProperties())
 
 
 class Line:
