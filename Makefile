@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test servers check model chaos campaign bench-ledger bench-transaction bench-consumer bench-pipeline clean
+.PHONY: help setup run test servers check model chaos test-spark-faults campaign bench-ledger bench-transaction bench-consumer bench-pipeline bench-leased bench-spark clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ crash: .venv/.ready servers ## kill a process N times at each named point (N=100
 chaos: .venv/.ready servers ## N messages while workers, RabbitMQ and PostgreSQL are struck (N=20000)
 	@ONCELY_TEST_CHAOS=$(or $(N),20000) $(BIN)/pytest -s tests/chaos
 
+test-spark-faults: .venv/.ready servers ## every fault on Spark with N messages in each mode, and a backfill (N=2000)
+	@ONCELY_TEST_SPARK_FAULTS=$(or $(N),2000) ONCELY_TEST_BACKFILL=20000 $(BIN)/pytest -s tests/spark_faults
+
 campaign: .venv/.ready servers ## the tests of kills, with many more, and of many keys
 	@ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 $(BIN)/pytest -k "kill or claim_the_same_keys" --timeout 3600
 
@@ -53,7 +56,13 @@ bench-consumer: .venv/.ready servers ## a consumer on RabbitMQ and PostgreSQL be
 	@PYTHONPATH=. $(BIN)/python benchmarks/consumer.py
 
 bench-pipeline: .venv/.ready ## the sink beside bare loops, Parquet and dropDuplicates
-	@$(BIN)/python benchmarks/pipeline.py
+	@PYTHONPATH=. $(BIN)/python benchmarks/pipeline.py
+
+bench-leased: .venv/.ready servers ## the same with PostgreSQL for the ledger and the bare loops
+	@PYTHONPATH=. $(BIN)/python benchmarks/pipeline.py --store postgresql
+
+bench-spark: .venv/.ready servers ## mode rows on PostgreSQL beside COPY without a ledger, and as the ledger grows
+	@PYTHONPATH=. $(BIN)/python benchmarks/spark.py
 
 clean: ## remove what the targets made
 	rm -rf .venv .tools $(EXAMPLE)/messages $(EXAMPLE)/messages.expected.json examples/*/out

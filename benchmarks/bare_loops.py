@@ -4,9 +4,11 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import psycopg
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 import oncely
@@ -43,8 +45,18 @@ def handle_and_weigh(message: oncely.Message) -> None:
             log.write(json.dumps([os.getpid(), handled, round(pages * PAGE_MIB)]) + "\n")
 
 
-class Bare:
+class Bare(Protocol):
     """A claim and a mark as a hand-written loop has them: two statements for a batch."""
+
+    def claim(self, ids: Sequence[str]) -> None:
+        """Inserts that ignore conflicts, committed."""
+
+    def mark(self, ids: Sequence[str]) -> None:
+        """Updates, committed."""
+
+
+class BareSqlite:
+    """The two statements in a SQLite file, row by row in one transaction each."""
 
     def __init__(self, database: str) -> None:
         self._connection = sqlite3.connect(database, timeout=60, isolation_level=None)
@@ -57,13 +69,11 @@ class Bare:
         )
 
     def claim(self, ids: Sequence[str]) -> None:
-        """One transaction of inserts that ignore conflicts."""
         self._in_transaction(
             "INSERT INTO bare VALUES ('bench', ?, 'processing') ON CONFLICT DO NOTHING", ids
         )
 
     def mark(self, ids: Sequence[str]) -> None:
-        """One transaction of updates."""
         self._in_transaction(
             "UPDATE bare SET status = 'sent' WHERE consumer = 'bench' AND message_id = ?", ids
         )
@@ -72,6 +82,48 @@ class Bare:
         self._connection.execute("BEGIN IMMEDIATE")
         self._connection.executemany(statement, [(id_,) for id_ in ids])
         self._connection.execute("COMMIT")
+
+
+class BarePostgresql:
+    """The two statements in PostgreSQL, each over arrays, on a table with nothing but its key."""
+
+    def __init__(self, database: str) -> None:
+        self._connection = psycopg.connect(database, autocommit=True)
+        # Two tasks may come to make the table at the same moment.
+        self._connection.execute("SELECT pg_advisory_lock(1)")
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS bare (consumer text, message_id text, status text,"
+            " PRIMARY KEY (message_id, consumer)) WITH (fillfactor = 50)"
+        )
+        self._connection.execute("SELECT pg_advisory_unlock(1)")
+
+    def claim(self, ids: Sequence[str]) -> None:
+        self._connection.execute(
+            "INSERT INTO bare SELECT 'bench', id, 'processing' FROM unnest(%s::text[]) AS id"
+            " ON CONFLICT DO NOTHING RETURNING message_id",
+            [list(ids)],
+        ).fetchall()
+
+    def mark(self, ids: Sequence[str]) -> None:
+        self._connection.execute(
+            "UPDATE bare SET status = 'sent' FROM unnest(%s::text[]) AS id"
+            " WHERE message_id = id AND consumer = 'bench'",
+            [list(ids)],
+        )
+
+    def close(self) -> None:
+        """Leave the database."""
+        self._connection.close()
+
+
+@contextmanager
+def bare_at(database: str) -> Iterator[Bare]:
+    """The two statements for a PostgreSQL URL or a SQLite file."""
+    if not database.startswith("postgresql:"):
+        yield BareSqlite(database)
+        return
+    with closing(BarePostgresql(database)) as bare:
+        yield bare
 
 
 class NoLedger:
@@ -99,8 +151,8 @@ class NoLedger:
 class BareLedger(NoLedger):
     """Grants everything, after the two statements of a bare loop."""
 
-    def __init__(self, database: str) -> None:
-        self._bare = Bare(database)
+    def __init__(self, bare: Bare) -> None:
+        self._bare = bare
 
     def claim_many(self, keys: Sequence[Key], **options: Any) -> list[Granted]:
         """The first of the statements."""
@@ -114,7 +166,7 @@ class BareLedger(NoLedger):
 
 
 class _Source(DataSource):
-    """A sink of the benchmark; the option `database` is its SQLite file."""
+    """A sink of the benchmark; the option `database` is its PostgreSQL or SQLite file."""
 
     def writer(self, schema: "StructType", overwrite: bool) -> "_Writer":
         return _Writer(self.name(), self.options["database"])
@@ -150,11 +202,14 @@ class _Writer(DataSourceArrowWriter):
         self._database = database
 
     def write(self, iterator: Iterator["RecordBatch"]) -> WriterCommitMessage:
-        if self._kind == "bare_loop":
-            _bare_loop(Bare(self._database), iterator)
-        else:
-            ledger = NoLedger() if self._kind == "no_ledger" else BareLedger(self._database)
-            _same_sink(ledger, iterator)
+        if self._kind == "no_ledger":
+            _same_sink(NoLedger(), iterator)
+            return WriterCommitMessage()
+        with bare_at(self._database) as bare:
+            if self._kind == "bare_loop":
+                _bare_loop(bare, iterator)
+            else:
+                _same_sink(BareLedger(bare), iterator)
         return WriterCommitMessage()
 
 

@@ -1,7 +1,7 @@
 """The sink beside what it could be made of: bare loops, no ledger, Parquet, dropDuplicates.
 
 All variants run in one session, in turn, several rounds; the medians and their ratios count.
-Run with `make bench-pipeline`; `--rows`, `--rounds` and `--json FILE` change what it does.
+Run with `make bench-pipeline`, on PostgreSQL with `make bench-leased`; see `--help`.
 """
 
 import argparse
@@ -15,11 +15,14 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 from rich.console import Console
 from rich.table import Table
+from tests import servers
 
 from bare_loops import register
 from oncely.spark.session import open_session
@@ -32,8 +35,13 @@ BODY_BYTES = 200
 DUPLICATES = 0.1
 PARTITIONS = 4
 AIM = 0.60
+SINK = "oncely sink"
+BARE = "same sink, two bare statements for a ledger"
 
-Variant = Callable[["DataFrame", Path], None]
+Variant = Callable[["DataFrame", str], None]
+"""Writes the messages; what belongs to this one write begins with the name it is given."""
+Places = Callable[[str], str]
+"""The URL of a new database for a name."""
 
 
 def generate(spark: "SparkSession", rows: int, folder: Path) -> "DataFrame":
@@ -54,57 +62,83 @@ def spread(messages: "DataFrame") -> "DataFrame":
     return messages.repartition(PARTITIONS, "id")
 
 
-def sink(messages: "DataFrame", out: Path) -> None:
+def sink(places: Places) -> Variant:
     """oncely, with a handler that does nothing."""
-    options = {
-        "consumer": "bench",
-        "ledger": f"sqlite:///{out}.db",
-        "handler": "bare_loops:handle",
-        "handler_path": str(HERE),
-        "quarantine": f"{out}-quarantine",
-    }
-    spread(messages).write.format("oncely").options(**options).mode("append").save()
 
-
-def bare(name: str) -> Variant:
-    """One of the sinks of bare_loops.py."""
-
-    def write(messages: "DataFrame", out: Path) -> None:
-        writer = spread(messages).write.format(name).option("database", f"{out}.db")
-        writer.mode("append").save()
+    def write(messages: "DataFrame", out: str) -> None:
+        options = {
+            "consumer": "bench",
+            "ledger": places(out),
+            "handler": "bare_loops:handle",
+            "handler_path": str(HERE),
+            "quarantine": f"{out}-quarantine",
+        }
+        spread(messages).write.format("oncely").options(**options).mode("append").save()
 
     return write
 
 
-def parquet(messages: "DataFrame", out: Path) -> None:
+def bare(name: str, places: Places) -> Variant:
+    """One of the sinks of bare_loops.py."""
+
+    def write(messages: "DataFrame", out: str) -> None:
+        database = places(out).removeprefix("sqlite:///")
+        spread(messages).write.format(name).option("database", database).mode("append").save()
+
+    return write
+
+
+def parquet(messages: "DataFrame", out: str) -> None:
     """Only writing."""
-    spread(messages).write.parquet(str(out))
+    spread(messages).write.parquet(out)
 
 
-def drop_duplicates(messages: "DataFrame", out: Path) -> None:
+def drop_duplicates(messages: "DataFrame", out: str) -> None:
     """What Spark has for duplicates within one batch."""
-    messages.dropDuplicates(["id"]).write.parquet(str(out))
+    messages.dropDuplicates(["id"]).write.parquet(out)
 
 
-VARIANTS: dict[str, Variant] = {
-    "oncely sink": sink,
-    "same sink, bare sqlite3 for a ledger": bare("bare_ledger"),
-    "Arrow loop, bare sqlite3": bare("bare_loop"),
-    "same sink, no ledger": bare("no_ledger"),
-    "dropDuplicates + Parquet": drop_duplicates,
-    "Parquet": parquet,
-}
+def variants(places: Places) -> dict[str, Variant]:
+    """All that is measured, with ledgers and bare tables in these places."""
+    return {
+        SINK: sink(places),
+        BARE: bare("bare_ledger", places),
+        "Arrow loop, bare statements": bare("bare_loop", places),
+        "same sink, no ledger": bare("no_ledger", places),
+        "dropDuplicates + Parquet": drop_duplicates,
+        "Parquet": parquet,
+    }
 
 
-def measure(messages: "DataFrame", rows: int, rounds: int, folder: Path) -> dict[str, list[float]]:
+def in_files(out: str) -> str:
+    """A SQLite file beside what else belongs to the write."""
+    return f"sqlite:///{out}.db"
+
+
+def on_server(server: str) -> Places:
+    """Databases on a PostgreSQL."""
+
+    def create(out: str) -> str:
+        name = Path(out).name
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"'.encode())
+            # What the last write left to be flushed is not this one's to wait for.
+            connection.execute("CHECKPOINT")
+        return server.rpartition("/")[0] + f"/{name}"
+
+    return create
+
+
+def measure(
+    compared: dict[str, Variant], messages: "DataFrame", asked: argparse.Namespace, folder: Path
+) -> dict[str, list[float]]:
     """Messages a second of every variant in every round; one more round first, not counted."""
-    rates: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    for number in range(rounds + 1):
-        for name, variant in VARIANTS.items():
-            out = folder / f"{number}-{len(rates)}-{list(VARIANTS).index(name)}"
+    rates: dict[str, list[float]] = {name: [] for name in compared}
+    for number in range(asked.rounds + 1):
+        for place, (name, variant) in enumerate(compared.items()):
             began = time.perf_counter()
-            variant(messages, out)
-            rate = rows / (time.perf_counter() - began)
+            variant(messages, f"{folder}/write-{number}-{place}")
+            rate = asked.rows / (time.perf_counter() - began)
             print(f"round {number}  {name:38} {rate:10,.0f}/s", file=sys.stderr, flush=True)
             if number:
                 rates[name].append(rate)
@@ -141,7 +175,7 @@ def as_table(rates: dict[str, list[float]]) -> Table:
     for heading in ("variant", "median", "lowest", "highest", "oncely sink / this"):
         table.add_column(heading, justify="left" if heading == "variant" else "right")
     for name, values in rates.items():
-        ratio = medians["oncely sink"] / medians[name]
+        ratio = medians[SINK] / medians[name]
         table.add_row(
             name,
             f"{medians[name]:,.0f}",
@@ -155,29 +189,30 @@ def as_table(rates: dict[str, list[float]]) -> Table:
 def main() -> int:
     """Measure, print, and say whether the aim is reached."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", choices=["sqlite", "postgresql"], default="sqlite")
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", metavar="FILE", help="write the rates there")
-    parsed = parser.parse_args()
+    asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="oncely-bench-"))
     # The workers import the bare loops from here.
-    os.environ["PYTHONPATH"] = str(HERE)
-    spark = open_session("bench", {"spark.master": "local[2]"})
-    try:
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
+        places: Places = in_files
+        if asked.store == "postgresql":
+            places = on_server(stack.enter_context(servers.Postgresql()).url)
+        spark = open_session("bench", {"spark.master": "local[2]"})
+        stack.callback(spark.stop)
         register(spark)
-        messages = generate(spark, parsed.rows, folder / "messages")
-        rates = measure(messages, parsed.rows, parsed.rounds, folder)
+        messages = generate(spark, asked.rows, folder / "messages")
+        rates = measure(variants(places), messages, asked, folder)
         memory = measure_memory(messages, folder)
-    finally:
-        spark.stop()
-        shutil.rmtree(folder)
     Console().print(as_table(rates))
     print("memory of one Python worker: " + ", ".join(f"{mib} MiB at {n:,}" for n, mib in memory))
-    if parsed.json:
-        Path(parsed.json).write_text(json.dumps({"rates": rates, "memory": memory}, indent=1))
-    ratio = statistics.median(rates["oncely sink"]) / statistics.median(
-        rates["same sink, bare sqlite3 for a ledger"]
-    )
+    if asked.json:
+        Path(asked.json).write_text(json.dumps({"rates": rates, "memory": memory}, indent=1))
+    ratio = statistics.median(rates[SINK]) / statistics.median(rates[BARE])
     print(f"the sink reaches {ratio:.0%} of the bare loop; the aim is {AIM:.0%}")
     return int(ratio < AIM)
 

@@ -26,6 +26,7 @@ find_missing() {
     [ -n "${ONCELY_TEST_MYSQL_URL:-}" ] || has mariadb-install-db mariadbd || echo mariadb-server
     [ -n "${ONCELY_TEST_REDIS_URL:-}" ] || has redis-server || echo redis-server
     [ -n "${ONCELY_TEST_RABBITMQ_URL:-}" ] || has rabbitmq-server erl_call || echo rabbitmq-server
+    has chromium chromedriver || echo chromium chromium-driver
     has_faketime || echo libfaketime
     has spin || echo spin
     has gcc || echo gcc

@@ -7,7 +7,7 @@ import fcntl
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from psycopg.sql import Composed
     from pymysql.cursors import Cursor
 
-S = TypeVar("S", bound=Server)
+S = TypeVar("S")
 
 # The names of queues that tests use where they may choose.
 QUEUES = ("orders", "another", "a", "A", "a.b", "a:b", "é")
@@ -138,7 +138,7 @@ def rabbitmq_url(request: pytest.FixtureRequest) -> Iterator[str]:
     server.delete_vhost(name)
 
 
-def available(kind: type[S]) -> S:
+def available(kind: Callable[[], S]) -> S:
     """A server; where its program is missing, the test is skipped, or fails in CI."""
     try:
         return kind()

@@ -1,3 +1,4 @@
+from . import spark
 from .async_ledger import AsyncLedger
 from .consumer import Consumer
 from .core.commands import (
@@ -87,4 +88,5 @@ __all__ = [
     "once",
     "open_ledger",
     "open_transport",
+    "spark",
 ]

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from oncely.core.commands import (
 from oncely.core.policy import Duration, Finding, Policy
 from oncely.core.record import Key, Record, State
 from oncely.ledger import Ledger
-from oncely.stores.base import Backlog, Tally
+from oncely.stores.base import Backlog, KeyRange, Tally, Wanted
 
 T = TypeVar("T")
 
@@ -95,6 +95,26 @@ class AsyncLedger(AsyncCalls):
     async def now(self) -> float:
         """The store's clock, seconds since 1970."""
         return await asyncio.to_thread(self._ledger.now)
+
+    async def find_many(self, keys: Collection[Key]) -> Mapping[Key, Record]:
+        """The records of those of `keys` that have one."""
+        return await asyncio.to_thread(self._ledger.find_many, keys)
+
+    async def key_ranges(self, number: int) -> Sequence[KeyRange]:
+        """At most `number` ranges that together hold every key."""
+        return await asyncio.to_thread(self._ledger.key_ranges, number)
+
+    async def read(
+        self, keys: KeyRange = KeyRange(), wanted: Wanted = Wanted()
+    ) -> AsyncIterator[Sequence[Record]]:
+        """The records of a range that are wanted, page by page, for `async for`."""
+        pages = self._ledger.read(keys, wanted)
+        while (page := await asyncio.to_thread(next, pages, None)) is not None:
+            yield page
+
+    async def waiting(self, keys: Collection[Key]) -> set[Key]:
+        """Those of `keys` with deferred messages that wait to be sent, or are set aside."""
+        return await asyncio.to_thread(self._ledger.waiting, keys)
 
     async def scan(
         self,
@@ -174,6 +194,14 @@ class AsyncLedger(AsyncCalls):
         """Remove old records; `on_batch` is called in another thread."""
         purge = partial(self._ledger.purge, on_batch=on_batch)
         return await asyncio.to_thread(purge, older_than, consumer, batch)
+
+    async def purge_found(self, found: Sequence[Record]) -> set[Key]:
+        """Remove those of `found` that are still as they were found."""
+        return await asyncio.to_thread(self._ledger.purge_found, found)
+
+    async def purge_steps(self, older_than: Duration, consumer: str | None = None) -> None:
+        """Remove steps kept longer ago, of messages that have no record."""
+        await asyncio.to_thread(self._ledger.purge_steps, older_than, consumer)
 
     async def close(self) -> None:
         """Give back connections and threads; a later call opens them again."""

@@ -1,7 +1,8 @@
 """Ledger: asks the rules, and makes the store hold what they answer. The only writer of records."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncely.claiming.batching import Batcher
@@ -15,7 +16,7 @@ from oncely.core.message import check_key
 from oncely.core.policy import Duration, seconds
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import PURGEABLE
-from oncely.stores.base import Backlog, Inside, Query, Store, Tally
+from oncely.stores.base import Backlog, Change, Inside, KeyRange, Query, Store, Tally, Wanted
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.opening import open_store
 
@@ -67,6 +68,10 @@ class Ledger(Calls):
         """The record of `key`, if there is one."""
         return self._store.load([check_key(key)]).records.get(key)
 
+    def find_many(self, keys: Collection[Key]) -> Mapping[Key, Record]:
+        """The records of those of `keys` that have one."""
+        return self._store.load([check_key(key) for key in keys]).records
+
     def scan(
         self,
         consumer: str | None = None,
@@ -87,6 +92,22 @@ class Ledger(Calls):
             raise ConfigError(f"text: {text!r} can stand in no message id")
         query = _query(consumer, state, older_than, limit)
         return iter(self._store.scan(query._replace(text=text, lease_over=lease_over)))
+
+    def key_ranges(self, number: int) -> Sequence[KeyRange]:
+        """At most `number` ranges, of about as many records each, that together hold all; one
+        where the store cannot go by the order of its keys.
+        """
+        return self._store.key_ranges(number)
+
+    def read(
+        self, keys: KeyRange = KeyRange(), wanted: Wanted = Wanted()
+    ) -> Iterator[Sequence[Record]]:
+        """The records of a range that are wanted, page by page, however many there are.
+
+        What is in the ledger all the while is given, once, as it is when its page is read; in
+        Redis, a record may be given again.
+        """
+        return self._store.read(keys, wanted)
 
     def counts(self) -> Mapping[tuple[str, State], int]:
         """How many records each consumer has in each state."""
@@ -160,6 +181,29 @@ class Ledger(Calls):
         _log.info("purged", extra={"consumer": consumer, "count": total})
         return total
 
+    def purge_found(self, found: Sequence[Record]) -> set[Key]:
+        """Remove those of `found`, in one transaction where there are any, that are still as they
+        were found; return their keys.
+
+        Never those in processing or handled, nor those with deferred messages waiting. Their
+        steps stay until `purge_steps`.
+        """
+        gone = [Change(record, None) for record in found if record.state in PURGEABLE]
+
+        def purge(inside: Inside) -> set[Key]:
+            waiting = {message.parent for message in inside.waiting({old.key for old, _ in gone})}
+            return inside.swap([change for change in gone if change.old.key not in waiting])
+
+        purged = self._transact(purge) if self.can_defer else self._store.swap(gone)
+        if self._metrics is not None:
+            for consumer, count in Counter(key.consumer for key in purged).items():
+                self._metrics.purged(consumer, count)
+        return purged
+
+    def purge_steps(self, older_than: Duration, consumer: str | None = None) -> None:
+        """Remove steps kept longer ago than `older_than`, of messages that have no record."""
+        self._store.purge(_query(consumer, None, older_than, 1_000), ())
+
     # ---- Transactions --------------------------------------------------------------------------
 
     def transaction(self, connection: Any) -> JoinedTransaction:
@@ -186,6 +230,12 @@ class Ledger(Calls):
     def backlog(self) -> Backlog:
         """What deferred messages wait to be sent."""
         return self._store.backlog()
+
+    def waiting(self, keys: Collection[Key]) -> set[Key]:
+        """Those of `keys` with deferred messages that wait to be sent, or are set aside."""
+        if not self.can_defer:
+            return set()
+        return {message.parent for message in self._transact(lambda i: i.waiting(keys))}
 
     def send_again(self) -> int:
         """Let the deferred messages that were set aside be sent after all; return how many."""

@@ -1,12 +1,21 @@
-"""Where a ledger is, as settings name it: a URL, or env:NAME or file:PATH that keeps one secret."""
+"""Where a ledger or transport is, as settings name it: a URL, or env:NAME or file:PATH, which keep
+one secret.
+"""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.ledger import Ledger, open_ledger
+from oncely.stores.opening import open_sessions
+from oncely.transports.base import Transport
+from oncely.transports.opening import open_transport
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session, sessionmaker
 
 
 def open_named_ledger(location: str) -> Ledger:
@@ -17,6 +26,26 @@ def open_named_ledger(location: str) -> Ledger:
     url = read_secret(location, "ledger")
     with hidden(url, location):
         return open_ledger(url)
+
+
+def open_named_sessions(location: str) -> "sessionmaker[Session]":
+    """What begins sessions in the database of a ledger that was opened before.
+
+    Raises ConfigError as `open_sessions` does, without showing what a secret holds.
+    """
+    url = read_secret(location, "ledger")
+    with hidden(url, location):
+        return open_sessions(url)
+
+
+def open_named_transport(location: str) -> Transport:
+    """The transport at a URL, or at the URL that env:NAME or file:PATH stands for.
+
+    Raises ConfigError as `open_transport` does, without showing what a secret holds.
+    """
+    url = check_shared_transport(read_secret(location, "transport"))
+    with hidden(url, location):
+        return open_transport(url)
 
 
 @contextmanager
@@ -57,3 +86,12 @@ def check_shared(ledger: str) -> str:
             'ledger: "memory://" is seen by one process only; write "sqlite:///ledger.db"'
         )
     return ledger
+
+
+def check_shared_transport(transport: str) -> str:
+    """`transport`, if every process would see the same one. Raises ConfigError."""
+    if transport.startswith("memory:"):
+        raise ConfigError(
+            'transport: "memory://" is seen by one process only; write "sqlite:///queue.db"'
+        )
+    return transport

@@ -332,17 +332,29 @@ def purge(
     `on_batch` is told of every batch: whose records, and how many. Raises ConfigError before
     anything is removed when a name in `retention` looks like a slip.
     """
+    kept = retentions(ledger, older_than, consumer=consumer, retention=retention)
+    return {
+        name: ledger.purge(age, name, batch, on_batch=partial(on_batch, name))
+        for name, age in kept.items()
+    }
+
+
+def retentions(
+    ledger: Ledger,
+    older_than: Duration,
+    *,
+    consumer: str | None,
+    retention: Mapping[str, Duration] | None,
+) -> Mapping[str, Duration]:
+    """How long each consumer's records, or those of `consumer` alone, are kept. Raises ConfigError
+    when a name in `retention` looks like a slip.
+    """
     own = retention or {}
     for name, kept in own.items():
         seconds(kept, f"retention of {name}")
     names = consumers(ledger) if consumer is None else [consumer]
     _refuse_slips(own, names)
-    purged = {}
-    for name in names:
-        purged[name] = ledger.purge(
-            own.get(name, older_than), name, batch, on_batch=partial(on_batch, name)
-        )
-    return purged
+    return {name: own.get(name, older_than) for name in names}
 
 
 def _refuse_slips(retention: Mapping[str, Duration], names: Sequence[str]) -> None:

@@ -36,7 +36,7 @@ def upsert(
         return
     columns, keys = _columns_of(given), _names(key)
     renewed = [name for name in columns if name not in keys] if update is None else _names(update)
-    _check(target, columns, keys, renewed)
+    check_columns(target, columns, keys, renewed)
     _check_no_null(given, keys)
     statement = _statement(_dialect_of(connection, target), target, keys, renewed)
     # One order for all writers, so that no two of them wait for each other.
@@ -75,7 +75,10 @@ def _columns_of(rows: Sequence[Row]) -> list[str]:
     return first
 
 
-def _check(table: Table, columns: Sequence[str], key: Sequence[str], update: Sequence[str]) -> None:
+def check_columns(
+    table: Table, columns: Sequence[str], key: Sequence[str], update: Sequence[str]
+) -> None:
+    """Raise ConfigError where rows of these columns cannot be upserted so."""
     for name in (*columns, *key, *update):
         if name not in table.c:
             raise ConfigError(f"upsert: the table {table.name} has no column {name!r}")

@@ -39,6 +39,10 @@ def fail(message):
 not_callable = 3
 """
 
+SHORT_RUN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For Java: compiling hot code well, or collecting garbage by threads, would take longer than it
+saves."""
+
 TABLES = {
     "pipeline": {
         "name": "test",
@@ -51,9 +55,7 @@ TABLES = {
     "source": {"format": "json", "path": "in", "schema": "id STRING, body STRING"},
     "message": {"id": "id", "body": "body"},
     "policy": {},
-    # Short runs: compiling hot code well, or collecting garbage by threads, would take longer than
-    # it saves.
-    "spark": {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+    "spark": {"spark.driver.extraJavaOptions": SHORT_RUN},
 }
 
 Tables = dict[str, dict[str, Any]]

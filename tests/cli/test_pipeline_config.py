@@ -11,7 +11,7 @@ from oncely.cli.pipeline import report_table
 from oncely.spark.config import read_config
 from oncely.spark.counts import Counts
 from oncely.spark.options import import_function
-from oncely.spark.pipeline import Report
+from oncely.spark.report import Report
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Main, Project

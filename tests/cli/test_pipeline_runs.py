@@ -179,6 +179,7 @@ def test_real_input(project: "Project") -> None:
         "time": "delivered_at",
         "body": "to_json(payload)",
     }
+    project.tables["policy"]["on_too_old"] = "run"
     report = project.run()
     assert report["received"] == expected["rows"]
     assert report["handled"] == expected["unique"]

@@ -367,8 +367,12 @@ def _make_older(url: str) -> None:
     """The schema as the first migration leaves it."""
     store = open_store(url)
     assert isinstance(store, SqlStore)
-    with store._connected() as connection, store._database.migrating(connection):
-        command.upgrade(_config(connection, store._name), "0001")
+    with (
+        store._connected() as connection,
+        store._database.migrating(connection),
+        _config(connection, store._name) as config,
+    ):
+        command.upgrade(config, "0001")
     store.close()
 
 

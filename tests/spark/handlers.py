@@ -6,8 +6,10 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from pyspark import TaskContext
+from sqlalchemy import text
 
 import oncely
 
@@ -142,3 +144,16 @@ def happened(message: oncely.Message) -> str:
 def _first_attempt() -> bool:
     context = TaskContext.get()
     return context is not None and context.attemptNumber() == 0
+
+
+def book(message: oncely.Message, session: Any) -> None:
+    """An effect in the transaction of a session."""
+    session.execute(text("INSERT INTO effects (name) VALUES (:name)"), {"name": message.id})
+    message.send("receipts", {"for": message.id})
+
+
+def book_and_be_killed(message: oncely.Message, session: Any) -> None:
+    """The same; the first attempt of the task is killed at one message."""
+    book(message, session)
+    if message.get("breaks") and _first_attempt():
+        os.kill(os.getpid(), signal.SIGKILL)

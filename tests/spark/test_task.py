@@ -6,16 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from tests.spark.tasks import run_task
 
 from oncely import Key, Ledger, Message, State, StoreUnavailable
 from oncely.core.deferred import DeferredMessage
-from oncely.spark.channel import TaskChannel
 from oncely.spark.counts import Counts
-from oncely.spark.options import read_options
-from oncely.spark.quarantine import Quarantine
-from oncely.spark.task import LeasedTask
 from oncely.stores.memory import MemoryStore
 from oncely.testing import MeddlingStore, granted
 
@@ -32,22 +28,12 @@ def store() -> MeddlingStore:
 def run(store: MeddlingStore, tmp_path: Path) -> Run:
     """Run a task over ids, in Arrow batches of `batch` rows; return what it counted."""
 
-    def run_task(
+    def run_on(
         handler: Callable[[Message], Any], *ids: str, batch: int = 1_000, **options: str
     ) -> Counts:
-        settings = {"consumer": "tests", "ledger": "sqlite:///unused", "handler": "unused:unused"}
-        task = LeasedTask(
-            Ledger(store),
-            read_options(settings | options),
-            handler,
-            Quarantine(str(tmp_path / "quarantine"), "0.parquet"),
-            TaskChannel(None, ""),
-        )
-        table = pa.table({"id": list(ids)})
-        task.run(table.to_batches(max_chunksize=batch))
-        return task.counts
+        return run_task(Ledger(store), handler, tmp_path, ids, batch, **options)
 
-    return run_task
+    return run_on
 
 
 def test_copies_in_other_chunks_wait_as_well(run: Run) -> None:

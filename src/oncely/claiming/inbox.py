@@ -4,17 +4,18 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from oncely.claiming.async_calls import AsyncCalls
 from oncely.claiming.calls import Calls
-from oncely.claiming.request import Request
+from oncely.claiming.request import Request, to_claim
 from oncely.claiming.settling import Observer, Settler
-from oncely.core.commands import Command, Complete, Outcome, Written
+from oncely.core.commands import ClaimOutcome, Command, Complete, Outcome, Written
 from oncely.core.errors import ConfigError, EndedError, StoreError
-from oncely.core.message import check_key
+from oncely.core.message import are_plain_ids, check_id, check_key
+from oncely.core.policy import Policy
 from oncely.core.record import Key, Record
-from oncely.core.rules import completed
+from oncely.core.rules import completed, decide
 from oncely.stores.base import Change, Inside, Joined, Loaded, Records, Store
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ class Inbox(Calls):
     def __init__(
         self,
         ledger: Calls,
-        inside: Inside,
+        inside: Joined,
         ahead: "Ahead | None" = None,
         observer: Observer | None = None,
     ) -> None:
@@ -64,6 +65,36 @@ class Inbox(Calls):
 
     def _transact(self, work: Callable[[Inside], T]) -> T:
         return work(self._inside)
+
+    def complete_new(
+        self, consumer: str, message_ids: Collection[str], policy: Policy = Policy()
+    ) -> set[str]:
+        """Claim and complete those messages that have no record; return their ids.
+
+        As `claim_many` and `complete_many` do, in one statement: for work that needs no claim, as
+        it is stored with the records or not at all. Nothing changes for the other messages, and
+        no observer is told. Raises MessageError for an id that cannot identify a message.
+        """
+        if not message_ids:
+            return set()
+        if not are_plain_ids(message_ids):
+            for message_id in message_ids:
+                check_id(message_id)
+        # What the rules say of a message without a record is the same for all of them.
+        any_key = Key(consumer, next(iter(message_ids)))
+        [first] = to_claim([any_key], None, policy, None, None, None, None)
+        claimed = decide(None, first.command, 0.0).new
+        assert claimed is not None  # noqa: S101 - a first claim is always granted.
+        return self._inside.insert_alike(completed(claimed, 0.0), message_ids)
+
+    def claim_known(self, keys: Sequence[Key], policy: Policy = Policy()) -> list[ClaimOutcome]:
+        """As `claim_many`, for messages of which nearly all have a record: those are looked for
+        first, where `claim_many` takes them for new.
+        """
+        found = self._records.load(set(keys)).records
+        requests = to_claim(keys, None, policy, None, None, None, None)
+        believed = [each._replace(believed=found.get(each.key)) for each in requests]
+        return cast(list[ClaimOutcome], self._settle(believed))
 
     def find(self, key: Key) -> Record | None:
         """The record of `key`, if there is one."""

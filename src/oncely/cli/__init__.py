@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from oncely.cli.arguments import parse
-from oncely.cli.terminal import shown
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
+from oncely.core.shown import shown
 
 DONE, FAILURES, WRONG = 0, 1, 2
 

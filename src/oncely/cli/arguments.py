@@ -60,6 +60,9 @@ def _parser() -> ArgumentParser:
     _add_reset(commands)
     _add_forget(commands)
     _add_purge(commands)
+    _add_archive(commands)
+    _add_reconcile(commands)
+    _add_report(commands)
     _add_relay(commands)
     _add_consume(commands)
     _add_dead(commands)
@@ -154,17 +157,39 @@ def _add_purge(commands: Any) -> None:
     purge = _command(
         commands, "purge", "purge:purge", "remove what was completed or failed long ago"
     )
-    _add_duration(purge, "--older-than", "last seen longer ago than this", ops.RETENTION)
-    _add_consumer(purge)
-    purge.add_argument(
-        "--retention",
-        metavar="CONSUMER=TIME",
-        type=values.retention,
-        action="append",
-        default=[],
-        help="for this consumer, instead of --older-than; may be repeated",
-    )
+    _add_retention(purge)
     _add_number(purge, "--batch", "records in one transaction", 1_000)
+
+
+def _add_archive(commands: Any) -> None:
+    text = "write what was completed or failed long ago to Parquet, then remove it"
+    archive = _command(commands, "archive", "archive:archive", text)
+    archive.set_defaults(extra="archive")
+    text = "a path, or a URI such as s3://bucket/folder"
+    archive.add_argument("--to", metavar="FOLDER", required=True, help=text)
+    _add_retention(archive)
+    _add_number(archive, "--batch", "records held in memory at once", 50_000)
+
+
+def _add_reconcile(commands: Any) -> None:
+    text = "compare a source of messages with what ledger and archive know of them, on Spark"
+    reconcile = _ledger_command(commands, "reconcile", "reconcile:run", text)
+    reconcile.set_defaults(extra="spark")
+    text = "a pipeline's, or one with just the tables [source] and [message]"
+    reconcile.add_argument("file", metavar="FILE.toml", help=text)
+    _add_consumer(reconcile, "whose records are looked at, instead of the file's")
+    _add_archived(reconcile)
+    text = "a new folder, for the details as Parquet"
+    reconcile.add_argument("--to", metavar="FOLDER", help=text)
+
+
+def _add_report(commands: Any) -> None:
+    text = "write a page of plots of what ledger and archive know"
+    report = _ledger_command(commands, "report", "report:run", text)
+    report.set_defaults(extra="report", table=TABLE_NAME, schema=None)
+    _add_consumer(report)
+    _add_archived(report)
+    report.add_argument("--to", metavar="FILE.html", required=True, help="replaced, if it is there")
 
 
 def _add_relay(commands: Any) -> None:
@@ -233,6 +258,20 @@ def _add_consumer(command: ArgumentParser, text: str = "of this consumer only") 
     command.add_argument("--consumer", metavar="NAME", type=type_, help=text)
 
 
+def _add_retention(command: ArgumentParser) -> None:
+    """Which records are past their retention."""
+    _add_duration(command, "--older-than", "last seen longer ago than this", ops.RETENTION)
+    _add_consumer(command)
+    command.add_argument(
+        "--retention",
+        metavar="CONSUMER=TIME",
+        type=values.retention,
+        action="append",
+        default=[],
+        help="for this consumer, instead of --older-than; may be repeated",
+    )
+
+
 def _add_transport(command: ArgumentParser) -> None:
     _add_url(command, "--transport", "sqlite:///queue.db", "ONCELY_TRANSPORT")
 
@@ -266,6 +305,11 @@ def _add_changes(command: ArgumentParser) -> None:
 def _add_note(command: ArgumentParser) -> None:
     command.add_argument("--why", metavar="TEXT", default="", help="noted with what is done")
     command.add_argument("--by", metavar="NAME", help="who does it (default: your login name)")
+
+
+def _add_archived(command: ArgumentParser) -> None:
+    text = "a folder that oncely archive has written; its records are looked at as well"
+    command.add_argument("--archive", metavar="FOLDER", help=text)
 
 
 def _add_duration(

@@ -13,9 +13,9 @@ from oncely import ops
 from oncely.cli.opening import opened
 from oncely.cli.progress import Progress
 from oncely.cli.records import one_record, read_filters
-from oncely.cli.terminal import shown
 from oncely.core.errors import ConfigError
 from oncely.core.record import Record
+from oncely.core.shown import shown
 from oncely.ledger import Ledger
 
 _Change = Callable[..., ops.Changed]

@@ -11,9 +11,9 @@ from oncely.cli.loading import load_consumer
 from oncely.cli.opening import opened, opened_transport
 from oncely.cli.progress import Progress
 from oncely.cli.tables import new_table, put
-from oncely.cli.terminal import shown
 from oncely.consumer import Consumer
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
+from oncely.core.shown import shown
 from oncely.runtime.lifeline import Lifeline
 from oncely.runtime.report import Report
 from oncely.runtime.supervising import Supervisor

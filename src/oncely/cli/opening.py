@@ -7,8 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from oncely.core.errors import ConfigError, ContentionError, StoreError, StoreUnavailable
+from oncely.core.record import Key
 from oncely.ledger import Ledger, open_ledger
-from oncely.locations import check_shared, hidden, read_secret
+from oncely.locations import check_shared, check_shared_transport, hidden, read_secret
 from oncely.stores.opening import sqlite_file
 from oncely.transports.base import Transport
 from oncely.transports.opening import open_transport
@@ -37,6 +38,20 @@ def opened(parsed: argparse.Namespace) -> Iterator[Ledger]:
             raise
 
 
+def located(parsed: argparse.Namespace) -> str:
+    """Where the ledger is, for other processes to open it: a file's path is absolute, a secret
+    unread.
+
+    Raises ConfigError as `opened` does, also where nothing can be read from the ledger.
+    """
+    with opened(parsed) as ledger:
+        ledger.find(Key("oncely", "located"))
+    url = _url(parsed)
+    if not url.startswith("sqlite:"):
+        return str(parsed.ledger)
+    return f"sqlite:///{sqlite_file(url).absolute()}"
+
+
 @contextmanager
 def to_migrate(parsed: argparse.Namespace, *, only_look: bool) -> Iterator[Ledger]:
     """As `opened`, whether or not there is a ledger yet.
@@ -60,11 +75,7 @@ def opened_transport(parsed: argparse.Namespace, *, only_look: bool = False) -> 
     """
     if not parsed.transport:
         raise ConfigError("no transport is named; add --transport sqlite:///queue.db, or the like")
-    url = read_secret(parsed.transport, "transport")
-    if url.startswith("memory:"):
-        raise ConfigError(
-            'transport: "memory://" is seen by one process only; write "sqlite:///queue.db"'
-        )
+    url = check_shared_transport(read_secret(parsed.transport, "transport"))
     file = Path(url.partition("?")[0].removeprefix("sqlite:///"))
     if only_look and url.startswith("sqlite:///") and not file.is_file():
         raise ConfigError(f"transport: there is no file {str(file)!r}; name one with queues in it")

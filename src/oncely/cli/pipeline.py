@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely.cli.progress import Progress
-from oncely.cli.terminal import shown
+from oncely.core.shown import shown
 from oncely.spark.config import read_config
 from oncely.spark.counts import Counts
-from oncely.spark.pipeline import Report, run_pipeline
+from oncely.spark.pipeline import run_pipeline
+from oncely.spark.report import Report
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from oncely.cli.terminal import shown
+from oncely.core.shown import shown
 
 _LINE_EVERY_S = 5.0
 

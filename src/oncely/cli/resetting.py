@@ -10,10 +10,10 @@ from oncely import ops
 from oncely.cli.changes import login_name
 from oncely.cli.opening import opened
 from oncely.cli.progress import Progress
-from oncely.cli.terminal import shown
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.record import Key
 from oncely.core.rules import Standing, standing
+from oncely.core.shown import shown
 from oncely.ledger import Ledger
 from oncely.transports.base import DeadLettered
 

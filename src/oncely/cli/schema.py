@@ -6,8 +6,8 @@ import sys
 
 from oncely import ops
 from oncely.cli.opening import opened, to_migrate
-from oncely.cli.terminal import shown
 from oncely.core.errors import mask_passwords
+from oncely.core.shown import shown
 
 
 def migrate(parsed: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oncely.cli.terminal import shown
+from oncely.core.shown import shown
 
 _ENDLESS = 100_000
 _NARROW = 12

@@ -3,15 +3,9 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from oncely.core.shown import shown
+
 _UNITS_S: Mapping[str, int] = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
-
-
-def shown(text: str) -> str:
-    """`text` as it can be put on a terminal: what is no printable character is written out."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text
-    )
 
 
 def shortened(text: str, limit: int = 200) -> str:

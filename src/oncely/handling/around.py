@@ -208,7 +208,7 @@ class Handling:
         probe = self.policy.on_in_doubt
         if isinstance(outcome, InDoubt) and callable(probe):
             message = asked.message or Message(key.message_id)
-            finding = await calls.run(_asked_probe, probe, message)
+            finding = await calls.run(asked_probe, probe, message)
             asked.asked_at = time.monotonic()
             return await calls.claim(
                 key,
@@ -319,7 +319,8 @@ def _no_policy(value: Any) -> str:
     return f"{type(value).__name__} is no Policy; write Policy(...), or at_most_once()"
 
 
-def _asked_probe(probe: Probe, message: Message) -> Finding:
+def asked_probe(probe: Probe, message: Message) -> Finding:
+    """What a user's probe says of a message; unknown where it cannot tell."""
     try:
         finding = probe(message)
     except Exception:  # noqa: BLE001 - what a user's probe may raise is not known.

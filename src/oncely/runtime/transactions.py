@@ -9,7 +9,7 @@ from oncely.core.commands import Granted, InDoubt
 from oncely.crashpoints import reached
 from oncely.handling.around import Handling
 from oncely.handling.held_message import HeldMessage
-from oncely.handling.transacting import Begins
+from oncely.handling.transacting import Begins, complete_many
 from oncely.runtime.claims import answer, ask
 from oncely.runtime.turn import Turn
 
@@ -80,20 +80,10 @@ class Transactions:
         done = [turn for turn in turns if isinstance(turn.begun, HeldMessage) and turn.has_run]
         held = [turn.begun for turn in done if isinstance(turn.begun, HeldMessage)]
         results = [turn.result for turn in done] if self._handling.keeps_result else None
-        claims = [each.claim for each in held]
-        deferred = [each.end() for each in held]
-        reached("before_completed")
-        if any(deferred):
-            inbox.handled_many(claims, results, deferred)
-            inbox.finish(
-                [each.claim.key for each, sent in zip(held, deferred, strict=True) if not sent]
-            )
-        else:
-            inbox.complete_many(claims, results)
+        complete_many(inbox, held, results)
         inbox.release_many(
             [t.begun.claim for t in turns if isinstance(t.begun, HeldMessage) and not t.has_run]
         )
-        reached("after_completed")
 
 
 class _FailedError(Exception):

@@ -1,1 +1,8 @@
-"""oncely on Spark: the sink `format("oncely")` and the pipeline."""
+"""oncely on Spark: the sink `format("oncely")`, its fronts and the pipeline.
+
+The public names stand in `__init__.pyi`; each is imported when it is first asked for.
+"""
+
+from oncely.naming import lazily
+
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -4,44 +4,57 @@ import tomllib
 from collections.abc import Mapping
 from glob import has_magic
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import check_id
 from oncely.core.policy import seconds
-from oncely.locations import check_shared, open_named_ledger, read_secret
+from oncely.locations import check_shared_transport, open_named_ledger, read_secret
 from oncely.spark.options import (
+    Mode,
+    check_ledger,
     import_function,
     read_policy,
     unknown,
 )
+from oncely.spark.rabbitmq_options import FORMAT as RABBITMQ
+from oncely.spark.rabbitmq_options import beside, read_rabbitmq_options
 from oncely.stores.opening import sqlite_file
 
 Scalar = str | int | float | bool
 Text = Annotated[str, Field(min_length=1)]
 
 
-class _Table(BaseModel):
+class Table(BaseModel):
+    """One table of a file: no other keys, and values of just the types that are named."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class PipelineTable(_Table):
+class PipelineTable(Table):
     """The table [pipeline]."""
 
     name: Text
     consumer: Text
     ledger: Text
-    handler: Text
-    mode: Literal["leased"] = "leased"
+    handler: Text | None = None
+    mode: Mode = "leased"
+    table: Text | None = None
+    """In mode `rows`: where the columns of [columns] go."""
+    upsert: list[Text] = []
+    """In mode `rows`: the key under which rows that are there are renewed."""
+    transport: Text | None = None
+    """What sends the messages that handlers send; without one, a relay does."""
     trigger: str = "available_now"
     checkpoint: Text
     quarantine: Text
-    chunk: int = Field(default=1_000, ge=1)
+    archive: Text | None = None
+    chunk: int | None = Field(default=None, ge=1)
 
 
-class SourceTable(_Table):
+class SourceTable(Table):
     """The table [source]."""
 
     format: Text
@@ -50,7 +63,7 @@ class SourceTable(_Table):
     schema_: str | None = Field(default=None, alias="schema")
 
 
-class MessageTable(_Table):
+class MessageTable(Table):
     """The table [message]: Spark SQL expressions over the source's columns."""
 
     id: Text
@@ -62,23 +75,72 @@ class MessageTable(_Table):
     key: str | None = None
 
 
-class _File(_Table):
+class _File(Table):
     pipeline: PipelineTable
     source: SourceTable
     message: MessageTable
+    columns: dict[Text, Text] = {}
+    """In mode `rows`: the columns of the table, each a Spark SQL expression."""
     policy: dict[str, Any] = {}
     spark: dict[str, Scalar] = {}
 
 
-class PipelineConfig:
+class SourceConfig:
+    """The tables [source] and [message] of a file, checked; paths are absolute."""
+
+    def __init__(self, file: Path, source: SourceTable, message: MessageTable) -> None:
+        self.file = file
+        self.folder = file.absolute().parent
+        self.source = source
+        self.message = message
+        self.source_path = self._source_path()
+        self.source_options = self._source_options()
+
+    def wrong(self, key: str, text: str) -> ConfigError:
+        """The error for `key` of this file."""
+        return ConfigError(f"{self.file}: {key}: {text}")
+
+    def _source_path(self) -> str | None:
+        if self.source.path is None:
+            return None
+        path = self._absolute(self.source.path)
+        if "://" not in path and not _is_pattern(path) and not Path(path).exists():
+            raise self.wrong("[source] path", f"{path!r} does not exist")
+        return path
+
+    def _source_options(self) -> dict[str, str]:
+        """The source's options as Spark takes them; those of our own source checked."""
+        options = {name: as_option(value) for name, value in self.source.options.items()}
+        if self.source.format != RABBITMQ:
+            return options
+        options = beside(options, self.folder)
+        try:
+            read_rabbitmq_options(options)
+        except ConfigError as error:
+            raise self.wrong("[source] options", str(error).removeprefix("option ")) from error
+        return options
+
+    def _absolute(self, path: str) -> str:
+        return path if "://" in path else str(self.folder / path)
+
+    def _located(self, place: str) -> str:
+        """Where a ledger or transport is: a file's URL made absolute, a server's with its secrets
+        still unread. Raises ConfigError.
+        """
+        kind, _, name = place.partition(":")
+        location = f"file:{self._absolute(name)}" if kind == "file" else place
+        url = read_secret(location, "ledger")
+        if not url.startswith("sqlite:"):
+            return location
+        return f"sqlite:///{self.folder / sqlite_file(url)}"
+
+
+class PipelineConfig(SourceConfig):
     """A pipeline file that has been checked; its paths are absolute."""
 
     def __init__(self, file: Path, tables: _File) -> None:
-        self.file = file
-        self.folder = file.absolute().parent
+        super().__init__(file, tables.source, tables.message)
         self.pipeline = tables.pipeline
-        self.source = tables.source
-        self.message = tables.message
         self.spark = {name: as_option(value) for name, value in tables.spark.items()}
         self._check_consumer()
         self._check_policy(tables.policy)
@@ -86,16 +148,17 @@ class PipelineConfig:
             name: ",".join(value) if isinstance(value, list) else str(value)
             for name, value in tables.policy.items()
         }
-        self._check_handler()
+        self.columns = tables.columns
+        if self.pipeline.mode == "rows":
+            self._check_rows()
+        else:
+            self._check_handler()
         self.ledger = self._ledger()
-        self.source_path = self._source_path()
+        self.transport = self._transport()
         self.checkpoint = self._folder("checkpoint", self.pipeline.checkpoint)
         self.quarantine = self._folder("quarantine", self.pipeline.quarantine)
+        self.archive = self.pipeline.archive and self._folder("archive", self.pipeline.archive)
         self.trigger = self._trigger()
-
-    def wrong(self, key: str, text: str) -> ConfigError:
-        """The error for `key` of this file."""
-        return ConfigError(f"{self.file}: {key}: {text}")
 
     def _check_consumer(self) -> None:
         try:
@@ -110,20 +173,36 @@ class PipelineConfig:
             raise ConfigError(f"{self.file}: [policy] {error}") from error
 
     def _check_handler(self) -> None:
+        if self.pipeline.handler is None:
+            raise self.wrong("[pipeline] handler", 'is missing; write "module:function"')
+        for name, value in (("table", self.pipeline.table), ("upsert", self.pipeline.upsert)):
+            if value:
+                raise self.wrong(f"[pipeline] {name}", 'is for mode = "rows"')
+        if self.columns:
+            raise self.wrong("[columns]", 'is for mode = "rows"')
         key = f"{self.file}: [pipeline] handler"
         import_function(self.pipeline.handler, key, str(self.folder))
 
+    def _check_rows(self) -> None:
+        if self.pipeline.handler is not None:
+            raise self.wrong("[pipeline] handler", 'mode = "rows" calls none; drop it')
+        if self.pipeline.table is None:
+            raise self.wrong("[pipeline] table", 'is missing; write table = "payments"')
+        if not self.columns:
+            raise self.wrong("[columns]", 'is missing; write a line such as amount = "amount"')
+        if "id" in self.columns:
+            raise self.wrong("[columns] id", "is the message's, under [message]; drop it here")
+        for name in self.message.model_dump(exclude_none=True):
+            if name != "id":
+                raise self.wrong(f"[message] {name}", 'mode = "rows" takes it under [columns]')
+
     def _ledger(self) -> str:
-        """The ledger's URL: a file's made absolute, a server's with its secrets still unread."""
-        location = self.pipeline.ledger
-        kind, _, name = location.partition(":")
-        if kind == "file":
-            location = f"file:{self._absolute(name)}"
+        """Where the ledger is; its folder is made."""
         try:
-            url = read_secret(location, "ledger")
-            if url.startswith("sqlite:"):
-                location = url = f"sqlite:///{self._with_folder(sqlite_file(url))}"
-            check_shared(url)
+            location = self._located(self.pipeline.ledger)
+            if location.startswith("sqlite:"):
+                _make_folder(sqlite_file(location))
+            check_ledger(read_secret(location, "ledger"), self.pipeline.mode)
             open_named_ledger(location)
         except ConfigError as error:
             raise self.wrong("[pipeline] ledger", str(error).removeprefix("ledger: ")) from error
@@ -133,30 +212,22 @@ class PipelineConfig:
             ) from error
         return location
 
-    def _with_folder(self, file: Path) -> Path:
-        """`file` beside the pipeline file, its folder made."""
-        beside = self.folder / file
-        beside.parent.mkdir(parents=True, exist_ok=True)
-        if beside.is_dir():
-            raise ConfigError(f"{str(beside)!r} is a folder; name a file")
-        return beside
+    def _transport(self) -> str | None:
+        if self.pipeline.transport is None:
+            return None
+        try:
+            location = self._located(self.pipeline.transport)
+            check_shared_transport(read_secret(location, "transport"))
+        except ConfigError as error:
+            text = str(error).removeprefix("ledger: ").removeprefix("transport: ")
+            raise self.wrong("[pipeline] transport", text) from error
+        return location
 
     def _folder(self, key: str, path: str) -> str:
         folder = self._absolute(path)
         if "://" not in folder and Path(folder).exists() and not Path(folder).is_dir():
             raise self.wrong(f"[pipeline] {key}", f"{folder!r} is a file; name a folder")
         return folder
-
-    def _source_path(self) -> str | None:
-        if self.source.path is None:
-            return None
-        path = self._absolute(self.source.path)
-        if "://" not in path and not _is_pattern(path) and not Path(path).exists():
-            raise self.wrong("[source] path", f"{path!r} does not exist")
-        return path
-
-    def _absolute(self, path: str) -> str:
-        return path if "://" in path else str(self.folder / path)
 
     def _trigger(self) -> dict[str, Any]:
         """The trigger as Spark's keyword arguments."""
@@ -176,6 +247,13 @@ class PipelineConfig:
                 return {"processingTime": f"{int(length_s * 1000)} milliseconds"}
 
 
+def _make_folder(file: Path) -> None:
+    """The folder that `file` is to be in."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.is_dir():
+        raise ConfigError(f"{str(file)!r} is a folder; name a file")
+
+
 def _is_pattern(path: str) -> bool:
     return has_magic(path) or "{" in path
 
@@ -185,18 +263,34 @@ def read_config(file: Path, ledger: str | None = None) -> PipelineConfig:
 
     Raises ConfigError, one line that names the file and the key.
     """
+    document = read_toml(file)
+    if ledger is not None and isinstance(document.get("pipeline"), dict):
+        document["pipeline"]["ledger"] = ledger
+    try:
+        return PipelineConfig(file, _File.model_validate(document))
+    except ValidationError as error:
+        raise ConfigError(f"{file}: {first_error(error)}") from error
+
+
+def _gives_messages(source: object) -> bool:
+    """Whether the source's columns are those of a message, each under its own name."""
+    return isinstance(source, dict) and source.get("format") == RABBITMQ
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The tables of a file, with [message] where the source needs none.
+
+    Raises ConfigError where the file cannot be read, or is no TOML.
+    """
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: is no TOML: {error}") from error
-    if ledger is not None and isinstance(document.get("pipeline"), dict):
-        document["pipeline"]["ledger"] = ledger
-    try:
-        return PipelineConfig(file, _File.model_validate(document))
-    except ValidationError as error:
-        raise ConfigError(f"{file}: {_first_error(error)}") from error
+    if _gives_messages(document.get("source")):
+        document.setdefault("message", {name: name for name in MessageTable.model_fields})
+    return document
 
 
 def as_option(value: Scalar) -> str:
@@ -204,7 +298,8 @@ def as_option(value: Scalar) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _first_error(error: ValidationError) -> str:
+def first_error(error: ValidationError) -> str:
+    """What is wrong with a file, and where."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"] if part != "str"]
     where = f"[{path[0]}]" + (f" {'.'.join(path[1:])}" if path[1:] else "")

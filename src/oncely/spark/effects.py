@@ -1,57 +1,23 @@
 """The effects of a task: the handler run under claims, and how each run ended, stored."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from enum import IntEnum, auto
-from typing import Any, NamedTuple
 
+from oncely.claiming.inline import InlineCalls
 from oncely.core.commands import WriteOutcome, Written
-from oncely.core.control import Reject
-from oncely.core.errors import MessageError, OncelyError, reason_of
+from oncely.core.errors import OncelyError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim
-from oncely.core.rules import is_final, retry_delay_s
 from oncely.handling.heartbeat import Heartbeat
+from oncely.handling.held_message import HeldMessage
 from oncely.ledger import Ledger
+from oncely.spark.ends import End, Kind, results_of, run_handler
 from oncely.spark.options import Handler
 from oncely.spark.rows import Row
 
 _STORE_EVERY_S = 0.5
 
 Granted = tuple[Row, Claim]
-
-
-class Kind(IntEnum):
-    """What is to be stored for the end of a run, in the order in which it is stored."""
-
-    DONE = auto()
-    REJECTED = auto()
-    FAILED = auto()
-    """For good."""
-    LEFT = auto()
-    """Failed, and by policy not tried again; what a redelivery meets is the policy's to say."""
-    AGAIN = auto()
-    """Failed, and to be tried again."""
-    UNBEGUN = auto()
-    """The claim ran out before its turn came: the handler was not called."""
-
-
-_FINAL = (Kind.REJECTED, Kind.FAILED)
-
-
-class End(NamedTuple):
-    """How the handler's run over one row ended."""
-
-    row: Row
-    claim: Claim
-    kind: Kind
-    result: Any = None
-    error: Exception | None = None
-    delay_s: float = 0.0
-    """For AGAIN: how long to wait."""
-    stored: bool = False
-    """Whether the ledger took it; where not, another worker has the claim."""
 
 
 class Effects:
@@ -68,6 +34,7 @@ class Effects:
         self._policy = policy
         self._handler = handler
         self._raise_if_stopping = raise_if_stopping
+        self._calls = InlineCalls(ledger)
         self._heartbeat = Heartbeat(ledger, policy.lease_s)
 
     def close(self) -> None:
@@ -119,26 +86,14 @@ class Effects:
         self._ledger.release_many(ours)
 
     def _run_one(self, row: Row, claim: Claim) -> End:
-        if not self._heartbeat.is_good(claim):
-            return End(row, claim, Kind.UNBEGUN)
-        try:
-            result = self._handler(row.message(claim))
-            if self._policy.results == "keep":
-                # As it is now: what a handler returns may be changed by its next run.
-                result = json.loads(json.dumps(result, allow_nan=False))
-        except (Reject, MessageError) as error:
-            return End(row, claim, Kind.REJECTED, error=Reject(reason_of(error)))
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything.
-            return self._failed(row, claim, error)
-        return End(row, claim, Kind.DONE, result)
+        def is_good() -> bool:
+            return self._heartbeat.is_good(claim)
 
-    def _failed(self, row: Row, claim: Claim, error: Exception) -> End:
-        if is_final(self._policy, claim.attempts, error):
-            return End(row, claim, Kind.FAILED, error=error)
-        if self._policy.on_failed != "retry":
-            return End(row, claim, Kind.LEFT, error=error)
-        delay_s = retry_delay_s(self._policy, claim.attempts, error)
-        return End(row, claim, Kind.AGAIN, error=error, delay_s=delay_s)
+        if not is_good():
+            return End(row, claim, Kind.UNBEGUN)
+        message = row.message(claim)
+        held = HeldMessage(claim, self._calls, message, is_good)
+        return run_handler(row, held, message, self._handler, self._policy)
 
     def _store(self, ends: Sequence[End]) -> list[End]:
         """Store the ends, in one exchange for each kind; return them with whether that went well.
@@ -166,9 +121,11 @@ class Effects:
     def _store_kind(self, kind: Kind, ends: Sequence[End]) -> list[WriteOutcome]:
         claims = [self._heartbeat.let_go(end.claim) for end in ends]
         if kind is Kind.DONE:
-            kept = [end.result for end in ends] if self._policy.results == "keep" else None
-            return self._ledger.complete_many(claims, kept)
+            return self._ledger.complete_many(claims, results_of(ends, self._policy))
+        if kind is Kind.SENDING:
+            deferred = [end.deferred for end in ends]
+            return self._ledger.handled_many(claims, results_of(ends, self._policy), deferred)
         if kind is Kind.UNBEGUN:
             return self._ledger.release_many(claims)
         errors = [end.error or "" for end in ends]
-        return self._ledger.fail_many(claims, errors, final=kind in _FINAL)
+        return self._ledger.fail_many(claims, errors, final=kind.is_final)

@@ -1,9 +1,15 @@
 """Modes: what a task of the sink does with its rows, by the option `mode`."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
 
+from oncely.core.errors import ConfigError
+from oncely.handling.transacting import Begins
+from oncely.handling.wrapping import check_function, is_async
 from oncely.ledger import Ledger
+from oncely.locations import open_named_sessions
+from oncely.runtime.handlers import check_takes
 from oncely.spark.channel import TaskChannel
 from oncely.spark.counts import Counts
 from oncely.spark.options import SinkOptions, import_function
@@ -27,8 +33,12 @@ class Task(Protocol):
 def check_columns(options: SinkOptions, schema: "StructType") -> None:
     """Raise ConfigError for a DataFrame that the mode cannot take."""
     match options.mode:
-        case "leased":
+        case "leased" | "transactional":
             check_schema(schema)
+        case "rows":
+            from oncely.spark.table_columns import check_table, open_table
+
+            check_table(open_table(options), schema)
 
 
 def open_task(
@@ -39,5 +49,32 @@ def open_task(
         case "leased":
             from oncely.spark.task import LeasedTask
 
-            handler = import_function(options.handler, "handler", options.handler_path)
+            handler = _handler(options, "message")
             return LeasedTask(ledger, options, handler, quarantine, channel)
+        case "transactional":
+            from oncely.spark.transactional import TransactionalTask
+
+            handler = _handler(options, "message", "session")
+            begins = _sessions(options.ledger)
+            return TransactionalTask(ledger, options, handler, quarantine, channel, begins)
+        case "rows":
+            from oncely.spark.table_columns import open_table
+            from oncely.spark.table_rows import TableRowsTask
+
+            return TableRowsTask(ledger, options, quarantine, channel, open_table(options))
+
+
+def _handler(options: SinkOptions, *takes: str) -> Callable[..., Any]:
+    """Raises ConfigError for what cannot be imported, called with these, or is never done."""
+    handler = import_function(options.handler, "handler", options.handler_path)
+    if is_async(handler):
+        raise ConfigError("handler: it is called, and not awaited; write it without async")
+    check_function(handler, "handler")
+    check_takes(handler, "handler", takes)
+    return handler
+
+
+@lru_cache(maxsize=8)
+def _sessions(location: str) -> Begins:
+    """One engine for a Python worker, however many tasks it runs."""
+    return open_named_sessions(location)

@@ -1,29 +1,36 @@
 """The options of the sink: from the strings that Spark carries to values, checked."""
 
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from types import ModuleType
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import Message, check_id
 from oncely.core.policy import POLICY_FIELDS, Policy
-from oncely.locations import check_shared
+from oncely.locations import check_shared, check_shared_transport
+from oncely.stores.opening import check_transactions
+
+T = TypeVar("T")
 
 Handler = Callable[[Message], Any]
-Mode = Literal["leased"]
+Mode = Literal["leased", "transactional", "rows"]
 
 _DEFAULT_CHUNK = 1_000
+_DEFAULT_CHUNK_OF_ROWS = 5_000
 _NAMES = frozenset(
     {"chunk", "channel", "channel_token", "consumer", "handler", "handler_path", "ledger", "mode"}
-    | {"quarantine", "since"}
+    | {"archive", "quarantine", "report", "since", "table", "transport", "upsert"}
     | set(POLICY_FIELDS)
 )
-_FIXED = ("on_outage", "on_missing_id", "on_too_old")
+_TABLE = re.compile(r"(?:[^\W\d]\w*\.)?[^\W\d]\w*")
+_FIXED = ("on_outage", "on_missing_id")
 _SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
 
 
@@ -33,10 +40,10 @@ class SinkOptions:
 
     mode: Mode
     consumer: str
-    ledger: str
+    ledger: str = field(repr=False)
     """A ledger's URL, or env:NAME or file:PATH, read where the ledger is opened."""
     handler: str
-    """module:function"""
+    """module:function; empty in mode `rows`, which calls none."""
     handler_path: str | None
     """A folder to import the handler from."""
     policy: Policy
@@ -50,10 +57,20 @@ class SinkOptions:
     since: float | None
     """Duplicates of what was first seen from then on (the store's clock, seconds since 1970) are
     counted as duplicates in the input; None: from the start of the task."""
+    transport: str | None = field(repr=False)
+    """What sends the messages that handlers send: a URL, env:NAME or file:PATH; None: a relay."""
     channel: str | None
     """host:port of the driver's channel."""
     channel_token: str
     """What the channel asks for; Spark masks options with such a name."""
+    table: str | None
+    """In mode `rows`: where the rows go, as "table" or "schema.table"."""
+    archive: str | None
+    """Where messages are looked up that are older than the retention: a folder, or a URI."""
+    upsert: tuple[str, ...]
+    """In mode `rows`: the columns of a key under which rows that are there are renewed."""
+    report: str | None
+    """The name under which a commit hands its counts over, on the driver's machine."""
 
     def whole_policy(self) -> Policy:
         """The policy with its probe. Raises ConfigError where that cannot be imported."""
@@ -68,27 +85,81 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     given = {name.lower(): value for name, value in options.items()}
     _refuse_unknown(given)
     policy = read_policy(_policy_values(given), given.get("handler_path"))
+    mode = _mode(given.get("mode", "leased"))
+    _check_mode(mode, given, policy)
+    transport = given.get("transport")
     return SinkOptions(
-        mode=_mode(given.get("mode", "leased")),
+        mode=mode,
         consumer=_consumer(_required(given, "consumer", "billing")),
-        ledger=check_shared(_required(given, "ledger", "sqlite:////var/lib/ledger.db")),
-        handler=_required(given, "handler", "shop.billing:charge"),
+        ledger=check_ledger(_required(given, "ledger", "sqlite:////var/lib/ledger.db"), mode),
+        handler="" if mode == "rows" else _required(given, "handler", "shop.billing:charge"),
         handler_path=given.get("handler_path"),
         policy=replace(policy, on_in_doubt="hold") if callable(policy.on_in_doubt) else policy,
         probe=given["on_in_doubt"] if callable(policy.on_in_doubt) else None,
-        chunk=_whole_number(given, "chunk", _DEFAULT_CHUNK),
+        chunk=_whole_number(
+            given, "chunk", _DEFAULT_CHUNK_OF_ROWS if mode == "rows" else _DEFAULT_CHUNK
+        ),
         quarantine=_absolute(given.get("quarantine") or "oncely-quarantine"),
         since=float(given["since"]) if "since" in given else None,
+        transport=None if transport is None else check_shared_transport(transport),
         channel=given.get("channel"),
         channel_token=given.get("channel_token", ""),
+        table=_table(given) if mode == "rows" else None,
+        archive=_absolute(given["archive"]) if given.get("archive") else None,
+        upsert=tuple(filter(None, map(str.strip, given.get("upsert", "").split(",")))),
+        report=given.get("report"),
     )
 
 
+def _choice(name: str, value: str, offered: Iterable[T]) -> T:
+    """The one of those on offer that `value` is."""
+    for each in offered:
+        if each == value:
+            return each
+    words = ", ".join(f'"{each}"' for each in offered)
+    raise ConfigError(f"option {name}: {value!r} is not offered; write one of {words}")
+
+
 def _mode(mode: str) -> Mode:
-    if mode not in get_args(Mode):
-        modes = ", ".join(f'"{each}"' for each in get_args(Mode))
-        raise ConfigError(f"option mode: {mode!r} is not offered; write one of {modes}")
-    return cast(Mode, mode)
+    return cast(Mode, _choice("mode", mode, get_args(Mode)))
+
+
+def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
+    """Raise ConfigError for options that are another mode's."""
+    if mode != "rows":
+        for name in ("table", "upsert"):
+            if name in given:
+                raise ConfigError(
+                    f'option {name}: mode {mode!r} writes no rows; write .option("mode", "rows")'
+                )
+    elif given.get("archive"):
+        raise ConfigError('option archive: mode "rows" looks nothing up there; drop it')
+    elif given.get("handler"):
+        raise ConfigError('option handler: mode "rows" calls none; drop it, or write another mode')
+    elif callable(policy.on_in_doubt):
+        raise ConfigError(
+            'on_in_doubt: mode "rows" has no message to ask a probe about; write "retry", "hold"'
+            ' or "dead_letter"'
+        )
+
+
+def _table(given: Mapping[str, str]) -> str:
+    table = _required(given, "table", "payments")
+    if not _TABLE.fullmatch(table):
+        raise ConfigError(
+            f'option table: {table!r} names no table; write "payments" or "public.payments"'
+        )
+    return table
+
+
+def check_ledger(url: str, mode: Mode) -> str:
+    """`url`, if a ledger there will do for `mode`. Raises ConfigError."""
+    if mode == "transactional":
+        try:
+            check_transactions(url)
+        except ConfigError as error:
+            raise ConfigError(f'{error}, or write mode "leased"') from None
+    return check_shared(url)
 
 
 def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
@@ -145,9 +216,14 @@ def _prefer(folder: str, package: str) -> None:
         sys.path.insert(0, folder)
     found = PathFinder.find_spec(package, [folder])
     loaded = sys.modules.get(package)
-    if found is not None and loaded is not None and loaded.__file__ != found.origin:
+    if found is not None and loaded is not None and _file_of(loaded) != found.origin:
         for name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
             del sys.modules[name]
+
+
+def _file_of(module: ModuleType) -> str | None:
+    """Where a module was imported from; a folder without `__init__.py` has no file."""
+    return getattr(module, "__file__", None)
 
 
 def unknown(name: str, known: Iterable[str], kind: str = "key") -> str:
@@ -156,11 +232,11 @@ def unknown(name: str, known: Iterable[str], kind: str = "key") -> str:
     return f"{name}: there is no such {kind}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def _refuse_unknown(given: Mapping[str, str]) -> None:
-    for name in given.keys() - _NAMES - _SPARKS_OWN:
+def _refuse_unknown(given: Mapping[str, str], known: frozenset[str] = _NAMES) -> None:
+    for name in given.keys() - known - _SPARKS_OWN:
         # Spark hands its own settings over too; those have a dot.
         if "." not in name:
-            raise ConfigError(f"option {unknown(name, _NAMES)}")
+            raise ConfigError(f"option {unknown(name, known)}")
 
 
 def _required(given: Mapping[str, str], name: str, example: str) -> str:

@@ -4,45 +4,28 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oncely.core.errors import OncelyError
 from oncely.locations import open_named_ledger
 from oncely.spark.channel import DriverChannel
 from oncely.spark.config import PipelineConfig
 from oncely.spark.counts import Counts
+from oncely.spark.failures import cause_of
+from oncely.spark.report import Report
 from oncely.spark.session import open_session
-from oncely.spark.source import first_line, read_messages
+from oncely.spark.source import read_messages
+from oncely.spark.spreading import spread
 from oncely.stopping import told_to_stop
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _LOOK_S = 0.2
 _GRACE_S = 60.0
 
 OnProgress = Callable[[Counts], None]
-
-
-@dataclass
-class Report:
-    """What a run came to."""
-
-    counts: Counts
-    seconds: float
-    stopped: bool
-    """Told to stop before its input was through; what was not committed is taken up again."""
-
-    @property
-    def has_failures(self) -> bool:
-        """Whether messages failed for good or are in doubt."""
-        return bool(self.counts.failed or self.counts.in_doubt)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report under the names that `--json` prints."""
-        return {**self.counts.as_dict(), "seconds": round(self.seconds, 3)}
 
 
 def run_pipeline(config: PipelineConfig, on_progress: OnProgress = lambda _: None) -> Report:
@@ -65,7 +48,7 @@ def run_pipeline(config: PipelineConfig, on_progress: OnProgress = lambda _: Non
             with told_to_stop(stop):
                 return _run(spark, config, since, stop, on_progress)
         except (PySparkException, Py4JError, OSError) as error:
-            raise OncelyError(f"Spark gave up: {_cause(error)}") from error
+            raise OncelyError(f"Spark gave up: {cause_of(error)}") from error
         finally:
             with contextlib.suppress(Py4JError, OSError):
                 spark.stop()
@@ -93,7 +76,15 @@ def _run(
 def _start(
     spark: "SparkSession", config: PipelineConfig, since: float, channel: DriverChannel
 ) -> "StreamingQuery":
-    messages = _spread(spark, read_messages(spark, config))
+    messages = spread(read_messages(spark, config, columns=config.columns))
+    pipeline = config.pipeline
+    given = {
+        "handler": pipeline.handler,
+        "table": pipeline.table,
+        "upsert": ",".join(pipeline.upsert) or None,
+        "chunk": pipeline.chunk,
+        "transport": config.transport,
+    }
     return (
         messages.writeStream.format("oncely")
         .queryName(config.pipeline.name)
@@ -102,23 +93,18 @@ def _start(
             checkpointLocation=config.checkpoint,
             consumer=config.pipeline.consumer,
             ledger=config.ledger,
-            handler=config.pipeline.handler,
             handler_path=str(config.folder),
             mode=config.pipeline.mode,
-            chunk=config.pipeline.chunk,
             quarantine=config.quarantine,
+            archive=config.archive or "",
             since=repr(since),
             channel=channel.address,
             channel_token=channel.token,
+            **{name: value for name, value in given.items() if value is not None},
             **config.policy_options,
         )
         .start()
     )
-
-
-def _spread(spark: "SparkSession", messages: "DataFrame") -> "DataFrame":
-    """Let the copies of an id meet in one task, where they cost one claim."""
-    return messages.repartition(2 * spark.sparkContext.defaultParallelism, "id")
 
 
 def _follow(
@@ -132,11 +118,4 @@ def _follow(
         channel.stop(_GRACE_S)
         query.stop()
     if error is not None:
-        raise OncelyError(f"Spark gave up: {_cause(error)}") from error
-
-
-def _cause(error: Exception) -> str:
-    """The innermost line of a Spark error that says what happened."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line.startswith("oncely.") or "Error: " in line]
-    return told[-1] if told else first_line(error)
+        raise OncelyError(f"Spark gave up: {cause_of(error)}") from error

@@ -103,7 +103,7 @@ def remove_stale(folder: str, prefix: str, whole: Collection[str | None]) -> Non
 def _as_text(row: Row) -> str:
     """What is known of a row that came without its original."""
     columns = {name: value for name, value in row._asdict().items() if value is not None}
-    return json.dumps(columns, default=_plain)
+    return json.dumps(columns, default=plain)
 
 
 def _storable(text: str) -> str:
@@ -111,5 +111,6 @@ def _storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
+    """A value that JSON does not know, as text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

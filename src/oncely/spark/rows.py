@@ -100,7 +100,7 @@ def _rows(chunk: "RecordBatch") -> list[Row]:
     broken: dict[int, str] = {}
     names = set(chunk.schema.names)
     columns = [
-        _values(name, chunk.column(name), broken) if name in names else repeat(None)
+        values_of(name, chunk.column(name), broken) if name in names else repeat(None)
         for name in COLUMN_TYPES
     ]
     rows = list(map(Row._make, zip(*columns, strict=False)))
@@ -110,7 +110,8 @@ def _rows(chunk: "RecordBatch") -> list[Row]:
     return rows
 
 
-def _values(name: str, column: "Array", broken: dict[int, str]) -> list[Any]:
+def values_of(name: str, column: "Array", broken: dict[int, str]) -> list[Any]:
+    """Python's values; None for one that it cannot hold, which is put down as `broken`."""
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
     except (ValueError, OverflowError):

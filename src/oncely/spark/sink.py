@@ -1,8 +1,9 @@
-"""The Spark format "oncely": a sink that hands every message to a handler once."""
+"""The Spark format "oncely": a sink that hands every message to a handler once, and the ledger as
+a DataFrame.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -16,13 +17,15 @@ from pyspark.sql.datasource import (
 
 from oncely.collecting import rarely_collecting
 from oncely.core.errors import ConfigError, OncelyError
-from oncely.ledger import Ledger
-from oncely.locations import open_named_ledger
 from oncely.spark.channel import TaskChannel, report_batch
 from oncely.spark.counts import Counts
+from oncely.spark.handover import hand_over
+from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes import check_columns, open_task
 from oncely.spark.options import SinkOptions, read_options
 from oncely.spark.quarantine import Quarantine, remove_stale
+from oncely.spark.reader import SCHEMA, LedgerReader, open_reader
+from oncely.spark.reader_options import read_reader_options
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -40,12 +43,22 @@ class TaskReport(WriterCommitMessage):
 
 
 class OncelyDataSource(DataSource):
-    """`format("oncely")`, for batch and streaming writes of a DataFrame of messages."""
+    """`format("oncely")`: batch and streaming writes of a DataFrame of messages, and batch reads
+    of the ledger.
+    """
 
     @classmethod
     def name(cls) -> str:
         """The name of the format."""
         return "oncely"
+
+    def schema(self) -> str:
+        """The columns of a read."""
+        return SCHEMA
+
+    def reader(self, schema: "StructType") -> LedgerReader:  # noqa: ARG002 - Spark's own signature.
+        """The reader of a batch; raises ConfigError for wrong options."""
+        return open_reader(read_reader_options(self.options))
 
     def writer(self, schema: "StructType", overwrite: bool) -> "OncelyWriter":
         """The writer of a batch; raises ConfigError for wrong options or columns."""
@@ -113,7 +126,7 @@ def _property(name: str) -> str | None:
 def _run_task(options: SinkOptions, batch: str, batches: Iterator["RecordBatch"]) -> TaskReport:
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
-    ledger = _ledger(options.ledger)
+    ledger = migrated_ledger(options.ledger)
     quarantine = Quarantine(options.quarantine, f"{batch}{partition:05d}.parquet")
     channel = TaskChannel(options.channel, options.channel_token)
     whole = None
@@ -143,11 +156,5 @@ def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
         remove_stale(options.quarantine, batch, whole)
     if options.channel is not None:
         report_batch(options.channel, options.channel_token, total)
-
-
-@lru_cache(maxsize=8)
-def _ledger(location: str) -> Ledger:
-    """One ledger for a Python worker, however many tasks it runs."""
-    ledger = open_named_ledger(location)
-    ledger.migrate()
-    return ledger
+    if options.report is not None:
+        hand_over(options.report, total)

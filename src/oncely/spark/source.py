@@ -1,11 +1,14 @@
 """From a pipeline file's source to a DataFrame of messages, by Spark SQL expressions."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from oncely.core.message import ID_IS_NO_STRING
-from oncely.spark.config import PipelineConfig, as_option
+from oncely.spark.config import SourceConfig
+from oncely.spark.failures import first_line
 from oncely.spark.rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
 
 if TYPE_CHECKING:
@@ -19,29 +22,38 @@ _CAN_BE_CORRUPT = frozenset({"json", "csv", "xml"})
 _SCHEMA_FROM_FILES = frozenset({"json", "csv", "xml", "parquet", "orc", "avro"})
 
 
-def read_messages(spark: "SparkSession", config: PipelineConfig) -> "DataFrame":
-    """A streaming DataFrame of messages, with each row's original and why it is broken, if it is.
+def read_messages(
+    spark: "SparkSession",
+    config: SourceConfig,
+    *,
+    streaming: bool = True,
+    columns: Mapping[str, str] = MappingProxyType({}),
+) -> "DataFrame":
+    """A DataFrame of messages, with each row's original and why it is broken, if it is: a stream,
+    or all that is there now. `columns` are further ones, by their expressions.
 
     Raises ConfigError, which names the file and the key, for what Spark does not understand.
     """
-    rows = _read_rows(spark, config)
-    columns = [
+    rows = _read_rows(spark, config, streaming=streaming)
+    parts = [
         _column(rows, config, name, expression)
         for name, expression in config.message.model_dump(exclude_none=True).items()
     ]
-    return rows.select(*columns, *_diagnosis(rows, config))
+    parts += [_typed(rows, config, "columns", *column)[0] for column in columns.items()]
+    return rows.select(*parts, *_diagnosis(rows, config))
 
 
-def _read_rows(spark: "SparkSession", config: PipelineConfig) -> "DataFrame":
+def _read_rows(spark: "SparkSession", config: SourceConfig, *, streaming: bool) -> "DataFrame":
     from pyspark.errors import PySparkException
 
     source = config.source
-    options = {name: as_option(value) for name, value in source.options.items()}
+    options = dict(config.source_options)
     if source.path is not None:
         # A stream of files passes over those that are a week older than the newest it has seen.
         options.setdefault("maxFileAge", _FOR_EVER)
-    reader = spark.readStream.format(source.format).options(**options)
     try:
+        reader = (spark.readStream if streaming else spark.read).format(source.format)
+        reader = reader.options(**options)
         schema = _schema(spark, config, options)
         if schema is not None:
             reader = reader.schema(schema)
@@ -59,7 +71,7 @@ def _streamable(path: str | None) -> str | None:
 
 
 def _schema(
-    spark: "SparkSession", config: PipelineConfig, options: dict[str, str]
+    spark: "SparkSession", config: SourceConfig, options: dict[str, str]
 ) -> "StructType | None":
     """The schema to read with: as given, else as the files at hand show it."""
     from pyspark.sql.types import StringType, StructType
@@ -80,7 +92,7 @@ def _schema(
     return _with_raw_id(schema, config) if source.format == "json" else schema
 
 
-def _with_raw_id(schema: "StructType", config: PipelineConfig) -> "StructType":
+def _with_raw_id(schema: "StructType", config: SourceConfig) -> "StructType":
     """The schema with the id's column as JSON has it: a reader of strings takes 17 for "17"."""
     from pyspark.sql.types import StringType, StructField, StructType, VariantType
 
@@ -94,7 +106,7 @@ def _with_raw_id(schema: "StructType", config: PipelineConfig) -> "StructType":
     )
 
 
-def _with_text_id(rows: "DataFrame", config: PipelineConfig) -> "DataFrame":
+def _with_text_id(rows: "DataFrame", config: SourceConfig) -> "DataFrame":
     """The rows with the id's column as the string that it is declared to be, and raw beside it."""
     from pyspark.sql import functions as f
 
@@ -106,27 +118,35 @@ def _with_text_id(rows: "DataFrame", config: PipelineConfig) -> "DataFrame":
     )
 
 
-def _column(rows: "DataFrame", config: PipelineConfig, name: str, expression: str) -> "Column":
+def _column(rows: "DataFrame", config: SourceConfig, name: str, expression: str) -> "Column":
     """One column of the message, of a type that the sink takes."""
-    from pyspark.errors import PySparkException
     from pyspark.sql import functions as f
 
-    key = f"[message] {name}"
-    try:
-        column = f.expr(expression).alias(name)
-        type_ = rows.select(column).schema[0].dataType.simpleString()
-    except PySparkException as error:
-        raise config.wrong(key, first_line(error)) from error
+    column, type_ = _typed(rows, config, "message", name, expression)
     if name == "time" and type_ == "string":
         return f.expr(f"try_cast(({expression}) AS TIMESTAMP)").alias(name)
     if type_ not in COLUMN_TYPES[name]:
         fitting = f"to_json({expression})" if name == "body" else f"cast({expression} AS STRING)"
         hint = f'; write "{fitting}"' if "string" in COLUMN_TYPES[name] else ""
-        raise config.wrong(key, f"is {type_}, not {COLUMN_TYPES[name][0]}{hint}")
+        raise config.wrong(f"[message] {name}", f"is {type_}, not {COLUMN_TYPES[name][0]}{hint}")
     return column
 
 
-def _diagnosis(rows: "DataFrame", config: PipelineConfig) -> "list[Column]":
+def _typed(
+    rows: "DataFrame", config: SourceConfig, table: str, name: str, expression: str
+) -> "tuple[Column, str]":
+    """A column that a table of the file names, and its type."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as f
+
+    try:
+        column = f.expr(expression).alias(name)
+        return column, rows.select(column).schema[0].dataType.simpleString()
+    except PySparkException as error:
+        raise config.wrong(f"[{table}] {name}", first_line(error)) from error
+
+
+def _diagnosis(rows: "DataFrame", config: SourceConfig) -> "list[Column]":
     """The original row as text, and why it is no message where the source already tells."""
     from pyspark.sql import functions as f
 
@@ -141,7 +161,7 @@ def _diagnosis(rows: "DataFrame", config: PipelineConfig) -> "list[Column]":
     return [original.alias(ROW_COLUMN), broken.alias(BROKEN_COLUMN)]
 
 
-def _original_columns(rows: "DataFrame", config: PipelineConfig) -> "list[Column]":
+def _original_columns(rows: "DataFrame", config: SourceConfig) -> "list[Column]":
     from pyspark.sql import functions as f
 
     raw = {config.message.id: _RAW_ID} if _RAW_ID in rows.columns else {}
@@ -152,7 +172,7 @@ def _original_columns(rows: "DataFrame", config: PipelineConfig) -> "list[Column
     ]
 
 
-def _why_corrupt(config: PipelineConfig) -> "Column":
+def _why_corrupt(config: SourceConfig) -> "Column":
     from pyspark.sql import functions as f
 
     unreadable = f.lit(f"not {config.source.format}")
@@ -160,9 +180,3 @@ def _why_corrupt(config: PipelineConfig) -> "Column":
         return unreadable
     unfit = f.lit("row does not fit the schema")
     return f.when(f.try_parse_json(_CORRUPT).isNull(), unreadable).otherwise(unfit)
-
-
-def first_line(error: Exception) -> str:
-    """What a Spark error says, without its plan and its stack."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -1,74 +1,25 @@
 """What one Spark task does with its rows in mode `leased`: claim, run, complete, in chunks.
 
 The order of things in a chunk: one claim for all ids; the effects, while a heartbeat extends the
-claims; completion under the fence. What another worker holds, and what is to be tried again,
-waits until the task's own rows are through. No delivery is left out: each is counted exactly once.
+claims; completion under the fence. What an earlier worker left in doubt comes last, one by one.
 """
 
-import heapq
-import itertools
-import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
 
-from oncely.core.commands import (
-    Busy,
-    ClaimOutcome,
-    Duplicate,
-    Exhausted,
-    Granted,
-    Handled,
-    InDoubt,
-    Mismatch,
-)
-from oncely.core.control import Reject
-from oncely.core.errors import MessageError, OncelyError, reason_of
-from oncely.core.message import check_id
-from oncely.core.policy import Finding
-from oncely.core.record import Claim, Key, Record
+from oncely.core.commands import Granted
+from oncely.core.record import Claim, State
 from oncely.ledger import Ledger
 from oncely.spark.channel import TaskChannel
-from oncely.spark.counts import Counts
-from oncely.spark.effects import Effects, End, Kind
+from oncely.spark.chunks import ChunkTask, Doubt
+from oncely.spark.effects import Effects
 from oncely.spark.options import Handler, SinkOptions
 from oncely.spark.quarantine import Quarantine
-from oncely.spark.rows import Row, read_chunks
-
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch
-
-_log = logging.getLogger(__name__)
-
-_FIRST_CHUNK = 100
-_QUICK_S = 0.5
-_SLOW_S = 2.0
-_FIRST_POLL_S = 0.2
-_LAST_POLL_S = 5.0
-_MAX_WAITING = 10_000
-_MAX_REASONS = 50
-_OTHER_REASONS = "other reasons"
-_MISMATCH = "mismatch: the id was seen before with another body"
-_REJECTED = "Reject: "
+from oncely.spark.rows import Row
 
 
-class Stopped(OncelyError):
-    """The task was told to stop. What was done is completed, what was not begun is released."""
-
-
-_Refusal = Busy | InDoubt | Duplicate | Exhausted | Mismatch
-"""The outcomes that give no claim."""
-
-
-class _Delay(NamedTuple):
-    """When to ask for an id again, and since when that goes on (both monotonic)."""
-
-    due: float
-    since: float
-
-
-class LeasedTask:
-    """One run over the rows of one partition."""
+class LeasedTask(ChunkTask):
+    """Hands each message to `handler` while it holds a claim on it."""
 
     def __init__(
         self,
@@ -78,246 +29,26 @@ class LeasedTask:
         quarantine: Quarantine,
         channel: TaskChannel,
     ) -> None:
-        self.counts = Counts()
-        self._ledger = ledger
-        self._options = options
-        self._policy = options.whole_policy()
+        super().__init__(ledger, options, quarantine, channel)
         self._effects = Effects(ledger, self._policy, handler, self._raise_if_stopping)
-        self._quarantine = quarantine
-        self._channel = channel
-        self._since = ledger.now() if options.since is None else options.since
-        self._chunk = min(_FIRST_CHUNK, options.chunk)
-        self._waiting: list[tuple[float, int, Row]] = []
-        """A heap of deliveries by when they are due."""
-        self._order = itertools.count()
-        self._delays: dict[str, _Delay] = {}
-        """For every id that waits, until it is settled."""
+        self._opened.callback(self._effects.close)
 
-    def run(self, batches: Iterable["RecordBatch"]) -> None:
-        """Settle every row. Raises Stopped; StoreError and whatever ends a process come through."""
-        try:
-            for chunk in read_chunks(batches, lambda: self._chunk):
-                self.counts.received += len(chunk)
-                self._in_pace(self._take, chunk)
-                self._take_due()
-                # Where most messages fail, the input waits for them, and not they in memory.
-                self._wait_for_all_but(_MAX_WAITING)
-            self._wait_for_all_but(0)
-        finally:
-            self._effects.close()
-
-    # ---- Chunks --------------------------------------------------------------------------------
-
-    def _in_pace(self, take: Callable[[Sequence[Row]], None], chunk: Sequence[Row]) -> None:
-        """Take a chunk, and size the next so that a kill leaves little in doubt."""
-        began = time.monotonic()
-        take(chunk)
-        took_s = time.monotonic() - began
-        if took_s < _QUICK_S and len(chunk) >= self._chunk:
-            self._chunk = min(self._chunk * 2, self._options.chunk)
-        elif took_s > _SLOW_S:
-            self._chunk = max(self._chunk // 2, 1)
-        self._channel.report(self.counts)
-
-    def _take(self, chunk: Sequence[Row]) -> None:
-        firsts: dict[str, Row] = {}
-        copies = []
-        now = time.monotonic()
-        for row in chunk:
-            reason = _unusable(row)
-            delay = self._delays.get(row.id)
-            if reason is not None:
-                self._set_aside(row, reason)
-            elif delay is not None and delay.due > now:
-                # Asking now would spend a try of the copy that waits, before its time.
-                self._put_off(row, delay)
-            elif row.id in firsts:
-                copies.append(row)
-            else:
-                firsts[row.id] = row
-        # In the order of their ids: two tasks that claim the same ones cannot deadlock.
-        self._settle([firsts[id_] for id_ in sorted(firsts)])
-        self._settle_copies(copies)
-
-    def _settle_copies(self, copies: Sequence[Row]) -> None:
-        free = []
-        for row in copies:
-            delay = self._delays.get(row.id)
-            if delay is None:
-                free.append(row)
-            else:
-                self._put_off(row, delay)
-        self._settle(free)
-
-    def _take_due(self) -> None:
-        """Ask again for what is due."""
-        due: list[Row] = []
-        now = time.monotonic()
-        while self._waiting and self._waiting[0][0] <= now and len(due) < self._chunk:
-            due.append(heapq.heappop(self._waiting)[2])
-        if due:
-            self._take(due)
-
-    def _wait_for_all_but(self, number: int) -> None:
-        while len(self._waiting) > number:
-            self._wait(until=self._waiting[0][0])
-            self._take_due()
-
-    def _put_off(self, row: Row, delay: _Delay) -> None:
-        self._delays[row.id] = delay
-        heapq.heappush(self._waiting, (delay.due, next(self._order), row))
-
-    def _wait(self, until: float) -> None:
-        self._channel.report(self.counts)
-        self._channel.stopping.wait(max(0.0, until - time.monotonic()))
-        self._raise_if_stopping()
-
-    def _raise_if_stopping(self) -> None:
-        if self._channel.stopping.is_set():
-            raise Stopped("the pipeline was told to stop")
-
-    # ---- Claims --------------------------------------------------------------------------------
-
-    def _settle(self, rows: Sequence[Row]) -> None:
-        """Ask for every row, and bring those that are granted to an end."""
-        if not rows:
-            return
-        self._raise_if_stopping()
+    def _process(self, rows: Sequence[Row], doubt: Doubt | None) -> None:
         asked_at = time.monotonic()
-        outcomes = list(zip(rows, self._ask(rows), strict=True))
-        granted = [(row, said.claim) for row, said in outcomes if isinstance(said, Granted)]
-        for row, _ in granted:
-            self._delays.pop(row.id, None)
-        self._finish([(row, said.claim) for row, said in outcomes if isinstance(said, Handled)])
+        answers = self._ask(self._ledger, rows, doubt)
+        granted = [(row, said.claim) for row, said in answers if isinstance(said, Granted)]
+        # One of those that an earlier worker left may be what killed it: that is to cost nobody
+        # else a try, once more.
+        suspects = [pair for pair in granted if _was_left(pair[1])] if len(granted) > 1 else []
+        if suspects:
+            self._ledger.release_many([claim for _, claim in suspects])
+            granted = [pair for pair in granted if not _was_left(pair[1])]
         # Before the rest, so that nothing there can let these claims run out, or lose them.
         self._effects.run(granted, asked_at, self._count_ends)
-        for row, outcome in outcomes:
-            if not isinstance(outcome, Granted | Handled):
-                self._answer(row, outcome)
-
-    def _finish(self, handled: Sequence[tuple[Row, Claim]]) -> None:
-        """Make the last mark on what was handled before; what was deferred is sent by others."""
-        if not handled:
-            return
-        self._ledger.finish([claim.key for _, claim in handled])
-        for row, claim in handled:
-            self._delays.pop(row.id, None)
-            self._count_duplicate(claim.record)
-
-    def _ask(
-        self,
-        rows: Sequence[Row],
-        finding: Finding | None = None,
-        in_doubt: Record | None = None,
-    ) -> list[ClaimOutcome]:
-        compared = self._policy.on_mismatch != "ignore"
-        return self._ledger.claim_many(
-            [Key(self._options.consumer, row.id) for row in rows],
-            policy=self._policy,
-            fingerprints=[row.fingerprint() for row in rows] if compared else None,
-            finding=finding,
-            in_doubt=in_doubt,
-        )
-
-    def _answer(self, row: Row, outcome: _Refusal) -> None:
-        """Count a row that was not granted, or put it off."""
-        delay = self._delays.pop(row.id, None)
-        match outcome:
-            case Busy(_, retry_at):
-                self._count_busy(row, delay, ends=retry_at is not None)
-            case InDoubt(record):
-                self._probe(row, record)
-            case Duplicate(record):
-                self._count_duplicate(record)
-            case Exhausted(record):
-                self._count_exhausted(row, record)
-            case Mismatch():
-                self._set_aside(row, _MISMATCH)
-
-    def _count_busy(self, row: Row, delay: _Delay | None, *, ends: bool) -> None:
-        """Wait for the other worker; not for ever where its claim has no end."""
-        now = time.monotonic()
-        since = now if delay is None else delay.since
-        waited_s = now - since
-        if self._policy.on_busy == "discard":
-            self.counts.duplicates_input += 1
-        elif not ends and waited_s > (self._policy.lease_s or 0.0):
-            self.counts.in_doubt += 1
-        else:
-            poll_s = min(max(waited_s / 4, _FIRST_POLL_S), _LAST_POLL_S)
-            self._put_off(row, _Delay(now + poll_s, since))
-
-    def _count_duplicate(self, record: Record) -> None:
-        if record.first_seen >= self._since:
-            self.counts.duplicates_input += 1
-        else:
-            self.counts.duplicates_ledger += 1
-
-    def _count_exhausted(self, row: Row, record: Record) -> None:
-        error = record.error or ""
-        if error.startswith(_REJECTED):
-            self._set_aside(row, error.removeprefix(_REJECTED))
-        else:
-            self.counts.failed += 1
-
-    def _probe(self, row: Row, record: Record) -> None:
-        """Ask the user's probe what became of a claim in doubt; without one it stays in doubt."""
-        probe = self._policy.on_in_doubt
-        finding: Finding = "unknown"
-        if callable(probe):
-            try:
-                finding = probe(row.message(None))
-            except Exception:  # noqa: BLE001 - a probe may raise anything.
-                # A probe that cannot tell is not a reason to end the task.
-                _log.warning("probe_failed", exc_info=True)
-        if finding == "unknown":
-            self.counts.in_doubt += 1
-            return
-        asked_at = time.monotonic()
-        [outcome] = self._ask([row], finding, record)
-        if isinstance(outcome, Granted):
-            self._effects.run([(row, outcome.claim)], asked_at, self._count_ends)
-        elif isinstance(outcome, Handled):
-            self._finish([(row, outcome.claim)])
-        elif isinstance(outcome, InDoubt):
-            self.counts.in_doubt += 1
-        else:
-            self._answer(row, outcome)
-
-    # ---- Ends ----------------------------------------------------------------------------------
-
-    def _count_ends(self, ends: Sequence[End]) -> None:
-        for end in ends:
-            if not end.stored:
-                # Another worker took over, and settles it: its record will tell.
-                self._put_off(end.row, self._after(_FIRST_POLL_S))
-            elif end.kind is Kind.DONE:
-                self.counts.handled += 1
-            elif end.kind is Kind.REJECTED:
-                self._set_aside(end.row, reason_of(end.error or Reject()))
-            elif end.kind in (Kind.FAILED, Kind.LEFT):
-                self.counts.failed += 1
-            else:
-                self._put_off(end.row, self._after(end.delay_s))
-        self._channel.report(self.counts)
-
-    @staticmethod
-    def _after(delay_s: float) -> _Delay:
-        now = time.monotonic()
-        return _Delay(now + delay_s, now)
-
-    def _set_aside(self, row: Row, reason: str) -> None:
-        self._quarantine.add(row, reason)
-        known = reason in self.counts.quarantined or len(self.counts.quarantined) < _MAX_REASONS
-        self.counts.quarantined[reason if known else _OTHER_REASONS] += 1
+        self._count_refused(answers, doubt)
+        for row, _ in suspects:
+            self._settle([row])
 
 
-def _unusable(row: Row) -> str | None:
-    """Why no message can be made of `row`, if so."""
-    if row.broken is not None:
-        return row.broken
-    try:
-        check_id(row.id)
-    except MessageError as error:
-        return str(error)
-    return None
+def _was_left(claim: Claim) -> bool:
+    return claim.former is not None and claim.former.state is State.PROCESSING

@@ -1,6 +1,6 @@
 """The Store protocol: all that a database has to do for the ledger."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -43,6 +43,60 @@ class Query(NamedTuple):
     """Stands in the message id, letter by letter."""
     lease_over: bool = False
     """Only those whose lease has run out."""
+
+
+class KeyRange(NamedTuple):
+    """Message ids after the first, up to and with the second, in the store's own order of them."""
+
+    after: str | None = None
+    """None: from the first id."""
+    until: str | None = None
+    """None: to the last id."""
+
+    def holds(self, message_id: str) -> bool:
+        """Whether an id is within, in the order of their letters' numbers."""
+        return (self.after is None or self.after < message_id) and (
+            self.until is None or message_id <= self.until
+        )
+
+
+class Span(NamedTuple):
+    """A time from the first to the second, in seconds since 1970; None sets no bound."""
+
+    since: float | None = None
+    until: float | None = None
+
+    def holds(self, moment: float) -> bool:
+        """Whether a moment is within."""
+        return (self.since is None or self.since <= moment) and (
+            self.until is None or moment <= self.until
+        )
+
+    def within(self, other: "Span") -> "Span":
+        """The time that is in both."""
+        sinces = [since for since in (self.since, other.since) if since is not None]
+        untils = [until for until in (self.until, other.until) if until is not None]
+        return Span(max(sinces, default=None), min(untils, default=None))
+
+
+class Wanted(NamedTuple):
+    """Which records are read: those that fit every field that is set."""
+
+    consumers: Collection[str] | None = None
+    ids: Collection[str] | None = None
+    states: Collection[State] | None = None
+    first_seen: Span = Span()
+    last_seen: Span = Span()
+
+    def holds(self, record: Record) -> bool:
+        """Whether `record` fits."""
+        return (
+            (self.consumers is None or record.key.consumer in self.consumers)
+            and (self.ids is None or record.key.message_id in self.ids)
+            and (self.states is None or record.state in self.states)
+            and self.first_seen.holds(record.first_seen)
+            and self.last_seen.holds(record.last_seen)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +215,11 @@ class Joined(Inside, Protocol):
         only about to begin, let it begin.
         """
 
+    def insert_alike(self, record: Record, message_ids: Collection[str]) -> set[str]:
+        """As `insert`, of records that differ from `record` in their message ids alone: the ids
+        of those that were written.
+        """
+
     def watch(self, on_savepoint: Callable[[], None], on_undo: Callable[[], None]) -> None:
         """Where it is guarded: call the one before a savepoint begins, and the other before what
         was written after a savepoint is taken back.
@@ -210,6 +269,17 @@ class Store(Records, Protocol):
 
     def scan(self, query: Query) -> Sequence[Record]:
         """The records that fit, longest unseen first."""
+
+    def key_ranges(self, number: int) -> Sequence[KeyRange]:
+        """At most `number` ranges, of about as many records each, that together hold every key."""
+
+    def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
+        """The records of a range that fit, page by page, whatever their number.
+
+        What is in the ledger all the while is given, once; what comes or goes meanwhile may be,
+        each record as it is when its page is read. A store that cannot go by the order of its keys
+        may give a record again.
+        """
 
     def tallies(self) -> Mapping[tuple[str, State], Tally]:
         """What each consumer's records in each state add up to, where there are any."""

@@ -10,7 +10,18 @@ from typing import Any, TypeVar
 
 from oncely.core.errors import ConfigError
 from oncely.core.record import Key, Record, State
-from oncely.stores.base import Backlog, Change, Clock, Inside, Joined, Loaded, Query, Tally
+from oncely.stores.base import (
+    Backlog,
+    Change,
+    Clock,
+    Inside,
+    Joined,
+    KeyRange,
+    Loaded,
+    Query,
+    Tally,
+    Wanted,
+)
 from oncely.stores.memory_tables import Tables, own
 
 T = TypeVar("T")
@@ -72,6 +83,16 @@ class MemoryStore:
                 own(record)
                 for record in sorted(self._fitting(query), key=_last_seen)[: query.limit]
             ]
+
+    def key_ranges(self, number: int) -> Sequence[KeyRange]:  # noqa: ARG002 - the protocol's.
+        return [KeyRange()]
+
+    def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
+        with self._lock:
+            found = [own(record) for record in self._tables.records.values()]
+        yield [
+            record for record in found if keys.holds(record.key.message_id) and wanted.holds(record)
+        ]
 
     def tallies(self) -> Mapping[tuple[str, State], Tally]:
         groups: dict[tuple[str, State], list[Record]] = defaultdict(list)

@@ -11,6 +11,7 @@ from oncely.stores.names import TABLE_NAME, TableName
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+    from sqlalchemy.orm import Session, sessionmaker
 
 _KINDS = {
     "memory": "memory",
@@ -36,8 +37,7 @@ def open_store(url: "str | Engine", table: str = TABLE_NAME, schema: str | None 
     name = TableName(table, schema).checked()
     if not isinstance(url, str):
         return _open_engine(url, name)
-    # What stands before the first colon may name a driver too: ours is taken.
-    kind = _KINDS.get(url.partition(":")[0].partition("+")[0])
+    kind = _kind(url)
     _refuse_schema(name, kind)
     match kind:
         case "memory":
@@ -83,6 +83,35 @@ def _refuse_schema(name: TableName, kind: str | None) -> None:
         raise ConfigError(
             f"schema: {name.schema!r}: only PostgreSQL, MariaDB and MySQL have schemas"
         )
+
+
+def open_sessions(url: str) -> "sessionmaker[Session]":
+    """What begins sessions, each in a transaction, on the database that a ledger's `url` names.
+
+    Raises ConfigError where that has no transactions; `open_store` is to have opened it before.
+    """
+    from sqlalchemy.orm import sessionmaker
+
+    from oncely.stores.sql.engines import session_engine, sqlite_engine
+
+    check_transactions(url)
+    is_file = _kind(url) == "sqlite"
+    return sessionmaker(sqlite_engine(sqlite_file(url)) if is_file else session_engine(url))
+
+
+def check_transactions(url: str) -> None:
+    """Raise ConfigError where a ledger's `url` names a store without transactions to work in."""
+    kind = _kind(url)
+    if kind in ("memory", "redis"):
+        raise ConfigError(
+            f"ledger: {kind} has no transactions that a handler could work in; name a ledger in "
+            "PostgreSQL, MariaDB or SQLite"
+        )
+
+
+def _kind(url: str) -> str | None:
+    # What stands before the first colon may name a driver too: ours is taken.
+    return _KINDS.get(url.partition(":")[0].partition("+")[0])
 
 
 def sqlite_file(url: str) -> Path:

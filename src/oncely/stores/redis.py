@@ -19,7 +19,18 @@ from urllib.parse import urlsplit
 from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.stores import redis_settings
-from oncely.stores.base import Backlog, Change, Clock, Inside, Joined, Loaded, Query, Tally
+from oncely.stores.base import (
+    Backlog,
+    Change,
+    Clock,
+    Inside,
+    Joined,
+    KeyRange,
+    Loaded,
+    Query,
+    Tally,
+    Wanted,
+)
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.redis_server import RedisServer, Script
 from oncely.stores.retrying import TryAgain
@@ -127,6 +138,18 @@ class RedisStore:
         streams = [self._fitting(group, query) for group in self._groups(query, list(State))]
         return list(islice(heapq.merge(*streams, key=_last_seen), query.limit))
 
+    def key_ranges(self, number: int) -> Sequence[KeyRange]:  # noqa: ARG002 - the protocol's.
+        return [KeyRange()]
+
+    def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
+        for page in self._wanted_keys(wanted):
+            records = self.load(page).records.values()
+            yield [
+                record
+                for record in records
+                if keys.holds(record.key.message_id) and wanted.holds(record)
+            ]
+
     def tallies(self) -> Mapping[tuple[str, State], Tally]:
         tallies = {}
         for group, count, lease_over, oldest, duplicates in json.loads(self._run(_TALLIES, [])):
@@ -193,6 +216,31 @@ class RedisStore:
         clock = "" if self._clock is None else str(self._clock())
         return self._server.run(script, self._prefix, clock, json.dumps(asked), lost=lost)
 
+    def _wanted_keys(self, wanted: Wanted) -> Iterator[Collection[Key]]:
+        """The keys of the records that may be wanted, page by page."""
+        if wanted.ids is not None:
+            for owner in {owner for owner, _ in self.tallies()}:
+                yield [Key(owner, message_id) for message_id in wanted.ids]
+            return
+        consumers: Collection[str | None] = [None] if wanted.consumers is None else wanted.consumers
+        for consumer in consumers:
+            yield from self._all_keys(consumer)
+
+    def _all_keys(self, consumer: str | None) -> Iterator[Collection[Key]]:
+        """The keys of all records, or of those of one consumer."""
+        start = f"{self._prefix}:"
+        # What does not begin with a number is no record.
+        of_consumer = (
+            "[0-9]*:" if consumer is None else f"{len(consumer.encode())}:{_literally(consumer)}:"
+        )
+        pattern = f"{start}{of_consumer}*"
+        cursor = "0"
+        while True:
+            cursor, found = self._server.ask("SCAN", cursor, "MATCH", pattern, "COUNT", str(_BATCH))
+            yield {_key(name.removeprefix(start)) for name in found}
+            if cursor == "0":
+                return
+
     def _groups(self, query: Query, states: Collection[State]) -> Sequence["_Group"]:
         """Where records that fit may be."""
         return [
@@ -252,6 +300,18 @@ def _asked(group: _Group, query: Query, limit: int, after: object) -> Mapping[st
         "after": after,
     }
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def _key(name: str) -> Key:
+    """The key of the record under a name as redis_lua/prelude.lua tells it, without the prefix."""
+    length, _, rest = name.partition(":")
+    text = rest.encode()
+    return Key(text[: int(length)].decode(), text[int(length) + 1 :].decode())
+
+
+def _literally(text: str) -> str:
+    """A pattern that fits `text` alone."""
+    return re.sub(r"([\\*?\[\]^-])", r"\\\1", text)
 
 
 def _written(record: Record) -> Sequence[Any]:

@@ -1,7 +1,7 @@
 # ruff: noqa: D102 - the contract stands on the Store protocol.
 """A store in which a test can meddle."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -11,10 +11,12 @@ from oncely.stores.base import (
     Change,
     Inside,
     Joined,
+    KeyRange,
     Loaded,
     Query,
     Store,
     Tally,
+    Wanted,
 )
 
 T = TypeVar("T")
@@ -72,6 +74,12 @@ class MeddlingStore:
 
     def scan(self, query: Query) -> Sequence[Record]:
         return self.store.scan(query)
+
+    def key_ranges(self, number: int) -> Sequence[KeyRange]:
+        return self.store.key_ranges(number)
+
+    def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
+        return self.store.read(keys, wanted)
 
     def tallies(self) -> Mapping[tuple[str, State], Tally]:
         return self.store.tallies()

@@ -12,6 +12,7 @@ from oncely.core.record import Key, Record, State
 from oncely.stores.base import Change, Query, Store, Tally
 from oncely.testing.claims import ClaimConformance
 from oncely.testing.inside import InsideConformance
+from oncely.testing.reading import ReadConformance
 from oncely.testing.tools import AdvancingClock, at_once
 
 LEASE_S = 60.0
@@ -37,7 +38,7 @@ JSON_VALUES: tuple[Any, ...] = (
 )
 
 
-class StoreConformance(ClaimConformance, InsideConformance):
+class StoreConformance(ClaimConformance, InsideConformance, ReadConformance):
     """What a store has to do. Inherit it, and give two fixtures.
 
     `store`: the store, migrated and empty. `clock`: the clock that this store reads, an object

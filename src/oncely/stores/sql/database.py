@@ -17,6 +17,9 @@ from oncely.stores.sql.table import Tables
 
 T = TypeVar("T")
 
+_MOST_SAMPLES = 400
+"""SQLite puts at most 500 queries together."""
+
 
 class Link(Protocol):
     """What statements need of a connection: a Connection of ours has it, or what stands for the
@@ -99,6 +102,16 @@ class Database(ABC):
     def insert(self, link: Link, records: Sequence[Record], now: float | None) -> set[Key]:
         """Write one of `batches` of records as the Store protocol says."""
 
+    def insert_alike(
+        self, link: Link, record: Record, message_ids: Sequence[str], now: float | None
+    ) -> set[str]:
+        """As `insert`, of records that differ from `record` in their message ids alone."""
+        keys = [Key(record.key.consumer, message_id) for message_id in message_ids]
+        written: set[Key] = set()
+        for batch in self.batches([record._replace(key=key) for key in keys]):
+            written |= self.insert(link, batch, now)
+        return {key.message_id for key in written}
+
     @abstractmethod
     def swap(self, link: Link, pairs: Sequence[Pair], now: float | None) -> set[Key]:
         """Replace the first by the second of each pair, as the Store protocol says."""
@@ -131,6 +144,22 @@ class Database(ABC):
         """The rows of these keys that exist: the columns of `LOADED`, and inside transactions one
         with the time before it was locked.
         """
+
+    def sample_ids(self, link: Link, number: int) -> Sequence[str]:
+        """Message ids from all over the table, in the order of its index: about `number`, or some
+        times as many where there are more.
+        """
+        first, last = self.run(link, f"SELECT min(id), max(id) FROM {self.name}").fetchone()
+        if first is None:
+            return []
+        number = min(number, _MOST_SAMPLES)
+        places = range(first, last + 1, max(1, -(-(last + 1 - first) // number)))
+        nearest = f"(SELECT min(id) FROM {self.name} WHERE id >= {{}})"
+        chosen = " UNION ".join(
+            f"SELECT message_id FROM {self.name} WHERE id = {nearest.format(place)}"
+            for place in places
+        )
+        return [row[0] for row in self.run(link, f"{chosen} ORDER BY message_id").fetchall()]
 
     def purge(
         self, connection: Connection, condition: ColumnElement[bool], limit: int, *, steps: bool

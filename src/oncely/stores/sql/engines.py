@@ -1,6 +1,7 @@
 """Engines: how each kind of database is connected to."""
 
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -54,10 +55,21 @@ def sqlite_engine(file: Path) -> Engine:
 
 
 def server_engine(url: str | URL) -> Engine:
-    """An engine on a PostgreSQL, MariaDB or MySQL server.
+    """An engine on a PostgreSQL, MariaDB or MySQL server, for the ledger's own statements.
 
     Raises ConfigError for a URL that cannot be read, ModuleNotFoundError for a missing driver.
     """
+    # Each statement commits by itself, so that there is nothing to roll back on return.
+    return _server_engine(url, is_own=True, isolation_level="AUTOCOMMIT", pool_reset_on_return=None)
+
+
+def session_engine(url: str | URL) -> Engine:
+    """An engine on such a server for anybody's transactions. Raises as `server_engine` does."""
+    # Else MariaDB locks the gaps between keys, and writers of neighbouring ones wait for another.
+    return _server_engine(url, is_own=False, isolation_level="READ COMMITTED")
+
+
+def _server_engine(url: str | URL, *, is_own: bool, **settings: Any) -> Engine:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -74,7 +86,8 @@ def server_engine(url: str | URL) -> Engine:
         from oncely.stores.sql.postgresql import SETTINGS
 
         parsed = parsed.set(drivername="postgresql+psycopg")
-        own = {"options": " ".join((*SETTINGS, *parsed.normalized_query.get("options", ())))}
+        options = (*SETTINGS, *parsed.normalized_query.get("options", ()))
+        own = {"options": " ".join(options)} if is_own else {}
         patience = {**_LISTEN, "connect_timeout": _CONNECT_TIMEOUT_S}
     else:
         parsed = parsed.set(drivername="mysql+pymysql")
@@ -83,12 +96,6 @@ def server_engine(url: str | URL) -> Engine:
     # What the URL says itself counts.
     unsaid = {name: value for name, value in patience.items() if name not in parsed.query}
     try:
-        # Each statement commits by itself, so that there is nothing to roll back on return.
-        return create_engine(
-            parsed,
-            isolation_level="AUTOCOMMIT",
-            pool_reset_on_return=None,
-            connect_args={**own, **unsaid},
-        )
+        return create_engine(parsed, connect_args={**own, **unsaid}, **settings)
     except (SQLAlchemyError, ValueError) as error:
         raise ConfigError(f"ledger: {shown!r} cannot be opened: {error}") from error

@@ -7,6 +7,7 @@ from oncely.core.deferred import DeferredMessage
 from oncely.core.record import Key, Record
 from oncely.stores.base import Change, Clock, Loaded, Refusal
 from oncely.stores.sql import deferred, steps
+from oncely.stores.sql.batches import batches
 from oncely.stores.sql.database import Database, Link
 from oncely.stores.sql.rows import by_key, parted
 
@@ -41,6 +42,13 @@ class SqlInside:
             written: set[Key] = set()
             for batch in self._database.batches(by_key(records)):
                 written |= self._database.insert(self._link, batch, self._now())
+        return written
+
+    def insert_alike(self, record: Record, message_ids: Collection[str]) -> set[str]:
+        with self._translated:
+            written: set[str] = set()
+            for batch in batches(sorted(message_ids)):
+                written |= self._database.insert_alike(self._link, record, batch, self._now())
         return written
 
     def load(self, keys: Collection[Key]) -> Loaded:

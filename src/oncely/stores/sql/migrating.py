@@ -2,7 +2,12 @@
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from alembic import command
@@ -40,29 +45,30 @@ class Found(NamedTuple):
 
 def upgrade(connection: Connection, name: TableName) -> None:
     """Run the migrations that are missing."""
-    config = _config(connection, name)
-    if _known_revision(connection, name, config) != _head(config):
-        command.upgrade(config, "head")
+    with _config(connection, name) as config:
+        if _known_revision(connection, name, config) != _head(config):
+            command.upgrade(config, "head")
 
 
 def upgrade_sql(connection: Connection, name: TableName) -> str:
     """What `upgrade` would run now."""
-    config = _config(connection, name)
-    revision = _known_revision(connection, name, config)
-    if revision == _head(config):
-        return ""
-    config.output_buffer = io.StringIO()
-    command.upgrade(config, f"{revision}:head" if revision else "head", sql=True)
-    return config.output_buffer.getvalue()
+    with _config(connection, name) as config:
+        revision = _known_revision(connection, name, config)
+        if revision == _head(config):
+            return ""
+        config.output_buffer = io.StringIO()
+        command.upgrade(config, f"{revision}:head" if revision else "head", sql=True)
+        return config.output_buffer.getvalue()
 
 
 def drift(connection: Connection, name: TableName, tables: Tables) -> list[str]:
     """How the tables differ from what the migrations make, a sentence each."""
-    config = _config(connection, name)
-    revision, head = _revision(connection, name), _head(config)
+    with _config(connection, name) as config:
+        revision, head = _revision(connection, name), _head(config)
+        is_known = _is_known(config, revision)
     if not inspect(connection).has_table(name.table, schema=name.schema):
         return [f"there is no table {name.table}; type: oncely migrate"]
-    if not _is_known(config, revision):
+    if not is_known:
         return [_too_new(name, revision)]
     if revision != head:
         return [
@@ -119,11 +125,34 @@ def _loose_keys(connection: Connection, name: TableName, tables: Tables) -> Iter
                 yield f"{table.name}: {column['name']} goes by {collation}: different ids are one"
 
 
-def _config(connection: Connection, name: TableName) -> Config:
+@contextmanager
+def _config(connection: Connection, name: TableName) -> Iterator[Config]:
     config = Config()
-    config.set_main_option("script_location", "oncely.stores.sql:migrations")
     config.attributes.update(connection=connection, name=name, found=_found(connection, name))
-    return config
+    with _scripts() as folder:
+        config.set_main_option("script_location", str(folder).replace("%", "%%"))
+        yield config
+
+
+@contextmanager
+def _scripts() -> Iterator[Path]:
+    """The folder of the migrations, for Alembic to read: a copy where the package is in a zip."""
+    packed = files("oncely.stores.sql") / "migrations"
+    if isinstance(packed, Path):
+        yield packed
+        return
+    with TemporaryDirectory() as folder:
+        _unpack(packed, Path(folder, "migrations"))
+        yield Path(folder, "migrations")
+
+
+def _unpack(packed: Traversable, to: Path) -> None:
+    to.mkdir()
+    for each in packed.iterdir():
+        if each.is_dir():
+            _unpack(each, to / each.name)
+        else:
+            (to / each.name).write_bytes(each.read_bytes())
 
 
 def _found(connection: Connection, name: TableName) -> Found:

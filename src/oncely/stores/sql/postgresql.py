@@ -108,6 +108,20 @@ class Postgresql(Database):
         cursor = _executed(link, self._insert_text, inserted(records), now)
         return _written(cursor, records)
 
+    def insert_alike(
+        self, link: Link, record: Record, message_ids: Sequence[str], now: float | None
+    ) -> set[str]:
+        # Records and their rows, made one by one, would take longer than the server does.
+        columns = split(inserted([record])).constant
+        constant = tuple(name for name in columns if name != "message_id")
+        values = {**columns, "message_id": message_ids, "now": now, "count": len(message_ids)}
+        cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
+        statement = self._insert_text(("message_id",), constant)
+        cursor.execute(statement, values, prepare=True, binary=True)
+        if cursor.rowcount == len(message_ids):
+            return set(message_ids)
+        return {message_id for _, message_id in cursor.fetchall()}
+
     def swap(self, link: Link, pairs: Sequence[Pair], now: float | None) -> set[Key]:
         cursor = _executed(link, self._swap_text, swapped(pairs), now)
         return _written(cursor, [old for old, _ in pairs])
@@ -119,6 +133,16 @@ class Postgresql(Database):
         self, link: Link, keys: Sequence[Key], now: float | None
     ) -> Iterable[Sequence[Any]]:
         return _executed(link, self._load_text, sought(keys), now).fetchall()
+
+    def sample_ids(self, link: Link, number: int) -> Sequence[str]:
+        # By pages: nothing looks rows up by their number here. A page holds dozens of rows, which
+        # may have come one after another; some times as many are more than enough.
+        pages = f"pg_relation_size('{self.name}') / current_setting('block_size')::int"
+        share = f"least(100, {100 * number}.0 / greatest(1, {pages}))"
+        statement = (
+            f"SELECT message_id FROM {self.name} TABLESAMPLE SYSTEM ({share}) ORDER BY message_id"
+        )
+        return [row[0] for row in self.run(link, statement).fetchall()]
 
     def purge(
         self, connection: Connection, condition: ColumnElement[bool], limit: int, *, steps: bool

@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Engine,
     and_,
@@ -17,7 +16,6 @@ from sqlalchemy import (
     exists,
     func,
     select,
-    true,
 )
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -31,16 +29,27 @@ from oncely.core.errors import (
 )
 from oncely.core.record import Key, Record, State
 from oncely.sqlite_files import is_locked
-from oncely.stores.base import Backlog, Change, Clock, Inside, Joined, Loaded, Query, Tally
+from oncely.stores.base import (
+    Backlog,
+    Change,
+    Clock,
+    Inside,
+    Joined,
+    KeyRange,
+    Loaded,
+    Query,
+    Tally,
+    Wanted,
+)
 from oncely.stores.names import TableName
 from oncely.stores.retrying import TryAgain, patiently
-from oncely.stores.sql import deferred, steps
+from oncely.stores.sql import deferred, reading, steps
 from oncely.stores.sql.database import Database, Fault, raw_cursor
 from oncely.stores.sql.drivers import is_driver_error
 from oncely.stores.sql.engines import database_of
 from oncely.stores.sql.inside import SqlInside
 from oncely.stores.sql.listening import Listening, Looking
-from oncely.stores.sql.rows import Pair, by_key, parted, record_of
+from oncely.stores.sql.rows import Pair, by_key, parted
 from oncely.stores.sql.table import tables
 
 T = TypeVar("T")
@@ -91,14 +100,20 @@ class SqlStore:
 
     def scan(self, query: Query) -> Sequence[Record]:
         def read(connection: Connection) -> Sequence[Record]:
-            chosen = select(*self._database.loaded()).select_from(self._table)
-            oldest = chosen.where(self._fitting(query, self._time(connection))).order_by(
-                self._table.c.last_processed_at, self._table.c.id
-            )
-            rows = connection.execute(oldest.where(self._is_known()).limit(query.limit))
-            return [record_of(tuple(row)) for row in rows]
+            condition = reading.fitting(self._database, query, self._time(connection))
+            return reading.longest_unseen(self._database, connection, condition, query.limit)
 
         return self._read(read)
+
+    def key_ranges(self, number: int) -> Sequence[KeyRange]:
+        return self._read(lambda link: reading.key_ranges(self._database, link, number))
+
+    def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
+        condition = reading.wanted_of(self._database, keys, wanted)
+        last: Key | None = None
+        while page := self._read(partial(reading.page, self._database, condition, last)):
+            yield page
+            last = page[-1].key
 
     def tallies(self) -> Mapping[tuple[str, State], Tally]:
         c = self._table.c
@@ -108,7 +123,7 @@ class SqlStore:
             lease_over = func.count(case((epoch("lease_until") <= self._time(connection), 1)))
             oldest = func.min(epoch("last_processed_at"))
             totals = (func.count(), lease_over, oldest, func.sum(c.duplicates))
-            chosen = select(c.provider, c.status, *totals).where(self._is_known())
+            chosen = select(c.provider, c.status, *totals).where(reading.is_known(self._table))
             grouped = chosen.group_by(c.provider, c.status)
             return {
                 (consumer, State(status)): Tally(count, over, oldest, int(duplicates))
@@ -128,7 +143,8 @@ class SqlStore:
             # To look for what waits, and for steps, costs as much as the rest. What is in these
             # tables from now on is not of messages that were last seen long ago.
             some_wait, some_steps = self._database.has_beside(connection)
-            condition = and_(in_states, self._fitting(query, self._time(connection)))
+            old = reading.fitting(self._database, query, self._time(connection))
+            condition = and_(in_states, old)
             if some_wait:
                 condition = and_(condition, nothing_waits)
             return self._database.purge(connection, condition, query.limit, steps=some_steps)
@@ -257,35 +273,13 @@ class SqlStore:
         self._waiting.start_afresh()
         self._engine.dispose(close=False)
 
-    # ---- Parts of queries ----------------------------------------------------------------------
-
-    def _fitting(self, query: Query, now: float) -> ColumnElement[bool]:
-        c = self._table.c
-        epoch = self._database.epoch
-        conditions: list[ColumnElement[bool]] = [true()]
-        if query.consumer is not None:
-            conditions.append(c.provider == query.consumer)
-        if query.state is not None:
-            conditions.append(c.status == query.state.value)
-        if query.text is not None:
-            conditions.append(self._database.holds_text(query.text))
-        if query.lease_over:
-            conditions.append(epoch("lease_until") <= now)
-        if query.older_than_s is not None:
-            conditions.append(epoch("last_processed_at") < now - query.older_than_s)
-        return and_(*conditions)
-
-    def _is_known(self) -> ColumnElement[bool]:
-        """Rows with a status that ours is none of are somebody else's."""
-        return self._table.c.status.in_([state.value for state in State])
+    # ---- Connections and errors ----------------------------------------------------------------
 
     def _now(self) -> float | None:
         return None if self._clock is None else self._clock()
 
     def _time(self, connection: Connection) -> float:
         return self._database.now(connection, self._now())
-
-    # ---- Connections and errors ----------------------------------------------------------------
 
     def _read(self, work: Callable[[Connection], T]) -> T:
         """Work that may be done again when nobody knows whether it was."""

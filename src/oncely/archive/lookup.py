@@ -1,0 +1,184 @@
+"""Looking messages up in an archive: of its files those that can know them, and no others."""
+
+import logging
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from oncely.archive.layout import SCHEMA, Part, bucket_of, date_of, parts, place_of, record_of
+from oncely.core.commands import Ask, Duplicate, Exhausted, Granted, Mismatch
+from oncely.core.policy import Policy
+from oncely.core.record import Key, Record, State
+from oncely.core.rules import decide
+
+_log = logging.getLogger(__name__)
+
+SKEW_S = 86_400.0
+"""So far the clock by which a message was sent may be ahead of the ledger's."""
+_ID, _STATUS, _LAST_SEEN = (SCHEMA.names.index(n) for n in ("message_id", "status", "last_seen"))
+
+Refusal = Duplicate | Exhausted | Mismatch
+"""What the rules answer for a message that is not to run, and is in no ledger any more."""
+
+
+class Old(NamedTuple):
+    """A message that is older than the retention, and that the ledger does not know."""
+
+    message_id: str
+    sent_at: float
+    """Seconds since 1970."""
+    fingerprint: str | None = None
+
+
+@dataclass(slots=True)
+class TooOld:
+    """Not in the archive, and from a time that it does not cover: it may have been handled."""
+
+
+Answer = Refusal | TooOld
+"""Why a message is not to run."""
+
+
+class Archive:
+    """What was archived of one consumer in `folder`, a path or a URI that Arrow knows.
+
+    Raises ConfigError for a folder that cannot be opened.
+    """
+
+    def __init__(self, folder: str, consumer: str) -> None:
+        self._files = place_of(folder).files
+        self._consumer = consumer
+
+    def judge(self, old: Sequence[Old], policy: Policy) -> list[Answer | None]:
+        """Why each is not to run, as the rules say by its archived record; None where it may.
+
+        Ask after the ledger has said that it does not know them: a record is in the archive
+        before it leaves the ledger.
+        """
+        there = parts(self._files, self._consumer)
+        sent_at: dict[str, float] = {}
+        for message_id, at, _ in old:
+            sent_at[message_id] = min(at, sent_at.get(message_id, at))
+        found = self._find(there, sent_at)
+        covered = self._covered_from(there) + SKEW_S if len(found) < len(sent_at) else 0.0
+        answers: list[Answer | None] = []
+        for message in old:
+            record = found.get(message.message_id)
+            if record is not None:
+                answers.append(_answer(record, message, policy))
+            else:
+                answers.append(TooOld() if message.sent_at < covered else None)
+        return answers
+
+    def find(self, sent_at: Mapping[str, float]) -> Mapping[str, Record]:
+        """The records of messages, by their ids; each with the time when it was sent.
+
+        Of a message that is there several times the completed one, else that seen last.
+        """
+        return self._find(parts(self._files, self._consumer), sent_at)
+
+    def covers_from(self) -> float:
+        """Since when every message that was completed is in the archive, or in the ledger still;
+        infinite where nothing is archived. Seconds since 1970, by the ledger's clock.
+        """
+        return self._covered_from(parts(self._files, self._consumer))
+
+    def _covered_from(self, there: Sequence[Part]) -> float:
+        # What was purged without an archive went before all that was last seen later. Of those that
+        # are completed alone: what has failed may have stayed then, for what it was to send.
+        for _, of_day in groupby(there, key=lambda part: part.date):
+            first = min(self._first_completed(part) for part in of_day)
+            if first < math.inf:
+                return first
+        return math.inf
+
+    def _first_completed(self, part: Part) -> float:
+        with self._files.open_input_file(part.path) as stream:
+            groups = list(_groups(pq.ParquetFile(stream).metadata))
+        completed = State.COMPLETED.value
+        times = [
+            group.column(_LAST_SEEN).statistics.min.timestamp()
+            for group in groups
+            if group.column(_STATUS).statistics.min == group.column(_STATUS).statistics.max
+            and group.column(_STATUS).statistics.min == completed
+        ]
+        return min(times, default=math.inf)
+
+    # ---- Reading -------------------------------------------------------------------------------
+
+    def _find(self, there: Iterable[Part], sent_at: Mapping[str, float]) -> Mapping[str, Record]:
+        found: dict[str, Record] = {}
+        # A record was last seen after its message was sent, so dates before that are passed over.
+        first_dates = {id_: date_of(at - SKEW_S) for id_, at in sent_at.items()}
+        by_bucket: dict[int, list[str]] = {}
+        for id_ in sorted(sent_at):
+            by_bucket.setdefault(bucket_of(id_), []).append(id_)
+        for part in there:
+            wanted = [
+                id_
+                for id_ in by_bucket.get(part.bucket, ())
+                if first_dates[id_] <= part.date
+                # What has failed may have been completed later.
+                and not (id_ in found and found[id_].state is State.COMPLETED)
+            ]
+            for record in self._read(part, wanted) if wanted else ():
+                known = found.get(record.key.message_id)
+                if known is None or _rank(record) > _rank(known):
+                    found[record.key.message_id] = record
+        return found
+
+    def _read(self, part: Part, wanted: Sequence[str]) -> Iterator[Record]:
+        """The records of `wanted`, sorted ids, that are in a file."""
+        sought = pa.array(wanted, pa.string())
+        with self._files.open_input_file(part.path) as stream:
+            file = pq.ParquetFile(stream)
+            groups = [
+                number
+                for number, group in enumerate(_groups(file.metadata))
+                if _may_hold(group.column(_ID).statistics, wanted)
+            ]
+            _log.debug("archive_read", extra={"path": part.path, "row_groups": len(groups)})
+            for number in groups:
+                ids = file.read_row_group(number, columns=["message_id"]).column(0)
+                hits = pc.is_in(ids, value_set=sought)
+                if pc.any(hits).as_py():
+                    for row in file.read_row_group(number).filter(hits).to_pylist():
+                        yield record_of(self._consumer, row)
+
+
+def _groups(metadata: pq.FileMetaData) -> Iterator[pq.RowGroupMetaData]:
+    return (metadata.row_group(number) for number in range(metadata.num_row_groups))
+
+
+def _may_hold(statistics: pq.Statistics | None, wanted: Sequence[str]) -> bool:
+    """Whether one of the ids, which are sorted, is within the bounds of a row group's."""
+    if statistics is None or not statistics.has_min_max:
+        return True
+    at = bisect_left(wanted, statistics.min)
+    return at < len(wanted) and wanted[at] <= statistics.max
+
+
+def _rank(record: Record) -> tuple[bool, float]:
+    return record.state is State.COMPLETED, record.last_seen
+
+
+def _answer(record: Record, old: Old, policy: Policy) -> Refusal | None:
+    """What the rules answer whoever asks for a message with that record; None for: it may run."""
+    key = Key(record.key.consumer, old.message_id)
+    ask = Ask(key, policy, policy.lease_s, draw=0, fingerprint=old.fingerprint)
+    # Nothing in the archive has a lease, so the time does not matter.
+    outcome = decide(record, ask, now=record.last_seen).outcome
+    match outcome:
+        case Granted():
+            return None
+        case Duplicate() | Exhausted() | Mismatch():
+            return outcome
+        case _:
+            raise AssertionError(f"{outcome} for a record that was purged")

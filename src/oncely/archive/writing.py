@@ -1,0 +1,187 @@
+"""Records past their retention go to the archive, and only then from the ledger."""
+
+import logging
+import os
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from oncely import ops
+from oncely.archive.layout import (
+    UNFINISHED,
+    Place,
+    bucket_of,
+    date_of,
+    folder_of,
+    place_of,
+    table_of,
+)
+from oncely.core.errors import ConfigError, OncelyError, mask_passwords
+from oncely.core.policy import Duration
+from oncely.core.record import Key, Record
+from oncely.core.rules import PURGEABLE
+from oncely.crashpoints import reached
+from oncely.ledger import Ledger
+
+_log = logging.getLogger(__name__)
+
+_ROW_GROUP = 10_000
+_PURGED_TOGETHER = 1_000
+_ABANDONED = timedelta(days=1)
+
+
+@dataclass(slots=True)
+class Archived:
+    """What became of one consumer's records."""
+
+    archived: int = 0
+    """In the archive now, and no more in the ledger."""
+    left: int = 0
+    """Old enough, and still in the ledger: messages that they deferred wait to be sent, or they
+    have changed since they were read."""
+    files: int = 0
+
+    def add(self, other: "Archived") -> None:
+        """Count what `other` counted as well."""
+        self.archived += other.archived
+        self.left += other.left
+        self.files += other.files
+
+
+def archive(
+    ledger: Ledger,
+    folder: str,
+    older_than: Duration = ops.RETENTION,
+    *,
+    consumer: str | None = None,
+    retention: Mapping[str, Duration] | None = None,
+    batch: int = 50_000,
+    on_batch: Callable[[str, Archived], None] = lambda _, __: None,
+) -> Mapping[str, Archived]:
+    """Move what `ops.purge` would remove to `folder`, a path or a URI that Arrow knows.
+
+    A record leaves the ledger only after it was read back from the archive, and only if it is
+    still as it was read. At most `batch` records are held in memory. After a crash call it again:
+    what was archived and not yet removed is archived once more, and replaces itself or stands
+    there twice, with the same version. `on_batch` is told what has become of a consumer's so far.
+
+    Raises ConfigError for a folder that cannot be written to and as `ops.purge` does, OncelyError
+    where what was written cannot be read back.
+    """
+    place = _prepared(folder)
+    kept = ops.retentions(ledger, older_than, consumer=consumer, retention=retention)
+    archived = {}
+    for name, age in kept.items():
+        archived[name] = Archived()
+        for _ in _archive_consumer(ledger, place, name, age, batch, archived[name]):
+            on_batch(name, archived[name])
+        ledger.purge_steps(age, name)
+        _log.info("archived", extra={"consumer": name, "count": archived[name].archived})
+    return archived
+
+
+def _archive_consumer(
+    ledger: Ledger, place: Place, consumer: str, age: Duration, batch: int, so_far: Archived
+) -> Iterator[None]:
+    """Archive batch by batch, longest unseen first, so that each touches few dates."""
+    for state in PURGEABLE:
+        stay: set[Key] = set()
+        while True:
+            limit = batch + len(stay)
+            found = [r for r in ledger.scan(consumer, state, age, limit) if r.key not in stay]
+            if not found:
+                break
+            waiting = ledger.waiting({record.key for record in found})
+            ready = [record for record in found if record.key not in waiting]
+            so_far.files += _write(place, consumer, ready)
+            for start in range(0, len(ready), _PURGED_TOGETHER):
+                part = ready[start : start + _PURGED_TOGETHER]
+                purged = ledger.purge_found(part)
+                reached("archive_purged")
+                so_far.archived += len(purged)
+                waiting |= {record.key for record in part} - purged
+            stay |= waiting
+            so_far.left += len(waiting)
+            yield
+
+
+# ---- Files -------------------------------------------------------------------------------------
+
+
+def _prepared(folder: str) -> Place:
+    """The archive's place, made, and rid of what crashed runs have left unfinished."""
+    place = place_of(folder)
+    try:
+        place.files.create_dir(UNFINISHED)
+    except OSError as error:
+        shown = mask_passwords(folder)
+        raise ConfigError(f"archive: {shown!r} cannot be written to: {error}") from error
+    # Another run may just be writing.
+    before = datetime.now(UTC) - _ABANDONED
+    for info in place.files.get_file_info(fs.FileSelector(UNFINISHED)):
+        if info.is_file and info.mtime < before:
+            place.files.delete_file(info.path)
+    return place
+
+
+def _write(place: Place, consumer: str, records: Sequence[Record]) -> int:
+    """Write and verify the files of a batch; return how many."""
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        bucket = bucket_of(record.key.message_id)
+        groups[f"date={date_of(record.last_seen)}/bucket={bucket:02}"].append(record)
+    for folder, group in groups.items():
+        group.sort(key=lambda record: record.key.message_id)
+        _write_file(place, f"{folder_of(consumer)}/{folder}", group)
+    _sync(place, {Path(folder_of(consumer), folder) for folder in groups})
+    reached("archive_verified")
+    return len(groups)
+
+
+def _write_file(place: Place, folder: str, records: Sequence[Record]) -> None:
+    """Write a file aside, read it back, and only then put it where readers find it."""
+    table = table_of(records)
+    aside = f"{UNFINISHED}/{uuid.uuid4().hex}.parquet"
+    place.files.create_dir(folder)
+    with place.files.open_output_stream(aside) as stream:
+        pq.write_table(table, stream, row_group_size=_ROW_GROUP, compression="zstd")
+    _sync(place, {Path(aside)})
+    reached("archive_written")
+    _verify(place.files, aside, table)
+    # The same records have the same name: written once more after a crash, they replace themselves.
+    place.files.move(aside, f"{folder}/part-{_digest(records)}.parquet")
+
+
+def _verify(files: fs.FileSystem, path: str, table: pa.Table) -> None:
+    try:
+        with files.open_input_file(path) as stream:
+            is_same = pq.ParquetFile(stream).read().equals(table)
+    except (pa.ArrowException, OSError) as error:
+        raise OncelyError(f"archive: {path} cannot be read back: {error}") from error
+    if not is_same:
+        raise OncelyError(f"archive: {path} does not read back as it was written")
+
+
+def _digest(records: Sequence[Record]) -> str:
+    lines = "\n".join(f"{record.version} {record.key.message_id}" for record in records)
+    return sha256(lines.encode()).hexdigest()[:32]
+
+
+def _sync(place: Place, paths: Set[Path]) -> None:
+    """Have these, and the folders that list them, outlive the machine."""
+    if place.folder is None:
+        return
+    for path in paths | {above for each in paths for above in each.parents}:
+        opened = os.open(place.folder / path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

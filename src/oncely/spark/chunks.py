@@ -1,0 +1,348 @@
+"""What tasks of all modes with a handler have in common: chunks, waiting, and what is counted.
+
+What another worker holds, and what is to be tried again, waits until the task's own rows are
+through. No delivery is left out: each is counted exactly once.
+"""
+
+import heapq
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, NamedTuple
+
+from oncely.archive.lookup import Archive
+from oncely.claiming.calls import Calls
+from oncely.core.commands import (
+    Busy,
+    ClaimOutcome,
+    Duplicate,
+    Exhausted,
+    Granted,
+    Handled,
+    InDoubt,
+    Mismatch,
+)
+from oncely.core.control import Reject
+from oncely.core.errors import MessageError, OncelyError, reason_of
+from oncely.core.message import check_id
+from oncely.core.policy import Finding
+from oncely.core.record import Claim, Key, Record
+from oncely.handling.around import asked_probe
+from oncely.ledger import Ledger
+from oncely.locations import open_named_transport
+from oncely.outbox import Relay
+from oncely.runtime.deferred import Deferred
+from oncely.spark.channel import TaskChannel
+from oncely.spark.counts import Counts
+from oncely.spark.ends import End, Kind
+from oncely.spark.horizon import forgotten
+from oncely.spark.options import SinkOptions
+from oncely.spark.quarantine import Quarantine
+from oncely.spark.rows import Row, read_chunks
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+_FIRST_CHUNK = 100
+_QUICK_S = 0.5
+_SLOW_S = 2.0
+_FIRST_POLL_S = 0.2
+_LAST_POLL_S = 5.0
+_MAX_WAITING = 10_000
+_MAX_REASONS = 50
+_OTHER_REASONS = "other reasons"
+_MISMATCH = "mismatch: the id was seen before with another body"
+_REJECTED = "Reject: "
+
+
+class Stopped(OncelyError):
+    """The task was told to stop. What was done is completed, what was not begun is released."""
+
+
+Answers = Sequence[tuple[Row, ClaimOutcome]]
+"""What the ledger says of rows that were asked for."""
+
+_Refusal = Busy | InDoubt | Duplicate | Exhausted | Mismatch
+"""The outcomes that give no claim."""
+
+
+class Doubt(NamedTuple):
+    """What a probe found out about a message in doubt."""
+
+    finding: Finding
+    record: Record
+
+
+class _Delay(NamedTuple):
+    """When to ask for an id again, and since when that goes on (both monotonic)."""
+
+    due: float
+    since: float
+
+
+class ChunkTask(ABC):
+    """One run over the rows of one partition."""
+
+    def __init__(
+        self, ledger: Ledger, options: SinkOptions, quarantine: Quarantine, channel: TaskChannel
+    ) -> None:
+        self.counts = Counts()
+        self._ledger = ledger
+        self._options = options
+        self._policy = options.whole_policy()
+        self._quarantine = quarantine
+        self._channel = channel
+        self._since = ledger.now() if options.since is None else options.since
+        self._chunk = min(_FIRST_CHUNK, options.chunk)
+        self._waiting: list[tuple[float, int, Row]] = []
+        """A heap of deliveries by when they are due."""
+        self._order = itertools.count()
+        self._delays: dict[str, _Delay] = {}
+        """For every id that waits, until it is settled."""
+        self._archive = (
+            None if options.archive is None else Archive(options.archive, options.consumer)
+        )
+        self._opened = ExitStack()
+        """What is closed when the run is over."""
+        self._sending = None if options.transport is None else self._open(options.transport)
+
+    def _open(self, location: str) -> Deferred:
+        transport = self._opened.enter_context(closing(open_named_transport(location)))
+        return Deferred(Relay(self._ledger, transport))
+
+    def run(self, batches: Iterable["RecordBatch"]) -> None:
+        """Settle every row. Raises Stopped; StoreError and whatever ends a process come through."""
+        with self._opened:
+            for chunk in read_chunks(batches, lambda: self._chunk):
+                self.counts.received += len(chunk)
+                self._in_pace(self._take, chunk)
+                self._take_due()
+                # Where most messages fail, the input waits for them, and not they in memory.
+                self._wait_for_all_but(_MAX_WAITING)
+            self._wait_for_all_but(0)
+
+    @abstractmethod
+    def _process(self, rows: Sequence[Row], doubt: Doubt | None) -> None:
+        """Ask for each row, of which there are some, with what is known of it where it is in
+        `doubt`; run the handler where it is granted, and count what came of it.
+        """
+
+    # ---- Chunks --------------------------------------------------------------------------------
+
+    def _in_pace(self, take: Callable[[Sequence[Row]], None], chunk: Sequence[Row]) -> None:
+        """Take a chunk, and size the next so that a kill leaves little in doubt."""
+        began = time.monotonic()
+        take(chunk)
+        took_s = time.monotonic() - began
+        if took_s < _QUICK_S and len(chunk) >= self._chunk:
+            self._chunk = min(self._chunk * 2, self._options.chunk)
+        elif took_s > _SLOW_S:
+            self._chunk = max(self._chunk // 2, 1)
+        self._channel.report(self.counts)
+
+    def _take(self, chunk: Sequence[Row]) -> None:
+        firsts: dict[str, Row] = {}
+        copies = []
+        now = time.monotonic()
+        for row in self._usable(chunk):
+            delay = self._delays.get(row.id)
+            if delay is not None and delay.due > now:
+                # Asking now would spend a try of the copy that waits, before its time.
+                self._put_off(row, delay)
+            elif row.id in firsts:
+                copies.append(row)
+            else:
+                firsts[row.id] = row
+        # In the order of their ids: two tasks that claim the same ones cannot deadlock.
+        self._settle([firsts[id_] for id_ in sorted(firsts)])
+        self._settle_copies(copies)
+
+    def _usable(self, chunk: Sequence[Row]) -> Sequence[Row]:
+        """Set aside what is no message, or too old to tell, and count what is known from the
+        archive; return the rest.
+        """
+        usable = []
+        for row in chunk:
+            reason = _unusable(row)
+            if reason is None:
+                usable.append(row)
+            else:
+                self._set_aside(row, reason)
+        refused = forgotten(
+            self._ledger, self._options.consumer, self._policy, usable, self._archive
+        )
+        for place, why in refused.items():
+            if isinstance(why, str):
+                self._set_aside(usable[place], why)
+            else:
+                self._count_refusal(usable[place], why, None)
+        return [row for place, row in enumerate(usable) if place not in refused]
+
+    def _settle_copies(self, copies: Sequence[Row]) -> None:
+        free = []
+        for row in copies:
+            delay = self._delays.get(row.id)
+            if delay is None:
+                free.append(row)
+            else:
+                self._put_off(row, delay)
+        self._settle(free)
+
+    def _take_due(self) -> None:
+        """Ask again for what is due."""
+        due: list[Row] = []
+        now = time.monotonic()
+        while self._waiting and self._waiting[0][0] <= now and len(due) < self._chunk:
+            due.append(heapq.heappop(self._waiting)[2])
+        if due:
+            self._take(due)
+
+    def _wait_for_all_but(self, number: int) -> None:
+        while len(self._waiting) > number:
+            self._wait(until=self._waiting[0][0])
+            self._take_due()
+
+    def _put_off(self, row: Row, delay: _Delay) -> None:
+        self._delays[row.id] = delay
+        heapq.heappush(self._waiting, (delay.due, next(self._order), row))
+
+    def _wait(self, until: float) -> None:
+        self._channel.report(self.counts)
+        self._channel.stopping.wait(max(0.0, until - time.monotonic()))
+        self._raise_if_stopping()
+
+    def _raise_if_stopping(self) -> None:
+        if self._channel.stopping.is_set():
+            raise Stopped("the pipeline was told to stop")
+
+    # ---- Claims --------------------------------------------------------------------------------
+
+    def _settle(self, rows: Sequence[Row], doubt: Doubt | None = None) -> None:
+        if rows:
+            self._raise_if_stopping()
+            self._process(rows, doubt)
+
+    def _ask(self, calls: Calls, rows: Sequence[Row], doubt: Doubt | None) -> Answers:
+        compared = self._policy.on_mismatch != "ignore"
+        outcomes = calls.claim_many(
+            [Key(self._options.consumer, row.id) for row in rows],
+            policy=self._policy,
+            fingerprints=[row.fingerprint() for row in rows] if compared else None,
+            finding=None if doubt is None else doubt.finding,
+            in_doubt=None if doubt is None else doubt.record,
+        )
+        return list(zip(rows, outcomes, strict=True))
+
+    def _count_refused(self, answers: Answers, doubt: Doubt | None) -> None:
+        """Count what was not granted, or put it off."""
+        self._finish([(row, said.claim) for row, said in answers if isinstance(said, Handled)])
+        for row, outcome in answers:
+            if not isinstance(outcome, Granted | Handled):
+                self._count_refusal(row, outcome, doubt)
+
+    def _finish(self, handled: Sequence[tuple[Row, Claim]]) -> None:
+        """Make the last mark on what was handled before and has nothing left to send."""
+        if not handled:
+            return
+        keys = [claim.key for _, claim in handled]
+        self._ledger.finish(keys)
+        for row, claim in handled:
+            self._delays.pop(row.id, None)
+            self._count_duplicate(claim.record)
+        self._send(keys)
+
+    def _count_refusal(self, row: Row, outcome: _Refusal, doubt: Doubt | None) -> None:
+        delay = self._delays.pop(row.id, None)
+        match outcome:
+            case Busy(_, retry_at):
+                self._count_busy(row, delay, ends=retry_at is not None)
+            case InDoubt(record):
+                self._count_in_doubt(row, record, is_probed=doubt is not None)
+            case Duplicate(record):
+                self._count_duplicate(record)
+            case Exhausted(record):
+                self._count_exhausted(row, record)
+            case Mismatch():
+                self._set_aside(row, _MISMATCH)
+
+    def _count_busy(self, row: Row, delay: _Delay | None, *, ends: bool) -> None:
+        """Wait for the other worker; not for ever where its claim has no end."""
+        now = time.monotonic()
+        since = now if delay is None else delay.since
+        waited_s = now - since
+        if self._policy.on_busy == "discard":
+            self.counts.duplicates_input += 1
+        elif not ends and waited_s > (self._policy.lease_s or 0.0):
+            self.counts.in_doubt += 1
+        else:
+            poll_s = min(max(waited_s / 4, _FIRST_POLL_S), _LAST_POLL_S)
+            self._put_off(row, _Delay(now + poll_s, since))
+
+    def _count_duplicate(self, record: Record) -> None:
+        if record.first_seen >= self._since:
+            self.counts.duplicates_input += 1
+        else:
+            self.counts.duplicates_ledger += 1
+
+    def _count_exhausted(self, row: Row, record: Record) -> None:
+        error = record.error or ""
+        if error.startswith(_REJECTED):
+            self._set_aside(row, error.removeprefix(_REJECTED))
+        else:
+            self.counts.failed += 1
+
+    def _count_in_doubt(self, row: Row, record: Record, *, is_probed: bool) -> None:
+        """Ask the user's probe what became of it; without one it stays in doubt."""
+        probe = self._policy.on_in_doubt
+        if is_probed or not callable(probe):
+            self.counts.in_doubt += 1
+        else:
+            finding = asked_probe(probe, row.message(None))
+            self._settle([row], Doubt(finding, record))
+
+    # ---- Ends ----------------------------------------------------------------------------------
+
+    def _count_ends(self, ends: Sequence[End]) -> None:
+        for end in ends:
+            self._delays.pop(end.row.id, None)
+            if not end.stored:
+                # Another worker took over, and settles it: its record will tell.
+                self._put_off(end.row, self._after(_FIRST_POLL_S))
+            elif end.kind in (Kind.DONE, Kind.SENDING):
+                self.counts.handled += 1
+            elif end.kind is Kind.REJECTED:
+                self._set_aside(end.row, reason_of(end.error or Reject()))
+            elif end.kind in (Kind.FAILED, Kind.LEFT):
+                self.counts.failed += 1
+            else:
+                self._put_off(end.row, self._after(end.delay_s))
+        self._channel.report(self.counts)
+        self._send([end.claim.key for end in ends if end.stored and end.deferred])
+
+    def _send(self, keys: Sequence[Key]) -> None:
+        """Send what these have deferred, where this task is to; what it cannot, a relay sends."""
+        if self._sending is not None:
+            self._sending.send(keys)
+
+    @staticmethod
+    def _after(delay_s: float) -> _Delay:
+        now = time.monotonic()
+        return _Delay(now + delay_s, now)
+
+    def _set_aside(self, row: Row, reason: str) -> None:
+        self._quarantine.add(row, reason)
+        known = reason in self.counts.quarantined or len(self.counts.quarantined) < _MAX_REASONS
+        self.counts.quarantined[reason if known else _OTHER_REASONS] += 1
+
+
+def _unusable(row: Row) -> str | None:
+    """Why no message can be made of `row`, if so."""
+    if row.broken is not None:
+        return row.broken
+    try:
+        check_id(row.id)
+    except MessageError as error:
+        return str(error)
+    return None

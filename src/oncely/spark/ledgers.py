@@ -1,0 +1,57 @@
+"""Ledgers as Spark's Python workers open them: one for a process, however many tasks it runs.
+
+A worker runs one task at a time, so its ledger holds at most a few connections: the task's own and
+its heartbeat's. Spark ends workers that have been idle for a minute, and their connections with
+them.
+"""
+
+import socket
+from functools import lru_cache
+
+from oncely.core.errors import ConfigError
+from oncely.ledger import Ledger, open_ledger
+from oncely.locations import hidden, read_secret
+from oncely.stores.opening import sqlite_file
+
+
+def migrated_ledger(location: str) -> Ledger:
+    """The ledger at `location`, its schema made or upgraded when this process first asks for it.
+
+    What env:NAME or file:PATH stands for is read anew each time: a changed password is taken up.
+    Raises ConfigError, which says on what machine a secret is missing.
+    """
+    url = _url_here(location)
+    with hidden(url, location):
+        ledger = _opened(url)
+    _migrate(ledger)
+    return ledger
+
+
+def existing_ledger(location: str) -> Ledger:
+    """The same, its schema left as it is. Raises ConfigError for a file that is not there, too:
+    to open it would leave an empty one where somebody has mistyped a name.
+    """
+    url = _url_here(location)
+    with hidden(url, location):
+        if url.startswith("sqlite:") and not sqlite_file(url).is_file():
+            raise ConfigError(f"ledger: there is no file {str(sqlite_file(url))!r}")
+        return _opened(url)
+
+
+def _url_here(location: str) -> str:
+    try:
+        return read_secret(location, "ledger")
+    except ConfigError as error:
+        kind, _, name = location.partition(":")
+        advice = f"; on a cluster, set spark.executorEnv.{name}" if kind == "env" else ""
+        raise ConfigError(f"{error} on {socket.gethostname()} for Spark{advice}") from error
+
+
+@lru_cache(maxsize=8)
+def _opened(url: str) -> Ledger:
+    return open_ledger(url)
+
+
+@lru_cache(maxsize=8)
+def _migrate(ledger: Ledger) -> None:
+    ledger.migrate()

@@ -1,0 +1,92 @@
+"""The options of the source "oncely-rabbitmq": from strings to values, checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from oncely.core.errors import ConfigError, mask_passwords
+from oncely.core.policy import seconds
+from oncely.locations import hidden, read_secret
+from oncely.spark.options import _required, _whole_number, unknown
+from oncely.transports.base import Transport
+from oncely.transports.opening import open_transport
+
+FORMAT = "oncely-rabbitmq"
+
+_NAMES = ("keep_segments", "max_messages_per_batch", "queue", "spool", "url", "wait")
+_EXAMPLE = "amqp://user:password@host:5672/vhost"
+_MAX_MESSAGES = 10_000
+# As many batches as a checkpoint of Spark's remembers, unless it is told otherwise.
+_KEEP_SEGMENTS = 100
+
+
+@dataclass(frozen=True)
+class RabbitmqOptions:
+    """What `format("oncely-rabbitmq")` was told, checked. Stays on the driver."""
+
+    location: str
+    """The broker's URL, or env:NAME or file:PATH, where that is read when it is needed."""
+    queue: str
+    spool: str
+    max_messages: int
+    """In one batch."""
+    wait_s: float
+    """For a first message, and then for as many as a batch may have."""
+    keep_segments: int
+    """How many are left in the spool of those that Spark has committed."""
+
+    def url(self) -> str:
+        """The broker's URL. Raises ConfigError, without showing what a secret holds."""
+        url = read_secret(self.location, "option url")
+        if not url.startswith(("amqp://", "amqps://")):
+            shown = mask_passwords(self.location)
+            raise ConfigError(f'option url: {shown!r} is no URL of RabbitMQ; write "{_EXAMPLE}"')
+        return url
+
+    def transport(self) -> Transport:
+        """The broker; nothing is connected yet. Raises ConfigError for a wrong URL."""
+        url = self.url()
+        with hidden(url, mask_passwords(self.location)):
+            return open_transport(url)
+
+
+def read_rabbitmq_options(options: Mapping[str, str]) -> RabbitmqOptions:
+    """Check the options of the source. Raises ConfigError, which names the option."""
+    given = {name.lower(): value for name, value in options.items()}
+    for name in sorted(given.keys() - set(_NAMES)):
+        # Spark hands its own settings over too; those have a dot.
+        if "." not in name:
+            raise ConfigError(f"option {unknown(name, _NAMES)}")
+    read = RabbitmqOptions(
+        location=_required(given, "url", _EXAMPLE),
+        queue=_required(given, "queue", "orders"),
+        spool=_folder(_required(given, "spool", "/var/spool/orders")),
+        max_messages=_whole_number(given, "max_messages_per_batch", _MAX_MESSAGES),
+        wait_s=_wait_s(given.get("wait", "1s")),
+        keep_segments=_whole_number(given, "keep_segments", _KEEP_SEGMENTS),
+    )
+    read.transport()
+    return read
+
+
+def beside(options: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The options of a pipeline file: what is relative in them is so to its folder."""
+    located = dict(options)
+    if "spool" in located:
+        located["spool"] = str(folder / located["spool"])
+    kind, colon, name = located.get("url", "").partition(":")
+    if colon and kind == "file":
+        located["url"] = f"file:{folder / name}"
+    return located
+
+
+def _folder(path: str) -> str:
+    if "://" in path:
+        raise ConfigError(f"option spool: {path!r} is no folder that this machine has mounted")
+    return str(Path(path).absolute())
+
+
+def _wait_s(text: str) -> float:
+    if wait_s := seconds(text, "option wait"):
+        return wait_s
+    raise ConfigError('option wait: zero would ask without a pause; write "1s"')

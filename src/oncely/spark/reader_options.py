@@ -1,0 +1,47 @@
+"""The options of a read of `format("oncely")`, checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from oncely.core.record import State
+from oncely.locations import check_shared
+from oncely.spark.options import (
+    _choice,
+    _consumer,
+    _refuse_unknown,
+    _required,
+    _whole_number,
+)
+
+_NAMES = frozenset({"consumer", "ledger", "partitions", "push_filters", "state"})
+_DEFAULT_PARTITIONS = 8
+
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """What reading `format("oncely")` was told, checked; travels to the executors."""
+
+    ledger: str = field(repr=False)
+    """As SinkOptions has it."""
+    consumer: str | None
+    """Whose records; None for all."""
+    state: State | None
+    """Which records; None for all."""
+    partitions: int
+    """Into how many ranges of keys the records are parted, at most."""
+    push_filters: bool
+    """Whether a query's own filters are told to the store."""
+
+
+def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
+    """Check the options of a read. Raises ConfigError, which names the option."""
+    given = {name.lower(): value for name, value in options.items()}
+    _refuse_unknown(given, _NAMES)
+    return ReaderOptions(
+        ledger=check_shared(_required(given, "ledger", "sqlite:////var/lib/ledger.db")),
+        consumer=_consumer(given["consumer"]) if "consumer" in given else None,
+        state=_choice("state", given["state"], State) if "state" in given else None,
+        partitions=_whole_number(given, "partitions", _DEFAULT_PARTITIONS),
+        push_filters=_choice("push_filters", given.get("push_filters", "false"), ("true", "false"))
+        == "true",
+    )

@@ -1,0 +1,247 @@
+"""Reconciling: the messages of a source against what the ledger and its archive know of them."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oncely.core.control import Reject
+from oncely.core.errors import ConfigError, MessageError
+from oncely.core.message import check_id, fingerprint_of
+from oncely.spark.failures import as_own
+from oncely.spark.reconcile_file import ReconcileConfig
+from oncely.spark.records import check_archive, read_records
+from oncely.spark.rows import BROKEN_COLUMN, ROW_COLUMN
+from oncely.spark.session import open_session
+from oncely.spark.source import read_messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_MAX_REASONS = 50
+_MAX_REASON = 200
+_OTHER_REASONS = "other reasons"
+_MISMATCH = "mismatch: the id was seen before with another body"
+_OUTCOMES = {
+    "completed": "handled",
+    "handled": "handled",
+    "held": "processing",
+    "in_doubt": "in_doubt",
+    "failed": "failed",
+    "exhausted": "failed",
+}
+"""What a message counts as, by where its record stands."""
+_QUARANTINED = "quarantined"
+_NOT_IN_SOURCE = "not_in_source"
+
+
+@dataclass
+class Reconciliation:
+    """What became of the rows of a source; and which records are of none of them.
+
+    received = handled + duplicates + quarantined + processing + missing + failed + in doubt.
+    """
+
+    messages: Counter[str] = field(default_factory=Counter)
+    """Messages, each counted once however often it is in the source, by what became of them:
+    handled, processing, missing, failed, in_doubt."""
+    duplicates: int = 0
+    """Further copies in the source."""
+    quarantined: Counter[str] = field(default_factory=Counter)
+    """Rows that are no message, or were rejected, by reason."""
+    not_in_source: Counter[str] = field(default_factory=Counter)
+    """Records of no message of the source: handled, processing, failed, in_doubt."""
+    seconds: float = 0.0
+
+    @property
+    def received(self) -> int:
+        """The rows of the source."""
+        return self.messages.total() + self.duplicates + self.quarantined.total()
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether messages are missing, have failed or are in doubt."""
+        return any(self.messages[outcome] for outcome in ("missing", "failed", "in_doubt"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts under the names that `--json` prints."""
+        outcomes = ("handled", "missing", "in_doubt", "failed", "processing")
+        return {
+            "received": self.received,
+            **{outcome: self.messages[outcome] for outcome in outcomes},
+            "duplicates": self.duplicates,
+            "quarantined": dict(sorted(self.quarantined.items())),
+            "not_in_source": {
+                outcome: self.not_in_source[outcome] for outcome in outcomes if outcome != "missing"
+            },
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def reconcile(
+    config: ReconcileConfig, archive: str | None = None, to: str | None = None
+) -> Reconciliation:
+    """Compare a source with the ledger and its archive, and write the details below `to`.
+
+    `messages/outcome=.../` there has one row for each message and body, and each record of none;
+    `quarantined/` has the rows that are no message. Raises ConfigError for what is wrong with the
+    file, and where `to` is in use; OncelyError when Spark gives up.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    check_archive(archive)
+    _check_new(to)
+    spark = open_session("oncely reconcile", config.spark)
+    try:
+        return _reconcile(spark, config, archive, to)
+    except (PySparkException, Py4JError, OSError) as error:
+        raise as_own(error) from error
+    finally:
+        spark.stop()
+
+
+def _check_new(folder: str | None) -> None:
+    """Raises ConfigError where something is in `folder` already."""
+    if folder is None or "://" in folder or not Path(folder).exists():
+        return
+    if not Path(folder).is_dir():
+        raise ConfigError(f"--to: {folder!r} is a file; name a folder")
+    if any(Path(folder).iterdir()):
+        raise ConfigError(f"--to: {folder!r} is not empty; name a new folder")
+
+
+def _reconcile(
+    spark: "SparkSession", config: ReconcileConfig, archive: str | None, to: str | None
+) -> Reconciliation:
+    from pyspark import StorageLevel
+
+    began = time.monotonic()
+    deliveries = _deliveries(spark, config).persist(StorageLevel.DISK_ONLY)
+    # All of the source before the first record: what a pipeline handles meanwhile is not missing.
+    deliveries.count()
+    records = read_records(spark, config.ledger, config.consumer, archive)
+    compared = _compared(config, deliveries, records).persist(StorageLevel.DISK_ONLY)
+    found = _count(deliveries, compared)
+    if to is not None:
+        compared.write.partitionBy("outcome").parquet(f"{to}/messages")
+        unusable = deliveries.where("reason IS NOT NULL").select("reason", "id", "row")
+        unusable.write.parquet(f"{to}/quarantined")
+    found.seconds = time.monotonic() - began
+    return found
+
+
+def _deliveries(spark: "SparkSession", config: ReconcileConfig) -> "DataFrame":
+    """The rows of the source: id, reason (why it is no message), fingerprint, row."""
+    from pyspark.sql import functions as f
+
+    messages = read_messages(spark, config, streaming=False)
+    body = f.col("body") if "body" in messages.columns else f.lit(None)
+    # Arrow's way of calling it would want pandas.
+    judge = f.udf(_judge, "reason STRING, fingerprint STRING", useArrow=False)
+    # As bytes: not every string of Spark's is one.
+    judged = judge(f.col("id").cast("binary"), body.cast("binary"))
+    deliveries = messages.withColumn("judged", judged).select(
+        "id",
+        f.coalesce(BROKEN_COLUMN, "judged.reason").alias("reason"),
+        "judged.fingerprint",
+        f.col(ROW_COLUMN).alias("row"),
+    )
+    row = f.when(f.col("reason").isNotNull(), f.col("row"))
+    return deliveries.withColumn("row", row)
+
+
+def _judge(id_: bytes | None, body: bytes | None) -> tuple[str | None, str | None]:
+    """Why a row is no message, if so; else what tells its body from another."""
+    try:
+        check_id(None if id_ is None else bytes(id_).decode("utf-8", "surrogateescape"))
+    except MessageError as error:
+        return str(error), None
+    return None, None if body is None else fingerprint_of(bytes(body))
+
+
+def _compared(
+    config: ReconcileConfig, deliveries: "DataFrame", records: "DataFrame"
+) -> "DataFrame":
+    """Each message beside its record: one row for each body of it, and each record of none."""
+    from pyspark.sql import functions as f
+
+    messages = (
+        deliveries.where("reason IS NULL")
+        .groupBy("id", "fingerprint")
+        .agg(f.count("*").alias("deliveries"))
+        .withColumnRenamed("fingerprint", "body_fingerprint")
+    )
+    # Both sides once, and whole: asking the ledger for each row would read it again and again.
+    both = messages.join(records, messages["id"] == records["message_id"], "full_outer")
+    outcome = (
+        f.when(f.col("id").isNull(), _NOT_IN_SOURCE)
+        .when(f.col("message_id").isNull(), "missing")
+        .when(f.col("reason").isNotNull(), _QUARANTINED)
+        .otherwise(_by_standing())
+    )
+    return both.withColumn("reason", _why_quarantined(config)).select(
+        outcome.alias("outcome"),
+        f.coalesce("id", "message_id").alias("id"),
+        f.coalesce("deliveries", f.lit(0)).alias("deliveries"),
+        "reason",
+        _by_standing().alias("record"),
+        *("attempts", "fence", "first_seen", "last_seen", "error", "archived"),
+    )
+
+
+def _why_quarantined(config: ReconcileConfig) -> "Column":
+    """Why a message with a record was set aside, if so: as a pipeline counts it."""
+    from pyspark.sql import functions as f
+
+    differs = f.col("body_fingerprint") != f.col("fingerprint")
+    # An error is kept behind the name of its type.
+    rejected = f"{Reject.__name__}: "
+    is_rejected = (f.col("standing") == "exhausted") & f.col("error").startswith(rejected)
+    return f.when(f.lit(config.compares_bodies) & differs, _MISMATCH).when(
+        is_rejected, f.substring("error", len(rejected) + 1, _MAX_REASON)
+    )
+
+
+def _by_standing() -> "Column":
+    from pyspark.sql import functions as f
+
+    words = [f.lit(word) for pair in _OUTCOMES.items() for word in pair]
+    return f.create_map(*words)[f.col("standing")]
+
+
+# ---- Counting ----------------------------------------------------------------------------------
+
+
+def _count(deliveries: "DataFrame", compared: "DataFrame") -> Reconciliation:
+    from pyspark.sql import functions as f
+
+    found = Reconciliation()
+    unusable = deliveries.where("reason IS NOT NULL").select("reason", f.lit(1).alias("deliveries"))
+    set_aside = compared.where(f.col("outcome") == _QUARANTINED).select("reason", "deliveries")
+    found.quarantined = _by_reason(unusable.unionAll(set_aside))
+    outcomes = compared.groupBy("outcome", "record").agg(
+        f.count_distinct("id").alias("messages"), f.sum("deliveries").alias("deliveries")
+    )
+    for outcome, record, messages, copies in outcomes.collect():
+        if outcome == _NOT_IN_SOURCE:
+            found.not_in_source[record] += messages
+        elif outcome != _QUARANTINED:
+            found.messages[outcome] += messages
+            found.duplicates += copies - messages
+    return found
+
+
+def _by_reason(rows: "DataFrame") -> Counter[str]:
+    """How many rows each reason was given for; the rarest of very many together."""
+    from pyspark.sql import functions as f
+
+    counted = rows.groupBy("reason").agg(f.sum("deliveries").alias("rows"))
+    most = counted.orderBy(f.desc("rows"), "reason").limit(_MAX_REASONS).collect()
+    counts = Counter({row.reason: row.rows for row in most})
+    total = counted.agg(f.sum("rows")).first()
+    rest = (total[0] if total and total[0] else 0) - counts.total()
+    if rest:
+        counts[_OTHER_REASONS] = rest
+    return counts

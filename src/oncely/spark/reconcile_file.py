@@ -1,0 +1,87 @@
+"""What `oncely reconcile` compares: a pipeline file, or a file of just a source and its mapping."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from oncely.core.errors import ConfigError, MessageError
+from oncely.core.message import check_id
+from oncely.locations import check_shared, read_secret
+from oncely.spark.config import (
+    MessageTable,
+    Scalar,
+    SourceConfig,
+    SourceTable,
+    Table,
+    as_option,
+    first_error,
+    read_toml,
+)
+from oncely.stores.opening import sqlite_file
+
+
+class _Part(Table):
+    # What else a pipeline is told is checked where it is run.
+    model_config = ConfigDict(extra="ignore")
+
+
+class _PipelinePart(_Part):
+    consumer: str | None = None
+    ledger: str | None = None
+
+
+class _File(_Part):
+    pipeline: _PipelinePart = _PipelinePart()
+    source: SourceTable
+    message: MessageTable
+    policy: dict[str, Any] = Field(default_factory=dict)
+    spark: dict[str, Scalar] = Field(default_factory=dict)
+
+
+class ReconcileConfig(SourceConfig):
+    """A file with a source and its mapping, and whose records its messages are compared with."""
+
+    def __init__(self, file: Path, tables: _File, ledger: str | None, consumer: str | None) -> None:
+        super().__init__(file, tables.source, tables.message)
+        self.spark = {name: as_option(value) for name, value in tables.spark.items()}
+        self.compares_bodies = tables.policy.get("on_mismatch") != "ignore"
+        self.consumer = self._consumer(consumer or tables.pipeline.consumer)
+        self.ledger = self._ledger(ledger or tables.pipeline.ledger)
+
+    def _consumer(self, name: str | None) -> str:
+        if name is None:
+            raise self.wrong("[pipeline] consumer", "is missing; write it there, or add --consumer")
+        try:
+            return check_id(name, "consumer")
+        except MessageError as error:
+            raise self.wrong("[pipeline] consumer", str(error)) from error
+
+    def _ledger(self, ledger: str | None) -> str:
+        """Where the ledger is, which must be there."""
+        key = "[pipeline] ledger"
+        if ledger is None:
+            raise self.wrong(key, "is missing; write it there, or add --ledger")
+        try:
+            location = self._located(ledger)
+            check_shared(read_secret(location, "ledger"))
+        except ConfigError as error:
+            raise self.wrong(key, str(error).removeprefix("ledger: ")) from error
+        if location.startswith("sqlite:") and not sqlite_file(location).is_file():
+            # Opening it would leave an empty file where somebody has mistyped a name.
+            raise self.wrong(key, f"there is no file {str(sqlite_file(location))!r}")
+        return location
+
+
+def read_reconcile_config(
+    file: Path, ledger: str | None = None, consumer: str | None = None
+) -> ReconcileConfig:
+    """Read and check a file; `ledger` and `consumer` replace or supply those in it.
+
+    Raises ConfigError, one line that names the file and the key.
+    """
+    try:
+        tables = _File.model_validate(read_toml(file))
+    except ValidationError as error:
+        raise ConfigError(f"{file}: {first_error(error)}") from error
+    return ReconcileConfig(file, tables, ledger, consumer)

@@ -1,0 +1,84 @@
+"""Options for the sink from a program: its own values, over the session's `spark.oncely.*`."""
+
+import pkgutil
+import sys
+import sysconfig
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oncely.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PREFIX = "spark.oncely."
+
+
+def sink_options(spark: "SparkSession", **options: Any) -> dict[str, str]:
+    """Options for `format("oncely")`: the session's `spark.oncely.*` and, over them, `options`.
+
+    Code on the executors sees its options and no session. Values may be what `Policy` takes
+    (lists, timedelta), and functions that can be imported by name; None leaves an option to the
+    session. Raises ConfigError for a function that no worker can import.
+    """
+    settings = {
+        name.removeprefix(_PREFIX): value
+        for name, value in spark.conf.getAll.items()
+        # A name with a further dot belongs to another format.
+        if name.startswith(_PREFIX) and "." not in name.removeprefix(_PREFIX)
+    }
+    return settings | as_text(options)
+
+
+def as_text(options: dict[str, Any]) -> dict[str, str]:
+    """Options as Spark carries them, those that are None left out. Raises ConfigError."""
+    given = {name: value for name, value in options.items() if value is not None}
+    texts = {name: _as_text(name, value) for name, value in given.items()}
+    for folder in (_folder_of(value) for value in given.values() if callable(value)):
+        if folder is not None:
+            texts.setdefault("handler_path", folder)
+    return texts
+
+
+def _as_text(name: str, value: Any) -> str:
+    if callable(value):
+        return _name_of(value, name)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds()}s"
+    if isinstance(value, list | tuple):
+        return ",".join(_as_text(name, each) for each in value)
+    return str(value)
+
+
+def _name_of(function: Callable[..., Any], what: str) -> str:
+    """The "module:function" by which a worker imports `function`."""
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    if module == "__main__" or _find(f"{module}:{name}") is not function:
+        raise ConfigError(
+            f"{what}: {name or function!r} of {module} cannot be imported by a worker; define it "
+            'at the top level of a module of its own, or write "module:function"'
+        )
+    return f"{module}:{name}"
+
+
+def _find(name: str) -> Any:
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return None
+
+
+def _folder_of(function: Callable[..., Any]) -> str | None:
+    """The folder that a function's module came from, where workers do not look by themselves."""
+    name = function.__module__
+    module = sys.modules[name]
+    if module.__file__ is None:
+        return None
+    above = name.count(".") + hasattr(module, "__path__")
+    folder = str(Path(module.__file__).absolute().parents[above])
+    return None if folder in sysconfig.get_paths().values() else folder

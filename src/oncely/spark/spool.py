@@ -1,0 +1,213 @@
+"""A spool: a folder of numbered segments, each a durable file of messages that a source took in.
+
+Segments are numbered from 1 on without a gap, and no number is given twice.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from oncely.core.errors import ConfigError, OncelyError
+from oncely.core.message import Message
+from oncely.crashpoints import reached
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Table
+
+_LOCK_WAIT_S = 30.0
+"""A source whose driver was killed ends what it is at before it lets its spool go."""
+_POLL_S = 0.05
+_ROWS_READ = 1_000
+_UNFINISHED = ".segment-"
+
+
+class Spool:
+    """The segments of one queue in one folder, which one process at a time may add to."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._owner: TextIO | None = None
+
+    def open(self, queue: str, wait_s: float = _LOCK_WAIT_S) -> None:
+        """Make the folder where it is not there, and be the one that adds to it, until `close`.
+
+        Waits for another one that does. Raises ConfigError where it goes on doing so, where the
+        folder holds messages of another queue, and where it cannot be made.
+        """
+        try:
+            _make(self._folder)
+            owner = (self._folder / ".queue").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise self._wrong(f"cannot be made: {error.strerror}") from error
+        try:
+            self._lock(owner, wait_s)
+            self._claim(owner, queue)
+        except BaseException:
+            owner.close()
+            raise
+        self._owner = owner
+        for file in self._folder.glob(f"{_UNFINISHED}*"):
+            file.unlink()
+
+    def close(self) -> None:
+        """Let others add to it."""
+        if self._owner is not None:
+            self._owner.close()
+            self._owner = None
+
+    def numbers(self) -> list[int]:
+        """Which segments there are, in order."""
+        files = self._folder.glob("segment-*.parquet")
+        return sorted(int(file.stem.removeprefix("segment-")) for file in files)
+
+    def file(self, number: int) -> Path:
+        """Where the segment of that number is."""
+        return self._folder / f"segment-{number:012}.parquet"
+
+    def files(self, numbers: Sequence[int]) -> list[str]:
+        """Where these segments are. Raises OncelyError where one is not there any more."""
+        there = set(self.numbers())
+        if gone := [number for number in numbers if number not in there]:
+            raise OncelyError(
+                f"spool: segment {gone[0]} is not in {str(self._folder)!r}, and the checkpoint "
+                "asks for it; with a new checkpoint all that is there is read again"
+            )
+        return [str(self.file(number)) for number in numbers]
+
+    def end_of_next(self, start: int, max_messages: int) -> int:
+        """The last of the segments after `start` that hold no more than so many messages, or the
+        first alone where that holds more; `start` where none comes after it.
+        """
+        from pyarrow.parquet import read_metadata
+
+        end, messages = start, 0
+        for number in self.numbers():
+            if number > start:
+                messages += read_metadata(self.file(number)).num_rows
+                if messages > max_messages and end > start:
+                    break
+                end = number
+        return end
+
+    def write(self, messages: Sequence[Message], after: int = 0) -> int:
+        """Write the next segment, with a number above `after`; returns that when it is durable.
+
+        Raises OncelyError where it cannot be written.
+        """
+        import pyarrow.parquet as pq
+
+        number = max([after, *self.numbers()]) + 1
+        whole = self.file(number)
+        unfinished = self._folder / f"{_UNFINISHED}{number}"
+        try:
+            with unfinished.open("wb") as file:
+                pq.write_table(_table(messages), file)
+                file.flush()
+                os.fsync(file.fileno())
+            reached("segment_written")
+            unfinished.rename(whole)
+            _sync(self._folder)
+        except OSError as error:
+            raise OncelyError(f"spool: {str(whole)!r} cannot be written: {error}") from error
+        return number
+
+    def remove(self, through: int, keep: int) -> None:
+        """Remove the segments up to `through`, but for the newest `keep` of them, at least one: by
+        that is known which number comes next.
+        """
+        numbers = [number for number in self.numbers() if number <= through]
+        for number in numbers[: -max(1, keep)]:
+            self.file(number).unlink()
+
+    def _lock(self, owner: TextIO, wait_s: float) -> None:
+        until = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as error:
+                if time.monotonic() >= until:
+                    raise self._wrong("is in use by another query; name another folder") from error
+                time.sleep(_POLL_S)
+
+    def _claim(self, owner: TextIO, queue: str) -> None:
+        """Write down whose messages these are, or see that they are the same queue's."""
+        owner.seek(0)
+        told = owner.read()
+        if told not in ("", queue):
+            raise self._wrong(f"holds messages of queue {told!r}, not {queue!r}; name another one")
+        if not told:
+            owner.write(queue)
+            owner.flush()
+            os.fsync(owner.fileno())
+
+    def _wrong(self, text: str) -> ConfigError:
+        return ConfigError(f"option spool: {str(self._folder)!r} {text}")
+
+
+def read_segment(file: str) -> Iterator["RecordBatch"]:
+    """The messages of a segment. Raises OncelyError where its file cannot be read here."""
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file) as segment:
+            yield from segment.iter_batches(_ROWS_READ)
+    except OSError as error:
+        raise OncelyError(
+            f"spool: {file!r} cannot be read here: {error}; on a cluster the spool is a folder "
+            "that all machines share"
+        ) from error
+
+
+def _table(messages: Sequence[Message]) -> "Table":
+    import pyarrow as pa
+
+    schema = pa.schema(
+        {
+            "id": pa.string(),
+            "type": pa.string(),
+            "body": pa.binary(),
+            "headers": pa.map_(pa.string(), pa.string()),
+            "source": pa.string(),
+            "time": pa.timestamp("us", tz="UTC"),
+            "key": pa.string(),
+        }
+    )
+    columns = [
+        [message.id or None for message in messages],
+        [message.type or None for message in messages],
+        [message.body for message in messages],
+        [list(message.headers.items()) for message in messages],
+        [message.source or None for message in messages],
+        [_time(message.time) for message in messages],
+        [message.key for message in messages],
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _time(time: datetime | None) -> datetime | None:
+    """In UTC; none where the calendar has no such time there."""
+    try:
+        return time and (time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC))
+    except OverflowError:
+        return None
+
+
+def _make(folder: Path) -> None:
+    """Make a folder, and those above it, so that they are there after a power cut too."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        _sync(each.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

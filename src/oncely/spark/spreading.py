@@ -1,0 +1,35 @@
+"""How messages are dealt out to tasks."""
+
+from typing import TYPE_CHECKING
+
+from oncely.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_ROWS_FOR_EVERY_PART = 100_000
+
+
+def spread(messages: "DataFrame", partitions: int | None = None) -> "DataFrame":
+    """Let the copies of an id meet in one task, where they cost one claim.
+
+    Without `partitions`: two for each task that can run at a time. Raises ConfigError where there
+    is no id.
+    """
+    if "id" not in messages.columns:
+        raise ConfigError(
+            f"the DataFrame has no column 'id', only {', '.join(sorted(messages.columns))}"
+        )
+    return messages.repartition(partitions or 2 * _slots(messages.sparkSession), "id")
+
+
+def _slots(spark: "SparkSession") -> int:
+    """How many tasks can run at a time."""
+    from pyspark.sql import functions as f
+
+    context = getattr(spark, "sparkContext", None)
+    if context is not None:
+        return int(context.defaultParallelism)
+    # Under Spark Connect nobody tells; but a range is cut into as many parts.
+    parts = spark.range(_ROWS_FOR_EVERY_PART).select(f.spark_partition_id())
+    return parts.distinct().count()

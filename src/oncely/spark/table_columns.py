@@ -1,0 +1,89 @@
+"""Which columns of a DataFrame go into which of a table, checked before anything is written."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from oncely.core.errors import ConfigError
+from oncely.spark.options import SinkOptions, unknown
+from oncely.spark.rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
+from oncely.target_table import Kind, TargetColumn, TargetTable, open_target, shared_engine
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_TAKEN: dict[Kind, Sequence[str]] = {
+    "text": ("string", "char", "varchar"),
+    "integer": (*_WHOLE, "boolean"),
+    "number": (*_WHOLE, "float", "double", "decimal"),
+    "truth": ("boolean",),
+    "date": ("date",),
+    "moment": ("timestamp", "timestamp_ntz", "date"),
+    "bytes": ("binary",),
+    "other": ("string",),
+}
+"""The Spark types that a column takes. What is not known by its kind is given as text."""
+_CASTS: dict[Kind, str] = {
+    "text": "STRING",
+    "integer": "BIGINT",
+    "number": "DECIMAL(38, 9)",
+    "truth": "BOOLEAN",
+    "date": "DATE",
+    "moment": "TIMESTAMP",
+    "bytes": "BINARY",
+    "other": "STRING",
+}
+_NESTED = ("array", "map", "struct", "variant")
+_ID = "id"
+
+
+def open_table(options: SinkOptions) -> TargetTable:
+    """The table that the options name. Raises ConfigError where there is none."""
+    return open_target(shared_engine(options.ledger), options.table or "", options.upsert)
+
+
+def written_columns(table: TargetTable, names: Sequence[str]) -> list[str]:
+    """Those of a DataFrame's columns that go into the table.
+
+    The message id does where the table has a column `id` that the database does not fill itself.
+    """
+    id_ = table.columns.get(_ID)
+    is_stored = id_ is not None and not id_.is_filled
+    own = () if is_stored else (_ID,)
+    return [name for name in names if name not in (*own, ROW_COLUMN, BROKEN_COLUMN)]
+
+
+def check_table(table: TargetTable, schema: "StructType") -> None:
+    """Raise ConfigError for a DataFrame whose rows the table cannot take."""
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if _ID not in types:
+        raise ConfigError(f"the DataFrame has no column 'id', only {', '.join(sorted(types))}")
+    for name in (_ID, ROW_COLUMN, BROKEN_COLUMN):
+        if types.get(name, "string") not in COLUMN_TYPES[name]:
+            raise ConfigError(f'column {name!r} is {types[name]}; write "cast({name} AS STRING)"')
+    names = written_columns(table, list(types))
+    for name in names:
+        if name not in table.columns:
+            raise ConfigError(
+                f"column {unknown(name, table.columns, f'column in the table {table.name}')}"
+            )
+        if name != _ID:
+            _check_type(name, types[name], table.columns[name])
+    for name, column in table.columns.items():
+        if column.is_required and name not in names:
+            raise ConfigError(
+                f"the DataFrame has no column {name!r}, which the table {table.name} wants"
+                f" ({column.type} NOT NULL)"
+            )
+    table.check(names)
+
+
+def _check_type(name: str, type_: str, column: TargetColumn) -> None:
+    kind = type_.partition("(")[0].partition("<")[0]
+    if kind in _NESTED:
+        raise ConfigError(f'column {name!r} is {kind}; write "to_json({name}) AS {name}"')
+    if kind not in _TAKEN[column.kind]:
+        raise ConfigError(
+            f"column {name!r} is {type_}, and {column.type} in the table;"
+            f' write "cast({name} AS {_CASTS[column.kind]})"'
+        )

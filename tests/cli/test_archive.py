@@ -1,0 +1,135 @@
+"""`oncely archive`: old records as Parquet, on the terminal and across crashes."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.cli.conftest import OnFile
+
+from oncely import State
+from oncely.spark.config import read_config
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command, InProcess, Project
+
+DAY_S = 86_400.0
+REAL_INPUT = os.environ.get("ONCELY_REAL_INPUT")
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """Every row that a reader of Parquet finds in an archive."""
+    files = [file for file in folder.rglob("*.parquet") if "_unfinished" not in file.parts]
+    return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+@pytest.fixture
+def old(at: "OnFile") -> "OnFile":
+    """Records of two consumers, last seen 40 days ago; and a new one."""
+    for n in range(30):
+        at.complete("billing", f"order-{n}", {"receipt": n})
+    at.fail("sms", "order-1")
+    at.claim("sms", "doubtful")
+    at.age(40 * DAY_S)
+    at.complete("billing", "new")
+    return at
+
+
+def test_it_says_what_it_moved(old: "OnFile", command: "Command", tmp_path: Path) -> None:
+    """A line for each consumer; run again, there is nothing left to do."""
+    ran = command("archive", "--to", str(tmp_path / "archive"), "--retention", "sms=90d")
+    assert ran.code == 0
+    lines = [line.split() for line in ran.out.splitlines()]
+    assert ["consumer", "archived", "left", "files"] in lines
+    assert ["sms", "0", "0", "0"] in lines
+    assert len(rows(tmp_path / "archive")) == 30
+    again = json.loads(command("archive", "--json", "--to", str(tmp_path / "archive")).out)
+    assert again["consumers"]["billing"] == {"archived": 0, "left": 0, "files": 0}
+    assert again["total"] == {"archived": 1, "left": 0, "files": 1}
+    assert old.ledger.counts() == {("billing", State.COMPLETED): 1, ("sms", State.PROCESSING): 1}
+
+
+def test_of_one_consumer(old: "OnFile", command: "Command", tmp_path: Path) -> None:
+    """--consumer, --older-than and --batch."""
+    given = ["--consumer", "sms", "--older-than", "41d", "--batch", "1", "--json"]
+    said = json.loads(command("archive", "--to", str(tmp_path / "a"), *given).out)
+    assert said["consumers"] == {"sms": {"archived": 0, "left": 0, "files": 0}}
+    assert not rows(tmp_path / "a")
+
+
+def test_killed_it_goes_on(old: "OnFile", in_process: "InProcess", tmp_path: Path) -> None:
+    """No record is ever in neither place, and in the end each is in the archive, once."""
+    folder = tmp_path / "archive"
+    arguments = ["archive", "--to", str(folder), "--json"]
+    killed = in_process(*arguments, env={**os.environ, "ONCELY_CRASH_POINT": "archive_verified"})
+    assert killed.returncode == -signal.SIGKILL
+    kept = {record.key.message_id for record in old.ledger.scan(limit=100)}
+    ids = {f"order-{n}" for n in range(30)}
+    assert ids <= kept | {row["message_id"] for row in rows(folder)}
+    ended = in_process(*arguments)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(row["message_id"] for row in rows(folder)) == sorted([*ids, "order-1"])
+    assert {row["result"] for row in rows(folder)} >= {json.dumps({"receipt": 7})}
+
+
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        ("{file}", "archive: '{file}' is a file; name a folder"),
+        ("nowhere://x/y", "archive: 'nowhere://x/y' is no folder that can be opened: "),
+        ("{file}/below", "archive: '{file}/below' cannot be written to: "),
+    ],
+)
+def test_a_wrong_folder_is_one_line(
+    old: "OnFile", command: "Command", tmp_path: Path, to: str, said: str
+) -> None:
+    """And nothing leaves the ledger."""
+    file = tmp_path / "file"
+    file.touch()
+    code, out, err = command("archive", "--to", to.format(file=file))
+    assert (code, out) == (2, "")
+    assert said.format(file=file) in err
+    assert len(err.splitlines()) == 2
+    assert len(list(old.ledger.scan(limit=100))) == 33
+
+
+def test_a_pipeline_names_it(project: "Project") -> None:
+    """Beside its file, as its other folders are."""
+    assert read_config(project.save()).archive is None
+    project.tables["pipeline"]["archive"] = "archive"
+    assert read_config(project.save()).archive == str(project.folder / "archive")
+
+
+@pytest.mark.skipif(not REAL_INPUT, reason="set ONCELY_REAL_INPUT to a file of GitHub deliveries")
+def test_real_input(project: "Project", in_process: "InProcess") -> None:
+    """Real deliveries are handled, archived, and read again: each is known from the archive."""
+    source = Path(str(REAL_INPUT))
+    expected = json.loads(source.with_name("github-webhooks.expected.json").read_text())
+    project.tables["source"] = {"format": "json", "path": str(source)}
+    sent_at = "timestamp'2026-03-01'"
+    mapped = {"id": "delivery", "time": sent_at, "body": "to_json(payload)"}
+    project.tables["message"] = mapped
+    project.tables["policy"] = {"retention": "36500d"}
+    assert project.run()["handled"] == expected["unique"]
+    at = OnFile(project.folder / "out" / "ledger.db")
+    at.age(time.time() - datetime(2026, 3, 2, tzinfo=UTC).timestamp())
+    archive = project.folder / "archive"
+    ran = in_process("archive", "--ledger", at.url, "--to", str(archive), "--json")
+    assert json.loads(ran.stdout)["total"]["archived"] == expected["unique"]
+    assert not list(at.ledger.scan())
+    shutil.rmtree(project.folder / "out" / "checkpoint")
+    project.tables["pipeline"]["archive"] = "archive"
+    project.tables["policy"] = {"retention": "30d"}
+    report = project.run()
+    assert report["handled"] == 0
+    copies = expected["unique"] + expected["duplicates"]
+    assert report["duplicates"] == {"input": 0, "ledger": copies}
+    assert report["quarantined"] == expected["broken"]
+    assert set(project.effects().values()) == {1}
+    assert not list(at.ledger.scan())

@@ -1,0 +1,268 @@
+"""`oncely reconcile`: the example's messages against a ledger in which much has gone wrong."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow.dataset as ds
+import pytest
+from tests.cli.conftest import SHORT_RUN, OnFile
+
+from oncely import Key
+from oncely.archive.writing import archive
+from oncely.cli.reconcile import reconciled_table
+from oncely.cli.tables import put
+from oncely.core.errors import MessageError
+from oncely.core.message import check_id
+from oncely.spark.reconcile import Reconciliation
+from oncely.spark.reconcile_file import read_reconcile_config
+from oncely.testing import granted
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Main
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "notifications"
+CONSUMER = "notification-service"
+DAY_S = 86_400
+
+
+def good_ids(folder: Path) -> list[str]:
+    """The ids of the messages in the example's files that are messages, sorted."""
+    ids = set()
+    for file in folder.glob("*.jsonl"):
+        for line in file.read_text().splitlines():
+            try:
+                ids.add(check_id(json.loads(line).get("id")))
+            except (json.JSONDecodeError, MessageError):
+                continue
+    return sorted(ids)
+
+
+class Compared(NamedTuple):
+    """A run of the command: its code, its JSON, its details, and what was to be found."""
+
+    code: int
+    said: dict[str, Any]
+    details: dict[str, list[dict[str, Any]]]
+    quarantined: list[dict[str, Any]]
+    ids: dict[str, list[str]]
+    generated: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    """The command over the example, its archive, and a ledger with everything that can be."""
+    folder = tmp_path_factory.mktemp("reconcile") / "example"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("out", "messages*", "__py*"))
+    subprocess.run(
+        [sys.executable, "generate.py", "--count", "400"], cwd=folder, check=True, stdout=-3
+    )
+    generated = json.loads((folder / "messages.expected.json").read_text())
+    (folder / "messages" / "unfit.jsonl").write_text('{"id": "unfit", "payload": 17}\n')
+    (folder / "out").mkdir()
+    ids = fill(OnFile(folder / "out" / "ledger.db"), good_ids(folder / "messages"), folder)
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "oncely", "reconcile", "pipeline.toml", "--json"),
+            *("--archive", "archive", "--to", "found"),
+        ],
+        cwd=folder,
+        env={**os.environ, "JDK_JAVA_OPTIONS": SHORT_RUN},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=540,
+    )
+    assert ran.returncode in {0, 1}, ran.stderr
+    details: dict[str, list[dict[str, Any]]] = {}
+    for row in (
+        ds.dataset(folder / "found" / "messages", partitioning="hive").to_table().to_pylist()
+    ):
+        details.setdefault(row["outcome"], []).append(row)
+    rows = ds.dataset(folder / "found" / "quarantined").to_table().to_pylist()
+    return Compared(ran.returncode, json.loads(ran.stdout), details, rows, ids, generated)
+
+
+def fill(at: OnFile, good: list[str], folder: Path) -> dict[str, list[str]]:
+    """Records for `good`, and of what is not in the source; return which ids are what."""
+    left = iter(good)
+
+    def some(count: int) -> list[str]:
+        return [next(left) for _ in range(count)]
+
+    ids = {"archived": some(5), "missing": some(3), "failed": some(3), "in_doubt": some(2)}
+    ids |= {"processing": some(2), "rejected": some(1), "mismatch": some(1), "handled": list(left)}
+    again, *_ = ids["archived"]
+    for id_ in (*ids["archived"], "archived-and-gone"):
+        at.complete(CONSUMER, id_)
+    at.age(40 * DAY_S)
+    moved = archive(at.ledger, str(folder / "archive"), "30d")
+    assert moved[CONSUMER].archived == len(ids["archived"]) + 1
+    for id_ in ids["in_doubt"]:
+        at.claim(CONSUMER, id_)
+    at.claim(CONSUMER, "in-doubt-and-gone")
+    at.age(3_600)
+    # Archived, forgotten, and run again: what the ledger knows is newer.
+    at.fail(CONSUMER, again)
+    ids["failed"].append(again)
+    ids["archived"].remove(again)
+    for id_ in ids["failed"][1:3]:
+        at.fail(CONSUMER, id_, final=True)
+    at.fail(CONSUMER, ids["failed"][0])
+    for id_ in ids["processing"]:
+        at.claim(CONSUMER, id_)
+    at.fail(CONSUMER, ids["rejected"][0], "Reject: no recipient", final=True)
+    other = at.ledger.claim(Key(CONSUMER, ids["mismatch"][0]), fingerprint="another body's")
+    at.ledger.complete(granted(other))
+    for id_ in (*ids["handled"], "gone"):
+        at.complete(CONSUMER, id_)
+    # Another consumer's records say nothing about this one's.
+    at.complete("somebody-else", ids["missing"][0])
+    at.ledger.close()
+    return ids
+
+
+def test_every_message_is_found_out_about(compared: Compared) -> None:
+    """Handled, also in the archive alone; missing; failed; in doubt; and handled elsewhere."""
+    said, ids = compared.said, compared.ids
+    assert said["handled"] == len(ids["handled"]) + len(ids["archived"])
+    assert said["missing"] == len(ids["missing"])
+    assert said["failed"] == len(ids["failed"])
+    assert said["in_doubt"] == len(ids["in_doubt"])
+    assert said["processing"] == len(ids["processing"])
+    assert said["not_in_source"] == {"handled": 2, "in_doubt": 1, "failed": 0, "processing": 0}
+    assert compared.code == 1
+
+
+def test_every_row_is_counted_once(compared: Compared) -> None:
+    """Received = all the rest; the bad rows by the reasons that a pipeline gives."""
+    said, generated = compared.said, compared.generated
+    parts = ("handled", "missing", "in_doubt", "failed", "processing", "duplicates")
+    assert said["received"] == generated["deliveries"] + 1
+    assert said["received"] == sum(said[part] for part in parts) + sum(said["quarantined"].values())
+    broken = {why: count for why, count in generated["broken"].items() if why != "no recipient"}
+    rejected = said["quarantined"].pop("no recipient")
+    mismatched = said["quarantined"].pop("mismatch: the id was seen before with another body")
+    assert said["quarantined"] == {**broken, "row does not fit the schema": 1}
+    assert rejected >= 1
+    assert mismatched >= 1
+
+
+def test_the_details_are_in_parquet(compared: Compared) -> None:
+    """Each message in the folder of its outcome, with what its record says; bad rows whole."""
+    details, ids = compared.details, compared.ids
+    for outcome in ("missing", "failed", "in_doubt", "processing"):
+        assert sorted(row["id"] for row in details[outcome]) == sorted(ids[outcome])
+    archived = {row["id"] for row in details["handled"] if row["archived"]}
+    assert archived == set(ids["archived"])
+    assert {row["error"] for row in details["failed"]} == {"no"}
+    gone = {row["id"]: row["record"] for row in details["not_in_source"]}
+    assert gone == {
+        "gone": "handled",
+        "archived-and-gone": "handled",
+        "in-doubt-and-gone": "in_doubt",
+    }
+    [unfit] = [row for row in compared.quarantined if "fit" in row["reason"]]
+    assert json.loads(unfit["row"]) == {"id": "unfit", "payload": 17}
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything has its line; what a handler said is no markup."""
+    found = Reconciliation()
+    found.messages.update(handled=1_200, missing=3)
+    found.duplicates = 5
+    found.quarantined["[red]no recipient"] = 2
+    found.not_in_source["handled"] = 7
+    put(reconciled_table(found))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert ["received", "1,210"] in lines
+    assert ["missing", "3"] in lines
+    assert ["quarantined:", "[red]no", "recipient", "2"] in lines
+    assert ["handled,", "but", "not", "in", "the", "source", "7"] in lines
+
+
+@pytest.mark.parametrize("outcome", ["missing", "failed", "in_doubt"])
+def test_what_is_wrong_is_a_failure(outcome: str) -> None:
+    """Each of the three alone."""
+    found = Reconciliation()
+    found.messages.update(handled=1, processing=1)
+    found.not_in_source["handled"] = 1
+    assert not found.has_failures
+    found.messages[outcome] = 1
+    assert found.has_failures
+
+
+SOURCE = '[source]\nformat = "json"\npath = "in"\n[message]\nid = "id"\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file with just a source and its mapping."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "source.toml").write_text(SOURCE)
+    return tmp_path / "source.toml"
+
+
+def test_a_source_alone_will_do(file: Path, tmp_path: Path) -> None:
+    """The rest may be typed; a relative ledger is beside the file."""
+    OnFile(tmp_path / "ledger.db").ledger.close()
+    config = read_reconcile_config(file, "sqlite:///ledger.db", "billing")
+    assert config.consumer == "billing"
+    assert config.ledger == f"sqlite:///{tmp_path}/ledger.db"
+    assert config.source_path == str(tmp_path / "in")
+    assert config.compares_bodies
+
+
+def test_bodies_are_compared_as_the_policy_says(file: Path, tmp_path: Path) -> None:
+    """on_mismatch = "ignore" lets another body pass."""
+    OnFile(tmp_path / "ledger.db").ledger.close()
+    file.write_text(f'{SOURCE}[policy]\non_mismatch = "ignore"\n')
+    assert not read_reconcile_config(file, "sqlite:///ledger.db", "billing").compares_bodies
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        (SOURCE, ["--ledger", "sqlite:///l.db"], "[pipeline] consumer: is missing"),
+        (SOURCE, ["--consumer", "a"], "[pipeline] ledger: is missing"),
+        (SOURCE, ["--consumer", "a", "--ledger", "sqlite:///none.db"], "there is no file"),
+        (SOURCE, ["--consumer", "a", "--ledger", "memory://"], "seen by one process only"),
+        (f'{SOURCE}idd = "id"\n', [], "did you mean 'id'?"),
+        ("[source]\n", [], "[source] format: is missing"),
+        (SOURCE.replace('"in"', '"nowhere"'), [], "does not exist"),
+    ],
+)
+def test_mistakes(
+    file: Path,
+    main: "Main",
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    arguments: list[str],
+    said: str,
+) -> None:
+    """A wrong file or option is told in one line, before Spark starts, and leaves nothing."""
+    monkeypatch.delenv("ONCELY_LEDGER", raising=False)
+    file.write_text(text)
+    code, err = main("reconcile", str(file), *arguments)
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1
+    assert not list(file.parent.glob("*.db"))
+
+
+def test_details_never_replace_anything(file: Path, main: "Main", tmp_path: Path) -> None:
+    """A folder that holds something is refused."""
+    OnFile(tmp_path / "ledger.db").ledger.close()
+    given = ("reconcile", str(file), "--consumer", "a", "--ledger", "sqlite:///ledger.db")
+    code, err = main(*given, "--to", str(tmp_path))
+    assert code == 2
+    assert "is not empty; name a new folder" in err
+    code, err = main(*given, "--archive", str(tmp_path / "none"))
+    assert (code, "there is no folder" in err) == (2, True)
+    code, err = main(*given, "--to", str(file))
+    assert code == 2
+    assert "is a file; name a folder" in err

@@ -1,0 +1,270 @@
+"""`oncely report`: the page, as a browser shows it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from tests.cli.conftest import SHORT_RUN, OnFile
+from tests.server_fixtures import available
+from tests.servers import MissingProgram
+
+from oncely import Key
+from oncely.archive.writing import archive
+from oncely.report.page import page
+from oncely.spark.measures import Measures
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+    from tests.cli.conftest import Main
+
+HOSTILE = "<script>alert(1)</script>"
+PLOTS = ["over-time", "distance", "attempts", "handling", "states", "in-doubt"]
+DAY_S = 86_400
+SHOTS = os.environ.get("ONCELY_TEST_SCREENSHOTS")
+"""A folder for pictures of the page, for people to look at."""
+
+_CONTRAST = """
+function luminance(colour) {
+  const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(part => {
+    const c = part / 255;
+    return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+}
+function contrast(a, b) {
+  const [low, high] = [luminance(a), luminance(b)].sort((x, y) => x - y);
+  return (high + 0.05) / (low + 0.05);
+}
+const card = getComputedStyle(document.querySelector("figure")).backgroundColor;
+const texts = [...document.querySelectorAll("svg text, p, h2, dt, dd")];
+return Math.min(...texts.map(text => {
+  const style = getComputedStyle(text);
+  return contrast(text instanceof SVGElement ? style.fill : style.color, card);
+}));
+"""
+
+
+def open_browser() -> "Chrome":
+    """Chromium without a window. Raises MissingProgram."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        raise MissingProgram(
+            "Chromium is not installed; type: apt-get install chromium chromium-driver"
+        )
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu"):
+        options.add_argument(f"--{argument}")
+    options.add_argument("--window-size=1100,1000")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    return webdriver.Chrome(options, Service(driver))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Chrome"]:
+    """Where Chromium is missing, the test is skipped, or fails in CI."""
+    browser = available(open_browser)
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a ledger in which everything is, and of its archive."""
+    folder = tmp_path_factory.mktemp("report")
+    at = OnFile(folder / "ledger.db")
+    for number in range(5):
+        at.complete("billing", f"old-{number}")
+    at.age(40 * DAY_S)
+    archive(at.ledger, str(folder / "archive"), "30d")
+    at.claim("billing", "<b>doubtful</b>")
+    at.claim(HOSTILE, "doubtful")
+    for number in range(20):
+        at.complete("billing", f"order-{number}")
+    at.age(2 * 3_600)
+    for number in range(4):
+        at.ledger.claim(Key("billing", f"order-{number}"))
+    at.fail("billing", "failed", final=True)
+    at.fail("billing", "to-be-tried")
+    at.claim(HOSTILE, "live")
+    at.ledger.close()
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "oncely", "report", "--ledger", "sqlite:///ledger.db"),
+            *("--json", "--archive", "archive", "--to", "report.html"),
+        ],
+        cwd=folder,
+        env={**os.environ, "JDK_JAVA_OPTIONS": SHORT_RUN},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=540,
+    )
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    assert (said["records"], said["duplicates"]) == (30, 4)
+    assert said["standings"]["billing"] == {
+        "completed": 25,
+        "in_doubt": 1,
+        "exhausted": 1,
+        "failed": 1,
+    }
+    assert said["standings"][HOSTILE] == {"in_doubt": 1, "held": 1}
+    return folder / "report.html"
+
+
+@pytest.fixture
+def opened(browser: "Chrome", report: Path) -> "Chrome":
+    """The page in a browser."""
+    browser.get(report.as_uri())
+    return browser
+
+
+def numbers(browser: "Chrome", plot: str) -> dict[str, list[str]]:
+    """The numbers of a plot: for each first cell the other ones."""
+    rows = browser.find_elements(By.CSS_SELECTOR, f"#{plot} tbody tr")
+    found = [
+        [cell.get_attribute("textContent") or "" for cell in row.find_elements(By.TAG_NAME, "td")]
+        for row in rows
+    ]
+    return {first: rest for first, *rest in found}
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+def test_every_plot_is_drawn(opened: "Chrome", plot: str) -> None:
+    """It has a size, bars with an area in a colour of the page, a title and named axes."""
+    svg = opened.find_element(By.CSS_SELECTOR, f"#{plot} .plot svg")
+    assert svg.size["width"] > 400
+    assert svg.size["height"] > 100
+    bars = opened.execute_script(
+        "return [...arguments[0].querySelectorAll('path[style*=\"fill: var(--\"]')].filter(path => "
+        "{ const box = path.getBBox(); return box.width > 1 && box.height > 1; }).length",
+        svg,
+    )
+    assert bars >= 1
+    assert opened.find_element(By.ID, f"{plot}-title").text
+    texts = [text.text for text in svg.find_elements(By.TAG_NAME, "text")]
+    assert any(word in " ".join(texts) for word in ("messages", "deliveries", "age of the oldest"))
+
+
+def test_nothing_is_loaded_and_nothing_complains(browser: "Chrome", report: Path) -> None:
+    """The page asks for no other file, and the console is empty."""
+    browser.get_log("performance")  # type: ignore[no-untyped-call]
+    browser.get_log("browser")  # type: ignore[no-untyped-call]
+    browser.get(report.as_uri())
+    events = [
+        json.loads(line["message"])["message"]
+        for line in browser.get_log("performance")  # type: ignore[no-untyped-call]
+    ]
+    asked = [
+        e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"
+    ]
+    assert [url for url in asked if not url.startswith("data:")] == [report.as_uri()]
+    assert browser.get_log("browser") == []  # type: ignore[no-untyped-call]
+
+
+def test_names_are_shown_and_not_run(opened: "Chrome") -> None:
+    """A consumer that is called like a script, and an id like a tag."""
+    assert opened.execute_script("return document.scripts.length") == 0
+    assert HOSTILE in numbers(opened, "states")
+    labels = [text.text for text in opened.find_elements(By.CSS_SELECTOR, "#states svg text")]
+    assert HOSTILE in labels
+    assert "<b>doubtful</b>" in opened.find_element(By.ID, "doubtful").text
+
+
+def test_the_numbers_are_those_of_the_ledger(opened: "Chrome") -> None:
+    """Ledger and archive together, each record once."""
+    assert numbers(opened, "states")["billing"] == ["25", "0", "0", "1", "1", "1"]
+    assert numbers(opened, "attempts")["1"] == ["30"]
+    assert numbers(opened, "distance")["1 h to 6 h"] == ["4"]
+    assert sum(int(count) for [count] in numbers(opened, "handling").values()) == 21
+    over_time = numbers(opened, "over-time").values()
+    assert sum(int(messages) for messages, _ in over_time) == 30
+    assert sum(int(duplicates) for _, duplicates in over_time) == 4
+    [(records, age)] = [numbers(opened, "in-doubt")["billing"]]
+    assert (records, age) == ("1", "2 h")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_legible_in_light_and_dark(opened: "Chrome", scheme: str) -> None:
+    """All texts, those of the plots too, stand out from what is behind them."""
+    wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+    if SHOTS:
+        opened.set_window_size(1100, 3400)
+        opened.save_screenshot(f"{SHOTS}/report-{scheme}.png")
+    assert opened.execute_script(_CONTRAST) >= 4.5
+
+
+def nothing(**known: Any) -> Measures:
+    """What an empty ledger adds up to, but for what is known."""
+    return Measures(
+        **{
+            "at": 1.8e9,
+            "records": 0,
+            "archived": 0,
+            "duplicates": 0,
+            "step_s": 60.0,
+            "over_time": [],
+            "distance": None,
+            "attempts": [0] * 11,
+            "handling": None,
+            "standings": {},
+            "oldest_in_doubt": [],
+            "in_doubt": [],
+            **known,
+        }
+    )
+
+
+def test_an_empty_ledger_has_a_page() -> None:
+    """It says for each plot that there is nothing to draw."""
+    shown = page(nothing(), "bill<ing")
+    assert shown.count("<p>None.</p>") == len(PLOTS)
+    assert "<svg" not in shown
+    assert "Messages of bill&lt;ing" in shown
+
+
+def test_many_consumers_stay_legible() -> None:
+    """The largest are drawn; all are in the table; what cannot be seen is written out."""
+    names = [f"consumer {number}" for number in range(30)]
+    shown = page(nothing(standings={name: {"completed": 1} for name in [*names, "a\u202eb $x$"]}))
+    assert "The 11 with the fewest" in shown
+    assert all(f"<td>{name}</td>" in shown for name in names)
+    assert "\u202e" not in shown
+    assert "a\\u202eb $x$" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--to", "none/report.html"], "there is no folder 'none'"),
+        (["--to", "."], "is a folder; name a file"),
+        ([], "--to"),
+        (["--to", "r.html", "--archive", "none"], "--archive: there is no folder 'none'"),
+        (["--to", "r.html", "--ledger", "sqlite:///none.db"], "there is no file 'none.db'"),
+    ],
+)
+def test_mistakes(
+    at: OnFile,
+    main: "Main",
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    """A wrong option is told in one line, before Spark starts."""
+    monkeypatch.chdir(tmp_path)
+    code, err = main("report", *arguments)
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1

@@ -1,0 +1,101 @@
+"""A ledger in a database with tables of the user's own, and rows for them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlalchemy import text
+
+from oncely import Claim, Granted, Key, Record, open_ledger
+from oncely.spark.channel import TaskChannel
+from oncely.spark.counts import Counts
+from oncely.spark.options import read_options
+from oncely.spark.quarantine import Quarantine
+from oncely.spark.table_rows import TableRowsTask
+from oncely.target_table import open_target, work_engine
+
+PAYMENTS = (
+    "CREATE TABLE payments (id VARCHAR(64) PRIMARY KEY, account VARCHAR(20) NOT NULL,"
+    " amount INTEGER, note VARCHAR(255), CHECK (amount > 0))"
+)
+BALANCES = "CREATE TABLE balances (account VARCHAR(20) PRIMARY KEY, amount INTEGER)"
+
+
+class Place:
+    """A ledger in a database, with tables of the user's own in it."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self.ledger = open_ledger(url)
+        self.ledger.migrate()
+        self.engine = work_engine(url)
+        self.execute(PAYMENTS)
+        self.execute(BALANCES)
+
+    def options(self, **options: str) -> dict[str, str]:
+        """Those of the sink."""
+        own = {"mode": "rows", "consumer": "tests", "ledger": self.url, "table": "payments"}
+        return {**own, "quarantine": str(self.folder / "quarantine"), **options}
+
+    def task(self, channel: TaskChannel | None = None, /, **options: str) -> TableRowsTask:
+        """A task, without Spark."""
+        quarantine = Quarantine(str(self.folder / "quarantine"), "0.parquet")
+        self.quarantine = quarantine
+        channel = channel or TaskChannel(None, "")
+        read = read_options(self.options(**options))
+        table = open_target(self.engine, read.table or "", read.upsert)
+        return TableRowsTask(self.ledger, read, quarantine, channel, table)
+
+    def run(self, rows: Sequence[dict[str, Any]], **options: str) -> Counts:
+        """Run a task over rows; return what it counted."""
+        task = self.task(None, **options)
+        task.run(batches_of(rows))
+        self.quarantine.close()
+        assert task.counts.received == task.counts.settled == len(rows)
+        return task.counts
+
+    def execute(self, statement: str) -> None:
+        """Run a statement, and commit it."""
+        with self.engine.begin() as connection:
+            connection.execute(text(statement))
+
+    def rows(self, query: str = "SELECT id, account, amount, note FROM payments") -> list[Any]:
+        """What is in a table, in order."""
+        with self.engine.connect() as connection:
+            return sorted(tuple(row) for row in connection.execute(text(query)))
+
+    def ids(self) -> list[str]:
+        """Of the payments there."""
+        return [id_ for (id_,) in self.rows("SELECT id FROM payments")]
+
+    def record(self, id_: str) -> Record:
+        """What the ledger knows of a message."""
+        record = self.ledger.find(Key("tests", id_))
+        assert record is not None
+        return record
+
+    def hold(self, id_: str, lease: str) -> Claim:
+        """A claim of somebody else's."""
+        outcome = self.ledger.claim(Key("tests", id_), lease)
+        assert isinstance(outcome, Granted)
+        return outcome.claim
+
+    def set_aside(self) -> dict[str | None, tuple[str, str]]:
+        """What is in the quarantine: by its id the reason, and the row."""
+        files = (self.folder / "quarantine").glob("*.parquet")
+        rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+        return {row["id"]: (row["reason"], row["row"]) for row in rows}
+
+
+def payment(id_: str | None, amount: int | None = 1, note: str | None = None) -> dict[str, Any]:
+    """A row."""
+    return {"id": id_, "account": "a", "amount": amount, "note": note}
+
+
+def batches_of(rows: Sequence[dict[str, Any]]) -> list[pa.RecordBatch]:
+    """Rows as Spark hands them over."""
+    batches: list[pa.RecordBatch] = pa.Table.from_pylist(list(rows)).to_batches(1_000)
+    return batches

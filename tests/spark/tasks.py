@@ -1,0 +1,125 @@
+"""Tasks by themselves, without Spark; also in a child that dies where it is told to."""
+
+import gc
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import text
+
+from oncely import Key, Ledger, Message
+from oncely.crashpoints import kill_at, reached
+from oncely.handling.transacting import Begins
+from oncely.spark.channel import TaskChannel
+from oncely.spark.chunks import ChunkTask
+from oncely.spark.counts import Counts
+from oncely.spark.options import read_options
+from oncely.spark.quarantine import Quarantine
+from oncely.spark.task import LeasedTask
+from oncely.spark.transactional import TransactionalTask
+
+CONSUMER = "tests"
+
+Rows = Sequence[str | dict[str, Any]]
+
+
+def task_of(
+    ledger: Ledger,
+    handler: Callable[..., Any],
+    folder: Path,
+    channel: TaskChannel | None = None,
+    begins: Begins | None = None,
+    /,
+    **options: str,
+) -> ChunkTask:
+    """A task on `ledger`; a transactional one where there is what `begins` its sessions."""
+    unused = {"ledger": "sqlite:///unused", "handler": "unused:unused"}
+    read = read_options({"consumer": CONSUMER} | unused | options)
+    quarantine = Quarantine(str(folder / "quarantine"), "0.parquet")
+    channel = channel or TaskChannel(None, "")
+    if begins is None:
+        return LeasedTask(ledger, read, handler, quarantine, channel)
+    return TransactionalTask(ledger, read, handler, quarantine, channel, begins)
+
+
+def batches_of(rows: Rows, batch: int = 1_000) -> list[pa.RecordBatch]:
+    """Ids, or whole rows, as Spark hands them over."""
+    whole = [{"id": row} if isinstance(row, str) else row for row in rows]
+    batches: list[pa.RecordBatch] = pa.Table.from_pylist(whole).to_batches(max_chunksize=batch)
+    return batches
+
+
+def run_task(
+    ledger: Ledger,
+    handler: Callable[..., Any],
+    folder: Path,
+    rows: Rows,
+    batch: int = 1_000,
+    begins: Begins | None = None,
+    /,
+    **options: str,
+) -> Counts:
+    """Run a task over rows; return what it counted."""
+    task = task_of(ledger, handler, folder, None, begins, **options)
+    task.run(batches_of(rows, batch))
+    assert task.counts.received == task.counts.settled
+    return task.counts
+
+
+def book(message: Message, session: Any) -> None:
+    """An effect inside the transaction, and one message to be sent."""
+    session.execute(text("INSERT INTO effects (name) VALUES (:name)"), {"name": message.id})
+    message.send("receipts", {"for": message.id})
+    reached("in_handler")
+
+
+def append(message: Message) -> None:
+    """An effect outside."""
+    with (_folder() / "effects").open("a") as file:
+        file.write(f"{message.id}\n")
+    reached("in_handler")
+
+
+async def wait(message: Message) -> None:
+    """No handler."""
+
+
+def probe(message: Message) -> str:
+    """Whether `append` has happened."""
+    done = (_folder() / "effects").read_text().split()
+    return "happened" if message.id in done else "not_happened"
+
+
+_folders: list[Path] = []
+
+
+def use(folder: Path) -> None:
+    """Where `append` has its effects."""
+    _folders[:] = [folder]
+
+
+def _folder() -> Path:
+    return _folders[0]
+
+
+def key_of(id_: str) -> Key:
+    """What the ledger knows a message by."""
+    return Key(CONSUMER, id_)
+
+
+def is_killed_at(point: str, nth: int, work: Callable[[], object]) -> bool:
+    """Whether a child that does `work` is killed when it reaches `point` the `nth` time."""
+    child = os.fork()
+    if child == 0:
+        # What is the parent's is not to be touched, not even to be collected.
+        gc.disable()
+        try:
+            kill_at(point, nth)
+            work()
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL

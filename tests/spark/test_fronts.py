@@ -1,0 +1,275 @@
+"""The fronts: a batch that returns its report, a function for foreachBatch, a stream."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.spark import handlers
+
+from oncely import ConfigError, Ledger, Message, OncelyError, State, open_ledger
+from oncely.spark import Report, foreach_batch, process, sink_options
+from oncely.spark.settings import as_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from tests.spark.conftest import Effects
+
+Frame = Callable[..., "DataFrame"]
+Settings = dict[str, Any]
+
+
+@pytest.fixture
+def settings(ledger_url: str, tmp_path: Path) -> Settings:
+    """What a front is told, if a test wants nothing else."""
+    return {
+        "consumer": "tests",
+        "ledger": ledger_url,
+        "handler": handlers.work,
+        "quarantine": str(tmp_path / "quarantine"),
+    }
+
+
+@pytest.fixture
+def configure(spark: "SparkSession") -> Iterator[Callable[..., None]]:
+    """Sets `spark.oncely.*` of the session until the test is over."""
+    names = []
+
+    def set_all(**values: str) -> None:
+        for name, value in values.items():
+            names.append(f"spark.oncely.{name}")
+            spark.conf.set(names[-1], value)
+
+    yield set_all
+    for name in names:
+        spark.conf.unset(name)
+
+
+def stream(spark: "SparkSession", folder: Path, effects: "Effects") -> "DataFrame":
+    """A stream of the JSON files in a folder, a batch for each."""
+    return (
+        spark.readStream.schema("id string, body string")
+        .option("maxFilesPerTrigger", 1)
+        .json(str(folder))
+        .selectExpr("id", "body", f"'{effects.path}' as source")
+    )
+
+
+def lines_of(folder: Path, *files: list[str]) -> Path:
+    """The folder, with a file of messages for each list of ids."""
+    folder.mkdir()
+    for number, ids in enumerate(files):
+        text = "".join(json.dumps({"id": id_}) + "\n" for id_ in ids)
+        (folder / f"{number}.json").write_text(text)
+    return folder
+
+
+def test_a_batch_is_processed_once(frame: Frame, settings: Settings, effects: "Effects") -> None:
+    """The report tells what became of every row; the same batch again is nothing but duplicates."""
+    messages = frame(*(f"m{n}" for n in range(40)), "m1", "m2", None, partitions=3)
+    report = process(messages, **settings)
+    assert (report.received, report.handled, report.duplicates) == (43, 40, 2)
+    assert (report.quarantined, report.failed, report.in_doubt) == (1, 0, 0)
+    told = report.as_dict()
+    assert told.pop("seconds") > 0
+    assert told == {
+        "received": 43,
+        "handled": 40,
+        "duplicates": {"input": 2, "ledger": 0},
+        "quarantined": {"missing id": 1},
+        "failed": 0,
+        "in_doubt": 0,
+    }
+    again = process(messages, **settings)
+    assert (again.handled, again.counts.duplicates_ledger, again.quarantined) == (0, 42, 1)
+    assert set(effects.per_message().values()) == {1}
+
+
+def test_copies_meet_in_one_task(frame: Frame, settings: Settings, effects: "Effects") -> None:
+    """However the copies of an id are dealt out, one process gets them all."""
+    ids = [f"m{n}" for n in range(30)]
+    tries = settings | {"handler": handlers.fail_first, "backoff": ["10ms"], "partitions": 2}
+    report = process(frame(*ids, *ids, *ids, partitions=7), **tries)
+    assert (report.handled, report.counts.duplicates_input) == (30, 60)
+    assert len({line["pid"] for line in effects.lines()}) <= 2
+
+
+def test_failures_are_counted_and_not_raised(frame: Frame, settings: Settings) -> None:
+    """A message that fails ends nothing; the report says so."""
+    messages = frame(("a", '{"bad": true}'), "b")
+    report = process(messages, **settings | {"handler": handlers.fail_bad, "tries": 1})
+    assert (report.handled, report.failed, report.has_failures) == (1, 1, True)
+
+
+def test_nothing_is_left_behind(
+    frame: Frame, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts that were fetched are gone from where they were handed over."""
+    before = set(Path(tempfile.gettempdir()).glob("oncely-*"))
+    process(frame("a"), **settings)
+    assert set(Path(tempfile.gettempdir()).glob("oncely-*")) <= before
+
+
+def test_settings_of_the_session(
+    frame: Frame,
+    settings: Settings,
+    configure: Callable[..., None],
+    ledger: Ledger,
+) -> None:
+    """What is not told is the session's; what is told comes before it."""
+    configure(consumer="sessions", tries="7", ledger="sqlite:////nowhere/at/all.db")
+    left_out = {name: value for name, value in settings.items() if name != "consumer"}
+    assert process(frame("a"), **left_out).handled == 1
+    assert process(frame("a"), **settings).handled == 1
+    assert ledger.counts() == {("sessions", State.COMPLETED): 1, ("tests", State.COMPLETED): 1}
+
+
+def test_options_for_a_writer(spark: "SparkSession", configure: Callable[..., None]) -> None:
+    """Values become the texts that Spark carries; another format's settings are left alone."""
+    configure(ledger="env:LEDGER_URL", on_busy="discard", **{"other.url": "secret"})
+    told = sink_options(
+        spark,
+        handler=handlers.work,
+        backoff=["5s", timedelta(minutes=2)],
+        tries=3,
+        on_busy=None,
+    )
+    assert told == {
+        "ledger": "env:LEDGER_URL",
+        "on_busy": "discard",
+        "handler": "tests.spark.handlers:work",
+        "handler_path": str(Path(__file__).parents[2]),
+        "backoff": "5s,120.0s",
+        "tries": "3",
+    }
+
+
+class Shop:
+    """Has a handler that is bound to it."""
+
+    def handle(self, message: Message) -> None:
+        """Do nothing."""
+
+
+def main_module_function() -> Callable[..., None]:
+    """A function as a script has it."""
+
+    def handle(message: Message) -> None:
+        pass
+
+    handle.__module__ = "__main__"
+    handle.__qualname__ = "handle"
+    return handle
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda message: None, Shop().handle, main_module_function()],
+    ids=["lambda", "bound", "of a script"],
+)
+def test_functions_that_no_worker_can_import(function: Callable[..., None]) -> None:
+    """They are refused before anything runs, in one line that says what to do."""
+    with pytest.raises(ConfigError, match=r"^handler: .*top level of a module") as raised:
+        foreach_batch(handler=function)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(ConfigError, match=r"^on_in_doubt: .*top level of a module"):
+        foreach_batch(on_in_doubt=function)
+
+
+def test_installed_functions_need_no_folder() -> None:
+    """Workers find what is installed by themselves."""
+    assert as_text({"handler": pytest.main}) == {"handler": "_pytest.config:main"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"handlerr": "a:b"}, "option handlerr: there is no such key; did you mean 'handler'?"),
+        ({"consumer": None}, "option consumer: missing; write"),
+        ({"handler": "no.such:module"}, "handler: 'no.such:module' cannot be imported: Module"),
+        ({"lease": "soon"}, "lease: 'soon'"),
+    ],
+    ids=["unknown", "missing", "no handler", "no value"],
+)
+def test_mistakes_are_told_in_one_line(
+    frame: Frame, settings: Settings, wrong: Settings, said: str
+) -> None:
+    """Wherever a mistake is found, on the driver or in a task, it is one ConfigError."""
+    with pytest.raises(ConfigError) as raised:
+        process(frame("a"), **settings | wrong)
+    assert str(raised.value).startswith(said)
+    assert "\n" not in str(raised.value)
+
+
+def test_frames_that_are_none_of_a_batch_of_messages(
+    spark: "SparkSession", settings: Settings, tmp_path: Path, effects: "Effects"
+) -> None:
+    """A stream and a DataFrame without ids are refused."""
+    with pytest.raises(ConfigError, match="foreachBatch"):
+        process(stream(spark, lines_of(tmp_path / "in", ["a"]), effects), **settings)
+    with pytest.raises(ConfigError, match="no column 'id', only n"):
+        process(spark.range(1).toDF("n"), **settings)
+
+
+def test_spark_gives_up(frame: Frame, settings: Settings) -> None:
+    """What is no mistake of the user is another error, and still one line."""
+    unreachable = {"ledger": "postgresql://nobody@127.0.0.1:1/nothing"}
+    with pytest.raises(OncelyError, match=r"^Spark gave up: .*StoreUnavailable: ") as raised:
+        process(frame("a"), **settings | unreachable)
+    assert not isinstance(raised.value, ConfigError)
+    assert "\n" not in str(raised.value)
+
+
+def test_foreach_batch(
+    spark: "SparkSession", settings: Settings, effects: "Effects", tmp_path: Path
+) -> None:
+    """Each batch has its report, and a query that lost its checkpoint repeats no effect."""
+    messages = stream(spark, lines_of(tmp_path / "in", ["a", "b"], ["b", "c"]), effects)
+    reports: list[tuple[int, int, int]] = []
+
+    def keep(report: Report, batch: int) -> None:
+        reports.append((batch, report.handled, report.duplicates))
+
+    for run in ("first", "again"):
+        query = (
+            messages.writeStream.foreachBatch(foreach_batch(**settings, on_report=keep))
+            .option("checkpointLocation", str(tmp_path / run))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+    assert reports == [(0, 2, 0), (1, 1, 1), (0, 0, 2), (1, 0, 2)]
+    assert effects.per_message() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_one_ledger_on_postgresql_for_all_fronts(
+    spark: "SparkSession",
+    frame: Frame,
+    settings: Settings,
+    effects: "Effects",
+    tmp_path: Path,
+    postgresql_url: str,
+) -> None:
+    """A stream and a batch find each other's records; the ledger's URL stays in its file."""
+    secret = tmp_path / "ledger-url"
+    secret.write_text(postgresql_url)
+    shared = settings | {"ledger": f"file:{secret}"}
+    folder = lines_of(tmp_path / "in", ["a", "b"], ["b", "c"])
+    query = (
+        stream(spark, folder, effects)
+        .writeStream.format("oncely")
+        .options(**sink_options(spark, **shared))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    report = process(frame("a", "b", "c", "d"), **shared)
+    assert (report.handled, report.counts.duplicates_ledger) == (1, 3)
+    assert effects.per_message() == {"a": 1, "b": 1, "c": 1, "d": 1}
+    ledger = open_ledger(postgresql_url)
+    assert ledger.counts() == {("tests", State.COMPLETED): 4}
+    ledger.close()

@@ -1,0 +1,304 @@
+"""Mode `leased`: what handlers can do with a message, and what is left where a task dies."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from tests.conformance.conftest import url_of
+from tests.servers import free_port
+from tests.spark.tasks import append, batches_of, is_killed_at, key_of, run_task, task_of, use
+
+from oncely import Ledger, Message, MessageError, Record, Relay, State, open_ledger
+from oncely.core.message import idempotency_key
+from oncely.spark.counts import Counts
+from oncely.testing import granted
+from oncely.transports.opening import open_transport
+
+Run = Callable[..., Counts]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of either kind."""
+    return url_of(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """The URL of an empty database in a file."""
+    return f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+def opened(url: str) -> Iterator[Ledger]:
+    """The ledger at a URL."""
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+        yield ledger
+
+
+@pytest.fixture
+def ledger(file: str) -> Iterator[Ledger]:
+    """A ledger in a file."""
+    yield from opened(file)
+
+
+@pytest.fixture
+def run(ledger: Ledger, tmp_path: Path) -> Run:
+    """Run a task over ids or rows; return what it counted."""
+
+    def run_on(handler: Callable[[Message], Any], *rows: Any, **options: str) -> Counts:
+        return run_task(ledger, handler, tmp_path, rows, **options)
+
+    return run_on
+
+
+def record_of(ledger: Ledger, id_: str) -> Record:
+    """What the ledger knows of a message."""
+    record = ledger.find(key_of(id_))
+    assert record is not None
+    return record
+
+
+def received(queue: str) -> list[tuple[str, bytes]]:
+    """The ids and bodies of what is in a queue, taken out of it."""
+    with closing(open_transport(queue)) as transport:
+        taken = transport.receive("receipts", 100, 0)
+        return [(each.message.id, each.message.body) for each in taken]
+
+
+# ---- What a handler can do ---------------------------------------------------------------------
+
+
+def test_steps_are_passed_over(url: str, tmp_path: Path) -> None:
+    """A step that has run is not run by the next try; its result is there."""
+    ran: list[str] = []
+
+    def debit(id_: str) -> int:
+        ran.append(id_)
+        return len(ran)
+
+    def handle(message: Message) -> int:
+        number = message.step("debit", debit, message.id)
+        if message.claim is not None and message.claim.attempts == 1:
+            raise ValueError("the log is away")
+        return int(number)
+
+    for ledger in opened(url):
+        counts = run_task(ledger, handle, tmp_path, ["a", "b"], backoff="10ms", results="keep")
+        assert counts.handled == 2
+        assert ran == ["a", "b"]
+        assert [record_of(ledger, id_).result for id_ in "ab"] == [1, 2]
+
+
+def test_what_a_handler_knows(run: Run) -> None:
+    """Its claim, and keys for outside services that are the same in every try."""
+    seen: list[tuple[int, int, str, str]] = []
+
+    def handle(message: Message) -> None:
+        claim = message.claim
+        assert claim is not None
+        key = message.step("ask", lambda: message.idempotency_key)
+        seen.append((claim.fence, claim.attempts, message.idempotency_key, key))
+        if claim.attempts == 1:
+            raise ValueError("not yet")
+
+    assert run(handle, "a", backoff="10ms").handled == 1
+    key = idempotency_key(key_of("a"))
+    assert seen == [(1, 1, key, key), (2, 2, key, key)]
+
+
+def test_what_is_sent_waits_for_the_end(url: str, tmp_path: Path) -> None:
+    """It is stored with the completion, and only that of a handler that succeeds; a relay sends
+    it, and completes.
+    """
+    queue = f"sqlite:///{tmp_path / 'queue.db'}"
+
+    def handle(message: Message) -> None:
+        message.send("receipts", {"for": message.id})
+        if message.id == "b":
+            raise ValueError("never")
+
+    for ledger in opened(url):
+        counts = run_task(ledger, handle, tmp_path, ["a", "b", "c"], tries="2", backoff="10ms")
+        assert (counts.handled, counts.failed) == (2, 1)
+        assert ledger.backlog().waiting == 2
+        assert ledger.counts() == {("tests", State.HANDLED): 2, ("tests", State.FAILED): 1}
+        with closing(open_transport(queue)) as transport:
+            assert Relay(ledger, transport).send_waiting().sent == 2
+        assert [body for _, body in received(queue)] == [b'{"for": "a"}', b'{"for": "c"}']
+        assert ledger.counts() == {("tests", State.COMPLETED): 2, ("tests", State.FAILED): 1}
+
+
+def test_a_task_sends_where_it_is_told_to(
+    run: Run, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a transport it sends what its handlers sent, and completes."""
+    queue = f"sqlite:///{tmp_path / 'queue.db'}"
+    monkeypatch.setenv("QUEUE_URL", queue)
+    ids = [f"m{number}" for number in range(30)]
+    counts = run(lambda message: message.send("receipts", {}), *ids, transport="env:QUEUE_URL")
+    assert counts.handled == 30
+    assert len(received(queue)) == 30
+    assert ledger.counts() == {("tests", State.COMPLETED): 30}
+
+
+def test_a_broker_that_is_away_stops_nothing(run: Run, ledger: Ledger) -> None:
+    """What cannot be sent is stored, for a relay."""
+    away = f"amqp://guest:guest@127.0.0.1:{free_port()}/"
+    counts = run(lambda message: message.send("receipts", {}), "a", "b", transport=away)
+    assert counts.handled == 2
+    assert ledger.backlog().waiting == 2
+
+
+def test_what_an_earlier_task_left_is_sent(run: Run, ledger: Ledger, tmp_path: Path) -> None:
+    """Where a task died before it sent, the next that meets the message sends; its handler does
+    not run again.
+    """
+
+    def handle(message: Message) -> None:
+        message.send("receipts", {})
+
+    queue = f"sqlite:///{tmp_path / 'queue.db'}"
+    assert run(handle, "a", "b").handled == 2
+    again = run(handle, "a", "b", transport=queue)
+    assert (again.handled, again.duplicates_ledger) == (0, 2)
+    assert len(received(queue)) == 2
+    assert ledger.counts() == {("tests", State.COMPLETED): 2}
+
+
+def test_nothing_is_sent_after_the_end(run: Run) -> None:
+    """What a handler leaves behind has no steps, and sends nothing."""
+    kept: list[Message] = []
+    assert run(kept.append, "a").handled == 1
+    with pytest.raises(MessageError, match="no message is being processed"):
+        kept[0].send("receipts", {})
+
+
+# ---- Fences ------------------------------------------------------------------------------------
+
+
+def test_who_was_taken_over_stores_nothing(run: Run, ledger: Ledger, file: str) -> None:
+    """The end of a handler whose claim another has taken over is refused, with all that it sent;
+    the other's end counts.
+    """
+    engine = create_engine(file)
+
+    def handle(message: Message) -> str:
+        message.send("receipts", {})
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM processed_messages"))
+        ledger.complete(granted(ledger.claim(key_of(message.id))), "theirs")
+        return "ours"
+
+    counts = run(handle, "a", results="keep", since="0", tries="1")
+    engine.dispose()
+    assert (counts.handled, counts.duplicates_input) == (0, 1)
+    assert ledger.backlog().waiting == 0
+    record = record_of(ledger, "a")
+    assert (record.state, record.result) == (State.COMPLETED, "theirs")
+
+
+# ---- In doubt ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "counted"),
+    [("retry", "handled"), ("hold", "in_doubt"), ("dead_letter", "failed")],
+)
+def test_what_is_in_doubt(run: Run, ledger: Ledger, policy: str, counted: str) -> None:
+    """A claim that ran out leads to what the policy says, and is counted as that."""
+    granted(ledger.claim(key_of("a"), "1ms"))
+    ran: list[int] = []
+
+    def handle(message: Message) -> None:
+        assert message.claim is not None
+        ran.append(message.claim.fence)
+
+    counts = run(handle, "a", on_in_doubt=policy).as_dict()
+    assert counts[counted] == 1
+    assert ran == ([2] if policy == "retry" else [])
+
+
+@pytest.mark.parametrize("on_in_doubt", ["tests.spark.tasks:probe", "hold", "retry"])
+def test_a_crash_in_the_midst_of_a_chunk(url: str, tmp_path: Path, on_in_doubt: str) -> None:
+    """The chunk of a task that was killed is in doubt. A probe tells which effects have happened,
+    and the others happen once; to hold does none twice; to retry loses none.
+    """
+    use(tmp_path)
+    ids = [f"m{number}" for number in range(10)]
+
+    def work() -> None:
+        run_task(open_ledger(url), append, tmp_path, ids, 5, lease="1s", chunk="5")
+
+    for ledger in opened(url):
+        assert is_killed_at("in_handler", 3, work)
+        counts = run_task(
+            ledger, append, tmp_path, ids, 5, lease="1s", since="0", on_in_doubt=on_in_doubt
+        )
+        effects = (tmp_path / "effects").read_text().split()
+        # Three of five that were claimed have happened; of the last five nobody knew.
+        match on_in_doubt:
+            case "hold":
+                assert effects == [*ids[:3], *ids[5:]]
+                assert (counts.handled, counts.in_doubt) == (5, 5)
+            case "retry":
+                assert sorted(effects) == sorted([*ids[:3], *ids])
+                assert (counts.handled, counts.in_doubt) == (10, 0)
+            case _:
+                assert sorted(effects) == ids
+                assert (counts.handled, counts.duplicates_input) == (7, 3)
+
+
+def test_a_message_that_kills_is_given_up(url: str, tmp_path: Path) -> None:
+    """Attempts are counted before the handler runs: whoever kills its worker is failed in the
+    end, and the others are handled.
+    """
+    use(tmp_path)
+
+    def handle(message: Message) -> None:
+        if message.id == "b":
+            append(message)
+
+    def work() -> None:
+        run_task(open_ledger(url), handle, tmp_path, ["a", "b", "c"], lease="300ms", tries="2")
+
+    for ledger in opened(url):
+        assert [is_killed_at("in_handler", 1, work) for _ in range(3)] == [True, True, False]
+        assert record_of(ledger, "b").exhausted
+        assert ledger.counts() == {("tests", State.COMPLETED): 2, ("tests", State.FAILED): 1}
+
+
+# ---- Too old -----------------------------------------------------------------------------------
+
+
+def aged(id_: str, days: float) -> dict[str, Any]:
+    """A row that was sent so long ago."""
+    return {"id": id_, "time": datetime.now(UTC) - timedelta(days=days)}
+
+
+def test_too_old_is_set_aside(run: Run, ledger: Ledger) -> None:
+    """What the ledger may have forgotten is not run; what it knows, however old, is a duplicate."""
+    ledger.complete(granted(ledger.claim(key_of("known"))))
+    rows = [aged("new", 6.9), aged("old", 7.1), aged("known", 40), {"id": "timeless"}]
+    rows.append({"id": "naive", "time": datetime.now(UTC).replace(tzinfo=None)})
+    ran: list[str] = []
+    counts = run(lambda message: ran.append(message.id), *rows, retention="7d")
+    [(reason, count)] = counts.quarantined.items()
+    assert reason.startswith("too old: older than the retention of 7d")
+    assert (count, counts.handled, counts.duplicates_ledger) == (1, 3, 1)
+    assert sorted(ran) == ["naive", "new", "timeless"]
+    assert ledger.find(key_of("old")) is None
+    assert run(lambda _: None, aged("old", 7.1), retention="7d", on_too_old="run").handled == 1
+
+
+def test_asking_for_age_costs_nothing_where_all_are_new(ledger: Ledger, tmp_path: Path) -> None:
+    """The ledger is asked about none of them."""
+    asked: list[object] = []
+    ledger.find_many = lambda keys: asked.append(keys) or {}  # type: ignore[method-assign, func-returns-value]
+    task = task_of(ledger, lambda _: None, tmp_path)
+    task.run(batches_of([aged(f"m{number}", 1) for number in range(10)]))
+    assert (task.counts.handled, asked) == (10, [])

@@ -1,0 +1,179 @@
+"""The ledger as a DataFrame."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual
+from tests.conformance.conftest import SHARED, url_of
+
+from oncely import ConfigError, Granted, Key, Ledger, open_ledger
+from oncely.ops import record_as_dict
+from oncely.spark.reader import FilteringReader, open_reader
+from oncely.spark.reader_options import read_reader_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_COMPLETED, _FAILED, _OTHERS = 1_200, 40, 300
+
+
+def fill(ledger: Ledger) -> None:
+    """Records of two consumers; some of the one have failed."""
+    ledger.migrate()
+    complete(ledger, [Key("tests", f"done-{number}") for number in range(_COMPLETED)])
+    complete(ledger, [Key("others", f"done-{number}") for number in range(_OTHERS)])
+    outcomes = ledger.claim_many([Key("tests", f"bad-{number}") for number in range(_FAILED)])
+    claims = [outcome.claim for outcome in outcomes if isinstance(outcome, Granted)]
+    ledger.fail_many(claims, [ValueError("no é")] * len(claims))
+
+
+def complete(ledger: Ledger, keys: list[Key]) -> None:
+    """Claim and complete them."""
+    outcomes = ledger.claim_many(keys)
+    claims = [outcome.claim for outcome in outcomes if isinstance(outcome, Granted)]
+    ledger.complete_many(claims, [{"n": 1}] * len(claims))
+
+
+@pytest.fixture
+def full(ledger: Ledger) -> Ledger:
+    """The SQLite ledger, with records in it."""
+    fill(ledger)
+    return ledger
+
+
+@pytest.fixture
+def pushdown(spark: "SparkSession") -> Iterator[None]:
+    """Spark hands its filters to sources in Python."""
+    spark.conf.set(_PUSHDOWN, "true")
+    yield
+    spark.conf.unset(_PUSHDOWN)
+
+
+def read(spark: "SparkSession", url: str, **options: str) -> "DataFrame":
+    """The ledger as a DataFrame."""
+    return spark.read.format("oncely").options(ledger=url, **options).load()
+
+
+def read_rows(frame: "DataFrame") -> tuple[int, int]:
+    """How many rows a query gives, and how many the store gave for it."""
+    plan = frame._jdf.queryExecution().executedPlan()
+    count = len(frame.collect())
+    [scan] = (plan.collectLeaves().apply(n) for n in range(plan.collectLeaves().size()))
+    return count, scan.metrics().get("numOutputRows").get().value()
+
+
+def test_every_field_of_every_record(spark: "SparkSession", full: Ledger, ledger_url: str) -> None:
+    """The DataFrame holds what `oncely list --json` shows, each record once, from many tasks."""
+    frame = read(spark, ledger_url, partitions="3")
+    assert frame.rdd.getNumPartitions() == 3
+    rows = frame.collect()
+    assert len(rows) == _COMPLETED + _FAILED + _OTHERS
+    found = {(row.consumer, row.message_id): row.asDict() for row in rows}
+    for key in (Key("tests", "bad-7"), Key("others", "done-7")):
+        record = full.find(key)
+        assert record is not None
+        expected = record_as_dict(record, full.now())
+        actual: dict[str, Any] = found[key]
+        for name in ("first_seen", "last_seen"):
+            moment = actual.pop(name).replace(tzinfo=UTC).timestamp()
+            assert moment == pytest.approx(expected.pop(name), abs=1e-6)
+        metadata = '{"error": "ValueError: no \\u00e9"}' if expected["metadata"] else None
+        result = '{"n": 1}' if expected["result"] else None
+        assert actual == expected | {"metadata": metadata, "result": result}
+    assert found["tests", "bad-7"]["error"] == "ValueError: no é"
+
+
+def test_options_reach_the_store(spark: "SparkSession", full: Ledger, ledger_url: str) -> None:
+    """What `consumer` and `state` leave out is not read."""
+    frame = read(spark, ledger_url, consumer="tests", state="failed")
+    assert read_rows(frame) == (_FAILED, _FAILED)
+    assert read(spark, ledger_url, consumer="nobody").count() == 0
+
+
+@pytest.mark.usefixtures("pushdown", "full")
+def test_filters_reach_the_store(spark: "SparkSession", ledger_url: str) -> None:
+    """With `push_filters`, what a query leaves out is not read, and its result is the same."""
+    for condition, count in (
+        ("consumer = 'others'", _OTHERS),
+        ("message_id = 'done-1'", 2),
+        ("state IN ('failed', 'handled') AND consumer = 'tests'", _FAILED),
+        ("last_seen > timestamp'2020-01-01' AND state = 'failed'", _FAILED),
+        ("last_seen < timestamp'2020-01-01'", 0),
+    ):
+        frame = read(spark, ledger_url, push_filters="true").where(condition)
+        assert read_rows(frame) == (count, count)
+    frame = read(spark, ledger_url, push_filters="true").where("attempts = 7 AND state <> 'sent'")
+    assert read_rows(frame)[0] == 0
+
+
+@pytest.mark.usefixtures("pushdown", "full")
+def test_a_frame_that_is_used_twice(spark: "SparkSession", ledger_url: str) -> None:
+    """Filters are not taken unasked: Spark would read by those of the first query ever after."""
+    frame = read(spark, ledger_url)
+    assert frame.where("state = 'failed'").count() == _FAILED
+    assert frame.count() == _COMPLETED + _FAILED + _OTHERS
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_filters_on_every_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Each store reads what filters leave, and no more."""
+    url = url_of(kind, request, tmp_path)
+    ledger = open_ledger(url)
+    fill(ledger)
+    now = datetime.fromtimestamp(ledger.now(), UTC)
+    ledger.close()
+    minute = timedelta(minutes=1)
+    assert count_pushed(url, []) == _COMPLETED + _FAILED + _OTHERS
+    assert count_pushed(url, [EqualTo(("consumer",), "others")]) == _OTHERS
+    assert count_pushed(url, [EqualTo(("message_id",), "done-1")]) == 2
+    both = [In(("consumer",), ("tests", "x")), EqualTo(("consumer",), "others")]
+    assert count_pushed(url, both) == 0
+    assert count_pushed(url, [In(("state",), ("failed", "unheard of"))]) == _FAILED
+    assert count_pushed(url, [EqualTo(("state",), "unheard of")]) == 0
+    assert count_pushed(url, [GreaterThan(("last_seen",), now + minute)]) == 0
+    span: list[Filter] = [
+        GreaterThan(("first_seen",), now - minute),
+        LessThanOrEqual(("first_seen",), now + minute),
+    ]
+    assert count_pushed(url, [*span, EqualTo(("state",), "failed")]) == _FAILED
+    # What no store looks at, and a time without its zone, are Spark's alone.
+    odd = [EqualTo(("attempts",), 9), GreaterThan(("last_seen",), datetime(2999, 1, 1))]  # noqa: DTZ001
+    assert count_pushed(url, odd) == _COMPLETED + _FAILED + _OTHERS
+
+
+def count_pushed(url: str, filters: list[Filter]) -> int:
+    """How many records are read with these filters pushed; none is ever only the store's."""
+    reader = open_reader(read_reader_options({"ledger": url, "push_filters": "true"}))
+    assert isinstance(reader, FilteringReader)
+    assert reader.pushFilters(filters) == filters
+    return sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, 'option ledger: missing; write .option("ledger", "sqlite:////var/lib/ledger.db")'),
+        ({"ledger": "sqlite:////x.db", "partition": "2"}, "did you mean 'partitions'?"),
+        ({"ledger": "sqlite:////x.db", "state": "done"}, "option state: 'done' is not offered"),
+        ({"ledger": "sqlite:////x.db", "partitions": "0"}, "no whole number of 1 or more"),
+        ({"ledger": "memory://"}, "is seen by one process only"),
+    ],
+)
+def test_mistakes(options: dict[str, str], told: str) -> None:
+    """A wrong option is told in one line."""
+    with pytest.raises(ConfigError) as raised:
+        read_reader_options(options)
+    assert told in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_ledger_that_is_not_there(spark: "SparkSession", tmp_path: Path) -> None:
+    """To read a file that is not there says so, and makes none."""
+    with pytest.raises(PySparkException, match=r"ledger: there is no file '.*/mistyped\.db'"):
+        read(spark, f"sqlite:///{tmp_path}/mistyped.db").collect()
+    assert not (tmp_path / "mistyped.db").exists()

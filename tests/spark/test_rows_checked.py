@@ -1,0 +1,215 @@
+"""Mode `rows`: what is checked before a row is written, and the line that a mistake gets."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+)
+from sqlalchemy import Engine, text
+from tests.conformance.conftest import url_of
+
+from oncely import Granted, Key, Ledger, State, open_ledger
+from oncely.core.errors import ConfigError, MessageError
+from oncely.spark.config import read_config
+from oncely.spark.options import read_options
+from oncely.spark.table_columns import check_table
+from oncely.target_table import open_target, work_engine
+from oncely.testing import granted
+
+OPTIONS = {"mode": "rows", "consumer": "tests", "ledger": "sqlite:///unused", "table": "payments"}
+PAYMENTS = (
+    "CREATE TABLE payments (id VARCHAR(64) PRIMARY KEY, account VARCHAR(20) NOT NULL,"
+    " amount INTEGER, note VARCHAR(20) DEFAULT 'x' NOT NULL)"
+)
+
+
+def schema(**types: DataType) -> StructType:
+    """Of a DataFrame with an id."""
+    made = StructType().add("id", types.pop("id", StringType()))
+    for name, type_ in types.items():
+        made.add(name, type_)
+    return made
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database of each kind."""
+    return url_of(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    """A database with a table of the user's own."""
+    made = work_engine(url)
+    with made.begin() as connection:
+        connection.execute(text(PAYMENTS))
+    yield made
+    made.dispose()
+
+
+def test_what_fits(engine: Engine) -> None:
+    """A column that may be null, or has a default, may be missing."""
+    fitting = schema(account=StringType(), amount=LongType())
+    check_table(open_target(engine, "payments", ["id"]), fitting)
+    check_table(open_target(engine, "payments"), schema(account=StringType()))
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (schema(accont=StringType()), "column accont: .* did you mean 'account'"),
+        (schema(amount=IntegerType()), "no column 'account', which the table payments wants"),
+        (schema(account=LongType()), "'account' is bigint.*cast\\(account AS STRING\\)"),
+        (
+            schema(account=StringType(), amount=DecimalType(5, 2)),
+            "'amount' is decimal\\(5,2\\), and INTEGER.*cast\\(amount AS BIGINT\\)",
+        ),
+        (schema(account=ArrayType(StringType())), "'account' is array; write \"to_json"),
+        (schema(id=LongType(), account=StringType()), "'id' is bigint.*cast\\(id AS STRING\\)"),
+        (StructType().add("account", StringType()), "no column 'id'"),
+    ],
+)
+def test_what_does_not(engine: Engine, given: StructType, line: str) -> None:
+    """One line for each mistake, and what to type."""
+    with pytest.raises(ConfigError, match=line):
+        check_table(open_target(engine, "payments"), given)
+
+
+def test_tables_and_keys(engine: Engine) -> None:
+    """A table that is not there or is the ledger's, and a key that is none."""
+    with pytest.raises(ConfigError, match="no table 'payment'; did you mean 'payments'"):
+        open_target(engine, "payment")
+    with pytest.raises(ConfigError, match="no table 'orders'; create it first"):
+        open_target(engine, "orders")
+    with pytest.raises(ConfigError, match="is the ledger's own"):
+        open_target(engine, "processed_messages")
+    fitting = schema(account=StringType())
+    with pytest.raises(ConfigError, match="neither the primary key nor a unique"):
+        check_table(open_target(engine, "payments", ["account"]), fitting)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"table": ""}, "option table: missing"),
+        ({"table": "a.b.c"}, "option table: 'a.b.c' names no table"),
+        ({"table": "payments; DROP TABLE x"}, "names no table"),
+        ({"handler": "shop:charge"}, 'option handler: mode "rows" calls none'),
+        ({"on_in_doubt": "tests.spark.tasks:probe"}, 'on_in_doubt: mode "rows"'),
+        ({"mode": "leased", "handler": "shop:charge"}, "option table: mode 'leased' writes no"),
+    ],
+)
+def test_options(changes: dict[str, str], line: str) -> None:
+    """Those of another mode are refused, and names are checked."""
+    with pytest.raises(ConfigError, match=line):
+        read_options({**OPTIONS, **changes})
+
+
+def test_options_that_are_read() -> None:
+    """A schema may stand before the table; a key may have several columns."""
+    read = read_options({**OPTIONS, "table": "shop.payments", "upsert": "account, day"})
+    assert (read.table, read.upsert, read.handler) == ("shop.payments", ("account", "day"), "")
+
+
+def test_stores_without_transactions() -> None:
+    """Rows and records cannot be stored together in Redis."""
+    with pytest.raises(ConfigError, match="redis"):
+        work_engine("redis://localhost:6379/0")
+
+
+PIPELINE = """
+[pipeline]
+name = "payments"
+consumer = "payments"
+ledger = "sqlite:///ledger.db"
+mode = "rows"
+{pipeline}
+checkpoint = "out/checkpoint"
+quarantine = "out/quarantine"
+[source]
+format = "rate"
+[message]
+id = "cast(value AS STRING)"
+{rest}
+"""
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "rest", "line"),
+    [
+        ("", '[columns]\namount = "value"', "\\[pipeline\\] table: is missing"),
+        ('table = "payments"', "", "\\[columns\\]: is missing"),
+        ('table = "p"\nhandler = "a:b"', '[columns]\na = "value"', 'handler: mode = "rows"'),
+        ('table = "p"', 'body = "value"\n[columns]\na = "value"', "\\[message\\] body: "),
+        ('table = "p"', '[columns]\nid = "value"', "\\[columns\\] id: is the message's"),
+    ],
+)
+def test_pipeline_files(tmp_path: Path, pipeline: str, rest: str, line: str) -> None:
+    """The file says which columns of the source go where."""
+    file = tmp_path / "pipeline.toml"
+    file.write_text(PIPELINE.format(pipeline=pipeline, rest=rest))
+    with pytest.raises(ConfigError, match=line):
+        read_config(file)
+
+
+def test_a_pipeline_file_that_is_right(tmp_path: Path) -> None:
+    """Its columns and key are there."""
+    file = tmp_path / "pipeline.toml"
+    keys = 'table = "payments"\nupsert = ["account"]'
+    file.write_text(PIPELINE.format(pipeline=keys, rest='[columns]\namount = "value"'))
+    config = read_config(file)
+    assert config.columns == {"amount": "value"}
+    assert (config.pipeline.table, config.pipeline.upsert) == ("payments", ["account"])
+
+
+# ---- The ledger's part -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ledger(url: str) -> Iterator[Ledger]:
+    """A ledger in it."""
+    with closing(open_ledger(url)) as opened:
+        opened.migrate()
+        yield opened
+
+
+def test_completing_what_is_new(engine: Engine, ledger: Ledger) -> None:
+    """Those without a record are completed as by two calls; nothing else changes."""
+    one, other = Key("tests", "one"), Key("tests", "other")
+    ledger.claim(one)
+    before = ledger.find(one)
+    with engine.begin() as connection, ledger.transaction(connection) as inbox:
+        inbox.complete(granted(inbox.claim(other)))
+        assert inbox.complete_new("tests", {"one", "two", "three", "é"}) == {"two", "three", "é"}
+        with pytest.raises(MessageError, match="empty"):
+            inbox.complete_new("tests", ["four", ""])
+    assert ledger.find(one) == before
+    by_calls, at_once = ledger.find(other), ledger.find(Key("tests", "two"))
+    assert by_calls is not None
+    assert at_once is not None
+    same = ("state", "attempts", "fence", "lease_until", "metadata", "result", "duplicates")
+    assert [getattr(at_once, name) for name in same] == [getattr(by_calls, name) for name in same]
+    assert ledger.counts()[("tests", State.COMPLETED)] == 4
+
+
+def test_claiming_what_is_known(engine: Engine, ledger: Ledger) -> None:
+    """The answers are those of `claim_many`, also for one that is new after all."""
+    names = ["done", "held", "failed", "new", "done"]
+    claims = {name: granted(ledger.claim(Key("tests", name))) for name in names[:3]}
+    ledger.complete(claims["done"])
+    ledger.fail(claims["failed"], "no")
+    with engine.begin() as connection, ledger.transaction(connection) as inbox:
+        said = inbox.claim_known([Key("tests", name) for name in names])
+        inbox.complete_many([outcome.claim for outcome in said if isinstance(outcome, Granted)])
+    kinds = [type(outcome).__name__ for outcome in said]
+    assert kinds == ["Duplicate", "Busy", "Granted", "Granted", "Duplicate"]
+    assert ledger.counts() == {("tests", State.COMPLETED): 3, ("tests", State.PROCESSING): 1}

@@ -1,0 +1,118 @@
+"""What is secret stays out of everything that Spark and oncely show."""
+
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import PySparkException
+from tests.spark.conftest import HERE, environment
+
+from oncely.spark.options import read_options
+from oncely.spark.reader_options import read_reader_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from tests.spark.conftest import Write
+
+Frame = Callable[..., "DataFrame"]
+
+PASSWORD = "pa55-of-the-ledger"
+
+# A program of a user's: a batch, a stream and a read, all logs on, all that Spark shows printed.
+_PROGRAM = """
+import logging, sys
+logging.basicConfig(level=logging.DEBUG)
+from oncely.spark.session import open_session
+folder, handlers = sys.argv[1:]
+settings = {"spark.master": "local[1]", "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false", "spark.eventLog.dir": f"file:{folder}/events"}
+spark = open_session("secrets", settings)
+spark.sparkContext.setLogLevel("INFO")
+options = {"consumer": "tests", "ledger": "env:LEDGER_SECRET", "handler": "handlers:work",
+           "handler_path": handlers, "quarantine": f"{folder}/quarantine"}
+rows = [(f"m{n}", f"{folder}/effects.jsonl") for n in range(3)]
+messages = spark.createDataFrame(rows, "id string, source string")
+messages.write.format("oncely").options(**options).mode("append").save()
+options["ledger"] = f"file:{folder}/secret"
+messages.write.parquet(f"{folder}/messages")
+stream = spark.readStream.schema("id string, source string").parquet(f"{folder}/messages")
+query = (stream.writeStream.format("oncely").options(**options).trigger(availableNow=True)
+         .option("checkpointLocation", f"{folder}/checkpoint").start())
+query.awaitTermination()
+query.explain(True)
+print(query.lastProgress)
+read = spark.read.format("oncely").option("ledger", options["ledger"]).load()
+print("records:", read.count())
+read.explain("extended")
+read.explain("formatted")
+print(spark.sparkContext.getConf().getAll())
+spark.stop()
+"""
+
+
+def test_a_password_reaches_no_page_and_no_log(postgresql_url: str, tmp_path: Path) -> None:
+    """Neither output nor logs, event log, plans, checkpoint or quarantine hold the password."""
+    url = re.sub("://[^@]*@", f"://oncely:{PASSWORD}@", postgresql_url)
+    (tmp_path / "events").mkdir()
+    (tmp_path / "program.py").write_text(_PROGRAM)
+    secret = tmp_path / "secret"
+    secret.write_text(url)
+    run = subprocess.run(
+        [sys.executable, tmp_path / "program.py", tmp_path, HERE],
+        env=environment(LEDGER_SECRET=url),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3_000:]
+    assert "records: 3" in run.stdout
+    secret.unlink()
+    shown = {str(file): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    events = b"".join(text for name, text in shown.items() if "/events/" in name)
+    assert b"SparkListenerSQLExecutionStart" in events
+    assert b"SparkListenerEnvironmentUpdate" in events
+    shown |= {"stdout": run.stdout.encode(), "stderr": run.stderr.encode()}
+    assert [name for name, text in shown.items() if PASSWORD.encode() in text] == []
+
+
+def test_options_that_travel_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pickled for the executors names the secret, and a repr does not even show a URL."""
+    url = f"postgresql://oncely:{PASSWORD}@nowhere/ledger"
+    monkeypatch.setenv("LEDGER_SECRET", url)
+    given = {"consumer": "tests", "handler": "handlers:work", "handler_path": str(HERE)}
+    for read in (read_options, lambda o: read_reader_options({"ledger": o["ledger"]})):
+        assert PASSWORD.encode() not in pickle.dumps(read({**given, "ledger": "env:LEDGER_SECRET"}))
+        assert PASSWORD not in repr(read({**given, "ledger": url}))
+
+
+def test_a_password_in_a_url_is_masked_in_errors(frame: Frame, write: "Write") -> None:
+    """Where the user writes the password into the URL, no error of ours shows it."""
+    url = (
+        f"postgresql://oncely:{PASSWORD}@127.0.0.1:1/ledger?nonsense={PASSWORD}&password={PASSWORD}"
+    )
+    with pytest.raises(PySparkException) as raised:
+        write(frame("a"), ledger=url)
+    assert "oncely:***@127.0.0.1" in str(raised.value)
+    assert f":{PASSWORD}" not in str(raised.value)
+    assert f"password={PASSWORD}" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("location", "told"),
+    [
+        ("env:NO_SUCH_LEDGER", r"NO_SUCH_LEDGER is not set on \S+ for Spark; on a cluster, set"),
+        ("file:/no/such/ledger", r"'/no/such/ledger' cannot be read: .* on \S+ for Spark"),
+    ],
+)
+def test_a_secret_that_the_executor_lacks(
+    location: str, told: str, frame: Frame, write: "Write"
+) -> None:
+    """A secret is read where the task runs; one that is missing there is told in a line."""
+    with pytest.raises(PySparkException, match=rf"ConfigError: ledger: .*{told}"):
+        write(frame("a"), ledger=location)

@@ -1,0 +1,348 @@
+"""The spool, and what is taken into it from a queue: no Spark here."""
+
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.servers import Rabbitmq
+
+from oncely import ConfigError, Message, OncelyError, open_transport
+from oncely.core.errors import TransportError
+from oncely.spark.rabbitmq_options import read_rabbitmq_options
+from oncely.spark.spool import Spool, read_segment
+from oncely.spark.spooler import Spooler
+from oncely.testing import killed_at
+from oncely.transports.base import Ack, Delivery
+
+_DEADLINE_S = 120.0
+_QUEUE = "orders"
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    """A spool in a folder that is not there yet."""
+    with closing(Spool(str(tmp_path / "deep" / "spool"))) as spool:
+        spool.open(_QUEUE)
+        yield spool
+
+
+def rows_of(spool: Spool, *numbers: int) -> list[dict[str, Any]]:
+    """What is in these segments; in all of them without a number."""
+    files = spool.files(numbers or spool.numbers())
+    return [row for file in files for batch in read_segment(file) for row in batch.to_pylist()]
+
+
+def ids_of(spool: Spool, *numbers: int) -> list[str]:
+    """The ids of what is in these segments."""
+    return [row["id"] for row in rows_of(spool, *numbers)]
+
+
+# ---- The spool ---------------------------------------------------------------------------------
+
+
+def test_messages_come_out_as_they_went_in(spool: Spool) -> None:
+    """Every part of a message that the sink takes is kept, and what is no message is a row."""
+    at = datetime(2025, 3, 1, 12, 30, 0, 123456, timezone(timedelta(hours=2)))
+    never = datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))
+    whole = Message("é", b"\xff\0", "order.made", {"a": "ü", "": ""}, "shop", at, key="k")
+    number = spool.write([whole, Message("", b"x" * 100), Message("n" * 300, time=never)])
+    [first, second, third] = rows_of(spool, number)
+    assert first == {
+        "id": "é",
+        "type": "order.made",
+        "body": b"\xff\0",
+        "headers": [("a", "ü"), ("", "")],
+        "source": "shop",
+        "time": at.astimezone(UTC),
+        "key": "k",
+    }
+    assert (second["id"], second["body"], second["type"]) == (None, b"x" * 100, None)
+    assert (third["id"], third["time"], third["headers"]) == ("n" * 300, None, [])
+
+
+def test_no_number_is_given_twice(spool: Spool, tmp_path: Path) -> None:
+    """Numbers go on after removals, in another process, and above what a checkpoint has."""
+    assert [spool.write([Message(str(n))]) for n in range(4)] == [1, 2, 3, 4]
+    spool.remove(4, keep=0)
+    assert spool.numbers() == [4]
+    spool.close()
+    spool.open(_QUEUE)
+    assert spool.write([Message("a")]) == 5
+    assert spool.write([Message("b")], after=9) == 10
+
+
+def test_the_newest_that_are_committed_stay(spool: Spool) -> None:
+    """What is not committed is never removed, and of what is the newest are kept."""
+    for n in range(6):
+        spool.write([Message(str(n))])
+    spool.remove(4, keep=2)
+    assert spool.numbers() == [3, 4, 5, 6]
+
+
+def test_a_batch_has_as_many_segments_as_fit(spool: Spool) -> None:
+    """As many as hold no more than the limit; one at least, and none where there is none."""
+    for size in (2, 3, 9, 1):
+        spool.write([Message(str(n)) for n in range(size)])
+    assert [spool.end_of_next(start, 5) for start in range(5)] == [2, 2, 3, 4, 4]
+    assert spool.end_of_next(0, 100) == 4
+
+
+def test_a_missing_segment_is_never_passed_over(spool: Spool, tmp_path: Path) -> None:
+    """What is asked for and gone is an error that says so, on the driver and on an executor."""
+    for n in range(3):
+        spool.write([Message(str(n))])
+    [_, file, _] = spool.files([1, 2, 3])
+    Path(file).unlink()
+    with pytest.raises(OncelyError, match=r"segment 2 is not in '.*spool'.*new checkpoint"):
+        spool.files([1, 2, 3])
+    with pytest.raises(OncelyError, match=r"cannot be read here: .*all machines share"):
+        list(read_segment(file))
+
+
+def test_a_spool_has_one_owner_and_one_queue(spool: Spool, tmp_path: Path) -> None:
+    """A second process is turned away while the first is there, another queue for good."""
+    folder = str(tmp_path / "deep" / "spool")
+    with pytest.raises(ConfigError, match=r"option spool: .* in use by another query"):
+        Spool(folder).open(_QUEUE, wait_s=0.1)
+    spool.close()
+    with pytest.raises(ConfigError, match=r"holds messages of queue 'orders', not 'payments'"):
+        Spool(folder).open("payments", wait_s=0.1)
+    with closing(Spool(folder)) as another:
+        another.open(_QUEUE)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """It is said in one line."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"option spool: '.*file/spool' cannot be made: "):
+        Spool(str(tmp_path / "file" / "spool")).open(_QUEUE)
+
+
+# ---- From the queue into the spool -------------------------------------------------------------
+
+Open = Callable[..., Spooler]
+
+
+@pytest.fixture
+def open_at(tmp_path: Path) -> Iterator[Open]:
+    """Opens spoolers, and closes them all in the end."""
+    with ExitStack() as opened:
+
+        def open_spooler(url: str, **options: str) -> Spooler:
+            told = {"url": url, "queue": _QUEUE, "spool": str(tmp_path / "spool"), **options}
+            spooler = opened.enter_context(closing(Spooler(read_rabbitmq_options(told))))
+            spooler.open()
+            return spooler
+
+        yield open_spooler
+
+
+def publish(url: str, ids: list[str]) -> None:
+    """Put messages into the queue."""
+    with closing(open_transport(url)) as transport:
+        transport.publish(_QUEUE, [Message(id_) for id_ in ids])
+
+
+def left_in_queue(url: str) -> list[str]:
+    """What is in the queue, and taken out of it."""
+    with closing(open_transport(url)) as transport:
+        deliveries: list[Delivery] = []
+        while not transport.is_drained(_QUEUE):
+            more = transport.receive(_QUEUE, 1_000, 0.1)
+            transport.settle([(delivery, Ack()) for delivery in more])
+            deliveries += more
+    return [delivery.message.id for delivery in deliveries]
+
+
+def test_segments_hold_what_was_acknowledged(rabbitmq_url: str, open_at: Open) -> None:
+    """Segments of the limit, in the order of the queue, and the queue is empty then."""
+    ids = [f"m{n:04}" for n in range(2_500)]
+    publish(rabbitmq_url, ids)
+    spooler = open_at(rabbitmq_url, wait="10s")
+    assert [spooler.take(1_000), spooler.take(1_000)] == [(1, 1_000), (2, 1_000)]
+    assert spooler.take(1_000, after=7) == (8, 500)
+    assert ids_of(spooler.spool) == ids
+    spooler.close()
+    assert left_in_queue(rabbitmq_url) == []
+
+
+def test_an_empty_queue_leaves_no_segment(rabbitmq_url: str, open_at: Open) -> None:
+    """Nothing came in time: there is nothing to read."""
+    spooler = open_at(rabbitmq_url, wait="0.1s")
+    assert spooler.take(10, after=3) == (3, 0)
+    assert spooler.spool.numbers() == []
+
+
+def test_large_bodies_fill_a_segment(
+    rabbitmq_url: str, open_at: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bodies of a segment are in memory together: their size ends it too."""
+    monkeypatch.setattr("oncely.spark.spooler._MAX_BYTES", 100_000)
+    with closing(open_transport(rabbitmq_url)) as transport:
+        transport.publish(_QUEUE, [Message(str(n), b"x" * 60_000) for n in range(4)])
+    spooler = open_at(f"{rabbitmq_url}?prefetch=1", wait="10s")
+    assert [spooler.take(100)[1], spooler.take(100)[1]] == [2, 2]
+
+
+def test_what_cannot_be_written_is_not_acknowledged(rabbitmq_url: str, open_at: Open) -> None:
+    """Where the spool takes nothing, the queue keeps all of it."""
+    publish(rabbitmq_url, ["a", "b"])
+    spooler = open_at(rabbitmq_url, wait="10s")
+    shutil.rmtree(Path(spooler.spool.file(1)).parent)
+    with pytest.raises(OncelyError, match=r"spool: '.*' cannot be written: "):
+        spooler.take(10)
+    spooler.close()
+    assert left_in_queue(rabbitmq_url) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("point", "spooled", "queued"),
+    [
+        ("segment_written", False, True),
+        ("segment_stored", True, True),
+        ("segment_acknowledged", True, False),
+    ],
+)
+def test_killed_between_the_queue_and_the_offset(
+    rabbitmq_url: str, open_at: Open, tmp_path: Path, point: str, spooled: bool, queued: bool
+) -> None:
+    """Every message is in the spool or in the queue, wherever the process dies; what is in both
+    comes again as a later segment.
+    """
+    ids = [f"m{n}" for n in range(200)]
+    publish(rabbitmq_url, ids)
+
+    def work() -> None:
+        open_at(rabbitmq_url, wait="10s").take(1_000)
+
+    assert killed_at(point, work)
+    spooler = open_at(rabbitmq_url, wait="1s")
+    assert list(spooler.spool.file(1).parent.glob(".segment*")) == []
+    assert ids_of(spooler.spool) == (ids if spooled else [])
+    before = len(spooler.spool.numbers())
+    deadline = time.monotonic() + _DEADLINE_S
+    while queued and len(ids_of(spooler.spool)) < (before + 1) * len(ids):
+        assert time.monotonic() < deadline
+        spooler.take(1_000)
+    assert ids_of(spooler.spool) == ids * (before + queued)
+    spooler.close()
+    assert left_in_queue(rabbitmq_url) == []
+
+
+def test_all_that_is_there_and_not_what_comes_later(rabbitmq_url: str, open_at: Open) -> None:
+    """`take_all` ends though more is published all the time."""
+    publish(rabbitmq_url, [str(n) for n in range(250)])
+    spooler = open_at(rabbitmq_url, max_messages_per_batch="100")
+    take = spooler.take
+
+    def take_and_publish(limit: int, after: int = 0, **more: bool) -> tuple[int, int]:
+        publish(rabbitmq_url, ["later"] * limit)
+        return take(limit, after, **more)
+
+    spooler.take = take_and_publish  # type: ignore[method-assign]
+    assert spooler.take_all() == 3
+    assert ids_of(spooler.spool) == [str(n) for n in range(250)]
+
+
+def test_what_the_broker_has_told_of_is_waited_for(rabbitmq_url: str, open_at: Open) -> None:
+    """A connection that is slow to bring it does not pass for an empty queue."""
+    publish(rabbitmq_url, ["a", "b"])
+    spooler = open_at(rabbitmq_url, wait="0.000001s")
+    assert spooler.take_all() == 1
+    assert ids_of(spooler.spool) == ["a", "b"]
+
+
+def test_a_broker_that_goes_away(
+    private_rabbitmq: Rabbitmq, open_at: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that was reached is waited for; what was not acknowledged in time comes again. One that
+    never was is an error at once.
+    """
+    url = private_rabbitmq.url
+    publish(url, [f"a{n}" for n in range(100)])
+    spooler = open_at(url, wait="0.2s")
+    settle = spooler._transport.settle
+    rounds = itertools.count()
+
+    def settle_late(verdicts: Any) -> None:
+        if next(rounds) == 0:
+            private_rabbitmq.kill()
+        settle(verdicts)
+
+    spooler._transport.settle = settle_late  # type: ignore[method-assign]
+    assert spooler.take(100)[1] == 100
+    with closing(Spooler(read_rabbitmq_options({"url": url, "queue": "x", "spool": "x"}))) as new:
+        began = time.monotonic()
+        with pytest.raises(TransportError):
+            new.take(1)
+        assert time.monotonic() - began < 30
+    starting = Thread(target=private_rabbitmq.start)
+    starting.start()
+    # The broker is away when this begins.
+    spooler.take(1_000)
+    starting.join()
+    publish(url, [f"b{n}" for n in range(100)])
+    deadline = time.monotonic() + _DEADLINE_S
+    while len(set(ids_of(spooler.spool))) < 200:
+        assert time.monotonic() < deadline
+        spooler.take(1_000)
+    assert set(ids_of(spooler.spool)) == {f"{kind}{n}" for kind in "ab" for n in range(100)}
+    spooler.close()
+    assert left_in_queue(url) == []
+
+
+# ---- Options -----------------------------------------------------------------------------------
+
+_GOOD = {"url": "amqp://localhost", "queue": "orders", "spool": "spool"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"url": ""}, r"option url: missing; write \.option\(\"url\", \"amqp://"),
+        ({"url": "http://u:secret@h"}, r"option url: 'http://u:\*\*\*@h' is no URL of RabbitMQ"),
+        ({"url": "sqlite:///q.db"}, r"is no URL of RabbitMQ; write \"amqp://user:password@"),
+        ({"url": "env:ONCELY_NOT_SET"}, r"environment variable ONCELY_NOT_SET is not set"),
+        ({"url": "amqp://h?prefetch=x"}, "prefetch: 'x' is no whole number"),
+        ({"queue": ""}, "option queue: missing"),
+        ({"spool": ""}, "option spool: missing"),
+        ({"spool": "s3://bucket/x"}, "option spool: 's3://bucket/x' is no folder"),
+        ({"quue": "orders"}, "option quue: there is no such key; did you mean 'queue'?"),
+        ({"max_messages_per_batch": "0"}, "max_messages_per_batch: '0' is no whole number"),
+        ({"keep_segments": "few"}, "keep_segments: 'few' is no whole number"),
+        ({"wait": "0s"}, 'option wait: zero would ask without a pause; write "1s"'),
+        ({"wait": "soon"}, "option wait: 'soon' is no duration"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(given: dict[str, str], said: str) -> None:
+    """Each names its option, and what to write."""
+    with pytest.raises(ConfigError, match=said) as raised:
+        read_rabbitmq_options(_GOOD | given)
+    assert "\n" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_secret_is_read_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The URL stays where it is, and no error shows it."""
+    monkeypatch.setenv("BROKER", "amqp://user:secret@localhost")
+    options = read_rabbitmq_options(_GOOD | {"url": "env:BROKER", "spark.sql.x": "y"})
+    assert "secret" not in repr(options)
+    assert options.url() == "amqp://user:secret@localhost"
+    monkeypatch.setenv("BROKER", "amqp://user:secret@localhost?prefix=x")
+    with pytest.raises(ConfigError, match="prefix") as raised:
+        options.transport()
+    assert "secret" not in str(raised.value)
+
+
+def test_pq_footers_tell_how_many(spool: Spool) -> None:
+    """A segment is plain Parquet, that other tools read."""
+    number = spool.write([Message("a"), Message("b")])
+    assert pq.read_table(spool.file(number)).num_rows == 2

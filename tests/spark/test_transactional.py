@@ -1,0 +1,395 @@
+"""Mode `transactional`: claims, what handlers write and send, and completions, in one commit."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+from tests.conformance.conftest import url_of
+from tests.spark.tasks import batches_of, book, is_killed_at, key_of, run_task, task_of
+
+from oncely import Message, Record, Reject, Retry, State, open_ledger
+from oncely.core.errors import ConfigError, ContentionError
+from oncely.crashpoints import arm, disarm
+from oncely.locations import open_named_sessions
+from oncely.spark.channel import TaskChannel
+from oncely.spark.chunks import Stopped
+from oncely.spark.counts import Counts
+from oncely.spark.modes import open_task
+from oncely.spark.options import read_options
+from oncely.spark.quarantine import Quarantine
+from oncely.testing import granted
+
+INSERT = text("INSERT INTO effects (name) VALUES (:name)")
+
+
+class Place:
+    """A ledger in a database, with a table of effects in it."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self.ledger = open_ledger(url)
+        self.ledger.migrate()
+        self.begins = open_named_sessions(url)
+        self.engine: Engine = self.begins.kw["bind"]
+        with self.engine.begin() as connection:
+            connection.execute(text("CREATE TABLE effects (name VARCHAR(255))"))
+
+    def run(self, handler: Callable[..., Any], *ids: str, **options: str) -> Counts:
+        """Run a transactional task; return what it counted."""
+        return run_task(self.ledger, handler, self.folder, ids, 1_000, self.begins, **options)
+
+    def effects(self) -> Counter[str]:
+        """How many effects each message had."""
+        with self.engine.connect() as connection:
+            return Counter(connection.execute(text("SELECT name FROM effects")).scalars())
+
+    def record(self, id_: str) -> Record:
+        """What the ledger knows of a message."""
+        record = self.ledger.find(key_of(id_))
+        assert record is not None
+        return record
+
+    def waiting(self) -> Counter[str]:
+        """How many messages wait to be sent, by the message whose handler sent them."""
+        taken = self.ledger.take_deferred(10_000, "1ms")
+        return Counter(message.parent.message_id for message in taken)
+
+
+def _place(url: str, folder: Path) -> Iterator[Place]:
+    place = Place(url, folder)
+    with closing(place.ledger):
+        yield place
+    place.engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A place in each kind of database."""
+    yield from _place(url_of(request.param, request, tmp_path), tmp_path)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Place]:
+    """A place in a file."""
+    yield from _place(f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path)
+
+
+@pytest.fixture
+def commits() -> Iterator[list[None]]:
+    """One for each commit of handlers."""
+    seen: list[None] = []
+    arm("after_commit", lambda: seen.append(None))
+    yield seen
+    disarm()
+
+
+# ---- Chunks ------------------------------------------------------------------------------------
+
+
+def test_a_chunk_is_one_transaction(place: Place, commits: list[None]) -> None:
+    """Effects, what is sent, and records are stored together; copies are duplicates."""
+    ids = [f"m{number}" for number in range(250)]
+    counts = place.run(book, *ids, *ids[:20], chunk="100")
+    assert (counts.handled, counts.duplicates_input) == (250, 20)
+    assert place.effects() == dict.fromkeys(ids, 1)
+    assert place.waiting() == dict.fromkeys(ids, 1)
+    assert place.ledger.counts() == {("tests", State.HANDLED): 250}
+    assert len(commits) <= 5
+    again = place.run(book, *ids)
+    assert (again.handled, again.duplicates_ledger) == (0, 250)
+    assert place.effects().total() == 250
+
+
+def test_one_that_fails_is_alone(place: Place) -> None:
+    """The others of its chunk are stored, and it is tried as the policy says."""
+    tried: list[str] = []
+
+    def handle(message: Message, session: Any) -> None:
+        book(message, session)
+        if message.id == "b":
+            tried.append(message.id)
+            raise ValueError("never")
+        if message.id == "c" and message.claim is not None and message.claim.attempts == 1:
+            raise Retry(delay="10ms")
+
+    counts = place.run(handle, "a", "b", "c", "d", tries="3", backoff="10ms")
+    assert (counts.handled, counts.failed) == (3, 1)
+    assert place.effects() == {"a": 1, "c": 1, "d": 1}
+    assert place.waiting() == {"a": 1, "c": 1, "d": 1}
+    record = place.record("b")
+    assert (record.state, record.exhausted, record.attempts) == (State.FAILED, True, 3)
+    assert record.error == "ValueError: never"
+    assert [place.record(id_).attempts for id_ in "acd"] == [1, 2, 1]
+    tried.clear()
+    assert place.run(handle, "b").failed == 1
+    assert not tried
+
+
+def test_what_is_rejected_is_set_aside(here: Place) -> None:
+    """What a handler wrote before it rejected is not stored; the next delivery is set aside too."""
+
+    def handle(message: Message, session: Any) -> None:
+        book(message, session)
+        if message.id == "b":
+            raise Reject("no such account")
+
+    for handled in (2, 0):
+        counts = here.run(handle, "a", "b", "c")
+        assert (counts.handled, counts.quarantined) == (handled, {"no such account": 1})
+    assert here.effects() == {"a": 1, "c": 1}
+    assert here.record("b").exhausted
+
+
+def test_results_and_steps(place: Place) -> None:
+    """A result is kept with the record; a step's, only with its transaction."""
+    ran: list[str] = []
+
+    def handle(message: Message, session: Any) -> dict[str, Any]:
+        message.step("count", lambda: ran.append(message.id))
+        book(message, session)
+        if len(ran) < 3:
+            raise ValueError("not yet")
+        return {"key": message.idempotency_key}
+
+    assert place.run(handle, "a", results="keep", backoff="10ms").handled == 1
+    assert ran == ["a"] * 3, "what the transaction undid was not done"
+    assert place.record("a").result["key"]
+    assert place.effects() == {"a": 1}
+
+
+# ---- Whose fault it is -------------------------------------------------------------------------
+
+
+def test_what_the_database_refuses_is_the_messages(place: Place) -> None:
+    """An error of its statements is the failure of one message."""
+
+    def handle(message: Message, session: Any) -> None:
+        book(message, session)
+        if message.id == "b":
+            session.execute(text("SELECT nothing FROM nowhere"))
+
+    counts = place.run(handle, "a", "b", "c", tries="1")
+    assert (counts.handled, counts.failed) == (2, 1)
+    assert place.effects() == {"a": 1, "c": 1}
+
+
+def test_a_swallowed_error(postgresql_url: str, tmp_path: Path) -> None:
+    """PostgreSQL stores nothing after an error; that is told of the message that met it."""
+
+    def handle(message: Message, session: Any) -> None:
+        book(message, session)
+        if message.id == "b":
+            with suppress(SQLAlchemyError):
+                session.execute(text("SELECT nothing FROM nowhere"))
+
+    for place in _place(postgresql_url, tmp_path):
+        counts = place.run(handle, "a", "b", "c", tries="1")
+        assert (counts.handled, counts.failed) == (2, 1)
+        assert place.effects() == {"a": 1, "c": 1}
+        assert place.record("b").error
+
+
+def test_a_handler_that_commits(here: Place) -> None:
+    """Its commit is refused: nothing of it is stored, and it fails for that."""
+
+    def handle(message: Message, session: Any) -> None:
+        book(message, session)
+        if message.id == "b":
+            session.commit()
+
+    counts = here.run(handle, "a", "b", "c", tries="2", backoff="10ms")
+    assert (counts.handled, counts.failed) == (2, 1)
+    assert here.effects() == {"a": 1, "c": 1}
+    assert here.waiting() == {"a": 1, "c": 1}
+    assert "transaction" in str(here.record("b").error)
+
+
+def test_a_lost_race_is_no_try(place: Place) -> None:
+    """A transaction that only lost against another is begun again, and no attempt is counted."""
+    lost: list[str] = []
+
+    def lose_first() -> None:
+        if len(lost) < 3:
+            lost.append("lost")
+            raise ContentionError("others were faster")
+
+    arm("before_commit", lose_first)
+    try:
+        counts = place.run(book, "a", tries="1")
+    finally:
+        disarm()
+    assert (counts.handled, len(lost)) == (1, 3)
+    assert place.record("a").attempts == 1
+    assert place.effects() == {"a": 1}
+
+
+# ---- Others ------------------------------------------------------------------------------------
+
+
+def test_two_tasks_over_the_same_messages(place: Place) -> None:
+    """Each message has one effect, and each delivery one count; neither task waits for ever."""
+    ids = [f"m{number}" for number in range(300)]
+    total = Counts()
+    failures: list[BaseException] = []
+    start = threading.Barrier(2)
+
+    def run(number: int) -> None:
+        folder = place.folder / str(number)
+        options = {"chunk": "50", "since": "0"}
+        task = task_of(place.ledger, book, folder, None, place.begins, **options)
+        start.wait()
+        try:
+            task.run(batches_of(ids if number else ids[::-1], 50))
+        except BaseException as error:
+            failures.append(error)
+            raise
+        total.add(task.counts)
+
+    threads = [threading.Thread(target=run, args=[number]) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert (total.received, total.handled, total.duplicates_input) == (600, 300, 300)
+    assert place.effects() == dict.fromkeys(ids, 1)
+
+
+def test_nothing_is_locked_while_it_waits(place: Place) -> None:
+    """What another worker holds is waited for outside of any transaction."""
+    claim = granted(place.ledger.claim(key_of("b"), "30s"))
+    done: list[Counts] = []
+    waits = threading.Thread(target=lambda: done.append(place.run(book, "a", "b", "c", since="0")))
+    waits.start()
+    while place.effects() != {"a": 1, "c": 1}:
+        assert waits.is_alive()
+    # The other's own writes go through, and so do anybody's.
+    with place.engine.begin() as connection:
+        connection.execute(INSERT, {"name": "b"})
+    place.ledger.complete(claim)
+    waits.join(30)
+    assert [(counts.handled, counts.duplicates_input) for counts in done] == [(2, 1)]
+    assert place.effects() == {"a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize(("finding", "handled"), [("happened", 0), ("not_happened", 1)])
+def test_what_another_mode_left_in_doubt(
+    here: Place, monkeypatch: pytest.MonkeyPatch, finding: str, handled: int
+) -> None:
+    """A lease that ran out is in doubt here too: the policy says what follows."""
+    granted(here.ledger.claim(key_of("a"), "1ms"))
+    monkeypatch.setattr("tests.spark.tasks.probe", lambda _: finding)
+    assert here.run(book, "a", on_in_doubt="hold").in_doubt == 1
+    counts = here.run(book, "a", on_in_doubt="tests.spark.tasks:probe", since="0")
+    assert (counts.handled, counts.duplicates_input) == (handled, 1 - handled)
+    assert here.effects().total() == handled
+
+
+def test_a_task_that_is_stopped(here: Place) -> None:
+    """What it was at is undone: nothing is left claimed, and the next run can start at once."""
+    channel = TaskChannel(None, "")
+
+    def handle(message: Message, session: Any) -> None:
+        book(message, session)
+        if message.id == "b":
+            channel.stopping.set()
+
+    task = task_of(here.ledger, handle, here.folder, channel, here.begins)
+    with pytest.raises(Stopped):
+        task.run(batches_of("abc"))
+    assert here.ledger.counts() == {}
+    assert here.effects() == {}
+    assert here.run(book, "a", "b", "c").handled == 3
+
+
+# ---- Crashes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("point", "nth", "stored"),
+    [("in_handler", 3, 0), ("in_handler", 8, 5), ("before_commit", 1, 0), ("after_commit", 1, 5)],
+)
+def test_a_crash_doubles_nothing(place: Place, point: str, nth: int, stored: int) -> None:
+    """Wherever a task is killed, a chunk is stored whole or not at all; the next run does the
+    rest at once.
+    """
+    ids = [f"m{number}" for number in range(10)]
+
+    def work() -> None:
+        begins = open_named_sessions(place.url)
+        run_task(open_ledger(place.url), book, place.folder, ids, 5, begins)
+
+    assert is_killed_at(point, nth, work)
+    assert place.effects().total() == stored
+    assert place.waiting().total() == stored
+    counts = place.run(book, *ids)
+    assert (counts.handled, counts.duplicates_ledger) == (10 - stored, stored)
+    assert place.effects() == dict.fromkeys(ids, 1)
+    assert {place.record(id_).attempts for id_ in ids} == {1}
+
+
+# ---- Settings ----------------------------------------------------------------------------------
+
+
+def test_redis_is_refused() -> None:
+    """A ledger without transactions is refused, in one line that says what to write."""
+    options = {"mode": "transactional", "consumer": "tests", "handler": "shop:pay"}
+    with pytest.raises(ConfigError, match="redis has no transactions") as refused:
+        read_options(options | {"ledger": "redis://localhost/0"})
+    assert 'mode "leased"' in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_secret_redis_is_refused(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is one whose URL only the task can read; it does not show there."""
+    monkeypatch.setenv("LEDGER_URL", "redis://:hunter2@localhost/0")
+    options = {"mode": "transactional", "consumer": "tests", "ledger": "env:LEDGER_URL"}
+    read = read_options(options | {"handler": "tests.spark.tasks:book"})
+    quarantine = Quarantine(str(here.folder), "0.parquet")
+    with pytest.raises(ConfigError, match="redis has no transactions") as refused:
+        open_task(here.ledger, read, quarantine, TaskChannel(None, ""))
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("mode", "handler", "wrong"),
+    [
+        ("transactional", "append", r"append takes .*; write `def append\(message, session\):`"),
+        ("leased", "book", r"book takes .*; write `def book\(message\):`"),
+        ("leased", "wait", "write it without async"),
+    ],
+)
+def test_handlers_that_cannot_be_meant(here: Place, mode: str, handler: str, wrong: str) -> None:
+    """A handler of another mode, and one that is async, are refused before anything is claimed."""
+    read = read_options(
+        {"consumer": "tests", "ledger": here.url, "mode": mode}
+        | {"handler": f"tests.spark.tasks:{handler}"}
+    )
+    with pytest.raises(ConfigError, match=wrong):
+        open_task(here.ledger, read, Quarantine(str(here.folder), "0"), TaskChannel(None, ""))
+
+
+# ---- On Spark ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", ["book", "book_and_be_killed"])
+def test_on_spark(
+    frame: Callable[..., Any], write: Callable[..., Counts], here: Place, function: str
+) -> None:
+    """Copies in several tasks, one of which is killed: one effect each, and one message sent."""
+    ids = [f"m{number}" for number in range(300)]
+    rows = [(id_, '{"breaks": true}' if id_ == "m7" else "{}") for id_ in [*ids, *ids[:50]]]
+    counts = write(
+        frame(*rows, partitions=3), function, mode="transactional", ledger=here.url, since="0"
+    )
+    assert (counts.received, counts.handled + counts.duplicates_input) == (350, 350)
+    assert here.effects() == dict.fromkeys(ids, 1)
+    assert here.waiting() == dict.fromkeys(ids, 1)
+    assert function != "book" or counts.handled == 300

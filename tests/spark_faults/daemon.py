@@ -1,0 +1,15 @@
+"""Spark's process from which Python workers are forked, with what their tasks import imported.
+
+Else each worker of each driver spends seconds on that, and drivers here live for seconds.
+"""
+
+from pyspark.daemon import manager
+
+import oncely.spark.sink
+import oncely.spark.table_rows
+import oncely.spark.task
+import oncely.spark.transactional
+import oncely.stores.sql.postgresql  # noqa: F401 - imported for its children.
+
+if __name__ == "__main__":
+    manager()

@@ -1,0 +1,46 @@
+"""Handlers that run in Spark's Python workers: each effect says which message, fence and try."""
+
+import os
+import random
+import time
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+import oncely
+
+LOG_VARIABLE = "ONCELY_TEST_EFFECTS"
+"""The environment variable that says where the log is; the name of the consumer follows."""
+_LONGEST_S = 0.01
+"""What a handler takes, before and after its effect."""
+_EFFECT = text(
+    "INSERT INTO transactional (message_id, fence, attempt, pid) VALUES (:id, :fence, :n, :p)"
+)
+
+
+def append(message: oncely.Message) -> None:
+    """An effect outside: one line in the log, written with one call."""
+    claim = oncely.current().claim
+    _take_time()
+    line = f"{message.id} {claim.fence} {claim.attempts} {os.getpid()}\n"
+    file = os.open(
+        os.environ[LOG_VARIABLE] + claim.key.consumer, os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    )
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+    _take_time()
+
+
+def insert(message: oncely.Message, session: Session) -> None:
+    """An effect in the ledger's own database."""
+    claim = oncely.current().claim
+    _take_time()
+    values = {"id": message.id, "fence": claim.fence, "n": claim.attempts, "p": os.getpid()}
+    session.execute(_EFFECT, values)
+    _take_time()
+
+
+def _take_time() -> None:
+    time.sleep(random.uniform(0, _LONGEST_S))
