@@ -190,8 +190,9 @@ def test_the_numbers_are_those_of_the_ledger(opened: "Chrome") -> None:
     over_time = numbers(opened, "over-time").values()
     assert sum(int(messages) for messages, _ in over_time) == 30
     assert sum(int(duplicates) for _, duplicates in over_time) == 4
-    [(records, age)] = [numbers(opened, "in-doubt")["billing"]]
-    assert (records, age) == ("1", "2 h")
+    doubtful, age = numbers(opened, "in-doubt")["billing"]
+    assert doubtful == "1"
+    assert age.startswith("2") and age.endswith(" h")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -172,7 +172,7 @@ def test_what_is_no_message_is_set_aside(
         pika.BasicProperties(headers={"x-oncely-id": "x" * 256}),
         pika.BasicProperties(message_id="large", app_id=app),
         pika.BasicProperties(
-            message_id="odd", app_id=app, headers={"x": {"y": b"\xff"}, "time": 7}, timestamp=1
+            message_id="odd", app_id=app, headers={"x": {"y": b"\xff"}, "time": 7}
         ),
     ]
     with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq_url))) as connection:

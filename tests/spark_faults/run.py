@@ -104,12 +104,17 @@ class Run:
         self.programs.wait_for(lambda: driver.poll() is not None, "a driver does not end")
         return driver.returncode
 
-    def is_open(self) -> bool:
-        """Whether a batch of each mode is between its offsets and its commit."""
-        return all(
-            len(self._numbers(mode, "offsets")) > len(self._numbers(mode, "commits"))
-            for mode in self._task.modes
-        )
+    def await_open_batch(self, driver: "subprocess.Popen[bytes]") -> None:
+        """Wait until a batch is between its offsets and its commit."""
+
+        def is_open() -> bool:
+            assert driver.poll() is None, "the driver has ended already"
+            return any(
+                len(self._numbers(mode, "offsets")) > len(self._numbers(mode, "commits"))
+                for mode in self._task.modes
+            )
+
+        self.programs.wait_for(is_open, "no batch is open")
 
     def remove_newest_commit(self) -> None:
         """Forget that the last batch of each mode was committed."""

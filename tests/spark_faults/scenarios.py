@@ -89,10 +89,10 @@ def speculation(run: Run, _: Postgresql) -> None:
 
 def driver_killed(run: Run, _: Postgresql) -> None:
     """The driver is killed between a batch's offsets and its commit, twice."""
-    for share in (0.2, 0.7):
+    for share in (0.2, 0.5):
         driver = run.driver()
         run.reach(driver, share)
-        run.programs.wait_for(run.is_open, "no batch is open")
+        run.await_open_batch(driver)
         run.programs.kill_driver(driver)
     run.finish(run.driver())
 

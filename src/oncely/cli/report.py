@@ -8,12 +8,14 @@ from oncely.cli.opening import located
 from oncely.cli.progress import Progress
 from oncely.report.page import check_writable, write_page
 from oncely.spark.measures import measure
+from oncely.spark.records import check_archive
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Measure, and write the page."""
     to = Path(parsed.to)
     check_writable(to)
+    check_archive(parsed.archive)
     location = located(parsed)
     with Progress("measuring on Spark"):
         measures = measure(location, parsed.consumer, parsed.archive)
