@@ -192,7 +192,8 @@ def test_the_numbers_are_those_of_the_ledger(opened: "Chrome") -> None:
     assert sum(int(duplicates) for _, duplicates in over_time) == 4
     doubtful, age = numbers(opened, "in-doubt")["billing"]
     assert doubtful == "1"
-    assert age.startswith("2") and age.endswith(" h")
+    assert age.startswith("2")
+    assert age.endswith(" h")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
