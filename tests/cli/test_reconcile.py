@@ -34,10 +34,10 @@ def good_ids(folder: Path) -> list[str]:
     """The ids of the messages in the example's files that are messages, sorted."""
     ids = set()
     for file in folder.glob("*.jsonl"):
-        for line in file.read_text().splitlines():
+        for line in file.read_bytes().splitlines():
             try:
                 ids.add(check_id(json.loads(line).get("id")))
-            except (json.JSONDecodeError, MessageError):
+            except (ValueError, AttributeError, MessageError):
                 continue
     return sorted(ids)
 
@@ -59,12 +59,12 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     folder = tmp_path_factory.mktemp("reconcile") / "example"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("out", "messages*", "__py*"))
     subprocess.run(
-        [sys.executable, "generate.py", "--count", "400"], cwd=folder, check=True, stdout=-3
+        [sys.executable, "generate.py", "--count", "1000"], cwd=folder, check=True, stdout=-3
     )
     generated = json.loads((folder / "messages.expected.json").read_text())
-    (folder / "messages" / "unfit.jsonl").write_text('{"id": "unfit", "payload": 17}\n')
     (folder / "out").mkdir()
     ids = fill(OnFile(folder / "out" / "ledger.db"), good_ids(folder / "messages"), folder)
+    (folder / "messages" / "unfit.jsonl").write_text('{"id": "unfit", "payload": 17}\n')
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "oncely", "reconcile", "pipeline.toml", "--json"),
