@@ -116,6 +116,7 @@ def _reconcile(
     spark: "SparkSession", config: ReconcileConfig, archive: str | None, to: str | None
 ) -> Reconciliation:
     from pyspark import StorageLevel
+    from pyspark.sql import functions as f
 
     began = time.monotonic()
     deliveries = _deliveries(spark, config).persist(StorageLevel.DISK_ONLY)
@@ -126,7 +127,9 @@ def _reconcile(
     found = _count(deliveries, compared)
     if to is not None:
         compared.write.partitionBy("outcome").parquet(f"{to}/messages")
-        unusable = deliveries.where("reason IS NOT NULL").select("reason", "id", "row")
+        # A reader of Parquet refuses a string of Spark's with bytes that are no text.
+        whole = [f.make_valid_utf8(name).alias(name) for name in ("id", "row")]
+        unusable = deliveries.where("reason IS NOT NULL").select("reason", *whole)
         unusable.write.parquet(f"{to}/quarantined")
     found.seconds = time.monotonic() - began
     return found
