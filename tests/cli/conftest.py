@@ -176,12 +176,11 @@ def in_process() -> InProcess:
     """Run the command in a process of its own; settings are those of subprocess.run."""
 
     def run(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings}
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 60, **settings}
         return subprocess.run(
             [sys.executable, "-m", "oncely", *arguments],
             check=False,
             text=True,
-            timeout=60,
             **settings,
         )
 

@@ -23,11 +23,12 @@ from oncely.spark.reconcile_file import read_reconcile_config
 from oncely.testing import granted
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Main
+    from tests.cli.conftest import InProcess, Main, Project
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "notifications"
 CONSUMER = "notification-service"
 DAY_S = 86_400
+REAL_INPUT = os.environ.get("ONCELY_REAL_INPUT")
 
 
 def good_ids(folder: Path) -> list[str]:
@@ -194,6 +195,33 @@ def test_what_is_wrong_is_a_failure(outcome: str) -> None:
     assert not found.has_failures
     found.messages[outcome] = 1
     assert found.has_failures
+
+
+@pytest.mark.skipif(not REAL_INPUT, reason="set ONCELY_REAL_INPUT to a file of GitHub deliveries")
+def test_real_input(project: "Project", in_process: "InProcess") -> None:
+    """After a run over real deliveries none is missing, and one that is forgotten is."""
+    source = Path(str(REAL_INPUT))
+    expected = json.loads(source.with_name("github-webhooks.expected.json").read_text())
+    project.tables["source"] = {"format": "json", "path": str(source)}
+    project.tables["message"] = {"id": "delivery", "body": "to_json(payload)"}
+    project.run()
+    file = str(project.file)
+    ran = in_process("reconcile", file, "--json", timeout=540)
+    said = json.loads(ran.stdout)
+    assert ran.returncode == 0
+    assert (said["received"], said["handled"]) == (expected["rows"], expected["unique"])
+    assert (said["duplicates"], said["quarantined"]) == (expected["duplicates"], expected["broken"])
+    assert not any(said["not_in_source"].values())
+    at = OnFile(project.folder / "out" / "ledger.db")
+    [record] = at.ledger.scan(limit=1)
+    at.ledger.forget(record.key)
+    at.ledger.close()
+    ran = in_process("reconcile", file, "--json", timeout=540)
+    assert ran.returncode == 1
+    assert json.loads(ran.stdout)["missing"] == 1
+    page = str(project.folder / "report.html")
+    ran = in_process("report", "--ledger", at.url, "--to", page, "--json", timeout=540)
+    assert json.loads(ran.stdout)["records"] == expected["unique"] - 1
 
 
 SOURCE = '[source]\nformat = "json"\npath = "in"\n[message]\nid = "id"\n'

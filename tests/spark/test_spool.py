@@ -3,7 +3,7 @@
 import itertools
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -255,7 +255,13 @@ def test_all_that_is_there_and_not_what_comes_later(rabbitmq_url: str, open_at: 
 def test_what_the_broker_has_told_of_is_waited_for(rabbitmq_url: str, open_at: Open) -> None:
     """A connection that is slow to bring it does not pass for an empty queue."""
     publish(rabbitmq_url, ["a", "b"])
-    spooler = open_at(rabbitmq_url, wait="0.000001s")
+    spooler = open_at(rabbitmq_url, wait="1s")
+    receive = spooler._transport.receive
+
+    def receive_slowly(queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
+        return receive(queue, max_messages, wait_s) if wait_s > 5 else []
+
+    spooler._transport.receive = receive_slowly  # type: ignore[method-assign]
     assert spooler.take_all() == 1
     assert ids_of(spooler.spool) == ["a", "b"]
 
@@ -286,9 +292,11 @@ def test_a_broker_that_goes_away(
         assert time.monotonic() - began < 30
     starting = Thread(target=private_rabbitmq.start)
     starting.start()
-    # The broker is away when this begins.
-    spooler.take(1_000)
-    starting.join()
+    try:
+        # The broker is away when this begins.
+        spooler.take(1_000)
+    finally:
+        starting.join()
     publish(url, [f"b{n}" for n in range(100)])
     deadline = time.monotonic() + _DEADLINE_S
     while len(set(ids_of(spooler.spool))) < 200:

@@ -135,6 +135,10 @@ class Line:
         """On the thread: call it as soon as all that was said before is with the system."""
         self._ioloop.add_callback(lambda: self._call_or_wait(call))
 
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> None:
+        """On the thread: call it after that time."""
+        self._ioloop.call_later(delay_s, call)
+
     def close(self) -> None:
         """Leave the broker, who gives back what is not settled."""
         with self._lock:

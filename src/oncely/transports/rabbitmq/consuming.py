@@ -15,6 +15,10 @@ from oncely.transports.rabbitmq.bell import Bell
 from oncely.transports.rabbitmq.connection import Channel, Line, Reply
 from oncely.transports.rabbitmq.messages import Content, count_of, message_of
 
+_AHEAD_S = 0.25
+"""How long the broker is at least not told of what is acknowledged ahead of something that came
+before, and at most twice as long: as a rule that follows, and one word is enough for all."""
+
 
 class Terms(NamedTuple):
     """How messages are consumed."""
@@ -62,6 +66,9 @@ class Intake(Channel):
         self._unsettled: dict[int, int] = {}
         # What is about to be published elsewhere, and to be settled then.
         self._leaving: set[int] = set()
+        # Acknowledged ahead of what came before, for long and not so long: the broker does not know.
+        self._long_ahead: list[int] = []
+        self._ahead: list[int] = []
         self._consumer = 0
         self._consumers_share = 0
         self._is_consuming = False
@@ -128,9 +135,20 @@ class Intake(Channel):
             self.ask(self._pause)
         return bool(self._unsettled)
 
+    def tell_all(self) -> None:
+        """Let the broker know of all that is acknowledged."""
+
+        def begin(reply: Reply) -> None:
+            self._tell_each([*self._long_ahead, *self._ahead])
+            self._long_ahead, self._ahead = [], []
+            reply(None)
+
+        self.ask(begin)
+
     def lost(self) -> None:
         self._unsettled.clear()
         self._leaving.clear()
+        self._long_ahead, self._ahead = [], []
         self._arrivals.clear()
         self._bell.ring()
 
@@ -243,15 +261,30 @@ class Intake(Channel):
             self.raw.basic_nack(number, requeue=True)
 
     def _acknowledge(self, numbers: Sequence[int]) -> None:
-        """Tell the broker; all together below the first that is not settled."""
+        """Tell the broker: of all together below the first that is not settled, of the rest soon."""
         for number in numbers:
             self._forget(number)
         first_left = next(iter(self._unsettled), math.inf)
-        if together := [number for number in numbers if number < first_left]:
+        waiting = (*self._long_ahead, *self._ahead, *numbers)
+        if together := [number for number in waiting if number < first_left]:
             self.raw.basic_ack(max(together), multiple=True)
+        was_any = bool(self._long_ahead or self._ahead)
+        self._long_ahead = [number for number in self._long_ahead if number > first_left]
+        self._ahead = [number for number in (*self._ahead, *numbers) if number > first_left]
+        if self._ahead and not was_any:
+            self.line.call_later(_AHEAD_S, self._tell_soon)
+
+    def _tell_soon(self) -> None:
+        if self.is_over:
+            return
+        self._tell_each(self._long_ahead)
+        self._long_ahead, self._ahead = self._ahead, []
+        if self._long_ahead:
+            self.line.call_later(_AHEAD_S, self._tell_soon)
+
+    def _tell_each(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            if number > first_left:
-                self.raw.basic_ack(number)
+            self.raw.basic_ack(number)
 
     def _forget(self, number: int) -> None:
         if self._unsettled.pop(number, 0) == self._consumer:

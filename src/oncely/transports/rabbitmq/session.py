@@ -2,9 +2,11 @@
 
 import os
 import threading
+from contextlib import suppress
 
 from pika.connection import Parameters
 
+from oncely.core.errors import TransportError
 from oncely.transports.rabbitmq.connection import Reach
 from oncely.transports.rabbitmq.consuming import Intake, Terms
 from oncely.transports.rabbitmq.inbox import Inbox
@@ -60,5 +62,10 @@ class Session:
     def close(self) -> None:
         """Give everything back."""
         self.closed.set()
+        for inbox in list(self._inboxes.values()):
+            for intake in inbox.intakes:
+                # Where the broker is lost it has taken back all the same.
+                with suppress(TransportError):
+                    intake.tell_all()
         self.consuming.close()
         self._publishing.close()
