@@ -34,6 +34,8 @@ COPIES = 0.1
 ACKNOWLEDGED = 100
 """Together, by the driver alone."""
 _COPIED_FROM = 1_000
+_LARGE = 2_000
+"""Messages in a window, where they are more than by default."""
 
 
 class _Base(DeclarativeBase):
@@ -81,7 +83,7 @@ class Bench:
         """As users write it; with a larger window than by default, and as much on its way."""
         if window is None:
             return Consumer(self.url, queue).idempotent(self.shop.ledger, "bench")
-        large = Consumer(f"{self.url}?prefetch={2 * window}", queue).window(window)
+        large = Consumer(f"{self.url}?prefetch={3 * window}", queue).window(window)
         return large.idempotent(self.shop.ledger, "bench")
 
 
@@ -106,8 +108,8 @@ def once(bench: Bench, queue: str) -> None:
 
 
 def once_large(bench: Bench, queue: str) -> None:
-    """The same in windows of a thousand."""
-    bench.consumer(queue, 1_000).consume(lambda _: None, drain=True)
+    """The same in larger windows."""
+    bench.consumer(queue, _LARGE).consume(lambda _: None, drain=True)
 
 
 def transactional(bench: Bench, queue: str) -> None:
@@ -116,7 +118,7 @@ def transactional(bench: Bench, queue: str) -> None:
     def add(message: Message, session: Session) -> None:
         session.add(Order(content=message.id))
 
-    consumer = bench.consumer(queue, 1_000).transactional(sessionmaker(bench.shop.engine))
+    consumer = bench.consumer(queue, _LARGE).transactional(sessionmaker(bench.shop.engine))
     consumer.consume(add, drain=True)
 
 
@@ -127,7 +129,7 @@ def together(bench: Bench, queue: str) -> None:
     def insert_all(messages: Sequence[Message], connection: Connection) -> None:
         connection.execute(statement, {"ids": [message.id for message in messages]})
 
-    consumer = bench.consumer(queue, 1_000).transactional(bench.shop.engine, together=True)
+    consumer = bench.consumer(queue, _LARGE).transactional(bench.shop.engine, together=True)
     consumer.consume(insert_all, drain=True)
 
 
@@ -144,7 +146,7 @@ def session_each(bench: Bench, queue: str) -> None:
 
 LIMIT, SEED, BUSINESS = "pika alone", "pika, three statements", "pika, insert and commit"
 SESSION = "pika, session and commit"
-ONCE, LARGE = "consumer", "consumer, windows of 1,000"
+ONCE, LARGE = "consumer", f"consumer, windows of {_LARGE:,}"
 TRANSACTIONAL = "consumer, session of a window"
 TOGETHER = "consumer, window together"
 WAYS: dict[str, Callable[[Bench, str], None]] = {
@@ -158,7 +160,7 @@ WAYS: dict[str, Callable[[Bench, str], None]] = {
     TOGETHER: together,
 }
 FEW = {SEED, BUSINESS, SESSION}
-"""Slow ways, which take a tenth of the messages."""
+"""Slow ways, which take a twentieth of the messages."""
 
 
 def measure(bench: Bench, rounds: int, messages: int) -> dict[str, list[float]]:
@@ -166,7 +168,7 @@ def measure(bench: Bench, rounds: int, messages: int) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds + 1):
         for name, way in WAYS.items():
-            bench.messages = messages // 10 if name in FEW or not number else messages
+            bench.messages = messages // 20 if name in FEW or not number else messages
             queue = bench.fill(bench.messages)
             began = time.perf_counter()
             way(bench, queue)
@@ -216,7 +218,7 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--rate", type=int, default=200, help="messages/s, for how long they take")
     parser.add_argument("--json", default="benchmarks/results/consumer.json")
     asked = parser.parse_args()

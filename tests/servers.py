@@ -371,6 +371,10 @@ class Redis(Server):
                 return False
 
 
+_NO_BUSY_WAIT = "+sbwt none +sbwtdcpu none +sbwtdio none"
+"""For a node that shares its processors with others, as RabbitMQ's own guide advises."""
+
+
 class Rabbitmq(Server):
     """A RabbitMQ node, alone, without plugins; nothing of it is known to other Erlang programs."""
 
@@ -474,7 +478,7 @@ class Rabbitmq(Server):
             "ERL_EPMD_PORT": str(self._epmd_port),
             "RABBITMQ_NODENAME": self._NODE,
             "RABBITMQ_DIST_PORT": str(self._dist_port),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-setcookie {self._COOKIE}",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-setcookie {self._COOKIE} {_NO_BUSY_WAIT}",
             "RABBITMQ_CONFIG_FILE": str(self._settings),
             "RABBITMQ_CONF_ENV_FILE": os.devnull,
             "RABBITMQ_MNESIA_BASE": str(self.data),

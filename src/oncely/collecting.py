@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_VALUES_BETWEEN = 50_000
+_VALUES_BETWEEN = 250_000
 
 _lock = threading.Lock()
 _inside: list[tuple[int, int, int]] = []

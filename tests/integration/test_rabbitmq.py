@@ -4,10 +4,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from threading import Event
 
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.channel import Channel
 
 from oncely.core.errors import ConfigError, PublishRefused
 from oncely.core.message import Message
@@ -216,6 +218,42 @@ def test_acknowledged_out_of_order(transport: Transport, rabbitmq_url: str) -> N
     transport.close()
     left = [id_ for n, id_ in enumerate(ids) if n % 3 == 0 and n >= 9 and n != 12]
     assert sorted(_ids(_received(transport, len(left)))) == sorted(left)
+
+
+class _Told:
+    """What RabbitMQ is told to be acknowledged: each time the number, and whether all before it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.acks: list[tuple[int, bool]] = []
+        self.twice = Event()
+        monkeypatch.setattr(Channel, "basic_ack", self._ack)
+
+    def _ack(self, delivery_tag: int = 0, multiple: bool = False) -> None:
+        self.acks.append((delivery_tag, multiple))
+        if len(self.acks) == 2:
+            self.twice.set()
+
+
+def test_what_is_ahead_is_told_with_what_follows(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One word for many, although their first came last."""
+    _publish(transport, 30)
+    deliveries = _received(transport, 30)
+    told = _Told(monkeypatch)
+    transport.settle([(delivery, Ack()) for delivery in deliveries[1:]])
+    transport.settle([(deliveries[0], Ack())])
+    assert told.acks == [(30, True)]
+
+
+def test_what_is_ahead_is_told_alone(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for what is not settled for long."""
+    _publish(transport, 3)
+    deliveries = _received(transport, 3)
+    told = _Told(monkeypatch)
+    transport.settle([(delivery, Ack()) for delivery in deliveries[1:]])
+    assert told.twice.wait(10)
+    assert told.acks == [(2, False), (3, False)]
 
 
 def test_prefetch(transport: Transport, rabbitmq_url: str) -> None:

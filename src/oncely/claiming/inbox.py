@@ -12,7 +12,7 @@ from oncely.claiming.request import Request, to_claim
 from oncely.claiming.settling import Observer, Settler
 from oncely.core.commands import ClaimOutcome, Command, Complete, Outcome, Written
 from oncely.core.errors import ConfigError, EndedError, StoreError
-from oncely.core.message import are_plain_ids, check_id, check_key
+from oncely.core.message import check_ids, check_key
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record
 from oncely.core.rules import completed, decide
@@ -77,9 +77,7 @@ class Inbox(Calls):
         """
         if not message_ids:
             return set()
-        if not are_plain_ids(message_ids):
-            for message_id in message_ids:
-                check_id(message_id)
+        check_ids(message_ids)
         # What the rules say of a message without a record is the same for all of them.
         any_key = Key(consumer, next(iter(message_ids)))
         [first] = to_claim([any_key], None, policy, None, None, None, None)

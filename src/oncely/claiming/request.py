@@ -20,7 +20,7 @@ from oncely.core.commands import (
     Written,
 )
 from oncely.core.errors import FencedError, MessageError, RefusedError
-from oncely.core.message import check_fingerprint, check_key
+from oncely.core.message import check_fingerprint, check_keys
 from oncely.core.policy import Duration, Finding, Policy, lease_seconds
 from oncely.core.record import Claim, Key, Record
 
@@ -60,10 +60,9 @@ def to_claim(
         repeat(None, len(keys)) if fingerprints is None else map(check_fingerprint, fingerprints)
     )
     kept = _each(metadata, len(keys))
+    check_keys(keys)
     return [
-        Request(
-            key, Ask(check_key(key), policy, lease_s, draw, fingerprint, each, finding, found_at)
-        )
+        Request(key, Ask(key, policy, lease_s, draw, fingerprint, each, finding, found_at))
         for key, fingerprint, each in zip(keys, given, kept, strict=True)
     ]
 

@@ -56,6 +56,13 @@ def are_plain_ids(values: Collection[str | None]) -> bool:
     return is_plain and all(values) and max(map(len, values), default=0) <= MAX_ID_LENGTH  # type: ignore[arg-type]
 
 
+def check_ids(values: Collection[str | None]) -> None:
+    """Raise MessageError as `check_id` does, if one of these cannot identify a message."""
+    if not are_plain_ids(values):
+        for value in values:
+            check_id(value)
+
+
 def _check_text(value: object, what: str) -> str:
     """Return `value` if it is text that every database and broker can keep."""
     if not isinstance(value, str):
@@ -69,9 +76,17 @@ def _check_text(value: object, what: str) -> str:
 
 def check_key(key: Key) -> Key:
     """Return `key` if both of its halves are usable; raises MessageError as `check_id` does."""
-    check_id(key.consumer, "consumer")
-    check_id(key.message_id)
+    check_keys([key])
     return key
+
+
+def check_keys(keys: Collection[Key]) -> None:
+    """Raise MessageError as `check_id` does, if half of one of these is not usable."""
+    checked: object = keys  # No consumer.
+    for key in keys:
+        if key.consumer is not checked:
+            checked = check_id(key.consumer, "consumer")
+    check_ids([key.message_id for key in keys])
 
 
 def check_fingerprint(value: str | None) -> str | None:
@@ -223,9 +238,11 @@ def check_message(message: Message, *, needs_id: bool = True) -> Message:
         check_id(message.id)
     if not isinstance(message.body, bytes):
         raise MessageError("body is not bytes")
-    _check_text(message.type, "type")
-    _check_text(message.source, "source")
-    _check_text(message.content_type, "content_type")
+    for what in ("type", "source", "content_type"):
+        text = getattr(message, what)
+        # As most are: the rest finds out what is wrong.
+        if not (isinstance(text, str) and text.isascii() and text.isprintable()):
+            _check_text(text, what)
     if message.key is not None:
         _check_text(message.key, "key")
     if type(message.headers) is not dict and not isinstance(message.headers, Mapping):

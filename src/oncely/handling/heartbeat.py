@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 from oncely.core.commands import Fenced
@@ -32,8 +32,8 @@ class Heartbeat:
         # Reentrant: a claim may be let go by who is collected as garbage in the midst of this.
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        self._held: dict[_Name, Claim] = {}
-        self._good_until: dict[_Name, float] = {}
+        self._held: dict[_Name, tuple[Claim, float]] = {}
+        """Each with `time.monotonic()` when it is not surely live any more."""
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -42,11 +42,10 @@ class Heartbeat:
         if self._lease_s is None:
             return
         self._leave_claims_to_parent()
+        good_until = asked_at + self._lease_s
         with self._lock:
             for claim in claims:
-                name = _name(claim)
-                self._held[name] = claim
-                self._good_until[name] = asked_at + self._lease_s
+                self._held[_name(claim)] = claim, good_until
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._beat, args=[self._lease_s], name="oncely-heartbeat", daemon=True
@@ -59,7 +58,6 @@ class Heartbeat:
             self._pid = os.getpid()
             self._lock = threading.RLock()
             self._held.clear()
-            self._good_until.clear()
 
     def stop(self) -> None:
         """End the thread, and wait for it."""
@@ -69,10 +67,12 @@ class Heartbeat:
 
     def let_go(self, claim: Claim) -> Claim:
         """Stop extending; return the claim as it was last extended."""
-        name = _name(claim)
+        return self.let_go_many([claim])[0]
+
+    def let_go_many(self, claims: Sequence[Claim]) -> list[Claim]:
+        """The same for each of these."""
         with self._lock:
-            self._good_until.pop(name, None)
-            return self._held.pop(name, claim)
+            return [self._held.pop(_name(claim), (claim,))[0] for claim in claims]
 
     def is_good(self, claim: Claim) -> bool:
         """Whether the claim is surely still live.
@@ -82,8 +82,8 @@ class Heartbeat:
         """
         if self._lease_s is None:
             return True
-        good_until = self._good_until.get(_name(claim))
-        return good_until is not None and time.monotonic() < good_until
+        held = self._held.get(_name(claim))
+        return held is not None and time.monotonic() < held[1]
 
     def _beat(self, lease_s: float) -> None:
         while not self._stopped.wait(lease_s / _BEATS_PER_LEASE):
@@ -95,7 +95,7 @@ class Heartbeat:
 
     def _extend_all(self, lease_s: float) -> None:
         with self._lock:
-            claims = list(self._held.values())
+            claims = [claim for claim, _ in self._held.values()]
         if not claims:
             return
         asked_at = time.monotonic()
@@ -103,14 +103,14 @@ class Heartbeat:
         with self._lock:
             for claim, outcome in zip(claims, outcomes, strict=True):
                 name = _name(claim)
-                if self._held.get(name) is not claim:
+                if name not in self._held or self._held[name][0] is not claim:
                     continue
                 if isinstance(outcome, Fenced):
-                    del self._held[name], self._good_until[name]
+                    del self._held[name]
                     _log.warning("claim_lost", extra={"fence": claim.fence})
                 elif outcome.record is not None:
-                    self._held[name] = claim._replace(record=outcome.record)
-                    self._good_until[name] = asked_at + lease_s
+                    extended = claim._replace(record=outcome.record)
+                    self._held[name] = extended, asked_at + lease_s
 
 
 def shared_heartbeat(ledger: Ledger, lease_s: float | None) -> Heartbeat:

@@ -30,6 +30,18 @@ class HeldMessage:
     of the handler may use it.
     """
 
+    __slots__ = (
+        "_deferred",
+        "_is_good",
+        "_lock",
+        "_results",
+        "_running",
+        "calls",
+        "claim",
+        "is_over",
+        "message",
+    )
+
     def __init__(
         self,
         claim: Claim,
@@ -58,7 +70,7 @@ class HeldMessage:
         """The handler has ended: what it has sent. It has no steps any more, and sends nothing."""
         with self._lock:
             self.is_over = True
-            return list(self._deferred.values())
+            return [*self._deferred.values()] if self._deferred else ()
 
     def _check(self, what: str) -> None:
         if self.is_over:

@@ -94,6 +94,8 @@ def ended(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Raises ConfigError where that is only begun: what it returned has yet to run.
     """
     result = function(*args, **kwargs)
+    if result is None:
+        return None  # As most: to look for all that it could be takes longer than they do.
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         for stop in ("close", "cancel"):
             getattr(result, stop, lambda: None)()

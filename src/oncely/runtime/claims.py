@@ -252,7 +252,7 @@ class Claims:
         """
         if not turns:
             return
-        claims = [self.handling.heartbeat.let_go(_held_by(turn).claim) for turn in turns]
+        claims = self.handling.heartbeat.let_go_many([_held_by(turn).claim for turn in turns])
         until = time.monotonic() + min(self.handling.lease_s or _LONGEST_S, _LONGEST_S)
         while True:
             try:

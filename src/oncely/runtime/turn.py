@@ -2,22 +2,16 @@
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
-from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.handling.around import Asked, Begun
 from oncely.transports.base import Delivery, Verdict
 
 
-@dataclass(slots=True, eq=False)
 class Turn:
-    """What is known of a delivery so far."""
+    """What is known of a delivery so far, and the handler that takes it."""
 
-    delivery: Delivery
-    handler: Callable[..., Any]
-    """What takes it."""
     asked: Asked | None = None
     """What the ledger is asked for; None before, and without a ledger."""
     key: Key | None = None
@@ -49,15 +43,16 @@ class Turn:
     verdict: Verdict | None = None
     """What is to become of the delivery, once that is known."""
 
+    def __init__(self, delivery: Delivery, handler: Callable[..., Any]) -> None:
+        # The rest stands in the class until it is known: one is made for each delivery.
+        self.delivery = delivery
+        self.handler = handler
+        self.message = delivery.message
+
     def start_over(self) -> None:
         """Forget what has happened in a transaction that is undone."""
         self.begun = self.refusal = self.link = self.result = self.error = None
         self.has_started = self.has_run = self.is_called = self.may_send = False
-
-    @property
-    def message(self) -> Message:
-        """What was delivered."""
-        return self.delivery.message
 
 
 current_turn: ContextVar[Turn] = ContextVar("oncely_turn")

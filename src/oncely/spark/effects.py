@@ -80,7 +80,7 @@ class Effects:
 
     def _give_back(self, claims: Sequence[Claim], begun: Claim | None) -> None:
         """Release what was not begun; also the one that was, where it may happen twice."""
-        ours = [self._heartbeat.let_go(claim) for claim in claims]
+        ours = self._heartbeat.let_go_many(claims)
         if begun is not None and not self._policy.repeats_doubts:
             del ours[0]
         self._ledger.release_many(ours)
@@ -119,7 +119,7 @@ class Effects:
         return stored
 
     def _store_kind(self, kind: Kind, ends: Sequence[End]) -> list[WriteOutcome]:
-        claims = [self._heartbeat.let_go(end.claim) for end in ends]
+        claims = self._heartbeat.let_go_many([end.claim for end in ends])
         if kind is Kind.DONE:
             return self._ledger.complete_many(claims, results_of(ends, self._policy))
         if kind is Kind.SENDING:

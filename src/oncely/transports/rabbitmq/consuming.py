@@ -66,7 +66,7 @@ class Intake(Channel):
         self._unsettled: dict[int, int] = {}
         # What is about to be published elsewhere, and to be settled then.
         self._leaving: set[int] = set()
-        # Acknowledged ahead of what came before, for long and not so long: the broker does not know.
+        # Acknowledged ahead of what came before, for long and for less: the broker does not know.
         self._long_ahead: list[int] = []
         self._ahead: list[int] = []
         self._consumer = 0
@@ -261,7 +261,7 @@ class Intake(Channel):
             self.raw.basic_nack(number, requeue=True)
 
     def _acknowledge(self, numbers: Sequence[int]) -> None:
-        """Tell the broker: of all together below the first that is not settled, of the rest soon."""
+        """Tell the broker: of all together below the first that is not settled; of others soon."""
         for number in numbers:
             self._forget(number)
         first_left = next(iter(self._unsettled), math.inf)

@@ -83,7 +83,9 @@ def message_of(properties: BasicProperties, body: bytes) -> Message:
         _text(headers.get(_ID, properties.message_id)) or "",
         body,
         _text(headers.get(_TYPE, properties.type)) or "",
-        {name: _text(value) or "" for name, value in headers.items() if _is_users(name)},
+        {name: _text(value) or "" for name, value in headers.items() if _is_users(name)}
+        if headers
+        else {},
         _text(headers.get(_SOURCE, properties.app_id)) or "",
         _time_of(headers.get(_TIME), properties.timestamp),
         _content_type_of(headers.get(_CONTENT_TYPE, properties.content_type)),
@@ -175,8 +177,9 @@ def _check(properties: BasicProperties) -> None:
 
 
 def _headers_of(properties: BasicProperties) -> dict[str, Any]:
-    headers = properties.headers or {}
-    return {_text(name) or "": value for name, value in headers.items()}
+    if not properties.headers:
+        return {}
+    return {_text(name) or "": value for name, value in properties.headers.items()}
 
 
 def _is_users(name: str) -> bool:
@@ -185,9 +188,9 @@ def _is_users(name: str) -> bool:
 
 def _text(value: Any) -> str | None:
     """A value of a header or property as text, whatever it is."""
+    if value is None or isinstance(value, str):
+        return value
     match value:
-        case None | str():
-            return value
         case bytes():
             return value.decode(errors="replace")
         case dict() | list():
