@@ -36,6 +36,9 @@ LIMIT = "COPY, no dedupe"
 ROWS = "mode rows"
 AIM, GOAL = 0.60, 0.40
 FLAT = 0.25
+SETTINGS = {"shared_buffers": "2GB", "max_wal_size": "8GB", "wal_compression": "on"}
+"""Of a server that much is written to. PostgreSQL's own are for a small machine: what they do to a
+large index hides what the ledger does (`--plain`)."""
 FEWER = 20
 """The variant with a statement for each row gets a so many times smaller part."""
 
@@ -93,6 +96,12 @@ VARIANTS: dict[str, Variant] = {
     "mode rows, no ledger": arrow_without_ledger,
     "an INSERT for each row": one_by_one,
 }
+
+
+def set_up(server: Postgresql) -> None:
+    """Let the server have the settings."""
+    execute(server.url, *(f"ALTER SYSTEM SET {each} = '{SETTINGS[each]}'" for each in SETTINGS))
+    server.restart()
 
 
 def empty(url: str) -> None:
@@ -191,6 +200,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--grow", type=int, nargs="*", default=[0, 1_000_000, 2_500_000, 5_000_000])
     parser.add_argument("--batch", type=int, default=500_000, help="rows, while the ledger grows")
+    parser.add_argument("--plain", action="store_true", help="PostgreSQL with its own settings")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     parsed = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="oncely-bench-"))
@@ -198,6 +208,8 @@ def main() -> int:
     os.environ["PYTHONPATH"] = str(HERE)
     os.chdir(folder)
     with Postgresql() as server:
+        if not parsed.plain:
+            set_up(server)
         spark = open_session("bench", {"spark.master": "local[2]"})
         try:
             spark.dataSource.register(ArrowCopy)

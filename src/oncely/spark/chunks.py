@@ -35,12 +35,12 @@ from oncely.locations import open_named_transport
 from oncely.outbox import Relay
 from oncely.runtime.deferred import Deferred
 from oncely.spark.channel import TaskChannel
-from oncely.spark.counts import Counts
 from oncely.spark.ends import End, Kind
 from oncely.spark.horizon import forgotten
 from oncely.spark.options import SinkOptions
 from oncely.spark.quarantine import Quarantine
 from oncely.spark.rows import Row, read_chunks
+from oncely.spark.tally import FIRST_POLL_S, Tally
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -48,13 +48,8 @@ if TYPE_CHECKING:
 _FIRST_CHUNK = 100
 _QUICK_S = 0.5
 _SLOW_S = 2.0
-_FIRST_POLL_S = 0.2
-_LAST_POLL_S = 5.0
 _MAX_WAITING = 10_000
-_MAX_REASONS = 50
-_OTHER_REASONS = "other reasons"
 _MISMATCH = "mismatch: the id was seen before with another body"
-_REJECTED = "Reject: "
 
 
 class Stopped(OncelyError):
@@ -88,13 +83,13 @@ class ChunkTask(ABC):
     def __init__(
         self, ledger: Ledger, options: SinkOptions, quarantine: Quarantine, channel: TaskChannel
     ) -> None:
-        self.counts = Counts()
         self._ledger = ledger
         self._options = options
         self._policy = options.whole_policy()
-        self._quarantine = quarantine
         self._channel = channel
-        self._since = ledger.now() if options.since is None else options.since
+        since = ledger.now() if options.since is None else options.since
+        self._tally = Tally(self._policy, quarantine, since)
+        self.counts = self._tally.counts
         self._chunk = min(_FIRST_CHUNK, options.chunk)
         self._waiting: list[tuple[float, int, Row]] = []
         """A heap of deliveries by when they are due."""
@@ -169,13 +164,13 @@ class ChunkTask(ABC):
             if reason is None:
                 usable.append(row)
             else:
-                self._set_aside(row, reason)
+                self._tally.set_aside(row, reason)
         refused = forgotten(
             self._ledger, self._options.consumer, self._policy, usable, self._archive
         )
         for place, why in refused.items():
             if isinstance(why, str):
-                self._set_aside(usable[place], why)
+                self._tally.set_aside(usable[place], why)
             else:
                 self._count_refusal(usable[place], why, None)
         return [row for place, row in enumerate(usable) if place not in refused]
@@ -250,7 +245,7 @@ class ChunkTask(ABC):
         self._ledger.finish(keys)
         for row, claim in handled:
             self._delays.pop(row.id, None)
-            self._count_duplicate(claim.record)
+            self._tally.duplicate(claim.record)
         self._send(keys)
 
     def _count_refusal(self, row: Row, outcome: _Refusal, doubt: Doubt | None) -> None:
@@ -261,37 +256,18 @@ class ChunkTask(ABC):
             case InDoubt(record):
                 self._count_in_doubt(row, record, is_probed=doubt is not None)
             case Duplicate(record):
-                self._count_duplicate(record)
+                self._tally.duplicate(record)
             case Exhausted(record):
-                self._count_exhausted(row, record)
+                self._tally.exhausted(row, record)
             case Mismatch():
-                self._set_aside(row, _MISMATCH)
+                self._tally.set_aside(row, _MISMATCH)
 
     def _count_busy(self, row: Row, delay: _Delay | None, *, ends: bool) -> None:
-        """Wait for the other worker; not for ever where its claim has no end."""
         now = time.monotonic()
         since = now if delay is None else delay.since
-        waited_s = now - since
-        if self._policy.on_busy == "discard":
-            self.counts.duplicates_input += 1
-        elif not ends and waited_s > (self._policy.lease_s or 0.0):
-            self.counts.in_doubt += 1
-        else:
-            poll_s = min(max(waited_s / 4, _FIRST_POLL_S), _LAST_POLL_S)
-            self._put_off(row, _Delay(now + poll_s, since))
-
-    def _count_duplicate(self, record: Record) -> None:
-        if record.first_seen >= self._since:
-            self.counts.duplicates_input += 1
-        else:
-            self.counts.duplicates_ledger += 1
-
-    def _count_exhausted(self, row: Row, record: Record) -> None:
-        error = record.error or ""
-        if error.startswith(_REJECTED):
-            self._set_aside(row, error.removeprefix(_REJECTED))
-        else:
-            self.counts.failed += 1
+        wait_s = self._tally.busy(now - since, ends=ends)
+        if wait_s is not None:
+            self._put_off(row, _Delay(now + wait_s, since))
 
     def _count_in_doubt(self, row: Row, record: Record, *, is_probed: bool) -> None:
         """Ask the user's probe what became of it; without one it stays in doubt."""
@@ -309,11 +285,11 @@ class ChunkTask(ABC):
             self._delays.pop(end.row.id, None)
             if not end.stored:
                 # Another worker took over, and settles it: its record will tell.
-                self._put_off(end.row, self._after(_FIRST_POLL_S))
+                self._put_off(end.row, self._after(FIRST_POLL_S))
             elif end.kind in (Kind.DONE, Kind.SENDING):
                 self.counts.handled += 1
             elif end.kind is Kind.REJECTED:
-                self._set_aside(end.row, reason_of(end.error or Reject()))
+                self._tally.set_aside(end.row, reason_of(end.error or Reject()))
             elif end.kind in (Kind.FAILED, Kind.LEFT):
                 self.counts.failed += 1
             else:
@@ -330,11 +306,6 @@ class ChunkTask(ABC):
     def _after(delay_s: float) -> _Delay:
         now = time.monotonic()
         return _Delay(now + delay_s, now)
-
-    def _set_aside(self, row: Row, reason: str) -> None:
-        self._quarantine.add(row, reason)
-        known = reason in self.counts.quarantined or len(self.counts.quarantined) < _MAX_REASONS
-        self.counts.quarantined[reason if known else _OTHER_REASONS] += 1
 
 
 def _unusable(row: Row) -> str | None:

@@ -6,7 +6,8 @@ from oncely.spark.counts import Counts
 from oncely.spark.quarantine import Quarantine
 from oncely.spark.rows import Row
 
-_FIRST_POLL_S = 0.2
+FIRST_POLL_S = 0.2
+"""How soon what another worker holds is asked about again, at first."""
 _LAST_POLL_S = 5.0
 _MAX_REASONS = 50
 _OTHER_REASONS = "other reasons"
@@ -31,7 +32,7 @@ class Tally:
         elif not ends and waited_s > (self._policy.lease_s or 0.0):
             self.counts.in_doubt += 1
         else:
-            return min(max(waited_s / 4, _FIRST_POLL_S), _LAST_POLL_S)
+            return min(max(waited_s / 4, FIRST_POLL_S), _LAST_POLL_S)
         return None
 
     def duplicate(self, record: Record) -> None:
