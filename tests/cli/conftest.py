@@ -33,6 +33,10 @@ def handle(message):
     os.close(log)
     time.sleep(PAUSE_S)
 
+def send(message):
+    handle(message)
+    message.send("orders", {"for": message.id})
+
 def fail(message):
     raise ValueError("never")
 
@@ -57,6 +61,11 @@ TABLES = {
     "policy": {},
     "spark": {"spark.driver.extraJavaOptions": SHORT_RUN},
 }
+
+REAL_INPUT = os.environ.get("ONCELY_REAL_INPUT")
+with_real_input = pytest.mark.skipif(
+    not REAL_INPUT, reason="set ONCELY_REAL_INPUT to a file of GitHub deliveries"
+)
 
 Tables = dict[str, dict[str, Any]]
 Run = subprocess.Popen[str]
@@ -90,6 +99,15 @@ class Project:
         """A file of messages in the source's folder."""
         rows = [json.dumps({"id": id_, "body": "{}"}) for id_ in ids]
         (self.folder / "in" / name).write_text("\n".join(rows))
+
+    def read_real_input(self) -> dict[str, Any]:
+        """Let it read the real deliveries; return what was found in them independently."""
+        source = Path(str(REAL_INPUT))
+        self.tables["source"] = {"format": "json", "path": str(source)}
+        self.tables["message"] = {"id": "delivery", "body": "to_json(payload)"}
+        name = source.name.partition(".")[0]
+        expected: dict[str, Any] = json.loads(source.with_name(f"{name}.expected.json").read_text())
+        return expected
 
     def effects(self) -> Counter[str]:
         """How many effects each message had."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.cli.conftest import OnFile
+from tests.cli.conftest import OnFile, with_real_input
 
 from oncely import State
 from oncely.spark.config import read_config
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Command, InProcess, Project
 
 DAY_S = 86_400.0
-REAL_INPUT = os.environ.get("ONCELY_REAL_INPUT")
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -106,15 +105,12 @@ def test_a_pipeline_names_it(project: "Project") -> None:
     assert read_config(project.save()).archive == str(project.folder / "archive")
 
 
-@pytest.mark.skipif(not REAL_INPUT, reason="set ONCELY_REAL_INPUT to a file of GitHub deliveries")
+@with_real_input
+@pytest.mark.timeout(1_800)
 def test_real_input(project: "Project", in_process: "InProcess") -> None:
     """Real deliveries are handled, archived, and read again: each is known from the archive."""
-    source = Path(str(REAL_INPUT))
-    expected = json.loads(source.with_name("github-webhooks.expected.json").read_text())
-    project.tables["source"] = {"format": "json", "path": str(source)}
-    sent_at = "timestamp'2026-03-01'"
-    mapped = {"id": "delivery", "time": sent_at, "body": "to_json(payload)"}
-    project.tables["message"] = mapped
+    expected = project.read_real_input()
+    project.tables["message"]["time"] = "timestamp'2026-03-01'"
     project.tables["policy"] = {"retention": "36500d"}
     assert project.run()["handled"] == expected["unique"]
     at = OnFile(project.folder / "out" / "ledger.db")

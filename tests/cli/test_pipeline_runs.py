@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
+from tests.cli.conftest import with_real_input
 
 from oncely import State, open_ledger
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Project, Run
 
 KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "2"))
-REAL_INPUT = os.environ.get("ONCELY_REAL_INPUT")
 
 
 def wait_for_effects(project: "Project", more: int, run: "Run") -> None:
@@ -167,18 +167,11 @@ def test_a_stopped_run_leaves_no_claim(
     assert project.effects() == dict.fromkeys(ids, 1)
 
 
-@pytest.mark.skipif(not REAL_INPUT, reason="set ONCELY_REAL_INPUT to a file of GitHub deliveries")
+@with_real_input
 def test_real_input(project: "Project") -> None:
     """Real webhook deliveries come to exactly the counts that were found in them independently."""
-    source = Path(str(REAL_INPUT))
-    expected = json.loads(source.with_name("github-webhooks.expected.json").read_text())
-    project.tables["source"] = {"format": "json", "path": str(source)}
-    project.tables["message"] = {
-        "id": "delivery",
-        "type": "event",
-        "time": "delivered_at",
-        "body": "to_json(payload)",
-    }
+    expected = project.read_real_input()
+    project.tables["message"] |= {"type": "event", "time": "delivered_at"}
     project.tables["policy"]["on_too_old"] = "run"
     report = project.run()
     assert report["received"] == expected["rows"]

@@ -13,7 +13,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
-from tests.cli.conftest import SHORT_RUN, OnFile
+from tests.cli.conftest import SHORT_RUN, OnFile, with_real_input
 from tests.server_fixtures import available
 from tests.servers import MissingProgram
 
@@ -24,10 +24,12 @@ from oncely.spark.measures import Measures
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
-    from tests.cli.conftest import Main
+    from tests.cli.conftest import InProcess, Main, Project
 
 HOSTILE = "<script>alert(1)</script>"
 PLOTS = ["over-time", "distance", "attempts", "handling", "states", "in-doubt"]
+LEGEND_PT = 60
+"""What a legend has in the same colours as the bars is shorter."""
 DAY_S = 86_400
 SHOTS = os.environ.get("ONCELY_TEST_SCREENSHOTS")
 """A folder for pictures of the page, for people to look at."""
@@ -129,6 +131,13 @@ def opened(browser: "Chrome", report: Path) -> "Chrome":
     return browser
 
 
+def keep_picture(browser: "Chrome", name: str) -> None:
+    """Take one of the whole page, where somebody wants to look."""
+    if SHOTS:
+        browser.set_window_size(1100, 3400)
+        browser.save_screenshot(f"{SHOTS}/report-{name}.png")
+
+
 def numbers(browser: "Chrome", plot: str) -> dict[str, list[str]]:
     """The numbers of a plot: for each first cell the other ones."""
     rows = browser.find_elements(By.CSS_SELECTOR, f"#{plot} tbody tr")
@@ -139,21 +148,30 @@ def numbers(browser: "Chrome", plot: str) -> dict[str, list[str]]:
     return {first: rest for first, *rest in found}
 
 
-@pytest.mark.parametrize("plot", PLOTS)
-def test_every_plot_is_drawn(opened: "Chrome", plot: str) -> None:
-    """It has a size, bars with an area in a colour of the page, a title and named axes."""
-    svg = opened.find_element(By.CSS_SELECTOR, f"#{plot} .plot svg")
+def check_drawn(browser: "Chrome", plot: str) -> None:
+    """It has a size, bars in a colour of the page, the longest longer than anything in a legend, a
+    title and named axes.
+    """
+    svg = browser.find_element(By.CSS_SELECTOR, f"#{plot} .plot svg")
     assert svg.size["width"] > 400
     assert svg.size["height"] > 100
-    bars = opened.execute_script(
+    bars = browser.execute_script(
         "return [...arguments[0].querySelectorAll('path[style*=\"fill: var(--\"]')].filter(path => "
-        "{ const box = path.getBBox(); return box.width > 1 && box.height > 1; }).length",
+        "{ const box = path.getBBox(); return box.width > 1 && box.height > 1"
+        " && Math.max(box.width, box.height) > arguments[1]; }).length",
         svg,
+        LEGEND_PT,
     )
     assert bars >= 1
-    assert opened.find_element(By.ID, f"{plot}-title").text
+    assert browser.find_element(By.ID, f"{plot}-title").text
     texts = [text.text for text in svg.find_elements(By.TAG_NAME, "text")]
     assert any(word in " ".join(texts) for word in ("messages", "deliveries", "age of the oldest"))
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+def test_every_plot_is_drawn(opened: "Chrome", plot: str) -> None:
+    """Each of the page."""
+    check_drawn(opened, plot)
 
 
 def test_nothing_is_loaded_and_nothing_complains(browser: "Chrome", report: Path) -> None:
@@ -201,10 +219,40 @@ def test_it_is_legible_in_light_and_dark(opened: "Chrome", scheme: str) -> None:
     """All texts, those of the plots too, stand out from what is behind them."""
     wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
-    if SHOTS:
-        opened.set_window_size(1100, 3400)
-        opened.save_screenshot(f"{SHOTS}/report-{scheme}.png")
+    keep_picture(opened, scheme)
     assert opened.execute_script(_CONTRAST) >= 4.5
+
+
+@with_real_input
+@pytest.mark.timeout(1_800)
+def test_real_input(project: "Project", in_process: "InProcess", browser: "Chrome") -> None:
+    """The page of real deliveries, of which one is in doubt and all others are in the archive."""
+    expected = project.read_real_input()
+    project.run()
+    at = OnFile(project.folder / "out" / "ledger.db")
+    [record] = at.ledger.scan(limit=1)
+    at.ledger.forget(record.key)
+    at.claim("tests", record.key.message_id)
+    at.ledger.close()
+    at.age(3_600)
+    given = ("--ledger", at.url)
+    archive_, page_ = project.folder / "archive", project.folder / "report.html"
+    moved = in_process("archive", *given, "--to", str(archive_), "--older-than", "1m")
+    assert moved.returncode == 0, moved.stderr
+    ran = in_process(
+        *("report", *given, "--archive", str(archive_), "--to", str(page_), "--json"), timeout=540
+    )
+    said = json.loads(ran.stdout)
+    duplicates = expected["duplicates"] - record.duplicates
+    assert (said["records"], said["duplicates"]) == (expected["unique"], duplicates)
+    browser.get(page_.as_uri())
+    for plot in PLOTS:
+        check_drawn(browser, plot)
+    completed, *_, failed, exhausted = numbers(browser, "states")["tests"]
+    assert (completed, failed, exhausted) == (f"{expected['unique'] - 1:,}", "0", "0")
+    over_time = numbers(browser, "over-time").values()
+    assert sum(int(copies) for _, copies in over_time) == duplicates
+    keep_picture(browser, "real")
 
 
 def nothing(**known: Any) -> Measures:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.spark_faults.check import AUDIT, HELD, MODES, REPEATED, ROWS, TRANSACTIONAL
+from tests.spark_faults.handlers import BEGUN
 
 from oncely.spark.channel import DriverChannel
 from oncely.spark.session import open_session
@@ -81,7 +82,7 @@ def _options(task: Task, mode: str) -> dict[str, str]:
 def _messages(rows: "DataFrame", mode: str, slowest_ms: int) -> "DataFrame":
     """Dealt out, so that copies meet in different tasks; slow to come where that is asked."""
     # No handler takes its time over rows that are only written.
-    slow_ms = 5 if mode == ROWS else 0
+    slow_ms = 10 if mode == ROWS else 0
     sleep = f"if(spark_partition_id() = 0, {max(slowest_ms, slow_ms)}L, {slow_ms}L)"
     dealt = rows.repartition(PARTITIONS)
     if slowest_ms or slow_ms:
@@ -113,8 +114,12 @@ def _look_again(spark: "SparkSession", task: Task, mode: str) -> None:
 
 def main(task: Task) -> None:
     """Stream all modes to their end, and look once more at each."""
+    begun = Path(task.folder, BEGUN)
+    begun.unlink(missing_ok=True)
     spark = open_session("faults", {**_SETTINGS, **task.settings})
-    for query in [_stream(spark, task, mode) for mode in task.modes]:
+    queries = [_stream(spark, task, mode) for mode in task.modes]
+    begun.touch()
+    for query in queries:
         query.awaitTermination()
     for mode in task.modes:
         _look_again(spark, task, mode)

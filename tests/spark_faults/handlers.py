@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from pathlib import Path
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -11,6 +12,9 @@ import oncely
 
 LOG_VARIABLE = "ONCELY_TEST_EFFECTS"
 """The environment variable that says where the log is; the name of the consumer follows."""
+BEGUN = "begun"
+"""The file beside the logs that is there once a driver has begun all of its streams."""
+_POLL_S = 0.02
 _LONGEST_S = 0.01
 """What a handler takes, before and after its effect."""
 _EFFECT = text(
@@ -21,6 +25,7 @@ _EFFECT = text(
 def append(message: oncely.Message) -> None:
     """An effect outside: one line in the log, written with one call."""
     claim = oncely.current().claim
+    _wait_for_all()
     _take_time()
     line = f"{message.id} {claim.fence} {claim.attempts} {os.getpid()}\n"
     file = os.open(
@@ -36,10 +41,20 @@ def append(message: oncely.Message) -> None:
 def insert(message: oncely.Message, session: Session) -> None:
     """An effect in the ledger's own database."""
     claim = oncely.current().claim
+    _wait_for_all()
     _take_time()
     values = {"id": message.id, "fence": claim.fence, "n": claim.attempts, "p": os.getpid()}
     session.execute(_EFFECT, values)
     _take_time()
+
+
+def _wait_for_all() -> None:
+    """Streams begin one by one: without this the first would be through before the last begins,
+    and no strike would hit them all.
+    """
+    begun = Path(os.environ[LOG_VARIABLE]).with_name(BEGUN)
+    while not begun.exists():
+        time.sleep(_POLL_S)
 
 
 def _take_time() -> None:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 600.0
 """For whatever is waited for: it takes seconds."""
-_POLL_S = 0.05
+_POLL_S = 0.1
 _LOG_TAIL = 4000
 _MARK = "ONCELY_TEST_PROGRAMS"
 _DRIVER = "org.apache.spark.deploy.SparkSubmit"

@@ -134,6 +134,23 @@ def postgresql_restarted(run: Run, postgresql: Postgresql) -> None:
     run.finish(driver)
 
 
+def one_after_another(run: Run, postgresql: Postgresql) -> None:
+    """The driver is killed, and its newest commit is lost; of the next one an executor is frozen
+    together with its Python processes, and meanwhile the ledger goes away and comes back.
+    """
+    run.tell(settings=_CLUSTER)
+    driver = run.driver()
+    run.reach(driver, 0.35)
+    run.await_open_batch(driver)
+    run.programs.kill_driver(driver)
+    run.remove_newest_commit()
+    driver = run.driver()
+    run.reach(driver, 0.55)
+    run.programs.freeze(run.programs.family(run.programs.busy_executor()), _FROZEN_S)
+    postgresql.restart()
+    run.finish(driver)
+
+
 SCENARIOS: Mapping[str, Callable[[Run, Postgresql], None]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -147,6 +164,7 @@ SCENARIOS: Mapping[str, Callable[[Run, Postgresql], None]] = {
         checkpoint_removed,
         two_drivers,
         postgresql_restarted,
+        one_after_another,
     )
 }
 

@@ -1,0 +1,103 @@
+"""Pipelines that write rows, and pipelines whose handlers send: whole runs, on real servers."""
+
+import json
+import shutil
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.servers import free_port
+from tests.spark.payments import Place
+
+from oncely import State, open_ledger, open_transport
+from oncely.transports.base import Transport
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command, Project
+
+_QUEUE = "orders"
+_DEADLINE_S = 30.0
+_HOLD_S = 30.0
+"""For how long what a relay has taken is given to no other."""
+
+
+def keep_secret(project: "Project", **urls: str) -> None:
+    """Let the pipeline read URLs from files beside its own."""
+    for name, url in urls.items():
+        (project.folder / f"{name}.url").write_text(url)
+        project.tables["pipeline"][name] = f"file:{name}.url"
+
+
+def received(transport: Transport, count: int) -> list[str]:
+    """For which messages the bodies of a queue were sent, sorted; it has `count`, and no more."""
+    taken: list[str] = []
+    while len(taken) < count:
+        deliveries = transport.receive(_QUEUE, count - len(taken), _DEADLINE_S)
+        assert deliveries, f"only {len(taken)} of {count} have come"
+        taken += [json.loads(delivery.message.body)["for"] for delivery in deliveries]
+    assert transport.receive(_QUEUE, 1, 0.2) == []
+    return sorted(taken)
+
+
+@pytest.mark.timeout(900)
+def test_rows_are_in_their_table_once(project: "Project", postgresql_url: str) -> None:
+    """Mode `rows`: each row that can be one, by the expressions of the file, with its record; run
+    again without a checkpoint, only what is new.
+    """
+    place = Place(postgresql_url, project.folder)
+    keep_secret(project, ledger=postgresql_url)
+    del project.tables["pipeline"]["handler"]
+    del project.tables["message"]["body"]
+    project.tables["pipeline"] |= {"mode": "rows", "table": "payments", "quarantine": "quarantine"}
+    project.tables["source"]["schema"] = "id STRING, who STRING, cents INT"
+    project.tables["columns"] = {"account": "upper(who)", "amount": "cents * 10"}
+
+    def put(name: str, *rows: tuple[str, int]) -> None:
+        lines = [json.dumps({"id": id_, "who": "ann", "cents": cents}) for id_, cents in rows]
+        (project.folder / "in" / name).write_text("\n".join(lines))
+
+    put("1.json", *((f"m{n}", n + 1) for n in range(300)), ("m7", 8), ("", 1), ("refused", -1))
+    first = project.run()
+    assert (first["handled"], first["duplicates"]) == (300, {"input": 1, "ledger": 0})
+    assert sum(first["quarantined"].values()) == 2
+    assert set(place.set_aside()) == {"", "refused"}
+    shutil.rmtree(project.folder / "out" / "checkpoint")
+    put("2.json", ("m300", 301))
+    second = project.run()
+    assert (second["handled"], second["duplicates"]) == (1, {"input": 0, "ledger": 301})
+    assert place.rows() == sorted((f"m{n}", "ANN", (n + 1) * 10, None) for n in range(301))
+    assert place.ledger.counts()["tests", State.COMPLETED] == 301
+    place.ledger.close()
+    place.engine.dispose()
+
+
+@pytest.mark.timeout(900)
+def test_what_handlers_send_is_sent(
+    project: "Project", command: "Command", postgresql_url: str, rabbitmq_url: str
+) -> None:
+    """By the tasks, to the transport of the file; by a relay, where the broker was away then."""
+    early, late = [f"e{n}" for n in range(40)], [f"l{n}" for n in range(40)]
+    project.tables["pipeline"]["handler"] = "handlers:send"
+    away = f"amqp://guest:guest@127.0.0.1:{free_port()}/"
+    keep_secret(project, ledger=postgresql_url, transport=away)
+    project.put("1.json", early)
+    assert project.run()["handled"] == len(early)
+    with (
+        closing(open_ledger(postgresql_url)) as ledger,
+        closing(open_transport(rabbitmq_url)) as transport,
+    ):
+        assert ledger.counts() == {("tests", State.HANDLED): len(early)}
+        at = ("--ledger", postgresql_url, "--transport", rabbitmq_url)
+        deadline = time.monotonic() + _DEADLINE_S + _HOLD_S
+        # What the task had taken is held for it a while, though it could not send it.
+        while ledger.backlog().waiting and time.monotonic() < deadline:
+            assert command("relay", "--drain", *at).code == 0
+            time.sleep(0.5)
+        assert ledger.counts() == {("tests", State.COMPLETED): len(early)}
+        keep_secret(project, transport=rabbitmq_url)
+        project.put("2.json", late)
+        assert project.run()["handled"] == len(late)
+        assert ledger.counts() == {("tests", State.COMPLETED): len(early) + len(late)}
+        assert received(transport, len(early) + len(late)) == sorted(early + late)
+    assert project.effects() == dict.fromkeys(early + late, 1)
