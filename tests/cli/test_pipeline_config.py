@@ -96,6 +96,33 @@ def test_a_wrong_file_says_what_is_wrong(
     assert "secret" not in err
 
 
+WRONG_ROWS: list[tuple[str, str, Any, str]] = [
+    ("pipeline", "table", GONE, '[pipeline] table: is missing; write table = "payments"'),
+    ("pipeline", "archive", "old", '[pipeline] archive: mode = "rows" looks nothing up there'),
+    ("message", "body", "body", '[message] body: mode = "rows" takes it under [columns]'),
+    ("columns", "id", "id", "[columns] id: is the message's, under [message]; drop it here"),
+    ("columns", "amount", GONE, "[columns]: is missing; write a line such as"),
+]
+
+
+@pytest.mark.parametrize(("table", "key", "value", "said"), WRONG_ROWS)
+def test_a_wrong_file_for_rows_says_what_is_wrong(
+    project: "Project", main: "Main", table: str, key: str, value: Any, said: str
+) -> None:
+    """The same for what only mode `rows` has, or has not."""
+    project.tables["pipeline"] |= {"mode": "rows", "table": "payments"}
+    del project.tables["pipeline"]["handler"]
+    del project.tables["message"]["body"]
+    project.tables["columns"] = {"amount": "amount"}
+    if value is GONE:
+        del project.tables[table][key]
+    else:
+        project.tables[table][key] = value
+    code, err = main("pipeline", "run", str(project.save()))
+    assert code == 2
+    assert err.startswith(f"oncely: {project.file}: {said}")
+
+
 def test_a_missing_table(project: "Project", main: "Main") -> None:
     """A table that is not there is named."""
     del project.tables["source"]

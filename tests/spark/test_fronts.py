@@ -3,15 +3,18 @@
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from tests.spark import handlers
 
 from oncely import ConfigError, Ledger, Message, OncelyError, State, open_ledger
 from oncely.spark import Report, foreach_batch, process, sink_options
+from oncely.spark.failures import as_own
 from oncely.spark.settings import as_text
 
 if TYPE_CHECKING:
@@ -65,6 +68,21 @@ def lines_of(folder: Path, *files: list[str]) -> Path:
         text = "".join(json.dumps({"id": id_}) + "\n" for id_ in ids)
         (folder / f"{number}.json").write_text(text)
     return folder
+
+
+def test_any_thread_may_call(frame: Frame, settings: Settings) -> None:
+    """Spark has a session for the thread that opened it; others have to be told."""
+    messages = frame("m1", "m2", partitions=1)
+    with ThreadPoolExecutor(1) as threads:
+        report = threads.submit(process, messages, **settings).result()
+    assert report.handled == 2
+
+
+def test_what_java_says_is_told(frame: Frame) -> None:
+    """Not that py4j was calling something."""
+    with pytest.raises(Py4JJavaError) as raised:
+        frame("m1", partitions=1).write.format("no-such-format").save()
+    assert "no-such-format" in str(as_own(raised.value))
 
 
 def test_a_batch_is_processed_once(frame: Frame, settings: Settings, effects: "Effects") -> None:

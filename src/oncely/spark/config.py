@@ -186,6 +186,8 @@ class PipelineConfig(SourceConfig):
     def _check_rows(self) -> None:
         if self.pipeline.handler is not None:
             raise self.wrong("[pipeline] handler", 'mode = "rows" calls none; drop it')
+        if self.pipeline.archive:
+            raise self.wrong("[pipeline] archive", 'mode = "rows" looks nothing up there; drop it')
         if self.pipeline.table is None:
             raise self.wrong("[pipeline] table", 'is missing; write table = "payments"')
         if not self.columns:

@@ -15,7 +15,9 @@ def cause_of(error: Exception) -> str:
     """The innermost line of a Spark error that says what happened."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line.startswith("oncely.") or "Error: " in line]
-    return told[-1] if told else first_line(error)
+    # Of an error that is all of Java's, py4j begins the second line so.
+    javas = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
+    return (*javas, *told)[-1] if javas or told else first_line(error)
 
 
 def as_own(error: Exception) -> OncelyError:

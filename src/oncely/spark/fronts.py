@@ -63,6 +63,7 @@ def process(
             ".writeStream.foreachBatch(oncely.spark.foreach_batch(...))"
         )
     spark = messages.sparkSession
+    _make_active(spark)
     run = uuid4().hex
     settings = sink_options(spark, **given, report=run)
     try:
@@ -97,3 +98,11 @@ def foreach_batch(
             on_report(report, batch_id)
 
     return take
+
+
+def _make_active(spark: "SparkSession") -> None:
+    # Spark looks formats up in the session that is the thread's own, and only the thread that has
+    # opened one has any. Connect's client has no threads of Spark's.
+    java = getattr(spark, "_jvm", None)
+    if java is not None:
+        java.SparkSession.setActiveSession(spark._jsparkSession)
