@@ -167,6 +167,14 @@ def test_dead_letter_of_another(transport: Transport, channel: BlockingChannel) 
     assert transport.dead_letters(_QUEUE) == []
 
 
+def test_queue_of_dead_letters_is_made_ahead(
+    transport: Transport, channel: BlockingChannel
+) -> None:
+    """It is there, and on the broker's disk, before there is a dead letter."""
+    transport.receive(_QUEUE, 1, 0)
+    channel.queue_declare(f"{_QUEUE}.dead", passive=True)
+
+
 # ---- What AMQP has no room for -----------------------------------------------------------------
 
 

@@ -233,7 +233,7 @@ def test_queues_may_not_be_made(
         rabbitmq.ctl("set_permissions", "--vhost", vhost, "clerk", f"^{_QUEUE}$", ".*", ".*")
         queue_type = "quorum" if transport.features.counts_deliveries else "classic"
         with closing(open_transport(f"{url}?queue_type={queue_type}")) as clerk:
-            with pytest.raises(TransportError, match=rf"ACCESS_REFUSED.*{_QUEUE}\.delay"):
+            with pytest.raises(TransportError, match=rf"ACCESS_REFUSED.*{_QUEUE}\.dead"):
                 clerk.receive(_QUEUE, 1, 0)
             _delay(transport, [0.1])
             transport.close()

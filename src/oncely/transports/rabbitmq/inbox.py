@@ -25,6 +25,7 @@ class Inbox:
             *((queue, delays) for queue in topology.delays(name)),
             (topology.main(name), Intake),
         ]
+        self._dead = topology.dead(name)
         self._terms = terms
         self._bell = Bell()
         self._by_queue: dict[str, Intake] = {}
@@ -42,6 +43,9 @@ class Inbox:
 
     def open(self, line: Line) -> None:
         """See to it that it is open, by one caller at a time."""
+        # Long before there is a dead letter: a node that is killed within a second after a quorum
+        # queue was made forgets all that it has confirmed there.
+        declare(line, self._dead)
         for queue, new in self._sources:
             intake = self._by_queue.get(queue.name)
             if intake is None or intake.is_over:
