@@ -34,8 +34,6 @@ COPIES = 0.1
 ACKNOWLEDGED = 100
 """Together, by the driver alone."""
 _COPIED_FROM = 1_000
-_LARGE = 2_000
-"""Messages in a window, where they are more than by default."""
 
 
 class _Base(DeclarativeBase):
@@ -79,12 +77,9 @@ class Bench:
         self._transport.publish(queue, [Message(id_, BODY, "bench.message") for id_ in ids])
         return queue
 
-    def consumer(self, queue: str, window: int | None = None) -> Consumer:
-        """As users write it; with a larger window than by default, and as much on its way."""
-        if window is None:
-            return Consumer(self.url, queue).idempotent(self.shop.ledger, "bench")
-        large = Consumer(f"{self.url}?prefetch={3 * window}", queue).window(window)
-        return large.idempotent(self.shop.ledger, "bench")
+    def consumer(self, queue: str) -> Consumer:
+        """As users write it."""
+        return Consumer(self.url, queue).idempotent(self.shop.ledger, "bench")
 
 
 def acknowledging(bench: Bench, queue: str) -> None:
@@ -107,18 +102,13 @@ def once(bench: Bench, queue: str) -> None:
     bench.consumer(queue).consume(lambda _: None, drain=True)
 
 
-def once_large(bench: Bench, queue: str) -> None:
-    """The same in larger windows."""
-    bench.consumer(queue, _LARGE).consume(lambda _: None, drain=True)
-
-
 def transactional(bench: Bench, queue: str) -> None:
     """A handler that adds a row to its session, in the transaction of its window."""
 
     def add(message: Message, session: Session) -> None:
         session.add(Order(content=message.id))
 
-    consumer = bench.consumer(queue, _LARGE).transactional(sessionmaker(bench.shop.engine))
+    consumer = bench.consumer(queue).transactional(sessionmaker(bench.shop.engine))
     consumer.consume(add, drain=True)
 
 
@@ -129,7 +119,7 @@ def together(bench: Bench, queue: str) -> None:
     def insert_all(messages: Sequence[Message], connection: Connection) -> None:
         connection.execute(statement, {"ids": [message.id for message in messages]})
 
-    consumer = bench.consumer(queue, _LARGE).transactional(bench.shop.engine, together=True)
+    consumer = bench.consumer(queue).transactional(bench.shop.engine, together=True)
     consumer.consume(insert_all, drain=True)
 
 
@@ -146,7 +136,7 @@ def session_each(bench: Bench, queue: str) -> None:
 
 LIMIT, SEED, BUSINESS = "pika alone", "pika, three statements", "pika, insert and commit"
 SESSION = "pika, session and commit"
-ONCE, LARGE = "consumer", f"consumer, windows of {_LARGE:,}"
+ONCE = "consumer"
 TRANSACTIONAL = "consumer, session of a window"
 TOGETHER = "consumer, window together"
 WAYS: dict[str, Callable[[Bench, str], None]] = {
@@ -155,7 +145,6 @@ WAYS: dict[str, Callable[[Bench, str], None]] = {
     BUSINESS: business,
     SESSION: session_each,
     ONCE: once,
-    LARGE: once_large,
     TRANSACTIONAL: transactional,
     TOGETHER: together,
 }

@@ -60,7 +60,7 @@ class Consumer:
         self._on_failed: list[Listener] = []
         self._begins: Begins | AsyncBegins | None = None
         self._concurrency = 1
-        self._window = 1_000
+        self._window = 2_000
         self._is_together = False
         self.grace_s = 30.0
         self._is_ordered = False

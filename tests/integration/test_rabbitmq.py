@@ -283,6 +283,14 @@ def test_prefetch(transport: Transport, rabbitmq_url: str) -> None:
 # ---- Topics ------------------------------------------------------------------------------------
 
 
+def test_as_many_ahead_as_are_asked_for(transport: Transport, rabbitmq_url: str) -> None:
+    """Who asks for few leaves the others to who asks for many."""
+    _publish(transport, 400)
+    assert len(_received(transport, 1, at_most=1)) == 1
+    with closing(open_transport(rabbitmq_url)) as other:
+        assert len(_received(other, 390)) == 390
+
+
 def test_subscribe(transport: Transport, channel: BlockingChannel) -> None:
     """What is published to the exchange under a type that was asked for comes into the queue."""
     for _ in range(2):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 from tests.conformance.conftest import url_of
 from tests.spark.tasks import batches_of, book, is_killed_at, key_of, run_task, task_of
@@ -16,13 +16,13 @@ from tests.spark.tasks import batches_of, book, is_killed_at, key_of, run_task, 
 from oncely import Message, Record, Reject, Retry, State, open_ledger
 from oncely.core.errors import ConfigError, ContentionError
 from oncely.crashpoints import arm, disarm
-from oncely.locations import open_named_sessions
 from oncely.spark.channel import TaskChannel
 from oncely.spark.chunks import Stopped
 from oncely.spark.counts import Counts
 from oncely.spark.modes import open_task
 from oncely.spark.options import read_options
 from oncely.spark.quarantine import Quarantine
+from oncely.stores.opening import open_sessions
 from oncely.testing import granted
 
 INSERT = text("INSERT INTO effects (name) VALUES (:name)")
@@ -36,7 +36,7 @@ class Place:
         self.folder = folder
         self.ledger = open_ledger(url)
         self.ledger.migrate()
-        self.begins = open_named_sessions(url)
+        self.begins = open_sessions(url)
         self.engine: Engine = self.begins.kw["bind"]
         with self.engine.begin() as connection:
             connection.execute(text("CREATE TABLE effects (name VARCHAR(255))"))
@@ -178,6 +178,21 @@ def test_what_the_database_refuses_is_the_messages(place: Place) -> None:
     counts = place.run(handle, "a", "b", "c", tries="1")
     assert (counts.handled, counts.failed) == (2, 1)
     assert place.effects() == {"a": 1, "c": 1}
+
+
+def test_a_database_that_is_away_is_no_try(here: Place) -> None:
+    """Whatever it says, and though it is back at once: no handler has run."""
+    tries = iter([OSError("too many connections")])
+
+    def be_away(_: Connection) -> None:
+        for error in tries:
+            raise error
+
+    event.listen(here.engine, "begin", be_away)
+    with pytest.raises(OSError, match="too many connections"):
+        here.run(book, "1")
+    assert here.ledger.find(key_of("1")) is None
+    assert here.run(book, "1", tries="1").handled == 1
 
 
 def test_a_swallowed_error(postgresql_url: str, tmp_path: Path) -> None:
@@ -323,7 +338,7 @@ def test_a_crash_doubles_nothing(place: Place, point: str, nth: int, stored: int
     ids = [f"m{number}" for number in range(10)]
 
     def work() -> None:
-        begins = open_named_sessions(place.url)
+        begins = open_sessions(place.url)
         run_task(open_ledger(place.url), book, place.folder, ids, 5, begins)
 
     assert is_killed_at(point, nth, work)

@@ -133,11 +133,12 @@ class Run:
         found = []
         for mode in self._task.modes:
             left = left_of(mode, self._folder, self._ledger_url)
-            effects = [len(fences) for fences in left.effects.values()]
+            effects = left.effects.values()
             in_doubt = sum(standing.status == "processing" for standing in left.records.values())
             sys.stderr.write(
-                f"{mode}: {len({*published})} messages, {sum(effects)} effects, "
-                f"{sum(n > 1 for n in effects)} messages more than once, {in_doubt} in doubt\n"
+                f"{mode}: {len({*published})} messages, {sum(map(len, effects))} effects, "
+                f"{sum(len(fences) > 1 for fences in effects)} messages more than once, "
+                f"{sum(max(fences) > 1 for fences in effects)} taken over, {in_doubt} in doubt\n"
             )
             found += faults(mode, published, left)
         return found

@@ -18,7 +18,7 @@ _ON_EXECUTORS = {
     "spark.storage.blockManagerHeartbeatTimeoutMs": "5s",
     "spark.network.timeoutInterval": "500ms",
 }
-_CLUSTER = {"spark.master": "local-cluster[2,4,1024]", **_ON_EXECUTORS}
+_CLUSTER = {"spark.master": "local-cluster[2,1,1024]", **_ON_EXECUTORS}
 _SLOW_MS = 60
 _MASTER = "127.0.0.1"
 _WORKERS = ("127.0.0.2", "127.0.0.3")
@@ -39,12 +39,13 @@ _SPECULATION = {
 
 
 def python_worker_killed(run: Run, _: Postgresql) -> None:
-    """A task fails: its Python process is killed, twice."""
+    """Tasks fail in the midst of their chunks: their Python processes are killed, twice."""
     driver = run.driver()
     for share in (0.3, 0.6):
         run.reach(driver, share)
         workers = run.programs.wait_for(run.programs.python_workers, "there is no Python worker")
-        _kill(workers[0])
+        for worker in workers:
+            _kill(worker)
     run.finish(driver)
 
 
@@ -67,11 +68,14 @@ def executor_frozen(run: Run, _: Postgresql) -> None:
 
 
 def host_frozen(run: Run, _: Postgresql) -> None:
-    """An executor is frozen past the lease together with its Python processes, and goes on."""
+    """An executor is frozen past the lease together with its Python processes, and goes on; three
+    times, since it has a task of one mode at a time.
+    """
     run.tell(settings=_CLUSTER)
     driver = run.driver()
-    run.reach(driver, 0.3)
-    run.programs.freeze(run.programs.family(run.programs.busy_executor()), _FROZEN_S)
+    for share in (0.2, 0.4, 0.6):
+        run.reach(driver, share)
+        run.programs.freeze(run.programs.family(run.programs.busy_executor()), _FROZEN_S)
     run.finish(driver)
 
 

@@ -79,21 +79,30 @@ class TransactionalTask(ChunkTask):
         """In a transaction of its own, which is begun again where it only lost against another."""
         try:
             return retried(self._ledger, lambda: self._transact([row], doubt))
-        except (Stopped, StoreUnavailable, ContentionError):
-            raise
-        except _HandlerFailedError as failed:
+        except _FailedError as failed:
             error = failed.error
-        except Exception as unstored:  # noqa: BLE001 - the database did not take what it wrote.
-            error = unstored
         return retried(self._ledger, lambda: self._record(row, doubt, error))
 
     def _transact(self, rows: Sequence[Row], doubt: Doubt | None) -> _Committed:
+        """Raises _FailedError where a handler fails, or the database refuses what it wrote."""
+        ends: list[End] = []
+        try:
+            return self._commit(rows, doubt, ends)
+        except (Stopped, StoreUnavailable, ContentionError, _FailedError):
+            raise
+        except Exception as error:
+            # Before a handler has run, and where the database goes away, it is no message's fault.
+            if not ends or self._ledger.is_contention(error):
+                raise
+            raise _FailedError(error) from error
+
+    def _commit(self, rows: Sequence[Row], doubt: Doubt | None, ends: list[End]) -> _Committed:
+        """All in one transaction; how each handler ended is added to `ends`."""
         with self._begins.begin() as session, self._ledger.transaction(session) as inbox:
             answers = self._ask(inbox, rows, doubt)
             reached("after_claim")
             calls = InlineCalls(inbox)
             held: list[HeldMessage] = []
-            ends: list[End] = []
             for row, outcome in answers:
                 if isinstance(outcome, Granted):
                     self._raise_if_stopping()
@@ -111,7 +120,7 @@ class TransactionalTask(ChunkTask):
             return end
         if self._ledger.is_contention(end.error):
             raise end.error
-        raise _HandlerFailedError(end.error) from end.error
+        raise _FailedError(end.error) from end.error
 
     def _record(self, row: Row, doubt: Doubt | None, error: Exception) -> _Committed:
         """Store that the handler has failed: the claim of that try was undone with the rest."""
@@ -126,8 +135,8 @@ class TransactionalTask(ChunkTask):
         return _Committed(answers, ends)
 
 
-class _HandlerFailedError(Exception):
-    """A handler has failed, and nothing of its transaction is to be stored."""
+class _FailedError(Exception):
+    """It is the message's fault that nothing of its transaction is stored."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)

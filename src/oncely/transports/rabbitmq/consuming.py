@@ -18,12 +18,17 @@ from oncely.transports.rabbitmq.messages import Content, count_of, message_of
 _AHEAD_S = 0.25
 """How long the broker is at least not told of what is acknowledged ahead of something that came
 before, and at most twice as long: as a rule that follows, and one word is enough for all."""
+_FEWEST = 10
+_TIMES = 3
+"""How many times as many as receivers ask for are sent: while they handle some, others are here and
+others on their way. Who handles slowly asks for few, and leaves the rest to other receivers."""
 
 
 class Terms(NamedTuple):
     """How messages are consumed."""
 
     prefetch: int
+    """How many messages are sent at most that receivers do not hold."""
     counts: bool
     """Whether the broker tells how often it has delivered a message."""
 
@@ -67,10 +72,13 @@ class Intake(Channel):
         # What is about to be published elsewhere, and to be settled then.
         self._leaving: set[int] = set()
         # Acknowledged ahead of what came before, for long and for less: the broker does not know.
-        self._long_ahead: list[int] = []
-        self._ahead: list[int] = []
+        self._long_ahead: dict[int, int] = {}
+        self._ahead: dict[int, int] = {}
         self._consumer = 0
-        self._consumers_share = 0
+        # What it may be given without more being acknowledged; of that, what it was given.
+        self._share = 0
+        self._given = 0
+        self._wanted = 0
         self._is_consuming = False
         self._quiet_since = time.monotonic()
         super().__init__(line)
@@ -78,6 +86,7 @@ class Intake(Channel):
 
     def taken(self, limit: int) -> list[Delivery]:
         """What is here to be handled, at most so many."""
+        self._wanted = limit
         taken: list[Delivery] = []
         arrivals = self._arrivals
         while len(taken) < limit:
@@ -122,7 +131,7 @@ class Intake(Channel):
             self._leaving.difference_update(ours)
             late = len(numbers) - len(ours)
             if is_published:
-                self._acknowledge(ours)
+                self._acknowledge({number: self._unsettled.pop(number) for number in ours})
             self.line.when_written(lambda: _set(future, late))
 
         return self.line.ask(begin)
@@ -139,8 +148,8 @@ class Intake(Channel):
         """Let the broker know of all that is acknowledged."""
 
         def begin(reply: Reply) -> None:
-            self._tell_each([*self._long_ahead, *self._ahead])
-            self._long_ahead, self._ahead = [], []
+            self._tell_each(self._long_ahead | self._ahead)
+            self._long_ahead, self._ahead = {}, {}
             reply(None)
 
         self.ask(begin)
@@ -148,19 +157,20 @@ class Intake(Channel):
     def lost(self) -> None:
         self._unsettled.clear()
         self._leaving.clear()
-        self._long_ahead, self._ahead = [], []
+        self._long_ahead, self._ahead = {}, {}
         self._arrivals.clear()
         self._bell.ring()
 
     def _start(self, reply: Reply) -> None:
         self.raw.add_on_cancel_callback(self._on_cancel)
-        self.raw.basic_qos(prefetch_count=self._terms.prefetch)
         self._consume(reply)
 
     def _consume(self, reply: Reply | None = None) -> None:
         self._consumer += 1
-        self._consumers_share = 0
+        self._share = self._next_share()
+        self._given = 0
         self._is_consuming = True
+        self.raw.basic_qos(prefetch_count=self._share)
         self.raw.basic_consume(
             self._queue,
             self._on_message,
@@ -168,9 +178,13 @@ class Intake(Channel):
             callback=reply,
         )
 
+    def _next_share(self) -> int:
+        # Whoever has many in hand asks for few more: that is no sign of being slow.
+        return min(self._terms.prefetch, max(_FEWEST, self._share, _TIMES * self._wanted))
+
     @property
     def _has_enough(self) -> bool:
-        return self._consumers_share >= self._terms.prefetch
+        return self._given >= self._share
 
     @property
     def _has_more(self) -> bool:
@@ -203,7 +217,7 @@ class Intake(Channel):
             # then do not see.
             self._stop(lambda _: None)
         # By the answer all that was delivered before has arrived.
-        self.raw.basic_qos(prefetch_count=self._terms.prefetch, callback=reply)
+        self.raw.basic_qos(prefetch_count=self._share, callback=reply)
 
     def _stop(self, reply: Reply) -> None:
         self._is_consuming = False
@@ -214,7 +228,7 @@ class Intake(Channel):
     ) -> None:
         number = deliver.delivery_tag or 0
         self._unsettled[number] = self._consumer
-        self._consumers_share += 1
+        self._given += 1
         self._quiet_since = time.monotonic()
         self._arrivals.append(Arrival(number, deliver.redelivered, Content(properties, body)))
         self._bell.ring()
@@ -232,19 +246,17 @@ class Intake(Channel):
         )
 
     def _settle(self, verdicts: Sequence[tuple[int, Verdict]]) -> tuple[int, set[int]]:
-        acknowledged: list[int] = []
-        requeued: list[int] = []
+        acknowledged: dict[int, int] = {}
+        requeued: dict[int, int] = {}
         moved: set[int] = set()
         late = 0
         for number, verdict in verdicts:
             if number not in self._unsettled or number in self._leaving or number in moved:
                 late += 1
             elif isinstance(verdict, Ack):
-                acknowledged.append(number)
-                self._forget(number)
+                acknowledged[number] = self._unsettled.pop(number)
             elif isinstance(verdict, Requeue):
-                requeued.append(number)
-                self._forget(number)
+                requeued[number] = self._unsettled.pop(number)
             else:
                 moved.add(number)
         self._leaving |= moved
@@ -253,24 +265,27 @@ class Intake(Channel):
         self._acknowledge(acknowledged)
         return late, moved
 
-    def _requeue(self, numbers: Sequence[int]) -> None:
-        if numbers and self._is_consuming and not self._bell.is_heard:
+    def _requeue(self, settled: dict[int, int]) -> None:
+        if settled and self._is_consuming and not self._bell.is_heard:
             # Else it would come back here, where nobody is waiting, and not to who waits elsewhere.
             self._stop(lambda _: None)
-        for number in numbers:
+        for number, consumer in settled.items():
             self.raw.basic_nack(number, requeue=True)
+            self._make_room(consumer)
 
-    def _acknowledge(self, numbers: Sequence[int]) -> None:
+    def _acknowledge(self, settled: dict[int, int]) -> None:
         """Tell the broker: of all together below the first that is not settled; of others soon."""
-        for number in numbers:
-            self._forget(number)
         first_left = next(iter(self._unsettled), math.inf)
-        waiting = (*self._long_ahead, *self._ahead, *numbers)
-        if together := [number for number in waiting if number < first_left]:
-            self.raw.basic_ack(max(together), multiple=True)
+        together = 0
         was_any = bool(self._long_ahead or self._ahead)
-        self._long_ahead = [number for number in self._long_ahead if number > first_left]
-        self._ahead = [number for number in (*self._ahead, *numbers) if number > first_left]
+        for number, consumer in (self._long_ahead | self._ahead | settled).items():
+            if number < first_left:
+                together = max(together, number)
+                self._make_room(consumer)
+        if together:
+            self.raw.basic_ack(together, multiple=True)
+        self._long_ahead = _beyond(first_left, self._long_ahead)
+        self._ahead = _beyond(first_left, self._ahead | settled)
         if self._ahead and not was_any:
             self.line.call_later(_AHEAD_S, self._tell_soon)
 
@@ -278,17 +293,23 @@ class Intake(Channel):
         if self.is_over:
             return
         self._tell_each(self._long_ahead)
-        self._long_ahead, self._ahead = self._ahead, []
+        self._long_ahead, self._ahead = self._ahead, {}
         if self._long_ahead:
             self.line.call_later(_AHEAD_S, self._tell_soon)
 
-    def _tell_each(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
+    def _tell_each(self, settled: dict[int, int]) -> None:
+        for number, consumer in settled.items():
             self.raw.basic_ack(number)
+            self._make_room(consumer)
 
-    def _forget(self, number: int) -> None:
-        if self._unsettled.pop(number, 0) == self._consumer:
-            self._consumers_share -= 1
+    def _make_room(self, consumer: int) -> None:
+        """One that it was given is off the broker's books."""
+        if consumer == self._consumer:
+            self._given -= 1
+
+
+def _beyond(first_left: float, settled: dict[int, int]) -> dict[int, int]:
+    return {number: consumer for number, consumer in settled.items() if number > first_left}
 
 
 def _set(future: "Future[Any]", result: object) -> None:

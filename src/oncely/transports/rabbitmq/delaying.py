@@ -23,6 +23,9 @@ hour, after which it would take all back.
 _HELD_IN_A_THRONG_S = 10.0
 """The same where there may be more than can be held, and some of those may be due."""
 
+_MOST = 2_000
+"""Of one length: they are in memory, maybe for hours."""
+
 
 class _Held(NamedTuple):
     """What is not due yet. Of two the one that is due first is the lesser."""
@@ -75,6 +78,10 @@ class DelayIntake(Intake):
         super().lost()
         with self._lock:
             self._held.clear()
+
+    def _next_share(self) -> int:
+        # However few are asked for, what is due first may be behind many others.
+        return min(self._terms.prefetch, _MOST)
 
     @property
     def _has_more(self) -> bool:

@@ -53,7 +53,7 @@ _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 class Settings(NamedTuple):
     """What the URL of a RabbitMQ transport may set."""
 
-    prefetch: int = 2_000
+    prefetch: int = 6_000
     queue_type: str = "quorum"
     exchange: str = "oncely"
     max_bytes: int = 1 << 20
