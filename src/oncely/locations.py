@@ -6,16 +6,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.ledger import Ledger, open_ledger
-from oncely.stores.opening import open_sessions
 from oncely.transports.base import Transport
 from oncely.transports.opening import open_transport
-
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session, sessionmaker
 
 
 def open_named_ledger(location: str) -> Ledger:
@@ -26,16 +21,6 @@ def open_named_ledger(location: str) -> Ledger:
     url = read_secret(location, "ledger")
     with hidden(url, location):
         return open_ledger(url)
-
-
-def open_named_sessions(location: str) -> "sessionmaker[Session]":
-    """What begins sessions in the database of a ledger that was opened before.
-
-    Raises ConfigError as `open_sessions` does, without showing what a secret holds.
-    """
-    url = read_secret(location, "ledger")
-    with hidden(url, location):
-        return open_sessions(url)
 
 
 def open_named_transport(location: str) -> Transport:

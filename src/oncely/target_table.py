@@ -13,7 +13,6 @@ from sqlalchemy.exc import NoSuchTableError, SAWarning
 from sqlalchemy.sql.sqltypes import NullType
 
 from oncely.core.errors import ConfigError
-from oncely.locations import hidden, read_secret
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.opening import check_transactions, sqlite_file
 from oncely.stores.sql.engines import session_engine, sqlite_engine
@@ -64,7 +63,8 @@ class TargetTable:
         """Whether rows come as CSV, to `copy`; else as values, to `insert`."""
         self.name = engine.dialect.identifier_preparer.format_table(table)
         """As statements have it."""
-        self._quote = engine.dialect.identifier_preparer.quote
+        if not self.is_copied_to:
+            self._give_others_as_text()
 
     def begin(self) -> AbstractContextManager[Connection]:
         """A connection in a transaction, which is committed in the end."""
@@ -77,7 +77,7 @@ class TargetTable:
 
     def copy(self, connection: Connection, columns: Sequence[str], csv: Any) -> None:
         """Write rows in CSV, by COPY; an empty value without quotes is null. None in the key is."""
-        names = ", ".join(map(self._quote, columns))
+        names = ", ".join(map(_quoted, columns))
         cursor = connection.connection.cursor()
         into = self._heap(cursor, names) if self._key else self.name
         with cursor.copy(f"COPY {into} ({names}) FROM STDIN (FORMAT csv)") as copy:
@@ -92,6 +92,12 @@ class TargetTable:
         else:
             connection.execute(self._table.insert(), list(rows))
 
+    def _give_others_as_text(self) -> None:
+        # SQLAlchemy would write JSON out of text that is JSON already, and wants objects for times.
+        for column in self._table.columns:
+            if self.columns[column.name].kind == "other":
+                column.type = types.String()
+
     def _heap(self, cursor: Any, names: str) -> str:
         """A table of the connection's own that holds rows until the transaction ends."""
         heap = f"oncely_{zlib.crc32(f'{self.name} {names}'.encode()):08x}"
@@ -103,8 +109,8 @@ class TargetTable:
 
     def _renewal(self, heap: str, columns: Sequence[str], names: str) -> str:
         """The statement that moves rows on from there: of those with one key, the last."""
-        key = ", ".join(map(self._quote, self._key))
-        renewed = [self._quote(name) for name in columns if name not in self._key]
+        key = ", ".join(map(_quoted, self._key))
+        renewed = [_quoted(name) for name in columns if name not in self._key]
         values = ", ".join(f"{name} = excluded.{name}" for name in renewed)
         # In the order of the keys: no two writers wait for each other.
         return (
@@ -151,26 +157,32 @@ def refusal(error: Exception) -> str | None:
     return next(iter(text.strip().splitlines()), type(cause).__name__)
 
 
-def work_engine(location: str) -> Engine:
-    """An engine for transactions in the database where the ledger at `location` is.
+def work_engine(url: str) -> Engine:
+    """An engine for transactions in the database where the ledger at `url` is, in UTC.
 
     Raises ConfigError where that has no transactions, and for a URL that cannot be read.
     """
-    url = read_secret(location, "ledger")
     check_transactions(url)
     if url.startswith("sqlite:"):
         return sqlite_engine(sqlite_file(url))
-    with hidden(url, location):
-        engine = session_engine(url)
-    if engine.dialect.name != "postgresql":
-        event.listen(engine, "connect", _prepare_mysql)
+    engine = session_engine(url)
+    is_postgresql = engine.dialect.name == "postgresql"
+    event.listen(engine, "connect", _prepare_postgresql if is_postgresql else _prepare_mysql)
     return engine
 
 
 @lru_cache(maxsize=8)
-def shared_engine(location: str) -> Engine:
+def shared_engine(url: str) -> Engine:
     """As `work_engine`: one for a process, which is never closed."""
-    return work_engine(location)
+    return work_engine(url)
+
+
+def _prepare_postgresql(connection: Any, _: object) -> None:
+    with connection.cursor() as cursor:
+        # A time without a zone would be taken for one in the server's.
+        cursor.execute("SET TIME ZONE 'UTC'")
+    # What is rolled back is not set.
+    connection.commit()
 
 
 def _prepare_mysql(connection: Any, _: object) -> None:
@@ -178,6 +190,11 @@ def _prepare_mysql(connection: Any, _: object) -> None:
         # What does not fit would be cut off in silence.
         cursor.execute("SET sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')")
         cursor.execute("SET time_zone = '+00:00'")
+
+
+def _quoted(name: str) -> str:
+    # As PostgreSQL reads it in a statement without values: SQLAlchemy's own doubles each "%".
+    return '"{}"'.format(name.replace('"', '""'))
 
 
 def _described(column: Column[Any], engine: Engine) -> TargetColumn:

@@ -1,6 +1,6 @@
 """Ledgers with old records, and an archive beside them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from oncely import Key, Ledger
-from oncely.archive.lookup import Archive
+from oncely import Key, Ledger, Policy
+from oncely.archive.lookup import Archive, Old
 from oncely.archive.writing import Archived, archive
+from oncely.core.commands import Duplicate, Exhausted
 from oncely.core.record import Claim, Record
 from oncely.stores.base import Store
 from oncely.stores.memory import MemoryStore
@@ -20,6 +21,8 @@ from oncely.stores.sql.engines import server_engine, sqlite_engine
 from oncely.testing import ManualClock, granted
 
 DAY_S = 86_400.0
+
+Known = dict[str, Record]
 
 
 class Aging:
@@ -58,6 +61,17 @@ class Aging:
     def opened(self, consumer: str = "billing") -> Archive:
         """A consumer's part of the archive."""
         return Archive(str(self.folder), consumer)
+
+    def known(self, sent_at: Mapping[str, float], archive: Archive | None = None) -> Known:
+        """What the archive knows of messages, by their ids; each with when it was sent."""
+        old = [Old(id_, at) for id_, at in sent_at.items()]
+        # By this policy nothing that is found is to run again.
+        answers = (archive or self.opened()).judge(old, Policy(on_failed="skip"))
+        return {
+            message.message_id: answer.record
+            for message, answer in zip(old, answers, strict=True)
+            if isinstance(answer, Duplicate | Exhausted)
+        }
 
     def records(self) -> list[Record]:
         """What is in the ledger."""

@@ -1,7 +1,7 @@
 """Messages are looked up in an archive: what the rules say of them, and which files are touched."""
 
 import logging
-import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,18 +68,17 @@ def test_only_files_that_may_know_it_are_read(
 ) -> None:
     """Of the folder's 80 files: one bucket, from its date on, until it is found completed."""
     assert len(list(aging.folder.rglob("part-*.parquet"))) == 5 * BUCKETS
-    archive = aging.opened()
-    assert list(archive.find({"2-123": days[2]})) == ["2-123"]
+    assert list(aging.known({"2-123": days[2]})) == ["2-123"]
     bucket = f"bucket={bucket_of('7-123'):02}"
     read = reads.taken()
     assert 1 <= len(read) <= 2
     assert all(bucket in path for path, _ in read)
     # What is not there is looked for to the end; by their bounds most files are not read at all.
-    assert not archive.find({"2-100a": days[2]})
+    assert not aging.known({"2-100a": days[2]})
     read = reads.taken()
     assert len(read) == 4
     assert [groups for _, groups in read] == [0, 1, 0, 0]
-    assert not archive.find({"2-100a": days[4] + 40 * DAY_S})
+    assert not aging.known({"2-100a": days[4] + 40 * DAY_S})
     assert not reads.taken()
 
 
@@ -93,13 +92,12 @@ def test_only_row_groups_that_may_know_it_are_read(
     sent_at = aging.clock.now
     aging.clock.advance(40 * DAY_S)
     aging.archive()
-    archive = aging.opened()
     for id_ in ids[::97]:
-        assert list(archive.find({id_: sent_at})) == [id_]
+        assert list(aging.known({id_: sent_at})) == [id_]
     read = reads.taken()
     assert {groups for _, groups in read} == {1}
     assert all(pq.ParquetFile(aging.folder / path).num_row_groups >= 4 for path, _ in read)
-    assert set(archive.find(dict.fromkeys(ids, sent_at))) == set(ids)
+    assert set(aging.known(dict.fromkeys(ids, sent_at))) == set(ids)
 
 
 def judged(aging: "Aging", old: Old, policy: Policy = Policy()) -> object:
@@ -143,7 +141,7 @@ def test_a_later_success_counts(aging: "Aging") -> None:
 
 def test_what_is_covered(aging: "Aging") -> None:
     """Before the first that was completed the ledger may have been purged, and nobody knows."""
-    assert aging.opened().covers_from() == math.inf
+    aging.folder.mkdir()
     assert isinstance(judged(aging, Old("unknown", aging.clock.now)), TooOld)
     aging.ledger.claim(Key("billing", "held"))
     aging.fail("kept for long")
@@ -153,7 +151,6 @@ def test_what_is_covered(aging: "Aging") -> None:
     aging.clock.advance(50 * DAY_S)
     aging.complete("not yet old")
     aging.archive()
-    assert aging.opened().covers_from() == first
     assert isinstance(judged(aging, Old("unknown", first + SKEW_S - 1)), TooOld)
     assert judged(aging, Old("unknown", first + SKEW_S)) is None
 
@@ -167,11 +164,21 @@ def test_a_clock_that_is_ahead(aging: "Aging") -> None:
     assert isinstance(judged(aging, Old("m", sent_at)), Duplicate)
 
 
+@pytest.mark.parametrize(("year", "day"), [(1, 1), (1, 2), (300, 1)])
+def test_the_times_of_programs_that_knew_none(
+    aging: "Aging", days: list[float], year: int, day: int
+) -> None:
+    """Go's and .NET's zero is the calendar's first moment: found, or too old, as any other."""
+    sent_at = datetime(year, 1, day, tzinfo=UTC).timestamp()
+    assert list(aging.known({"2-123": sent_at})) == ["2-123"]
+    assert isinstance(judged(aging, Old("unknown", sent_at)), TooOld)
+
+
 def test_unfinished_files_are_not_read(aging: "Aging", days: list[float]) -> None:
     """Nor anything else that lies there."""
     for name in ("_unfinished/cut.parquet", "consumer=billing/notes.txt"):
         (aging.folder / name).write_text("no Parquet")
-    assert list(aging.opened().find({"0-000": days[0]})) == ["0-000"]
+    assert list(aging.known({"0-000": days[0]})) == ["0-000"]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +192,28 @@ def test_a_wrong_folder(tmp_path: Path, folder: str, said: str) -> None:
         Archive(folder.format(file=file), "billing")
 
 
+@pytest.mark.parametrize("mistyped", ["archvie", "archvie/", "archive/consumer=billing/archive"])
+def test_a_folder_that_is_not_there(
+    aging: "Aging", days: list[float], tmp_path: Path, mistyped: str
+) -> None:
+    """It knows nothing, and is not taken for an archive in which nothing is."""
+    said = r"archive: \S+ sees no folder '.*arch.*'; mount it there, or let `oncely archive --to "
+    with pytest.raises(ConfigError, match=said):
+        Archive(str(tmp_path / mistyped), "billing")
+    with pytest.raises(ConfigError, match=said):
+        Archive((tmp_path / mistyped).as_uri(), "billing")
+
+
+def test_a_folder_that_goes_away(aging: "Aging", days: list[float]) -> None:
+    """Between two look-ups: the second has no answer."""
+    archive = aging.opened()
+    assert list(aging.known({"3-100": days[3]}, archive)) == ["3-100"]
+    aging.folder.rename(aging.folder.with_name("elsewhere"))
+    with pytest.raises(ConfigError, match="sees no folder"):
+        archive.judge([Old("3-100", days[3])], Policy())
+
+
 def test_a_folder_that_is_no_path(aging: "Aging", days: list[float]) -> None:
     """A URI that Arrow knows will do."""
     archive = Archive(aging.folder.as_uri(), "billing")
-    assert list(archive.find({"3-100": days[3]})) == ["3-100"]
+    assert list(aging.known({"3-100": days[3]}, archive)) == ["3-100"]

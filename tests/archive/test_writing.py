@@ -47,7 +47,7 @@ def test_what_is_old_and_ended_goes(open_aging: "Open", kind: str) -> None:
     assert (said.archived, said.left) == (50, 0)
     stayed = {record.key for record in aging.records()}
     assert {key.message_id for key in stayed} == {"doubtful", "sending", "of-another", "new"}
-    found = aging.opened().find(dict.fromkeys([*ids, "new"], aging.clock.now - 31 * DAY_S))
+    found = aging.known(dict.fromkeys([*ids, "new"], aging.clock.now - 31 * DAY_S))
     assert found == {id_: before[Key("billing", id_)] for id_ in ids}
     assert aging.archive().archived == 0
 
@@ -140,7 +140,7 @@ def test_what_changes_meanwhile_stays(aging: "Aging") -> None:
     assert aging.archive().archived == 1
     rows = [row for row in aging.rows() if row["message_id"] == "changed"]
     assert len({row["version"] for row in rows}) == len(rows) == 2
-    found = aging.opened().find({"changed": aging.clock.now - 62 * DAY_S})
+    found = aging.known({"changed": aging.clock.now - 62 * DAY_S})
     assert found["changed"].state is State.COMPLETED
 
 
@@ -207,7 +207,7 @@ def test_killed_anywhere(open_aging: "Open", kind: str, point: str, nth: int) ->
     assert kept
     aging.archive(batch=25)
     assert not aging.records()
-    assert aging.opened().find(dict.fromkeys(before, 0.0)) == before
+    assert aging.known(dict.fromkeys(before, 0.0)) == before
     # The same records have the same file: none stands there twice.
     assert Counter(row["message_id"] for row in aging.rows()) == dict.fromkeys(before, 1)
 

@@ -102,6 +102,7 @@ def test_a_pipeline_names_it(project: "Project") -> None:
     """Beside its file, as its other folders are."""
     assert read_config(project.save()).archive is None
     project.tables["pipeline"]["archive"] = "archive"
+    (project.folder / "archive").mkdir()
     assert read_config(project.save()).archive == str(project.folder / "archive")
 
 

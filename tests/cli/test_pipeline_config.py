@@ -69,6 +69,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "checkpoint", "", "[pipeline] checkpoint: string should have at least 1"),
     ("pipeline", "checkpoint", "handlers.py", "handlers.py' is a file; name a folder"),
     ("pipeline", "quarantine", "handlers.py", "handlers.py' is a file; name a folder"),
+    ("pipeline", "archive", "handlers.py", "handlers.py' is a file; name a folder"),
+    ("pipeline", "archive", "archvie", "[pipeline] archive: there is no folder '"),
     ("pipeline", "ledger", "sqlite:///in", "is a folder; name a file"),
     ("pipeline", "ledger", "sqlite:///handlers.py/l.db", "cannot be made: "),
     ("pipeline", "ledger", "env:HOME", "'env:HOME' is of no known kind"),

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import sqlite3
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,6 +72,53 @@ def test_rows_are_in_their_table_once(project: "Project", postgresql_url: str) -
     assert place.ledger.counts()["tests", State.COMPLETED] == 301
     place.ledger.close()
     place.engine.dispose()
+
+
+def write_rows(project: "Project", table: str, columns: dict[str, str]) -> Path:
+    """Let the pipeline write into a table beside its ledger, in SQLite; return the file."""
+    del project.tables["pipeline"]["handler"]
+    del project.tables["message"]["body"]
+    project.tables["pipeline"] |= {"mode": "rows", "table": table}
+    project.tables["source"]["schema"] = "id STRING, who STRING, cents INT"
+    project.tables["columns"] = columns
+    file = project.folder / "out" / "ledger.db"
+    file.parent.mkdir()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE payments (id TEXT, account TEXT UNIQUE, amount INTEGER)")
+    return file
+
+
+def test_of_rows_with_one_key_the_last_stays(project: "Project") -> None:
+    """One task writes them, in their order, however many there are."""
+    file = write_rows(project, "payments", {"account": "who", "amount": "cents"})
+    project.tables["pipeline"]["upsert"] = ["account"]
+    rows = [{"id": f"m{n:03}", "who": f"a{n % 3}", "cents": n} for n in range(600)]
+    (project.folder / "in" / "1.json").write_text("\n".join(map(json.dumps, rows)))
+    assert project.run()["handled"] == 600
+    with closing(sqlite3.connect(file)) as connection:
+        found = connection.execute("SELECT account, amount FROM payments").fetchall()
+    assert sorted(found) == [("a0", 597), ("a1", 598), ("a2", 599)]
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "said"),
+    [
+        ("paymnts", {"account": "who"}, "table: "),
+        ("payments", {"acount": "who"}, "column acount: there is no such column in the table"),
+        ("payments", {"amount": "who"}, "column 'amount' is string"),
+    ],
+)
+def test_what_the_database_alone_can_tell_is_a_mistake_too(
+    project: "Project", table: str, columns: dict[str, str], said: str
+) -> None:
+    """A table or a column that is not there: one line that names the file, and exit code 2."""
+    write_rows(project, table, columns)
+    (project.folder / "in" / "1.json").write_text('{"id": "m1", "who": "ann"}')
+    with project.start() as run:
+        _, err = run.communicate(timeout=240)
+    assert run.returncode == 2
+    [told] = [line for line in err.splitlines() if line.startswith("oncely: ")]
+    assert told.startswith(f"oncely: {project.file}: {said}")
 
 
 @pytest.mark.timeout(900)

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,14 +13,15 @@ import pyarrow.dataset as ds
 import pytest
 from tests.cli.conftest import SHORT_RUN, OnFile, with_real_input
 
-from oncely import Key
+from oncely import Key, Message
 from oncely.archive.writing import archive
 from oncely.cli.reconcile import reconciled_table
 from oncely.cli.tables import put
 from oncely.core.errors import MessageError
-from oncely.core.message import check_id
+from oncely.core.message import check_id, fingerprint_of
 from oncely.spark.reconcile import Reconciliation
 from oncely.spark.reconcile_file import read_reconcile_config
+from oncely.spark.spool import Spool
 from oncely.testing import granted
 
 if TYPE_CHECKING:
@@ -243,6 +245,65 @@ def test_a_source_alone_will_do(file: Path, tmp_path: Path) -> None:
     assert config.ledger == f"sqlite:///{tmp_path}/ledger.db"
     assert config.source_path == str(tmp_path / "in")
     assert config.compares_bodies
+
+
+QUEUE = """
+[pipeline]
+consumer = "billing"
+ledger = "sqlite:///ledger.db"
+[source]
+format = "oncely-rabbitmq"
+options = { url = "amqp://127.0.0.1:1", queue = "orders", spool = "out/spool" }
+"""
+
+
+def test_a_queue_is_not_read(file: Path, main: "Main", tmp_path: Path) -> None:
+    """Reading it would take from a pipeline what it has not handled; what to compare is told."""
+    OnFile(tmp_path / "ledger.db").ledger.close()
+    file.write_text(QUEUE)
+    code, err = main("reconcile", str(file))
+    assert code == 2
+    assert err.startswith(f"oncely: {file}: [source] format: 'oncely-rabbitmq' would take")
+    assert 'format = "parquet", path = "out/spool"' in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+SPOOL = """
+[pipeline]
+consumer = "billing"
+ledger = "sqlite:///ledger.db"
+[source]
+format = "parquet"
+path = "out/spool"
+[message]
+id = "id"
+body = "body"
+"""
+
+
+def test_a_spool_is_compared(file: Path, in_process: "InProcess", tmp_path: Path) -> None:
+    """What a queue's source has spooled, as the file that is told to write has it; also while
+    the pipeline has the spool open, which loses nothing.
+    """
+    at = OnFile(tmp_path / "ledger.db")
+    for id_, body in (("done", b"{}"), ("other", b"[]")):
+        claim = at.ledger.claim(Key("billing", id_), fingerprint=fingerprint_of(body))
+        at.ledger.complete(granted(claim))
+    at.ledger.close()
+    file.write_text(SPOOL)
+    with closing(Spool(str(tmp_path / "out" / "spool"))) as spool:
+        spool.open("orders")
+        spool.write([Message("done", b"{}"), Message("never", b"{}"), Message("", b"{}")])
+        spool.write([Message("done", b"{}"), Message("other", b"{}")])
+        ran = in_process("reconcile", str(file), "--json", timeout=540)
+        assert spool.numbers() == [1, 2]
+    assert ran.returncode == 1, ran.stderr
+    said = json.loads(ran.stdout)
+    assert (said["received"], said["handled"], said["duplicates"]) == (5, 1, 1)
+    assert said["missing"] == 1
+    mismatch = "mismatch: the id was seen before with another body"
+    assert said["quarantined"] == {"missing id": 1, mismatch: 1}
 
 
 def test_bodies_are_compared_as_the_policy_says(file: Path, tmp_path: Path) -> None:

@@ -20,6 +20,12 @@ PAYMENTS = (
     "CREATE TABLE payments (id VARCHAR(64) PRIMARY KEY, account VARCHAR(20) NOT NULL,"
     " amount INTEGER, note VARCHAR(255), CHECK (amount > 0))"
 )
+NUMBERED = {
+    "sqlite": "INTEGER PRIMARY KEY",
+    "postgresql": "BIGSERIAL PRIMARY KEY",
+    "mysql": "BIGINT AUTO_INCREMENT PRIMARY KEY",
+}
+"""An id that each kind of database fills itself."""
 BALANCES = "CREATE TABLE balances (account VARCHAR(20) PRIMARY KEY, amount INTEGER)"
 
 

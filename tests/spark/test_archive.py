@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 
 from oncely import Key, Ledger
 from oncely.archive.layout import SPARK_SCHEMA
@@ -102,6 +103,26 @@ def test_without_an_archive_all_of_it_is_refused(
     )
     assert (counts.duplicates_ledger, counts.handled) == (1, 1)
     assert effects.per_message() == {"before": 1}
+
+
+def test_an_archive_that_is_not_there(
+    write: "Write", backfill: "Callable[..., DataFrame]", effects: "Effects", archived: str
+) -> None:
+    """A name mistyped, or a folder that a worker has not mounted, knows nothing: nothing runs."""
+    with pytest.raises(PySparkException, match=r"ConfigError: archive: \S+ sees no folder"):
+        write(backfill(("done", LONG_AGO)), archive=f"{archived}s", on_too_old="run")
+    assert not effects.per_message()
+
+
+def test_go_s_zero_time(
+    write: "Write", backfill: "Callable[..., DataFrame]", effects: "Effects", archived: str
+) -> None:
+    """Where a producer sends it for want of a time, it is older than all that is archived."""
+    rows = backfill(("done", None), ("unknown", None))
+    rows = rows.selectExpr("id", "body", "source", "TIMESTAMP '0001-01-01T00:00:00Z' AS time")
+    counts = write(rows, archive=archived)
+    assert (counts.duplicates_ledger, counts.quarantined.total()) == (1, 1)
+    assert not effects.per_message()
 
 
 def test_rows_are_not_looked_up(ledger_url: str) -> None:

@@ -3,18 +3,19 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conformance.conftest import url_of
-from tests.spark.payments import Place, batches_of, payment
+from tests.spark.payments import NUMBERED, Place, batches_of, payment
 
-from oncely import State
+from oncely import ConfigError, State
 from oncely.core.control import Reject
 from oncely.crashpoints import arm, disarm
+from oncely.spark import process
 from oncely.spark.channel import DriverChannel, TaskChannel
 from oncely.spark.chunks import Stopped
 
@@ -100,15 +101,65 @@ def test_values_arrive_as_they_are(place: Place) -> None:
         assert str(moment_) == "2024-02-29 23:59:59.123456"
 
 
+def test_what_is_given_as_text_arrives_as_it_is(place: Place) -> None:
+    """JSON is no text that stands in JSON, null is none, and a time of day is one."""
+    place.execute("CREATE TABLE texts (id VARCHAR(64), data JSON, at TIME)")
+    given: list[dict[str, Any]] = [
+        {"id": "a", "data": '{"a": [1, "é"]}', "at": "12:34:56"},
+        {"id": "b", "data": None, "at": None},
+    ]
+    assert place.run(given, table="texts").handled == 2
+    is_postgresql = place.engine.dialect.name == "postgresql"
+    inside = "data #>> '{a,0}'" if is_postgresql else "json_extract(data, '$.a[0]')"
+    found = place.rows(f"SELECT id, {inside}, at, data IS NULL FROM texts")
+    assert [(id_, value and int(value)) for id_, value, *_ in found] == [("a", 1), ("b", None)]
+    assert str(found[0][2]) in ("12:34:56", str(timedelta(hours=12, minutes=34, seconds=56)))
+    assert [row[2:] for row in found[1:]] == [(None, True)]
+
+
+def test_a_time_without_a_zone_is_in_utc(place: Place) -> None:
+    """Wherever the server says that it stands; also once a transaction was undone."""
+    is_postgresql = place.engine.dialect.name == "postgresql"
+    if is_postgresql:
+        name = place.engine.url.database
+        place.execute(f"ALTER DATABASE {name} SET timezone TO 'America/New_York'")
+    moment = "TIMESTAMPTZ" if is_postgresql else "TIMESTAMP NULL"
+    place.execute(
+        f"CREATE TABLE moments (id VARCHAR(64), at {moment}, day {moment} CHECK (id <> 'c'))"
+    )
+    # The first transaction of a new connection is one that is undone.
+    place.engine.dispose()
+    at, day = datetime(2024, 2, 29, 1, 2, 3), date(2024, 2, 29)  # noqa: DTZ001 - it has no zone.
+    counts = place.run([{"id": id_, "at": at, "day": day} for id_ in "abc"], table="moments")
+    assert (counts.handled, counts.quarantined.total()) == (2, 1)
+    found = place.rows("SELECT at, day FROM moments")
+    assert len(found) == 2
+    for row in found:
+        whole = [datetime.fromisoformat(str(value)) for value in row]
+        utc = [
+            value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value for value in whole
+        ]
+        assert utc == [at, datetime(2024, 2, 29)]  # noqa: DTZ001
+
+
+def test_a_column_with_a_percent_sign(place: Place) -> None:
+    """Statements with and without values each write its name as they must."""
+    quote = "`" if place.engine.dialect.name == "mysql" else '"'
+    column = f"{quote}vat%{quote}"
+    place.execute(f"CREATE TABLE rates (area VARCHAR(20) PRIMARY KEY, {column} INTEGER)")
+    assert place.run([{"id": "m1", "area": "a", "vat%": 19}], table="rates").handled == 1
+    assert place.rows("SELECT * FROM rates") == [("a", 19)]
+    if place.engine.dialect.name == "mysql":
+        return  # There SQLAlchemy's own upsert names another column.
+    later = [{"id": "m2", "area": "a", "vat%": 7}]
+    assert place.run(later, table="rates", upsert="area").handled == 1
+    assert place.rows("SELECT * FROM rates") == [("a", 7)]
+
+
 def test_the_id_is_stored_where_there_is_a_place_for_it(place: Place) -> None:
     """Not in a table without such a column, nor in one that the database numbers itself."""
-    numbered = {
-        "sqlite": "INTEGER PRIMARY KEY",
-        "postgresql": "BIGSERIAL PRIMARY KEY",
-        "mysql": "BIGINT AUTO_INCREMENT PRIMARY KEY",
-    }
     place.execute("CREATE TABLE plain (amount INTEGER)")
-    place.execute(f"CREATE TABLE numbered (id {numbered[place.engine.dialect.name]}, amount INT)")
+    place.execute(f"CREATE TABLE numbered (id {NUMBERED[place.engine.dialect.name]}, amount INT)")
     rows = [{"id": "a", "amount": 1}, {"id": "b", "amount": 2}, {"id": "a", "amount": 1}]
     for table in ("plain", "numbered"):
         assert place.run(rows, table=table, consumer=table).handled == 2
@@ -146,6 +197,17 @@ def test_a_number_that_is_too_large(request: pytest.FixtureRequest, tmp_path: Pa
             counts = place.run([payment("a"), payment("b", 2**40), payment("c")])
             assert (counts.handled, counts.quarantined.total()) == (2, 1)
             assert place.ids() == ["a", "c"]
+
+
+def test_a_moment_that_is_too_late(mysql_url: str, tmp_path: Path) -> None:
+    """The driver calls that an error of the server's; its state says that it is the row's."""
+    for place in _place(mysql_url, tmp_path):
+        place.execute("CREATE TABLE moments (id VARCHAR(64), at TIMESTAMP NULL)")
+        late, early = datetime(2200, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)
+        rows = [{"id": "a", "at": early}, {"id": "b", "at": late}]
+        counts = place.run(rows, table="moments")
+        assert (counts.handled, counts.quarantined.total()) == (1, 1)
+        assert place.rows("SELECT id FROM moments") == [("a",)]
 
 
 def test_rows_that_are_no_messages(here: Place) -> None:
@@ -328,6 +390,32 @@ def test_through_the_sink(spark: "SparkSession", here: Place) -> None:
         counts = channel.committed()
     assert (counts.received, counts.handled, counts.duplicates_input) == (2_000, 1_500, 500)
     assert here.rows("SELECT count(*), sum(amount) FROM payments") == [(1_500, 1_125_750)]
+
+
+def test_several_tasks_renew_in_order(spark: "SparkSession", place: Place) -> None:
+    """However many tasks there are: the messages of one key meet in one, and the last by id wins;
+    copies of an id whose keys differ meet in the ledger.
+    """
+    balances = spark.range(3_000).selectExpr(
+        "concat('m', lpad(cast(id % 2900 AS STRING), 4, '0')) AS id",
+        "if(id >= 2900, 'copy', concat('a', id % 50)) AS account",
+        "cast(id % 2900 AS INT) AS amount",
+    )
+    options: dict[str, Any] = place.options(table="balances", upsert="account", chunk="100")
+    report = process(balances, partitions=4, **options)
+    assert (report.received, report.handled, report.duplicates) == (3_000, 2_900, 100)
+    found = dict(place.rows("SELECT account, amount FROM balances"))
+    found.pop("copy", None)
+    # The first hundred ids each came twice, under two accounts; the others tell.
+    assert found == {f"a{n}": 2_850 + n for n in range(50)}
+
+
+def test_a_key_that_the_rows_lack(spark: "SparkSession", here: Place) -> None:
+    """It is the sink that says so, in a line."""
+    amounts = spark.range(1).selectExpr("'a' AS id", "1 AS amount")
+    options: dict[str, Any] = here.options(table="balances", upsert="account")
+    with pytest.raises(ConfigError, match="account"):
+        process(amounts, **options)
 
 
 def _until(holds: Callable[[], bool], seconds: float = 30.0) -> None:

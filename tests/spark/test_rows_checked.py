@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import (
     ArrayType,
+    BooleanType,
     DataType,
     DecimalType,
     IntegerType,
@@ -16,6 +17,7 @@ from pyspark.sql.types import (
 )
 from sqlalchemy import Engine, text
 from tests.conformance.conftest import url_of
+from tests.spark.payments import NUMBERED
 
 from oncely import Granted, Key, Ledger, State, open_ledger
 from oncely.core.errors import ConfigError, MessageError
@@ -82,6 +84,31 @@ def test_what_does_not(engine: Engine, given: StructType, line: str) -> None:
     """One line for each mistake, and what to type."""
     with pytest.raises(ConfigError, match=line):
         check_table(open_target(engine, "payments"), given)
+
+
+def test_a_boolean_for_an_integer(engine: Engine) -> None:
+    """MariaDB's BOOLEAN is one; PostgreSQL would refuse each row."""
+    table = open_target(engine, "payments")
+    given = schema(account=StringType(), amount=BooleanType())
+    if engine.dialect.name != "postgresql":
+        check_table(table, given)
+        return
+    line = "'amount' is boolean, and INTEGER.*cast\\(amount AS BIGINT\\)"
+    with pytest.raises(ConfigError, match=line):
+        check_table(table, given)
+
+
+def test_ids_alone(engine: Engine) -> None:
+    """They are no row of a table that has no place for them."""
+    numbered = NUMBERED[engine.dialect.name]
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE TABLE numbered (id {numbered}, amount INT, day DATE)"))
+    line = r"no column but 'id'.* numbered; add one of amount, day$"
+    with pytest.raises(ConfigError, match=line):
+        check_table(open_target(engine, "numbered"), schema())
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE seen (id VARCHAR(64) PRIMARY KEY)"))
+    check_table(open_target(engine, "seen"), schema())
 
 
 def test_tables_and_keys(engine: Engine) -> None:

@@ -2,17 +2,25 @@
 
 import pickle
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from pyspark.errors import PySparkException
 from tests.spark.conftest import HERE, environment
+from tests.spark.tasks import batches_of
 
+from oncely.spark.channel import TaskChannel
+from oncely.spark.ledgers import migrated_ledger
+from oncely.spark.modes import open_task
 from oncely.spark.options import read_options
+from oncely.spark.quarantine import Quarantine
 from oncely.spark.reader_options import read_reader_options
 
 if TYPE_CHECKING:
@@ -33,19 +41,22 @@ settings = {"spark.master": "local[1]", "spark.eventLog.enabled": "true",
             "spark.eventLog.compress": "false", "spark.eventLog.dir": f"file:{folder}/events"}
 spark = open_session("secrets", settings)
 spark.sparkContext.setLogLevel("INFO")
-options = {"consumer": "tests", "ledger": "env:LEDGER_SECRET", "handler": "handlers:work",
-           "handler_path": handlers, "quarantine": f"{folder}/quarantine"}
 rows = [(f"m{n}", f"{folder}/effects.jsonl") for n in range(3)]
 messages = spark.createDataFrame(rows, "id string, source string")
-messages.write.format("oncely").options(**options).mode("append").save()
-options["ledger"] = f"file:{folder}/secret"
 messages.write.parquet(f"{folder}/messages")
 stream = spark.readStream.schema("id string, source string").parquet(f"{folder}/messages")
-query = (stream.writeStream.format("oncely").options(**options).trigger(availableNow=True)
-         .option("checkpointLocation", f"{folder}/checkpoint").start())
-query.awaitTermination()
-query.explain(True)
-print(query.lastProgress)
+modes = {"leased": {"handler": "handlers:work"}, "transactional": {"handler": "handlers:book"},
+         "rows": {"table": "payments"}}
+for mode, own in modes.items():
+    options = {"consumer": mode, "ledger": "env:LEDGER_SECRET", "mode": mode, **own,
+               "handler_path": handlers, "quarantine": f"{folder}/quarantine"}
+    messages.write.format("oncely").options(**options).mode("append").save()
+    options["ledger"] = f"file:{folder}/secret"
+    query = (stream.writeStream.format("oncely").options(**options).trigger(availableNow=True)
+             .option("checkpointLocation", f"{folder}/checkpoint/{mode}").start())
+    query.awaitTermination()
+    query.explain(True)
+    print(query.lastProgress)
 read = spark.read.format("oncely").option("ledger", options["ledger"]).load()
 print("records:", read.count())
 read.explain("extended")
@@ -56,8 +67,11 @@ spark.stop()
 
 
 def test_a_password_reaches_no_page_and_no_log(postgresql_url: str, tmp_path: Path) -> None:
-    """Neither output nor logs, event log, plans, checkpoint or quarantine hold the password."""
+    """In no mode do output, logs, event log, plans, checkpoint or quarantine hold the password."""
     url = re.sub("://[^@]*@", f"://oncely:{PASSWORD}@", postgresql_url)
+    with psycopg.connect(postgresql_url) as connection:
+        connection.execute("CREATE TABLE payments (id text, source text)")
+        connection.execute("CREATE TABLE effects (name text)")
     (tmp_path / "events").mkdir()
     (tmp_path / "program.py").write_text(_PROGRAM)
     secret = tmp_path / "secret"
@@ -71,7 +85,7 @@ def test_a_password_reaches_no_page_and_no_log(postgresql_url: str, tmp_path: Pa
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3_000:]
-    assert "records: 3" in run.stdout
+    assert "records: 9" in run.stdout
     secret.unlink()
     shown = {str(file): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     events = b"".join(text for name, text in shown.items() if "/events/" in name)
@@ -104,15 +118,50 @@ def test_a_password_in_a_url_is_masked_in_errors(frame: Frame, write: "Write") -
 
 
 @pytest.mark.parametrize(
-    ("location", "told"),
+    ("location", "told", "told_by_driver"),
     [
-        ("env:NO_SUCH_LEDGER", r"NO_SUCH_LEDGER is not set on \S+ for Spark; on a cluster, set"),
-        ("file:/no/such/ledger", r"'/no/such/ledger' cannot be read: .* on \S+ for Spark"),
+        (
+            "env:NO_SUCH_LEDGER",
+            r"NO_SUCH_LEDGER is not set on \S+ for Spark; on a cluster, set",
+            r"NO_SUCH_LEDGER is not set on \S+ for Spark's driver; set \S+ where that is",
+        ),
+        (
+            "file:/no/such/ledger",
+            r"'/no/such/ledger' cannot be read: .* on \S+ for Spark\b",
+            r"'/no/such/ledger' cannot be read: .* on \S+ for Spark's driver\b",
+        ),
     ],
 )
-def test_a_secret_that_the_executor_lacks(
-    location: str, told: str, frame: Frame, write: "Write"
+def test_a_secret_that_is_missing(
+    location: str, told: str, told_by_driver: str, frame: Frame, write: "Write"
 ) -> None:
-    """A secret is read where the task runs; one that is missing there is told in a line."""
+    """A secret is read where the task runs, and by the driver in mode `rows`; one that is missing
+    there is told in a line.
+    """
     with pytest.raises(PySparkException, match=rf"ConfigError: ledger: .*{told}"):
         write(frame("a"), ledger=location)
+    with pytest.raises(PySparkException, match=rf"ConfigError: ledger: .*{told_by_driver}"):
+        write(frame("a"), ledger=location, mode="rows", handler="", table="payments")
+
+
+@pytest.mark.parametrize(
+    ("mode", "own"),
+    [("transactional", {"handler": "tests.spark.tasks:book"}), ("rows", {"table": "effects"})],
+)
+def test_a_changed_secret_is_taken_up(mode: str, own: dict[str, str], tmp_path: Path) -> None:
+    """By a process that has read the old one: ledger, table and sessions are where it says now."""
+    secret = tmp_path / "secret"
+    for name in ("old", "new"):
+        secret.write_text(f"sqlite:///{tmp_path}/{name}.db")
+        with closing(sqlite3.connect(tmp_path / f"{name}.db")) as database:
+            database.execute("CREATE TABLE effects (name TEXT)")
+            given = {"mode": mode, "consumer": "tests", "ledger": f"file:{secret}", **own}
+            options = read_options(given)
+            quarantine = Quarantine(str(tmp_path / "quarantine"), "0.parquet")
+            ledger = migrated_ledger(options.ledger)
+            task = open_task(ledger, options, quarantine, TaskChannel(None, ""))
+            row = {"id": name, "name": name} if mode == "rows" else {"id": name}
+            task.run(batches_of([row]))
+            assert database.execute("SELECT name FROM effects").fetchall() == [(name,)]
+            ids = database.execute("SELECT message_id FROM processed_messages").fetchall()
+            assert ids == [(name,)]

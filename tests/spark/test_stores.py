@@ -6,6 +6,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from tests.conformance.conftest import SHARED, url_of
 
@@ -46,17 +47,28 @@ def test_every_store(
     assert {row.message_id for row in read.collect()} == {*ids, "new"}
 
 
+@pytest.mark.parametrize(
+    ("mode", "own"),
+    [
+        ("leased", {"handler": "handlers:slowly"}),
+        ("transactional", {"handler": "handlers:book"}),
+        ("rows", {"handler": "", "table": "payments", "chunk": "10"}),
+    ],
+)
 def test_connections_are_bounded_by_running_tasks(
-    frame: Frame, write: "Write", postgresql_url: str
+    mode: str, own: dict[str, str], frame: Frame, write: "Write", postgresql_url: str
 ) -> None:
     """However many tasks and jobs there are: a connection of its own for each that runs, and one
-    for its heartbeat, at most.
+    for its heartbeat or its ledger, at most; in mode `rows` one for the driver, too.
     """
+    with psycopg.connect(postgresql_url) as connection:
+        connection.execute("CREATE TABLE payments (id text, body text, source text)")
+        connection.execute("CREATE TABLE effects (name text)")
     with counting(postgresql_url) as counts:
-        for _ in range(3):
-            messages = frame(*(f"m{number}" for number in range(400)), partitions=8)
-            write(messages, "slowly", ledger=postgresql_url)
-    assert 1 <= max(counts) <= 2 * _CORES
+        for run in range(3):
+            messages = frame(*(f"{run}-{number}" for number in range(400)), partitions=8)
+            assert write(messages, ledger=postgresql_url, mode=mode, **own).handled == 400
+    assert 1 <= max(counts) <= 2 * _CORES + (mode == "rows")
 
 
 def test_workers_outlive_their_server(
@@ -77,8 +89,6 @@ def test_workers_outlive_their_server(
 @contextmanager
 def counting(url: str) -> Iterator[list[int]]:
     """Meanwhile, how many connections others have to a database, again and again."""
-    import psycopg
-
     counts: list[int] = []
     over = threading.Event()
 

@@ -23,6 +23,8 @@ from oncely.core.record import Key, Record, State
 BUCKETS = 16
 UNFINISHED = "_unfinished"
 """The folder of files that are being written: readers of Parquet pass over such a name."""
+_FIRST_S = datetime.min.replace(tzinfo=UTC).timestamp()
+"""Where the calendar begins."""
 
 _time = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
@@ -96,8 +98,11 @@ def folder_of(consumer: str) -> str:
 
 
 def date_of(at: float) -> str:
-    """The day, in UTC, of a time in seconds since 1970."""
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
+    """The day, in UTC, of a time in seconds since 1970; the calendar's first for what is earlier.
+
+    As strings days compare as they do in time.
+    """
+    return datetime.fromtimestamp(max(at, _FIRST_S), UTC).date().isoformat()
 
 
 def bucket_of(message_id: str) -> int:

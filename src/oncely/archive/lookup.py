@@ -6,14 +6,17 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from socket import gethostname
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from oncely.archive.layout import SCHEMA, Part, bucket_of, date_of, parts, place_of, record_of
 from oncely.core.commands import Ask, Duplicate, Exhausted, Granted, Mismatch
+from oncely.core.errors import ConfigError, mask_passwords
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import decide
@@ -49,12 +52,17 @@ Answer = Refusal | TooOld
 class Archive:
     """What was archived of one consumer in `folder`, a path or a URI that Arrow knows.
 
-    Raises ConfigError for a folder that cannot be opened.
+    Raises ConfigError for a folder that cannot be opened, or is not there. Of a URI's that is asked
+    when nothing is found in it.
     """
 
     def __init__(self, folder: str, consumer: str) -> None:
-        self._files = place_of(folder).files
+        place = place_of(folder)
+        self._files = place.files
+        self._shown = mask_passwords(folder)
         self._consumer = consumer
+        if place.folder is not None:
+            self._check_there()
 
     def judge(self, old: Sequence[Old], policy: Policy) -> list[Answer | None]:
         """Why each is not to run, as the rules say by its archived record; None where it may.
@@ -63,6 +71,8 @@ class Archive:
         before it leaves the ledger.
         """
         there = parts(self._files, self._consumer)
+        if not there:
+            self._check_there()
         sent_at: dict[str, float] = {}
         for message_id, at, _ in old:
             sent_at[message_id] = min(at, sent_at.get(message_id, at))
@@ -77,20 +87,18 @@ class Archive:
                 answers.append(TooOld() if message.sent_at < covered else None)
         return answers
 
-    def find(self, sent_at: Mapping[str, float]) -> Mapping[str, Record]:
-        """The records of messages, by their ids; each with the time when it was sent.
+    def _check_there(self) -> None:
+        # One that is not mounted here, or mistyped, would pass for one that knows nothing.
+        if self._files.get_file_info("").type is not fs.FileType.Directory:
+            raise ConfigError(
+                f"archive: {gethostname()} sees no folder {self._shown!r}; mount it there, or let"
+                f" `oncely archive --to {self._shown}` make it"
+            )
 
-        Of a message that is there several times the completed one, else that seen last.
-        """
-        return self._find(parts(self._files, self._consumer), sent_at)
-
-    def covers_from(self) -> float:
+    def _covered_from(self, there: Sequence[Part]) -> float:
         """Since when every message that was completed is in the archive, or in the ledger still;
         infinite where nothing is archived. Seconds since 1970, by the ledger's clock.
         """
-        return self._covered_from(parts(self._files, self._consumer))
-
-    def _covered_from(self, there: Sequence[Part]) -> float:
         # What was purged without an archive went before all that was last seen later. Of those that
         # are completed alone: what has failed may have stayed then, for what it was to send.
         for _, of_day in groupby(there, key=lambda part: part.date):
@@ -114,6 +122,10 @@ class Archive:
     # ---- Reading -------------------------------------------------------------------------------
 
     def _find(self, there: Iterable[Part], sent_at: Mapping[str, float]) -> Mapping[str, Record]:
+        """The records of messages, by their ids; each with the time when it was sent.
+
+        Of a message that is there several times the completed one, else that seen last.
+        """
         found: dict[str, Record] = {}
         # A record was last seen after its message was sent, so dates before that are passed over.
         first_dates = {id_: date_of(at - SKEW_S) for id_, at in sent_at.items()}

@@ -40,7 +40,7 @@ from oncely.spark.horizon import forgotten
 from oncely.spark.options import SinkOptions
 from oncely.spark.quarantine import Quarantine
 from oncely.spark.rows import Row, read_chunks
-from oncely.spark.tally import FIRST_POLL_S, Tally
+from oncely.spark.tally import FIRST_POLL_S, MISMATCH, Tally
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -49,7 +49,6 @@ _FIRST_CHUNK = 100
 _QUICK_S = 0.5
 _SLOW_S = 2.0
 _MAX_WAITING = 10_000
-_MISMATCH = "mismatch: the id was seen before with another body"
 
 
 class Stopped(OncelyError):
@@ -260,7 +259,7 @@ class ChunkTask(ABC):
             case Exhausted(record):
                 self._tally.exhausted(row, record)
             case Mismatch():
-                self._tally.set_aside(row, _MISMATCH)
+                self._tally.set_aside(row, MISMATCH)
 
     def _count_busy(self, row: Row, delay: _Delay | None, *, ends: bool) -> None:
         now = time.monotonic()

@@ -12,13 +12,8 @@ from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import check_id
 from oncely.core.policy import seconds
 from oncely.locations import check_shared_transport, open_named_ledger, read_secret
-from oncely.spark.options import (
-    Mode,
-    check_ledger,
-    import_function,
-    read_policy,
-    unknown,
-)
+from oncely.spark.option_values import unknown
+from oncely.spark.options import Mode, check_ledger, import_function, read_policy
 from oncely.spark.rabbitmq_options import FORMAT as RABBITMQ
 from oncely.spark.rabbitmq_options import beside, read_rabbitmq_options
 from oncely.stores.opening import sqlite_file
@@ -157,7 +152,7 @@ class PipelineConfig(SourceConfig):
         self.transport = self._transport()
         self.checkpoint = self._folder("checkpoint", self.pipeline.checkpoint)
         self.quarantine = self._folder("quarantine", self.pipeline.quarantine)
-        self.archive = self.pipeline.archive and self._folder("archive", self.pipeline.archive)
+        self.archive = self._archive()
         self.trigger = self._trigger()
 
     def _check_consumer(self) -> None:
@@ -229,6 +224,18 @@ class PipelineConfig(SourceConfig):
         folder = self._absolute(path)
         if "://" not in folder and Path(folder).exists() and not Path(folder).is_dir():
             raise self.wrong(f"[pipeline] {key}", f"{folder!r} is a file; name a folder")
+        return folder
+
+    def _archive(self) -> str | None:
+        """Where messages are looked up; it must be there, or it would know none of them."""
+        if self.pipeline.archive is None:
+            return None
+        folder = self._folder("archive", self.pipeline.archive)
+        if "://" not in folder and not Path(folder).exists():
+            raise self.wrong(
+                "[pipeline] archive",
+                f"there is no folder {folder!r}; let `oncely archive --to {folder}` make it",
+            )
         return folder
 
     def _trigger(self) -> dict[str, Any]:

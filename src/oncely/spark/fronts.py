@@ -13,7 +13,7 @@ from oncely.spark.failures import as_own
 from oncely.spark.handover import fetch
 from oncely.spark.options import Mode
 from oncely.spark.report import Report
-from oncely.spark.settings import as_text, sink_options
+from oncely.spark.settings import as_names, as_text, sink_options
 from oncely.spark.spreading import spread
 
 if TYPE_CHECKING:
@@ -67,9 +67,8 @@ def process(
     run = uuid4().hex
     settings = sink_options(spark, **given, report=run)
     try:
-        spread(messages, partitions).write.format("oncely").options(**settings).mode(
-            "append"
-        ).save()
+        dealt = spread(messages, partitions, as_names(settings.get("upsert", "")))
+        dealt.write.format("oncely").options(**settings).mode("append").save()
         counts = fetch(spark, run)
     except (PySparkException, Py4JError) as error:
         raise as_own(error) from error

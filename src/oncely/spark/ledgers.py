@@ -6,7 +6,11 @@ them.
 """
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+
+from pyspark import TaskContext
 
 from oncely.core.errors import ConfigError
 from oncely.ledger import Ledger, open_ledger
@@ -20,8 +24,7 @@ def migrated_ledger(location: str) -> Ledger:
     What env:NAME or file:PATH stands for is read anew each time: a changed password is taken up.
     Raises ConfigError, which says on what machine a secret is missing.
     """
-    url = _url_here(location)
-    with hidden(url, location):
+    with url_here(location) as url:
         ledger = _opened(url)
     _migrate(ledger)
     return ledger
@@ -31,20 +34,33 @@ def existing_ledger(location: str) -> Ledger:
     """The same, its schema left as it is. Raises ConfigError for a file that is not there, too:
     to open it would leave an empty one where somebody has mistyped a name.
     """
-    url = _url_here(location)
-    with hidden(url, location):
+    with url_here(location) as url:
         if url.startswith("sqlite:") and not sqlite_file(url).is_file():
             raise ConfigError(f"ledger: there is no file {str(sqlite_file(url))!r}")
         return _opened(url)
 
 
-def _url_here(location: str) -> str:
+@contextmanager
+def url_here(location: str) -> Iterator[str]:
+    """The URL that `location` stands for on this machine; a ConfigError meanwhile does not show it.
+
+    Raises ConfigError, which says on what machine a secret is missing.
+    """
+    url = _read_here(location)
+    with hidden(url, location):
+        yield url
+
+
+def _read_here(location: str) -> str:
     try:
         return read_secret(location, "ledger")
     except ConfigError as error:
         kind, _, name = location.partition(":")
-        advice = f"; on a cluster, set spark.executorEnv.{name}" if kind == "env" else ""
-        raise ConfigError(f"{error} on {socket.gethostname()} for Spark{advice}") from error
+        reader, advice = "Spark", f"on a cluster, set spark.executorEnv.{name}"
+        if TaskContext.get() is None:
+            reader, advice = "Spark's driver", f"set {name} where that is started, too"
+        where = f"on {socket.gethostname()} for {reader}"
+        raise ConfigError(f"{error} {where}{f'; {advice}' if kind == 'env' else ''}") from error
 
 
 @lru_cache(maxsize=8)

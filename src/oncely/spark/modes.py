@@ -8,13 +8,14 @@ from oncely.core.errors import ConfigError
 from oncely.handling.transacting import Begins
 from oncely.handling.wrapping import check_function, is_async
 from oncely.ledger import Ledger
-from oncely.locations import open_named_sessions
 from oncely.runtime.handlers import check_takes
 from oncely.spark.channel import TaskChannel
 from oncely.spark.counts import Counts
+from oncely.spark.ledgers import url_here
 from oncely.spark.options import SinkOptions, import_function
 from oncely.spark.quarantine import Quarantine
 from oncely.spark.rows import check_schema
+from oncely.stores.opening import open_sessions
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -74,7 +75,12 @@ def _handler(options: SinkOptions, *takes: str) -> Callable[..., Any]:
     return handler
 
 
-@lru_cache(maxsize=8)
 def _sessions(location: str) -> Begins:
+    with url_here(location) as url:
+        return _sessions_at(url)
+
+
+@lru_cache(maxsize=8)
+def _sessions_at(url: str) -> Begins:
     """One engine for a Python worker, however many tasks it runs."""
-    return open_named_sessions(location)
+    return open_sessions(url)

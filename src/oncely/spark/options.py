@@ -3,21 +3,27 @@
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, cast, get_args
 
-from oncely.core.errors import ConfigError, MessageError
-from oncely.core.message import Message, check_id
+from oncely.core.errors import ConfigError
+from oncely.core.message import Message
 from oncely.core.policy import POLICY_FIELDS, Policy
 from oncely.locations import check_shared, check_shared_transport
+from oncely.spark.option_values import (
+    check_consumer,
+    choice,
+    refuse_unknown,
+    required,
+    unknown,
+    whole_number,
+)
+from oncely.spark.settings import as_names
 from oncely.stores.opening import check_transactions
-
-T = TypeVar("T")
 
 Handler = Callable[[Message], Any]
 Mode = Literal["leased", "transactional", "rows"]
@@ -31,7 +37,6 @@ _NAMES = frozenset(
 )
 _TABLE = re.compile(r"(?:[^\W\d]\w*\.)?[^\W\d]\w*")
 _FIXED = ("on_outage", "on_missing_id")
-_SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
 
 
 @dataclass(frozen=True)
@@ -83,20 +88,20 @@ class SinkOptions:
 def read_options(options: Mapping[str, str]) -> SinkOptions:
     """Check the options of the sink. Raises ConfigError, which names the option."""
     given = {name.lower(): value for name, value in options.items()}
-    _refuse_unknown(given)
+    refuse_unknown(given, _NAMES)
     policy = read_policy(_policy_values(given), given.get("handler_path"))
     mode = _mode(given.get("mode", "leased"))
     _check_mode(mode, given, policy)
     transport = given.get("transport")
     return SinkOptions(
         mode=mode,
-        consumer=_consumer(_required(given, "consumer", "billing")),
-        ledger=check_ledger(_required(given, "ledger", "sqlite:////var/lib/ledger.db"), mode),
-        handler="" if mode == "rows" else _required(given, "handler", "shop.billing:charge"),
+        consumer=check_consumer(required(given, "consumer", "billing")),
+        ledger=check_ledger(required(given, "ledger", "sqlite:////var/lib/ledger.db"), mode),
+        handler="" if mode == "rows" else required(given, "handler", "shop.billing:charge"),
         handler_path=given.get("handler_path"),
         policy=replace(policy, on_in_doubt="hold") if callable(policy.on_in_doubt) else policy,
         probe=given["on_in_doubt"] if callable(policy.on_in_doubt) else None,
-        chunk=_whole_number(
+        chunk=whole_number(
             given, "chunk", _DEFAULT_CHUNK_OF_ROWS if mode == "rows" else _DEFAULT_CHUNK
         ),
         quarantine=_absolute(given.get("quarantine") or "oncely-quarantine"),
@@ -106,22 +111,13 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         channel_token=given.get("channel_token", ""),
         table=_table(given) if mode == "rows" else None,
         archive=_absolute(given["archive"]) if given.get("archive") else None,
-        upsert=tuple(filter(None, map(str.strip, given.get("upsert", "").split(",")))),
+        upsert=as_names(given.get("upsert", "")),
         report=given.get("report"),
     )
 
 
-def _choice(name: str, value: str, offered: Iterable[T]) -> T:
-    """The one of those on offer that `value` is."""
-    for each in offered:
-        if each == value:
-            return each
-    words = ", ".join(f'"{each}"' for each in offered)
-    raise ConfigError(f"option {name}: {value!r} is not offered; write one of {words}")
-
-
 def _mode(mode: str) -> Mode:
-    return cast(Mode, _choice("mode", mode, get_args(Mode)))
+    return cast(Mode, choice("mode", mode, get_args(Mode)))
 
 
 def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
@@ -144,7 +140,7 @@ def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
 
 
 def _table(given: Mapping[str, str]) -> str:
-    table = _required(given, "table", "payments")
+    table = required(given, "table", "payments")
     if not _TABLE.fullmatch(table):
         raise ConfigError(
             f'option table: {table!r} names no table; write "payments" or "public.payments"'
@@ -186,7 +182,7 @@ def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
 def _policy_values(given: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {name: given[name] for name in POLICY_FIELDS if name in given}
     if "tries" in values:
-        values["tries"] = _whole_number(given, "tries", 0)
+        values["tries"] = whole_number(given, "tries", 0)
     if "backoff" in values:
         values["backoff"] = [delay.strip() for delay in values["backoff"].split(",")]
     return values
@@ -226,38 +222,5 @@ def _file_of(module: ModuleType) -> str | None:
     return getattr(module, "__file__", None)
 
 
-def unknown(name: str, known: Iterable[str], kind: str = "key") -> str:
-    """Words for a name that is not known, with the one that may have been meant."""
-    near = get_close_matches(name, list(known), n=1)
-    return f"{name}: there is no such {kind}" + (f"; did you mean {near[0]!r}?" if near else "")
-
-
-def _refuse_unknown(given: Mapping[str, str], known: frozenset[str] = _NAMES) -> None:
-    for name in given.keys() - known - _SPARKS_OWN:
-        # Spark hands its own settings over too; those have a dot.
-        if "." not in name:
-            raise ConfigError(f"option {unknown(name, known)}")
-
-
-def _required(given: Mapping[str, str], name: str, example: str) -> str:
-    if not given.get(name):
-        raise ConfigError(f'option {name}: missing; write .option("{name}", "{example}")')
-    return given[name]
-
-
 def _absolute(folder: str) -> str:
     return folder if "://" in folder else str(Path(folder).absolute())
-
-
-def _consumer(name: str) -> str:
-    try:
-        return check_id(name, "consumer")
-    except MessageError as error:
-        raise ConfigError(f"option consumer: {error}") from error
-
-
-def _whole_number(given: Mapping[str, str], name: str, default: int) -> int:
-    text = given.get(name, str(default))
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"{name}: {text!r} is no whole number of 1 or more")
-    return int(text)

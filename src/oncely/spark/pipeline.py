@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from oncely.core.errors import OncelyError
+from oncely.core.errors import ConfigError, OncelyError
 from oncely.locations import open_named_ledger
 from oncely.spark.channel import DriverChannel
 from oncely.spark.config import PipelineConfig
 from oncely.spark.counts import Counts
-from oncely.spark.failures import cause_of
+from oncely.spark.failures import as_own
 from oncely.spark.report import Report
 from oncely.spark.session import open_session
 from oncely.spark.source import read_messages
@@ -48,7 +48,7 @@ def run_pipeline(config: PipelineConfig, on_progress: OnProgress = lambda _: Non
             with told_to_stop(stop):
                 return _run(spark, config, since, stop, on_progress)
         except (PySparkException, Py4JError, OSError) as error:
-            raise OncelyError(f"Spark gave up: {cause_of(error)}") from error
+            raise _told(error, config) from error
         finally:
             with contextlib.suppress(Py4JError, OSError):
                 spark.stop()
@@ -76,8 +76,8 @@ def _run(
 def _start(
     spark: "SparkSession", config: PipelineConfig, since: float, channel: DriverChannel
 ) -> "StreamingQuery":
-    messages = spread(read_messages(spark, config, columns=config.columns))
     pipeline = config.pipeline
+    messages = read_messages(spark, config, columns=config.columns)
     given = {
         "handler": pipeline.handler,
         "table": pipeline.table,
@@ -86,7 +86,8 @@ def _start(
         "transport": config.transport,
     }
     return (
-        messages.writeStream.format("oncely")
+        spread(messages, upsert=pipeline.upsert)
+        .writeStream.format("oncely")
         .queryName(config.pipeline.name)
         .trigger(**config.trigger)
         .options(
@@ -118,4 +119,12 @@ def _follow(
         channel.stop(_GRACE_S)
         query.stop()
     if error is not None:
-        raise OncelyError(f"Spark gave up: {cause_of(error)}") from error
+        raise error
+
+
+def _told(error: Exception, config: PipelineConfig) -> OncelyError:
+    """An error of Spark's as ours; what only Spark has found wrong with the file names it."""
+    own = as_own(error)
+    if isinstance(own, ConfigError):
+        return ConfigError(f"{config.file}: {str(own).removeprefix('option ')}")
+    return own

@@ -1,13 +1,13 @@
 """The options of the source "oncely-rabbitmq": from strings to values, checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.core.policy import seconds
 from oncely.locations import hidden, read_secret
-from oncely.spark.options import _required, _whole_number, unknown
+from oncely.spark.option_values import refuse_unknown, required, whole_number
 from oncely.transports.base import Transport
 from oncely.transports.opening import open_transport
 
@@ -24,7 +24,7 @@ _KEEP_SEGMENTS = 100
 class RabbitmqOptions:
     """What `format("oncely-rabbitmq")` was told, checked. Stays on the driver."""
 
-    location: str
+    location: str = field(repr=False)
     """The broker's URL, or env:NAME or file:PATH, where that is read when it is needed."""
     queue: str
     spool: str
@@ -53,17 +53,14 @@ class RabbitmqOptions:
 def read_rabbitmq_options(options: Mapping[str, str]) -> RabbitmqOptions:
     """Check the options of the source. Raises ConfigError, which names the option."""
     given = {name.lower(): value for name, value in options.items()}
-    for name in sorted(given.keys() - set(_NAMES)):
-        # Spark hands its own settings over too; those have a dot.
-        if "." not in name:
-            raise ConfigError(f"option {unknown(name, _NAMES)}")
+    refuse_unknown(given, _NAMES, passed_over=())
     read = RabbitmqOptions(
-        location=_required(given, "url", _EXAMPLE),
-        queue=_required(given, "queue", "orders"),
-        spool=_folder(_required(given, "spool", "/var/spool/orders")),
-        max_messages=_whole_number(given, "max_messages_per_batch", _MAX_MESSAGES),
+        location=required(given, "url", _EXAMPLE),
+        queue=required(given, "queue", "orders"),
+        spool=_folder(required(given, "spool", "/var/spool/orders")),
+        max_messages=whole_number(given, "max_messages_per_batch", _MAX_MESSAGES),
         wait_s=_wait_s(given.get("wait", "1s")),
-        keep_segments=_whole_number(given, "keep_segments", _KEEP_SEGMENTS),
+        keep_segments=whole_number(given, "keep_segments", _KEEP_SEGMENTS),
     )
     read.transport()
     return read

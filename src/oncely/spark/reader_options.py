@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from oncely.core.record import State
 from oncely.locations import check_shared
-from oncely.spark.options import (
-    _choice,
-    _consumer,
-    _refuse_unknown,
-    _required,
-    _whole_number,
+from oncely.spark.option_values import (
+    check_consumer,
+    choice,
+    refuse_unknown,
+    required,
+    whole_number,
 )
 
 _NAMES = frozenset({"consumer", "ledger", "partitions", "push_filters", "state"})
@@ -36,12 +36,12 @@ class ReaderOptions:
 def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
     """Check the options of a read. Raises ConfigError, which names the option."""
     given = {name.lower(): value for name, value in options.items()}
-    _refuse_unknown(given, _NAMES)
+    refuse_unknown(given, _NAMES)
     return ReaderOptions(
-        ledger=check_shared(_required(given, "ledger", "sqlite:////var/lib/ledger.db")),
-        consumer=_consumer(given["consumer"]) if "consumer" in given else None,
-        state=_choice("state", given["state"], State) if "state" in given else None,
-        partitions=_whole_number(given, "partitions", _DEFAULT_PARTITIONS),
-        push_filters=_choice("push_filters", given.get("push_filters", "false"), ("true", "false"))
+        ledger=check_shared(required(given, "ledger", "sqlite:////var/lib/ledger.db")),
+        consumer=check_consumer(given["consumer"]) if "consumer" in given else None,
+        state=choice("state", given["state"], State) if "state" in given else None,
+        partitions=whole_number(given, "partitions", _DEFAULT_PARTITIONS),
+        push_filters=choice("push_filters", given.get("push_filters", "false"), ("true", "false"))
         == "true",
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oncely.core.control import Reject
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import check_id, fingerprint_of
 from oncely.spark.failures import as_own
@@ -15,14 +14,12 @@ from oncely.spark.records import check_archive, read_records
 from oncely.spark.rows import BROKEN_COLUMN, ROW_COLUMN
 from oncely.spark.session import open_session
 from oncely.spark.source import read_messages
+from oncely.spark.tally import MAX_REASONS, MISMATCH, OTHER_REASONS, REJECTED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_MAX_REASONS = 50
 _MAX_REASON = 200
-_OTHER_REASONS = "other reasons"
-_MISMATCH = "mismatch: the id was seen before with another body"
 _OUTCOMES = {
     "completed": "handled",
     "handled": "handled",
@@ -199,11 +196,9 @@ def _why_quarantined(config: ReconcileConfig) -> "Column":
     from pyspark.sql import functions as f
 
     differs = f.col("body_fingerprint") != f.col("fingerprint")
-    # An error is kept behind the name of its type.
-    rejected = f"{Reject.__name__}: "
-    is_rejected = (f.col("standing") == "exhausted") & f.col("error").startswith(rejected)
-    return f.when(f.lit(config.compares_bodies) & differs, _MISMATCH).when(
-        is_rejected, f.substring("error", len(rejected) + 1, _MAX_REASON)
+    is_rejected = (f.col("standing") == "exhausted") & f.col("error").startswith(REJECTED)
+    return f.when(f.lit(config.compares_bodies) & differs, MISMATCH).when(
+        is_rejected, f.substring("error", len(REJECTED) + 1, _MAX_REASON)
     )
 
 
@@ -241,10 +236,10 @@ def _by_reason(rows: "DataFrame") -> Counter[str]:
     from pyspark.sql import functions as f
 
     counted = rows.groupBy("reason").agg(f.sum("deliveries").alias("rows"))
-    most = counted.orderBy(f.desc("rows"), "reason").limit(_MAX_REASONS).collect()
+    most = counted.orderBy(f.desc("rows"), "reason").limit(MAX_REASONS).collect()
     counts = Counter({row.reason: row.rows for row in most})
     total = counted.agg(f.sum("rows")).first()
     rest = (total[0] if total and total[0] else 0) - counts.total()
     if rest:
-        counts[_OTHER_REASONS] = rest
+        counts[OTHER_REASONS] = rest
     return counts

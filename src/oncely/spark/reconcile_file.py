@@ -18,6 +18,7 @@ from oncely.spark.config import (
     first_error,
     read_toml,
 )
+from oncely.spark.rabbitmq_options import FORMAT as RABBITMQ
 from oncely.stores.opening import sqlite_file
 
 
@@ -48,6 +49,17 @@ class ReconcileConfig(SourceConfig):
         self.compares_bodies = tables.policy.get("on_mismatch") != "ignore"
         self.consumer = self._consumer(consumer or tables.pipeline.consumer)
         self.ledger = self._ledger(ledger or tables.pipeline.ledger)
+
+    def _source_options(self) -> dict[str, str]:
+        if self.source.format == RABBITMQ:
+            spool = self.source.options.get("spool", "the spool")
+            raise self.wrong(
+                "[source] format",
+                f"{RABBITMQ!r} would take the messages out of the queue; compare its spool, in a"
+                f' file of its own: format = "parquet", path = "{spool}", and under [message]'
+                ' id = "id", body = "body"',
+            )
+        return super()._source_options()
 
     def _consumer(self, name: str | None) -> str:
         if name is None:

@@ -42,6 +42,11 @@ def as_text(options: dict[str, Any]) -> dict[str, str]:
     return texts
 
 
+def as_names(text: str) -> tuple[str, ...]:
+    """The names in an option that holds several, as `as_text` writes them."""
+    return tuple(filter(None, map(str.strip, text.split(","))))
+
+
 def _as_text(name: str, value: Any) -> str:
     if callable(value):
         return _name_of(value, name)

@@ -1,5 +1,6 @@
 """How messages are dealt out to tasks."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from oncely.core.errors import ConfigError
@@ -10,8 +11,11 @@ if TYPE_CHECKING:
 _ROWS_FOR_EVERY_PART = 100_000
 
 
-def spread(messages: "DataFrame", partitions: int | None = None) -> "DataFrame":
-    """Let the copies of an id meet in one task, where they cost one claim.
+def spread(
+    messages: "DataFrame", partitions: int | None = None, upsert: Sequence[str] = ()
+) -> "DataFrame":
+    """Let the copies of an id meet in one task, where they cost one claim; with the key of an
+    `upsert`, the messages of one key, which one task writes in order.
 
     Without `partitions`: two for each task that can run at a time. Raises ConfigError where there
     is no id.
@@ -20,7 +24,10 @@ def spread(messages: "DataFrame", partitions: int | None = None) -> "DataFrame":
         raise ConfigError(
             f"the DataFrame has no column 'id', only {', '.join(sorted(messages.columns))}"
         )
-    return messages.repartition(partitions or 2 * _slots(messages.sparkSession), "id")
+    # Where the key is not in the DataFrame, the sink tells.
+    is_keyed = bool(upsert) and set(upsert) <= set(messages.columns)
+    names = [f"`{name.replace('`', '``')}`" for name in upsert] if is_keyed else ["id"]
+    return messages.repartition(partitions or 2 * _slots(messages.sparkSession), *names)
 
 
 def _slots(spark: "SparkSession") -> int:

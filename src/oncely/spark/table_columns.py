@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from oncely.core.errors import ConfigError
-from oncely.spark.options import SinkOptions, unknown
+from oncely.spark.ledgers import url_here
+from oncely.spark.option_values import unknown
+from oncely.spark.options import SinkOptions
 from oncely.spark.rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
-from oncely.target_table import Kind, TargetColumn, TargetTable, open_target, shared_engine
+from oncely.target_table import Kind, TargetTable, open_target, shared_engine
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -39,7 +41,8 @@ _ID = "id"
 
 def open_table(options: SinkOptions) -> TargetTable:
     """The table that the options name. Raises ConfigError where there is none."""
-    return open_target(shared_engine(options.ledger), options.table or "", options.upsert)
+    with url_here(options.ledger) as url:
+        return open_target(shared_engine(url), options.table or "", options.upsert)
 
 
 def written_columns(table: TargetTable, names: Sequence[str]) -> list[str]:
@@ -68,21 +71,29 @@ def check_table(table: TargetTable, schema: "StructType") -> None:
                 f"column {unknown(name, table.columns, f'column in the table {table.name}')}"
             )
         if name != _ID:
-            _check_type(name, types[name], table.columns[name])
+            _check_type(name, types[name], table)
     for name, column in table.columns.items():
         if column.is_required and name not in names:
             raise ConfigError(
                 f"the DataFrame has no column {name!r}, which the table {table.name} wants"
                 f" ({column.type} NOT NULL)"
             )
+    if not names:
+        raise ConfigError(
+            f"the DataFrame has no column but 'id', which does not go into the table {table.name};"
+            f" add one of {', '.join(name for name in table.columns if name != _ID)}"
+        )
     table.check(names)
 
 
-def _check_type(name: str, type_: str, column: TargetColumn) -> None:
+def _check_type(name: str, type_: str, table: TargetTable) -> None:
+    column = table.columns[name]
     kind = type_.partition("(")[0].partition("<")[0]
     if kind in _NESTED:
         raise ConfigError(f'column {name!r} is {kind}; write "to_json({name}) AS {name}"')
-    if kind not in _TAKEN[column.kind]:
+    # MariaDB's BOOLEAN is an integer; PostgreSQL's is not, and takes no boolean for one.
+    is_no_integer = kind == "boolean" and column.kind == "integer" and table.is_copied_to
+    if is_no_integer or kind not in _TAKEN[column.kind]:
         raise ConfigError(
             f"column {name!r} is {type_}, and {column.type} in the table;"
             f' write "cast({name} AS {_CASTS[column.kind]})"'

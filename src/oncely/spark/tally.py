@@ -1,5 +1,6 @@
 """A task's tally: what is counted for rows that were not granted, the same in all modes."""
 
+from oncely.core.control import Reject
 from oncely.core.policy import Policy
 from oncely.core.record import Record
 from oncely.spark.counts import Counts
@@ -9,9 +10,12 @@ from oncely.spark.rows import Row
 FIRST_POLL_S = 0.2
 """How soon what another worker holds is asked about again, at first."""
 _LAST_POLL_S = 5.0
-_MAX_REASONS = 50
-_OTHER_REASONS = "other reasons"
-_REJECTED = "Reject: "
+MISMATCH = "mismatch: the id was seen before with another body"
+REJECTED = f"{Reject.__name__}: "
+"""What the error of a rejected message starts with: it is kept behind the name of its type."""
+MAX_REASONS = 50
+"""So many are counted by name."""
+OTHER_REASONS = "other reasons"
 
 
 class Tally:
@@ -45,13 +49,13 @@ class Tally:
     def exhausted(self, row: Row, record: Record) -> None:
         """Count a message that has failed for good; what was rejected is set aside again."""
         error = record.error or ""
-        if error.startswith(_REJECTED):
-            self.set_aside(row, error.removeprefix(_REJECTED))
+        if error.startswith(REJECTED):
+            self.set_aside(row, error.removeprefix(REJECTED))
         else:
             self.counts.failed += 1
 
     def set_aside(self, row: Row, reason: str) -> None:
         """Put a row into the quarantine, and count it under its reason."""
         self._quarantine.add(row, reason)
-        known = reason in self.counts.quarantined or len(self.counts.quarantined) < _MAX_REASONS
-        self.counts.quarantined[reason if known else _OTHER_REASONS] += 1
+        known = reason in self.counts.quarantined or len(self.counts.quarantined) < MAX_REASONS
+        self.counts.quarantined[reason if known else OTHER_REASONS] += 1

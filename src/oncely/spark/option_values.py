@@ -1,0 +1,61 @@
+"""The values of options: from the strings that Spark carries, checked. Errors name the option."""
+
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+from oncely.core.errors import ConfigError, MessageError
+from oncely.core.message import check_id
+
+T = TypeVar("T")
+
+_SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
+"""Options that Spark has for every format."""
+
+
+def unknown(name: str, known: Iterable[str], kind: str = "key") -> str:
+    """Words for a name that is not known, with the one that may have been meant."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"{name}: there is no such {kind}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def refuse_unknown(
+    given: Iterable[str], known: Collection[str], passed_over: Collection[str] = _SPARKS_OWN
+) -> None:
+    """Raise ConfigError for a name that is none of those."""
+    for name in given:
+        # Spark hands its own settings over too; those have a dot.
+        if "." not in name and name not in known and name not in passed_over:
+            raise ConfigError(f"option {unknown(name, known)}")
+
+
+def required(given: Mapping[str, str], name: str, example: str) -> str:
+    """An option that must be there. Raises ConfigError, with an example of it."""
+    if not given.get(name):
+        raise ConfigError(f'option {name}: missing; write .option("{name}", "{example}")')
+    return given[name]
+
+
+def choice(name: str, value: str, offered: Iterable[T]) -> T:
+    """The one of those on offer that `value` is. Raises ConfigError."""
+    for each in offered:
+        if each == value:
+            return each
+    words = ", ".join(f'"{each}"' for each in offered)
+    raise ConfigError(f"option {name}: {value!r} is not offered; write one of {words}")
+
+
+def check_consumer(name: str) -> str:
+    """`name`, if a consumer can have it. Raises ConfigError."""
+    try:
+        return check_id(name, "consumer")
+    except MessageError as error:
+        raise ConfigError(f"option consumer: {error}") from error
+
+
+def whole_number(given: Mapping[str, str], name: str, default: int) -> int:
+    """An option that counts something. Raises ConfigError for less than 1."""
+    text = given.get(name, str(default))
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{name}: {text!r} is no whole number of 1 or more")
+    return int(text)
