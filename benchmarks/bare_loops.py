@@ -13,10 +13,10 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 
 import oncely
 from oncely import Claim, Granted, Key, Ledger, Record, State, Written
-from oncely.spark.channel import TaskChannel
-from oncely.spark.options import read_options
-from oncely.spark.quarantine import Quarantine
-from oncely.spark.task import LeasedTask
+from oncely.spark.modes.leased import LeasedTask
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.options import read_options
+from oncely.spark.sink.quarantine import Quarantine
 from oncely.sqlite_files import switch_to_wal
 
 if TYPE_CHECKING:

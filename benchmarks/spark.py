@@ -24,7 +24,7 @@ from tests.servers import Postgresql
 from bare_copies import COLUMNS, ArrowCopy, copy, execute, insert
 from oncely import open_ledger
 from oncely.spark.session import open_session
-from oncely.spark.spreading import spread
+from oncely.spark.sink.spreading import spread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,6 +7,6 @@ Python that has it, and takes its `DefaultSource`. So this must be quick and mus
 import contextlib
 
 with contextlib.suppress(ImportError):
-    from oncely.spark.sink import OncelyDataSource as DefaultSource
+    from oncely.spark.format import OncelyDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

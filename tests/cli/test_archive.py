@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import OnFile, with_real_input
 
 from oncely import State
-from oncely.spark.config import read_config
+from oncely.spark.pipeline.config import read_config
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, InProcess, Project

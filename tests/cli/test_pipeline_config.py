@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from oncely.cli.pipeline import report_table
-from oncely.spark.config import read_config
-from oncely.spark.counts import Counts
-from oncely.spark.options import import_function
+from oncely.spark.pipeline.config import read_config
 from oncely.spark.report import Report
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.options import import_function
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Main, Project

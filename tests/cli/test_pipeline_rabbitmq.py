@@ -9,7 +9,7 @@ import pytest
 from tests.cli.test_pipeline_runs import kill, wait_for_effects
 
 from oncely import ConfigError, Message, State, open_ledger, open_transport
-from oncely.spark.config import MessageTable, read_config
+from oncely.spark.pipeline.config import MessageTable, read_config
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Project

@@ -19,9 +19,9 @@ from oncely.cli.reconcile import reconciled_table
 from oncely.cli.tables import put
 from oncely.core.errors import MessageError
 from oncely.core.message import check_id, fingerprint_of
-from oncely.spark.reconcile import Reconciliation
-from oncely.spark.reconcile_file import read_reconcile_config
-from oncely.spark.spool import Spool
+from oncely.spark.operations.reconcile import Reconciliation
+from oncely.spark.operations.reconcile_file import read_reconcile_config
+from oncely.spark.rabbitmq.spool import Spool
 from oncely.testing import granted
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tests.servers import MissingProgram
 from oncely import Key
 from oncely.archive.writing import archive
 from oncely.report.page import page
-from oncely.spark.measures import Measures
+from oncely.spark.operations.measures import Measures
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from oncely import Ledger, open_ledger
-from oncely.spark.channel import DriverChannel
-from oncely.spark.counts import Counts
 from oncely.spark.session import open_session
+from oncely.spark.sink.channel import DriverChannel
+from oncely.spark.sink.counts import Counts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 from sqlalchemy import text
 
 from oncely import Claim, Granted, Key, Record, open_ledger
-from oncely.spark.channel import TaskChannel
-from oncely.spark.counts import Counts
-from oncely.spark.options import read_options
-from oncely.spark.quarantine import Quarantine
-from oncely.spark.table_rows import TableRowsTask
+from oncely.spark.modes.table_rows import TableRowsTask
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.options import read_options
+from oncely.spark.sink.quarantine import Quarantine
 from oncely.target_table import open_target, work_engine
 
 PAYMENTS = (

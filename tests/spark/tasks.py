@@ -13,13 +13,13 @@ from sqlalchemy import text
 from oncely import Key, Ledger, Message
 from oncely.crashpoints import kill_at, reached
 from oncely.handling.transacting import Begins
-from oncely.spark.channel import TaskChannel
-from oncely.spark.chunks import ChunkTask
-from oncely.spark.counts import Counts
-from oncely.spark.options import read_options
-from oncely.spark.quarantine import Quarantine
-from oncely.spark.task import LeasedTask
-from oncely.spark.transactional import TransactionalTask
+from oncely.spark.modes.chunks import ChunkTask
+from oncely.spark.modes.leased import LeasedTask
+from oncely.spark.modes.transactional import TransactionalTask
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.options import read_options
+from oncely.spark.sink.quarantine import Quarantine
 
 CONSUMER = "tests"
 

@@ -16,7 +16,7 @@ from oncely import Key, Ledger
 from oncely.archive.layout import SPARK_SCHEMA
 from oncely.archive.writing import archive
 from oncely.core.errors import ConfigError
-from oncely.spark.options import read_options
+from oncely.spark.sink.options import read_options
 from oncely.testing import granted
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from multiprocessing.connection import Client
 import pytest
 
 from oncely import OncelyError
-from oncely.spark.channel import DriverChannel, TaskChannel, report_batch
-from oncely.spark.counts import Counts
+from oncely.spark.sink.channel import DriverChannel, TaskChannel, report_batch
+from oncely.spark.sink.counts import Counts
 
 
 @pytest.fixture

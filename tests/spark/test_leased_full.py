@@ -14,7 +14,7 @@ from tests.spark.tasks import append, batches_of, is_killed_at, key_of, run_task
 
 from oncely import Ledger, Message, MessageError, Record, Relay, State, open_ledger
 from oncely.core.message import idempotency_key
-from oncely.spark.counts import Counts
+from oncely.spark.sink.counts import Counts
 from oncely.testing import granted
 from oncely.transports.opening import open_transport
 

@@ -19,8 +19,8 @@ from tests.servers import Rabbitmq
 from tests.spark.conftest import HERE, environment
 
 from oncely import Ledger, Message, State, open_transport
-from oncely.spark.rabbitmq import SCHEMA, RabbitmqDataSource
-from oncely.spark.rabbitmq_options import read_rabbitmq_options
+from oncely.spark.rabbitmq.options import read_rabbitmq_options
+from oncely.spark.rabbitmq.source import SCHEMA, RabbitmqDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,8 @@ from oncely import ConfigError, State
 from oncely.core.control import Reject
 from oncely.crashpoints import arm, disarm
 from oncely.spark import process
-from oncely.spark.channel import DriverChannel, TaskChannel
-from oncely.spark.chunks import Stopped
+from oncely.spark.modes.chunks import Stopped
+from oncely.spark.sink.channel import DriverChannel, TaskChannel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

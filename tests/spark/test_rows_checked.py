@@ -21,9 +21,9 @@ from tests.spark.payments import NUMBERED
 
 from oncely import Granted, Key, Ledger, State, open_ledger
 from oncely.core.errors import ConfigError, MessageError
-from oncely.spark.config import read_config
-from oncely.spark.options import read_options
-from oncely.spark.table_columns import check_table
+from oncely.spark.modes.table_columns import check_table
+from oncely.spark.pipeline.config import read_config
+from oncely.spark.sink.options import read_options
 from oncely.target_table import open_target, work_engine
 from oncely.testing import granted
 

@@ -16,12 +16,12 @@ from pyspark.errors import PySparkException
 from tests.spark.conftest import HERE, environment
 from tests.spark.tasks import batches_of
 
-from oncely.spark.channel import TaskChannel
 from oncely.spark.ledgers import migrated_ledger
-from oncely.spark.modes import open_task
-from oncely.spark.options import read_options
-from oncely.spark.quarantine import Quarantine
+from oncely.spark.modes.opening import open_task
 from oncely.spark.reader_options import read_reader_options
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.options import read_options
+from oncely.spark.sink.quarantine import Quarantine
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -16,9 +16,9 @@ from tests.servers import Rabbitmq
 
 from oncely import ConfigError, Message, OncelyError, open_transport
 from oncely.core.errors import TransportError
-from oncely.spark.rabbitmq_options import read_rabbitmq_options
-from oncely.spark.spool import Spool, read_segment
-from oncely.spark.spooler import Spooler
+from oncely.spark.rabbitmq.options import read_rabbitmq_options
+from oncely.spark.rabbitmq.spool import Spool, read_segment
+from oncely.spark.rabbitmq.spooler import Spooler
 from oncely.testing import killed_at
 from oncely.transports.base import Ack, Delivery
 
@@ -185,7 +185,7 @@ def test_large_bodies_fill_a_segment(
     rabbitmq_url: str, open_at: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bodies of a segment are in memory together: their size ends it too."""
-    monkeypatch.setattr("oncely.spark.spooler._MAX_BYTES", 100_000)
+    monkeypatch.setattr("oncely.spark.rabbitmq.spooler._MAX_BYTES", 100_000)
     with closing(open_transport(rabbitmq_url)) as transport:
         transport.publish(_QUEUE, [Message(str(n), b"x" * 60_000) for n in range(4)])
     spooler = open_at(f"{rabbitmq_url}?prefetch=1", wait="10s")

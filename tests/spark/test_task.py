@@ -11,7 +11,7 @@ from tests.spark.tasks import run_task
 
 from oncely import Key, Ledger, Message, State, StoreUnavailable
 from oncely.core.deferred import DeferredMessage
-from oncely.spark.counts import Counts
+from oncely.spark.sink.counts import Counts
 from oncely.stores.memory import MemoryStore
 from oncely.testing import MeddlingStore, granted
 

@@ -16,12 +16,12 @@ from tests.spark.tasks import batches_of, book, is_killed_at, key_of, run_task, 
 from oncely import Message, Record, Reject, Retry, State, open_ledger
 from oncely.core.errors import ConfigError, ContentionError
 from oncely.crashpoints import arm, disarm
-from oncely.spark.channel import TaskChannel
-from oncely.spark.chunks import Stopped
-from oncely.spark.counts import Counts
-from oncely.spark.modes import open_task
-from oncely.spark.options import read_options
-from oncely.spark.quarantine import Quarantine
+from oncely.spark.modes.chunks import Stopped
+from oncely.spark.modes.opening import open_task
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.options import read_options
+from oncely.spark.sink.quarantine import Quarantine
 from oncely.stores.opening import open_sessions
 from oncely.testing import granted
 

@@ -5,10 +5,10 @@ Else each worker of each driver spends seconds on that, and drivers here live fo
 
 from pyspark.daemon import manager
 
-import oncely.spark.sink
-import oncely.spark.table_rows
-import oncely.spark.task
-import oncely.spark.transactional
+import oncely.spark.format
+import oncely.spark.modes.leased
+import oncely.spark.modes.table_rows
+import oncely.spark.modes.transactional
 import oncely.stores.sql.postgresql  # noqa: F401 - imported for its children.
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.spark_faults.check import AUDIT, HELD, MODES, REPEATED, ROWS, TRANSACTIONAL
 from tests.spark_faults.handlers import BEGUN
 
-from oncely.spark.channel import DriverChannel
 from oncely.spark.session import open_session
+from oncely.spark.sink.channel import DriverChannel
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

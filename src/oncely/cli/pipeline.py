@@ -11,10 +11,10 @@ from rich.text import Text
 
 from oncely.cli.progress import Progress
 from oncely.core.shown import shown
-from oncely.spark.config import read_config
-from oncely.spark.counts import Counts
-from oncely.spark.pipeline import run_pipeline
+from oncely.spark.pipeline.config import read_config
+from oncely.spark.pipeline.run import run_pipeline
 from oncely.spark.report import Report
+from oncely.spark.sink.counts import Counts
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -8,8 +8,8 @@ from rich.table import Table
 
 from oncely.cli.progress import Progress
 from oncely.cli.tables import cell, new_table, put
-from oncely.spark.reconcile import Reconciliation, reconcile
-from oncely.spark.reconcile_file import read_reconcile_config
+from oncely.spark.operations.reconcile import Reconciliation, reconcile
+from oncely.spark.operations.reconcile_file import read_reconcile_config
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -7,8 +7,8 @@ from pathlib import Path
 from oncely.cli.opening import located
 from oncely.cli.progress import Progress
 from oncely.report.page import check_writable, write_page
-from oncely.spark.measures import measure
-from oncely.spark.records import check_archive
+from oncely.spark.operations.measures import measure
+from oncely.spark.operations.records import check_archive
 
 
 def run(parsed: argparse.Namespace) -> int:

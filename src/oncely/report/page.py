@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from oncely.core.errors import ConfigError
 from oncely.core.shown import shown
 from oncely.report.plots import moment, plots, span
-from oncely.spark.measures import Measures
+from oncely.spark.operations.measures import Measures
 
 
 def check_writable(file: Path) -> None:

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from oncely.core.shown import shown
 from oncely.report import drawing
-from oncely.spark.measures import EDGES_S, MOST_ATTEMPTS, Measures, Spread
+from oncely.spark.operations.measures import EDGES_S, MOST_ATTEMPTS, Measures, Spread
 
 _MOST_CONSUMERS = 20
 _LONGEST_NAME = 32

@@ -10,11 +10,11 @@ from pyspark.errors import PySparkException
 
 from oncely.core.errors import ConfigError
 from oncely.spark.failures import as_own
-from oncely.spark.handover import fetch
-from oncely.spark.options import Mode
 from oncely.spark.report import Report
 from oncely.spark.settings import as_names, as_text, sink_options
-from oncely.spark.spreading import spread
+from oncely.spark.sink.handover import fetch
+from oncely.spark.sink.options import Mode
+from oncely.spark.sink.spreading import spread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +29,7 @@ def register(spark: "SparkSession") -> None:
     Only where oncely is not installed in the Python that Spark's driver runs, but came with
     `--py-files` or `addArtifacts`: elsewhere it is known by itself.
     """
-    from oncely.spark.sink import OncelyDataSource
+    from oncely.spark.format import OncelyDataSource
 
     spark.dataSource.register(OncelyDataSource)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from oncely.spark.counts import Counts
+from oncely.spark.sink.counts import Counts
 
 
 @dataclass

@@ -31,14 +31,14 @@ from oncely.core.record import Claim, Key
 from oncely.crashpoints import reached
 from oncely.handling.transacting import retried
 from oncely.ledger import Ledger
-from oncely.spark.channel import TaskChannel
-from oncely.spark.chunks import Stopped
-from oncely.spark.copying import as_csv, as_values, chosen, sorted_by_id
-from oncely.spark.options import SinkOptions
-from oncely.spark.quarantine import Quarantine, plain
-from oncely.spark.rows import BROKEN_COLUMN, ROW_COLUMN, Row, values_of
-from oncely.spark.table_columns import written_columns
-from oncely.spark.tally import Tally
+from oncely.spark.modes.chunks import Stopped
+from oncely.spark.modes.copying import as_csv, as_values, chosen, sorted_by_id
+from oncely.spark.modes.table_columns import written_columns
+from oncely.spark.modes.tally import Tally
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.options import SinkOptions
+from oncely.spark.sink.quarantine import Quarantine, plain
+from oncely.spark.sink.rows import BROKEN_COLUMN, ROW_COLUMN, Row, values_of
 from oncely.target_table import TargetTable, refusal
 
 if TYPE_CHECKING:

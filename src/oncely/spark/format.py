@@ -17,15 +17,15 @@ from pyspark.sql.datasource import (
 
 from oncely.collecting import rarely_collecting
 from oncely.core.errors import ConfigError, OncelyError
-from oncely.spark.channel import TaskChannel, report_batch
-from oncely.spark.counts import Counts
-from oncely.spark.handover import hand_over
 from oncely.spark.ledgers import migrated_ledger
-from oncely.spark.modes import check_columns, open_task
-from oncely.spark.options import SinkOptions, read_options
-from oncely.spark.quarantine import Quarantine, remove_stale
+from oncely.spark.modes.opening import check_columns, open_task
 from oncely.spark.reader import SCHEMA, LedgerReader, open_reader
 from oncely.spark.reader_options import read_reader_options
+from oncely.spark.sink.channel import TaskChannel, report_batch
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.handover import hand_over
+from oncely.spark.sink.options import SinkOptions, read_options
+from oncely.spark.sink.quarantine import Quarantine, remove_stale
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

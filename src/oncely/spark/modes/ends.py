@@ -14,7 +14,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim
 from oncely.core.rules import is_final, retry_delay_s
 from oncely.handling.held_message import HeldMessage
-from oncely.spark.rows import Row
+from oncely.spark.sink.rows import Row
 
 
 class Kind(IntEnum):

@@ -10,7 +10,7 @@ from oncely.core.record import Key
 from oncely.core.rules import is_too_old
 from oncely.handling.around import seconds_since_1970
 from oncely.ledger import Ledger
-from oncely.spark.rows import Row
+from oncely.spark.sink.rows import Row
 
 
 def forgotten(

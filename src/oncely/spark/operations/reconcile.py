@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import check_id, fingerprint_of
 from oncely.spark.failures import as_own
-from oncely.spark.reconcile_file import ReconcileConfig
-from oncely.spark.records import check_archive, read_records
-from oncely.spark.rows import BROKEN_COLUMN, ROW_COLUMN
+from oncely.spark.modes.tally import MAX_REASONS, MISMATCH, OTHER_REASONS, REJECTED
+from oncely.spark.operations.reconcile_file import ReconcileConfig
+from oncely.spark.operations.records import check_archive, read_records
+from oncely.spark.pipeline.source import read_messages
 from oncely.spark.session import open_session
-from oncely.spark.source import read_messages
-from oncely.spark.tally import MAX_REASONS, MISMATCH, OTHER_REASONS, REJECTED
+from oncely.spark.sink.rows import BROKEN_COLUMN, ROW_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

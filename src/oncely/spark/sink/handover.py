@@ -15,7 +15,7 @@ from weakref import WeakSet
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from oncely.core.errors import OncelyError
-from oncely.spark.counts import Counts
+from oncely.spark.sink.counts import Counts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

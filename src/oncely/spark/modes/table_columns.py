@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from oncely.core.errors import ConfigError
 from oncely.spark.ledgers import url_here
 from oncely.spark.option_values import unknown
-from oncely.spark.options import SinkOptions
-from oncely.spark.rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
+from oncely.spark.sink.options import SinkOptions
+from oncely.spark.sink.rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
 from oncely.target_table import Kind, TargetTable, open_target, shared_engine
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from pyspark.sql.types import (
 )
 
 from oncely.core.errors import ConfigError
-from oncely.spark.rabbitmq_options import FORMAT, RabbitmqOptions, read_rabbitmq_options
-from oncely.spark.spool import Spool, read_segment
-from oncely.spark.spooler import Spooler
+from oncely.spark.rabbitmq.options import FORMAT, RabbitmqOptions, read_rabbitmq_options
+from oncely.spark.rabbitmq.spool import Spool, read_segment
+from oncely.spark.rabbitmq.spooler import Spooler
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -13,9 +13,9 @@ from oncely.core.message import check_id
 from oncely.core.policy import seconds
 from oncely.locations import check_shared_transport, open_named_ledger, read_secret
 from oncely.spark.option_values import unknown
-from oncely.spark.options import Mode, check_ledger, import_function, read_policy
-from oncely.spark.rabbitmq_options import FORMAT as RABBITMQ
-from oncely.spark.rabbitmq_options import beside, read_rabbitmq_options
+from oncely.spark.rabbitmq.options import FORMAT as RABBITMQ
+from oncely.spark.rabbitmq.options import beside, read_rabbitmq_options
+from oncely.spark.sink.options import Mode, check_ledger, import_function, read_policy
 from oncely.stores.opening import sqlite_file
 
 Scalar = str | int | float | bool

@@ -9,12 +9,12 @@ from oncely.handling.transacting import Begins
 from oncely.handling.wrapping import check_function, is_async
 from oncely.ledger import Ledger
 from oncely.runtime.handlers import check_takes
-from oncely.spark.channel import TaskChannel
-from oncely.spark.counts import Counts
 from oncely.spark.ledgers import url_here
-from oncely.spark.options import SinkOptions, import_function
-from oncely.spark.quarantine import Quarantine
-from oncely.spark.rows import check_schema
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.options import SinkOptions, import_function
+from oncely.spark.sink.quarantine import Quarantine
+from oncely.spark.sink.rows import check_schema
 from oncely.stores.opening import open_sessions
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def check_columns(options: SinkOptions, schema: "StructType") -> None:
         case "leased" | "transactional":
             check_schema(schema)
         case "rows":
-            from oncely.spark.table_columns import check_table, open_table
+            from oncely.spark.modes.table_columns import check_table, open_table
 
             check_table(open_table(options), schema)
 
@@ -48,19 +48,19 @@ def open_task(
     """The task of the mode. Raises ConfigError where its handler cannot be imported."""
     match options.mode:
         case "leased":
-            from oncely.spark.task import LeasedTask
+            from oncely.spark.modes.leased import LeasedTask
 
             handler = _handler(options, "message")
             return LeasedTask(ledger, options, handler, quarantine, channel)
         case "transactional":
-            from oncely.spark.transactional import TransactionalTask
+            from oncely.spark.modes.transactional import TransactionalTask
 
             handler = _handler(options, "message", "session")
             begins = _sessions(options.ledger)
             return TransactionalTask(ledger, options, handler, quarantine, channel, begins)
         case "rows":
-            from oncely.spark.table_columns import open_table
-            from oncely.spark.table_rows import TableRowsTask
+            from oncely.spark.modes.table_columns import open_table
+            from oncely.spark.modes.table_rows import TableRowsTask
 
             return TableRowsTask(ledger, options, quarantine, channel, open_table(options))
 

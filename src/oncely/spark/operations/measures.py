@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncely.spark.failures import as_own
-from oncely.spark.records import check_archive, clock_of, read_records
+from oncely.spark.operations.records import check_archive, clock_of, read_records
 from oncely.spark.session import open_session
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from oncely.core.record import Claim
 from oncely.handling.heartbeat import Heartbeat
 from oncely.handling.held_message import HeldMessage
 from oncely.ledger import Ledger
-from oncely.spark.ends import End, Kind, results_of, run_handler
-from oncely.spark.options import Handler
-from oncely.spark.rows import Row
+from oncely.spark.modes.ends import End, Kind, results_of, run_handler
+from oncely.spark.sink.options import Handler
+from oncely.spark.sink.rows import Row
 
 _STORE_EVERY_S = 0.5
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from oncely.core.errors import OncelyError
-from oncely.spark.counts import Counts
+from oncely.spark.sink.counts import Counts
 
 _log = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
 from oncely.core.control import Reject
 from oncely.core.policy import Policy
 from oncely.core.record import Record
-from oncely.spark.counts import Counts
-from oncely.spark.quarantine import Quarantine
-from oncely.spark.rows import Row
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.quarantine import Quarantine
+from oncely.spark.sink.rows import Row
 
 FIRST_POLL_S = 0.2
 """How soon what another worker holds is asked about again, at first."""

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.locations import open_named_ledger
-from oncely.spark.channel import DriverChannel
-from oncely.spark.config import PipelineConfig
-from oncely.spark.counts import Counts
 from oncely.spark.failures import as_own
+from oncely.spark.pipeline.config import PipelineConfig
+from oncely.spark.pipeline.source import read_messages
 from oncely.spark.report import Report
 from oncely.spark.session import open_session
-from oncely.spark.source import read_messages
-from oncely.spark.spreading import spread
+from oncely.spark.sink.channel import DriverChannel
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.spreading import spread
 from oncely.stopping import told_to_stop
 
 if TYPE_CHECKING:

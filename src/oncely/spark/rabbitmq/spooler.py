@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from oncely.core.errors import BrokerRefused, TransportError
 from oncely.crashpoints import reached
-from oncely.spark.rabbitmq_options import RabbitmqOptions
-from oncely.spark.spool import Spool
+from oncely.spark.rabbitmq.options import RabbitmqOptions
+from oncely.spark.rabbitmq.spool import Spool
 from oncely.transports.base import Ack, Delivery
 
 _log = logging.getLogger(__name__)

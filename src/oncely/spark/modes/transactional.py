@@ -16,12 +16,12 @@ from oncely.crashpoints import reached
 from oncely.handling.held_message import HeldMessage
 from oncely.handling.transacting import Begins, complete_many, retried
 from oncely.ledger import Ledger
-from oncely.spark.channel import TaskChannel
-from oncely.spark.chunks import Answers, ChunkTask, Doubt, Stopped
-from oncely.spark.ends import End, ended_badly, results_of, run_handler
-from oncely.spark.options import SinkOptions
-from oncely.spark.quarantine import Quarantine
-from oncely.spark.rows import Row
+from oncely.spark.modes.chunks import Answers, ChunkTask, Doubt, Stopped
+from oncely.spark.modes.ends import End, ended_badly, results_of, run_handler
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.options import SinkOptions
+from oncely.spark.sink.quarantine import Quarantine
+from oncely.spark.sink.rows import Row
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import check_id
 from oncely.locations import check_shared, read_secret
-from oncely.spark.config import (
+from oncely.spark.pipeline.config import (
     MessageTable,
     Scalar,
     SourceConfig,
@@ -18,7 +18,7 @@ from oncely.spark.config import (
     first_error,
     read_toml,
 )
-from oncely.spark.rabbitmq_options import FORMAT as RABBITMQ
+from oncely.spark.rabbitmq.options import FORMAT as RABBITMQ
 from oncely.stores.opening import sqlite_file
 
 

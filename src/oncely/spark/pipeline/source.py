@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from oncely.core.message import ID_IS_NO_STRING
-from oncely.spark.config import SourceConfig
 from oncely.spark.failures import first_line
-from oncely.spark.rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
+from oncely.spark.pipeline.config import SourceConfig
+from oncely.spark.sink.rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

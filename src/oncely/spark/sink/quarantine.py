@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from oncely.spark.rows import Row
+from oncely.spark.sink.rows import Row
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

@@ -34,13 +34,13 @@ from oncely.ledger import Ledger
 from oncely.locations import open_named_transport
 from oncely.outbox import Relay
 from oncely.runtime.deferred import Deferred
-from oncely.spark.channel import TaskChannel
-from oncely.spark.ends import End, Kind
-from oncely.spark.horizon import forgotten
-from oncely.spark.options import SinkOptions
-from oncely.spark.quarantine import Quarantine
-from oncely.spark.rows import Row, read_chunks
-from oncely.spark.tally import FIRST_POLL_S, MISMATCH, Tally
+from oncely.spark.modes.ends import End, Kind
+from oncely.spark.modes.tally import FIRST_POLL_S, MISMATCH, Tally
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.horizon import forgotten
+from oncely.spark.sink.options import SinkOptions
+from oncely.spark.sink.quarantine import Quarantine
+from oncely.spark.sink.rows import Row, read_chunks
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from oncely.core.commands import Granted
 from oncely.core.record import Claim, State
 from oncely.ledger import Ledger
-from oncely.spark.channel import TaskChannel
-from oncely.spark.chunks import ChunkTask, Doubt
-from oncely.spark.effects import Effects
-from oncely.spark.options import Handler, SinkOptions
-from oncely.spark.quarantine import Quarantine
-from oncely.spark.rows import Row
+from oncely.spark.modes.chunks import ChunkTask, Doubt
+from oncely.spark.modes.effects import Effects
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.options import Handler, SinkOptions
+from oncely.spark.sink.quarantine import Quarantine
+from oncely.spark.sink.rows import Row
 
 
 class LeasedTask(ChunkTask):

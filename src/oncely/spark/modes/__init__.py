@@ -1,0 +1,1 @@
+"""The modes of the sink: what a task does with its rows."""
