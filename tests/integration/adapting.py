@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
@@ -92,10 +93,15 @@ def declare(channel: BlockingChannel, queue: str, dead: str) -> None:
 
 
 def publish(
-    channel: BlockingChannel, queue: str, message_id: str | None, body: bytes = b""
+    channel: BlockingChannel,
+    queue: str,
+    message_id: str | None,
+    body: bytes = b"",
+    **properties: Any,
 ) -> None:
     """Publish one message to a queue."""
-    channel.basic_publish("", queue, body, pika.BasicProperties(message_id=message_id))
+    written = pika.BasicProperties(message_id=message_id, **properties)
+    channel.basic_publish("", queue, body, written)
 
 
 def waiting(url: str, queue: str) -> int:

@@ -1,5 +1,6 @@
 """The adapter for pika, on a real RabbitMQ: a callback here, and in a process that is killed."""
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,6 +125,32 @@ def test_refused(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) ->
     consume(channel, callback, lambda: waiting(rabbitmq_url, "dead") == 2)
     assert [message.body for message in handler.given] == [b"1"]
     assert settled(channel, rabbitmq_url, dead=2)
+
+
+def test_odd_properties(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:
+    """What cannot be understood of a message's properties is left out, and the message handled."""
+    publish(channel, "work", "a", timestamp=1_700_000_000_000)
+    publish(channel, "work", "b", headers={"x-delivery-count": "abc", "tags": ["x"]})
+    handler = Handler(fails=2)
+    callback = once_callback(ledger, "billing", handler, policy=QUICK)
+    consume(channel, callback, lambda: len(handler.given) == 4)
+    by_id = {message.id: message for message in handler.given}
+    assert by_id["a"].time is None
+    assert by_id["b"].headers == {"tags": '["x"]'}
+    assert settled(channel, rabbitmq_url)
+
+
+def test_key_that_raises(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:
+    """A message of which no id can be told is rejected, and the others are handled."""
+    publish(channel, "work", None, b"[]")
+    publish(channel, "work", None, b'{"order": "a"}')
+    handler = Handler()
+    callback = once_callback(
+        ledger, "billing", handler, key=lambda _, body: str(json.loads(body)["order"])
+    )
+    consume(channel, callback, lambda: handler.given and waiting(rabbitmq_url, "dead"))
+    assert [message.id for message in handler.given] == ["a"]
+    assert settled(channel, rabbitmq_url, dead=1)
 
 
 def test_busy(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:

@@ -1,7 +1,9 @@
 """RabbitMQ's own: other publishers' messages, prefetch, acknowledgements in bulk, topics."""
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from threading import Event
@@ -186,6 +188,24 @@ def test_long_fields(transport: Transport) -> None:
     assert delivery.message == message
 
 
+def test_headers_that_send_copies(transport: Transport, channel: BlockingChannel) -> None:
+    """`CC` and `BCC` are a message's like others: RabbitMQ makes nothing of ours, and sends those
+    that another has asked for once.
+    """
+    message = Message("1", headers={"CC": "boss", "BCC": "all", "Cc": "x"})
+    transport.publish(_QUEUE, [message])
+    [delivery] = _received(transport, 1)
+    assert delivery.message == message
+    channel.queue_declare("copies", durable=True)
+    copying = pika.BasicProperties(message_id="2", headers={"CC": ["copies"]})
+    channel.basic_publish("", _QUEUE, b"", copying)
+    for _ in range(2):
+        [delivery] = _received(transport, 1)
+        assert delivery.message.headers == {"CC": '["copies"]'}
+        transport.settle([(delivery, Delay(0.01))])
+    assert channel.queue_declare("copies", passive=True).method.message_count == 1
+
+
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
@@ -289,6 +309,31 @@ def test_as_many_ahead_as_are_asked_for(transport: Transport, rabbitmq_url: str)
     assert len(_received(transport, 1, at_most=1)) == 1
     with closing(open_transport(rabbitmq_url)) as other:
         assert len(_received(other, 390)) == 390
+
+
+def test_sent_ahead_from_the_start(transport: Transport, channel: BlockingChannel) -> None:
+    """Also for who asks for many, and settles all before the next call."""
+    _publish(transport, 400)
+    transport.close()
+    transport.receive(_QUEUE, 100, 10)
+    _becomes(channel, "message_count", 100)
+
+
+def test_receivers_that_ask_together(transport: Transport, channel: BlockingChannel) -> None:
+    """However many ask for more at the same time, the broker has one consumer in the end."""
+    _publish(transport, 400)
+    with ThreadPoolExecutor(4) as receivers:
+        taken = list(receivers.map(lambda _: _received(transport, 100, at_most=1), range(4)))
+    transport.settle([(delivery, Ack()) for deliveries in taken for delivery in deliveries])
+    # One that is cancelled counts until what it was given is settled.
+    _becomes(channel, "consumer_count", 1)
+
+
+def _becomes(channel: BlockingChannel, name: str, number: int) -> None:
+    until = time.monotonic() + 10
+    while (found := getattr(channel.queue_declare(_QUEUE, passive=True).method, name)) != number:
+        assert time.monotonic() < until, found
+        time.sleep(0.01)
 
 
 def test_subscribe(transport: Transport, channel: BlockingChannel) -> None:

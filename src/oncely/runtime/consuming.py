@@ -55,6 +55,8 @@ _HOLD = timedelta(seconds=10)
 _LEARNS = 0.3
 """How much of what is known of the pace gives way to what was seen last."""
 _GROWS = 4
+_UNTRIED = 64
+"""The largest window of whoever has seen only duplicates lately: what is new may take long."""
 _WINDOW_S = 0.1
 """What is claimed together is handled in about that time: a killed process leaves no more than that
 in doubt, and others find work while a slow handler runs."""
@@ -118,6 +120,10 @@ class Consuming:
         self._place = _place(settings)
         self._storing = Stage("oncely-storing", self._store, self._place.ring)
         self._settling = Stage("oncely-settling", self._settle, lambda: None)
+        self._unsettled: list[tuple[Delivery, Verdict]] = []
+        """What the broker did not take of what is delayed or dead: such a delivery stays ours for
+        as long as we are connected."""
+        self._settle_again_at = 0.0
 
     # ---- The way of the whole ------------------------------------------------------------------
 
@@ -151,6 +157,8 @@ class Consuming:
             self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
         if self._deferred is not None:
             self.report.deferred_sent += self._deferred.send_again()
+        if self._unsettled and time.monotonic() >= self._settle_again_at:
+            self._settling.put([])
         return False
 
     def _receive(self) -> None:
@@ -186,6 +194,8 @@ class Consuming:
         if self._in_flight or (self._deferred is not None and self._deferred.is_unsent):
             return False
         self._settling.wait()
+        if self._unsettled:
+            return False
         try:
             return self._transport.is_drained(self._settings.queue)
         except TransportError as error:
@@ -293,11 +303,19 @@ class Consuming:
         self._on_progress(self.report)
 
     def _settle(self, turns: Sequence[Turn]) -> None:
+        verdicts = [*self._unsettled, *((t.delivery, t.verdict) for t in turns if t.verdict)]
         try:
-            self._transport.settle([(t.delivery, t.verdict) for t in turns if t.verdict])
+            self._transport.settle(verdicts)
+            self._unsettled = []
         except TransportError:
-            # They come again, and are known.
-            _log.warning("settling_failed", exc_info=True, extra={"count": len(turns)})
+            # Where the connection is lost they come again, and are known.
+            self._unsettled = [
+                (delivery, verdict)
+                for delivery, verdict in verdicts
+                if isinstance(verdict, Delay | DeadLetter)
+            ]
+            self._settle_again_at = time.monotonic() + _AWAY_S
+            _log.warning("settling_failed", exc_info=True, extra={"count": len(verdicts)})
 
     def _verdict(self, turn: Turn) -> Verdict:
         if turn.put_off_s is not None:
@@ -372,17 +390,23 @@ class _Pace:
 
     def learn(self, turns: Sequence[Turn]) -> None:
         """What these have taken."""
-        took = [turn.took_s for turn in turns if turn.has_started or isinstance(turn.begun, Kept)]
+        took = [turn.took_s for turn in turns if turn.has_started]
         if not took:
+            self._widen(min(self._settings.window, _UNTRIED))
             return
         mean_s = sum(took) / len(took)
         before_s = mean_s if self._turn_s is None else self._turn_s
         self._turn_s = before_s + _LEARNS * (mean_s - before_s)
         settings = self._settings
         fitting = math.ceil(settings.concurrency * _WINDOW_S / max(self._turn_s, 1e-6))
-        # Slowly upwards: the first may not be like the others.
-        most = min(settings.window, _GROWS * self._window)
-        self._window = max(settings.concurrency, min(fitting, most))
+        if fitting > self._window:
+            self._widen(min(settings.window, fitting))
+        else:
+            self._window = max(settings.concurrency, fitting)
+
+    def _widen(self, most: int) -> None:
+        # Slowly: the first may not be like the others.
+        self._window = max(self._window, min(most, _GROWS * self._window))
 
     def room(self, in_flight: int) -> int:
         """How many more may come."""

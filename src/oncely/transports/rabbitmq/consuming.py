@@ -62,7 +62,7 @@ class Intake(Channel):
     word to them, and what that delivers may never arrive.
     """
 
-    def __init__(self, line: Line, queue: str, terms: Terms, bell: Bell) -> None:
+    def __init__(self, line: Line, queue: str, terms: Terms, bell: Bell, wanted: int) -> None:
         self._queue = queue
         self._terms = terms
         self._bell = bell
@@ -78,8 +78,9 @@ class Intake(Channel):
         # What it may be given without more being acknowledged; of that, what it was given.
         self._share = 0
         self._given = 0
-        self._wanted = 0
+        self._wanted = wanted
         self._is_consuming = False
+        self._is_renewing = False
         self._quiet_since = time.monotonic()
         super().__init__(line)
         self.ask(self._start)
@@ -170,6 +171,7 @@ class Intake(Channel):
         self._share = self._next_share()
         self._given = 0
         self._is_consuming = True
+        self._is_renewing = False
         self.raw.basic_qos(prefetch_count=self._share)
         self.raw.basic_consume(
             self._queue,
@@ -192,10 +194,14 @@ class Intake(Channel):
         return bool(self._arrivals)
 
     def _renew(self, reply: Reply) -> None:
-        if not self._is_consuming:
+        if self._is_renewing:
+            # Another receiver has asked for it.
+            reply(None)
+        elif not self._is_consuming:
             self._consume(reply)
         elif self._has_enough and not self._has_more:
             # One after the other: with two at once messages would come out of order.
+            self._is_renewing = True
             self._stop(lambda _: self._consume(reply))
         else:
             reply(None)

@@ -41,11 +41,13 @@ class DelayIntake(Intake):
     # Whoever deletes queues at work, and makes them again, does so to those that have messages.
     quiet_s = 60.0
 
-    def __init__(self, line: Line, queue: str, terms: Terms, bell: Bell, *, name: str) -> None:
+    def __init__(
+        self, line: Line, queue: str, terms: Terms, bell: Bell, wanted: int, *, name: str
+    ) -> None:
         self._name = name
         self._lock = Lock()
         self._held: list[_Held] = []
-        super().__init__(line, queue, terms, bell)
+        super().__init__(line, queue, terms, bell, wanted)
 
     def taken(self, limit: int) -> list[Delivery]:
         taken: list[Delivery] = []

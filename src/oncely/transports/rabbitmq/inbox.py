@@ -41,8 +41,8 @@ class Inbox:
         """Those that are not over."""
         return [intake for intake in list(self._by_queue.values()) if not intake.is_over]
 
-    def open(self, line: Line) -> None:
-        """See to it that it is open, by one caller at a time."""
+    def open(self, line: Line, wanted: int) -> None:
+        """See to it that it is open, by one caller at a time, who wants so many at a time."""
         # Long before there is a dead letter: a node that is killed within a second after a quorum
         # queue was made forgets all that it has confirmed there.
         declare(line, self._dead)
@@ -50,7 +50,7 @@ class Inbox:
             intake = self._by_queue.get(queue.name)
             if intake is None or intake.is_over:
                 declare(line, queue)
-                self._by_queue[queue.name] = new(line, queue.name, self._terms, self._bell)
+                self._by_queue[queue.name] = new(line, queue.name, self._terms, self._bell, wanted)
 
     def take(self, limit: int, until: float) -> list[Delivery]:
         """What has come or is due, at most so many; waits until that moment, or until something

@@ -30,6 +30,10 @@ _DELAY = f"{_OURS}delay"
 _SET_ASIDE = (_COUNT, _LETTER, _QUEUE, _REASON, _DUE, _DELAY)
 _BROKERS = ("x-delivery-count", "x-death", "x-first-death-", "x-last-death-")
 """How names of headers begin that the broker writes, about what it did."""
+_CARRIED = {"CC": f"{_OURS}cc", "BCC": f"{_OURS}bcc"}
+"""The broker would send copies to the queues that stand there, and closes the channel where it
+cannot read them."""
+_RESTORED = {ours: name for name, ours in _CARRIED.items()}
 _SHORT = 255
 """Bytes; AMQP has no more room in a property."""
 _MAX_PROPERTIES = 100_000
@@ -56,9 +60,9 @@ class Letter(NamedTuple):
 
 def content_of(message: Message) -> Content:
     """A message as it is published. Raises MessageError for what AMQP has no room for."""
-    headers: dict[str, Any] = dict(message.headers)
-    if name := next((name for name in headers if name.lower().startswith(_OURS)), None):
+    if name := next((name for name in message.headers if name.lower().startswith(_OURS)), None):
         raise MessageError(f"header {name!r}: names that begin with {_OURS} are for oncely only")
+    headers: dict[str, Any] = {_CARRIED.get(n, n): value for n, value in message.headers.items()}
     properties = BasicProperties(
         message_id=_short(message.id, _ID, headers),
         type=_short(message.type, _TYPE, headers),
@@ -83,7 +87,7 @@ def message_of(properties: BasicProperties, body: bytes) -> Message:
         _text(headers.get(_ID, properties.message_id)) or "",
         body,
         _text(headers.get(_TYPE, properties.type)) or "",
-        {name: _text(value) or "" for name, value in headers.items() if _is_users(name)}
+        {_RESTORED.get(n, n): _text(value) or "" for n, value in headers.items() if _is_users(n)}
         if headers
         else {},
         _text(headers.get(_SOURCE, properties.app_id)) or "",
@@ -141,7 +145,7 @@ def letter_of(content: Content, queue: str) -> Letter:
 def _with(content: Content, written: dict[str, Any]) -> Content:
     """As it was published by whoever has done so, but for what is `written` on it."""
     headers = {
-        name: value
+        _CARRIED.get(name, name): value
         for name, value in _headers_of(content.properties).items()
         if name not in _SET_ASIDE and not name.startswith(_BROKERS)
     }
@@ -183,7 +187,7 @@ def _headers_of(properties: BasicProperties) -> dict[str, Any]:
 
 
 def _is_users(name: str) -> bool:
-    return not name.startswith((_OURS, *_BROKERS))
+    return name in _RESTORED or not name.startswith((_OURS, *_BROKERS))
 
 
 def _text(value: Any) -> str | None:

@@ -33,14 +33,16 @@ class Session:
         self._publisher_lock = threading.Lock()
         self._publisher: Publisher | None = None
 
-    def inbox(self, queue: str, until: float) -> Inbox:
-        """That of a queue; opened where it is not, with as many tries as there is time for."""
+    def inbox(self, queue: str, wanted: int, until: float) -> Inbox:
+        """That of a queue; opened where it is not, with as many tries as there is time for, by a
+        receiver that wants so many messages at a time.
+        """
         with self._inboxes_lock:
             if queue not in self._inboxes:
                 self._inboxes[queue] = Inbox(queue, self._topology, self._terms)
             inbox = self._inboxes[queue]
             if not inbox.is_open:
-                inbox.open(self.consuming.line(until))
+                inbox.open(self.consuming.line(until), wanted)
             return inbox
 
     def holds_any(self, queue: str) -> bool:

@@ -81,7 +81,7 @@ class RabbitmqTransport:
         session = self._own()
         while not session.closed.is_set():
             try:
-                inbox = session.inbox(queue, until)
+                inbox = session.inbox(queue, max_messages, until)
                 self._pass_on(inbox)
                 taken = inbox.take(max_messages, until)
             except TransportError as error:
@@ -98,16 +98,20 @@ class RabbitmqTransport:
     def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
         session = self._own()
         late = 0
+        failure: TransportError | None = None
         by_intake: dict[Intake, list[tuple[Delivery, Verdict]]] = defaultdict(list)
         for delivery, verdict in verdicts:
             by_intake[delivery.tag.intake].append((delivery, verdict))
         for intake, pairs in by_intake.items():
-            if session.has(intake):
-                late += self._settle(intake, pairs)
-            else:
-                late += len(pairs)
+            try:
+                late += self._settle(intake, pairs) if session.has(intake) else len(pairs)
+            except TransportError as error:
+                # The others may yet be settled.
+                failure = error
         if late:
             _log.info("settled_too_late", extra={"count": late})
+        if failure is not None:
+            raise failure
 
     def publish(self, queue: str, messages: Sequence[Message]) -> None:
         refused = dict(refusals(messages, self._settings.max_bytes))
