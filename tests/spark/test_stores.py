@@ -59,7 +59,8 @@ def test_connections_are_bounded_by_running_tasks(
     mode: str, own: dict[str, str], frame: Frame, write: "Write", postgresql_url: str
 ) -> None:
     """However many tasks and jobs there are: a connection of its own for each that runs, and one
-    for its heartbeat or its ledger, at most; in mode `rows` one for the driver, too.
+    for its heartbeat or its ledger, at most; in mode `rows` one for the driver, too. A task may
+    begin before Spark has the Python worker back of one that has ended: that is one worker more.
     """
     with psycopg.connect(postgresql_url) as connection:
         connection.execute("CREATE TABLE payments (id text, body text, source text)")
@@ -68,7 +69,7 @@ def test_connections_are_bounded_by_running_tasks(
         for run in range(3):
             messages = frame(*(f"{run}-{number}" for number in range(400)), partitions=8)
             assert write(messages, ledger=postgresql_url, mode=mode, **own).handled == 400
-    assert 1 <= max(counts) <= 2 * _CORES + (mode == "rows")
+    assert 1 <= max(counts) <= 2 * (_CORES + 1) + (mode == "rows")
 
 
 def test_workers_outlive_their_server(
