@@ -1,6 +1,5 @@
 """From a URL to a transport. A driver is imported only when its URL is opened."""
 
-import math
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -8,6 +7,7 @@ from oncely.core.errors import ConfigError, mask_passwords
 from oncely.core.policy import seconds
 from oncely.transports.base import Limits, Transport
 from oncely.transports.memory import MemoryTransport, server_named
+from oncely.transports.numbers import whole
 
 _EXAMPLES = (
     '"sqlite:///queue.db" (a file in this folder), "amqp://user:password@host:5672/vhost", '
@@ -83,12 +83,3 @@ def _visibility_s(value: str) -> float:
     if visibility_s := seconds(value, "visibility"):
         return visibility_s
     raise ConfigError('visibility: zero would deliver each message for ever; write "60s"')
-
-
-def whole(value: str, name: str, largest: float = math.inf) -> int:
-    """The number of 1 or more that stands in a URL. Raises ConfigError."""
-    if not (value.isascii() and value.isdigit() and int(value)):
-        raise ConfigError(f"{name}: {value!r} is no whole number of 1 or more")
-    if int(value) > largest:
-        raise ConfigError(f"{name}: {value} is more than {largest}")
-    return int(value)

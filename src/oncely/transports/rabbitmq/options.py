@@ -8,7 +8,7 @@ from pika.connection import Parameters
 
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.core.policy import seconds
-from oncely.transports.opening import whole
+from oncely.transports.numbers import whole
 from oncely.transports.rabbitmq.transport import Settings
 
 _NAMES = "prefetch, queue_type, exchange, max_bytes, confirm_timeout, heartbeat, cafile"
