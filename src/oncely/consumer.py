@@ -15,7 +15,7 @@ from oncely.handling.around import Handling
 from oncely.handling.transacting import AsyncBegins, Begins
 from oncely.handling.wrapping import is_async
 from oncely.ledger import Ledger
-from oncely.middleware.base import Middleware
+from oncely.middleware.base import Middleware, check
 from oncely.once import check_transaction
 from oncely.runtime.claims import MetadataOf
 from oncely.runtime.consuming import Consuming, Listener, Settings
@@ -65,6 +65,11 @@ class Consumer:
         self.grace_s = 30.0
         self._is_ordered = False
         self._stop = threading.Event()
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """What remembers the messages, where anything does."""
+        return self._ledger
 
     # ---- What it takes -------------------------------------------------------------------------
 
@@ -298,6 +303,9 @@ class Consumer:
         names += [] if self._begins is None else ["connection"]
         for handler in parts.handlers.all:
             check_takes(handler, "handler", names)
+            # The chain is made around all of them together, and cannot know each.
+            for middleware in (*parts.outer, *parts.inner):
+                check(middleware, handler)
             if self._begins is not None:
                 check_transaction(self._begins, handler)
         if self._begins is None:

@@ -17,6 +17,7 @@ from oncely.core.policy import Duration, seconds
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import PURGEABLE
 from oncely.stores.base import Backlog, Change, Inside, KeyRange, Query, Store, Tally, Wanted
+from oncely.stores.memory import MemoryStore
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.opening import open_store
 
@@ -57,6 +58,11 @@ class Ledger(Calls):
     def can_defer(self) -> bool:
         """Whether the store has transactions, and so deferred messages and steps."""
         return self._store.has_transactions
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes see the same records."""
+        return not isinstance(self._store, MemoryStore)
 
     # ---- Looking -------------------------------------------------------------------------------
 

@@ -35,6 +35,10 @@ consumer = (
 )
 unhandled = oncely.Consumer(f"sqlite:///{FOLDER}/queue.db", queue="orders")
 in_memory = oncely.Consumer("memory://geheim", queue="orders")
+forgetful = (
+    oncely.Consumer(f"sqlite:///{FOLDER}/queue.db", queue="orders")
+    .idempotent(oncely.open_ledger("memory://"), "shop")
+)
 nothing = {}
 
 @in_memory.handler
@@ -293,6 +297,7 @@ def test_a_mistake_of_all_workers(shop: Shop, in_process: "InProcess") -> None:
         (["shop:worker"], "shop has no 'worker'; did you mean shop:consumer?"),
         (["shop:nothing"], "shop:nothing is of type dict and no oncely.Consumer; did you mean"),
         (["shop:in_memory", "--workers", "2"], '"memory://" is seen by one process only'),
+        (["shop:forgetful", "--workers", "2"], 'ledger: "memory://" is seen by one process only'),
         (["shop:unhandled"], "nothing handles the messages"),
         (["shop:consumer", "--workers", "0"], "--workers: '0' is no whole number from 1"),
         ([], "the following arguments are required: module:consumer; see: oncely consume --help"),

@@ -184,6 +184,28 @@ def test_refused(url: str, ledger: Ledger) -> None:
     assert left(url) == (0, 2)
 
 
+def test_key_that_raises(url: str, ledger: Ledger) -> None:
+    """A message of which no id can be told is rejected, whatever the AckPolicy says of errors."""
+    middleware = once_middleware(ledger, "shop", key=lambda message: message.headers["order"])
+    broker = RabbitBroker(url, middlewares=[middleware])
+    handled = []
+
+    @broker.subscriber(WORK, ack_policy=AckPolicy.NACK_ON_ERROR)
+    async def charge(body: str) -> None:
+        handled.append(body)
+
+    async def run() -> None:
+        async with broker:
+            await broker.start()
+            await broker.publish("none", "work")
+            await broker.publish("a", "work", headers={"order": "a"})
+            await until(lambda: handled and waiting(url, "dead"))
+
+    asyncio.run(run())
+    assert handled == ["a"]
+    assert left(url) == (0, 1)
+
+
 def test_busy(url: str, ledger: Ledger) -> None:
     """While another worker has the message, its delivery waits; then it is handled."""
     broker = RabbitBroker(url, middlewares=[once_middleware(ledger, "shop")])

@@ -16,8 +16,7 @@ from oncely import ConfigError, State
 from oncely.core.control import Reject
 from oncely.crashpoints import arm, disarm
 from oncely.spark import process
-from oncely.spark.modes.chunks import Stopped
-from oncely.spark.sink.channel import DriverChannel, TaskChannel
+from oncely.spark.sink.channel import DriverChannel, Stopped, TaskChannel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

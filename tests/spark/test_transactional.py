@@ -16,9 +16,8 @@ from tests.spark.tasks import batches_of, book, is_killed_at, key_of, run_task, 
 from oncely import Message, Record, Reject, Retry, State, open_ledger
 from oncely.core.errors import ConfigError, ContentionError
 from oncely.crashpoints import arm, disarm
-from oncely.spark.modes.chunks import Stopped
 from oncely.spark.modes.opening import open_task
-from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.channel import Stopped, TaskChannel
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.options import read_options
 from oncely.spark.sink.quarantine import Quarantine

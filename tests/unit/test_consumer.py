@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
+from oncely.middleware import TimeLimit
 from oncely.middleware.base import CallNext
 from oncely.runtime.handlers import Handlers
 from oncely.testing import ManualClock, granted
@@ -284,6 +285,52 @@ def test_middleware_that_does_not_go_on(queue: Queue, ledger: Ledger) -> None:
     assert ledger.find(Key("billing", "1")) is None
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("has_ledger", [False, True])
+def test_middleware_that_makes_a_success(
+    queue: Queue, ledger: Ledger, is_async: bool, has_ledger: bool
+) -> None:
+    """What a middleware catches is no failure, where no record says that it is one: without a
+    ledger, and of a message that is not tracked.
+    """
+    queue.put("")
+    runs: list[str] = []
+
+    def fail(message: Message) -> None:
+        runs.append(message.id)
+        raise ValueError("no")
+
+    async def fail_async(message: Message) -> None:
+        fail(message)
+
+    def swallow(message: Message, call_next: CallNext) -> None:
+        with suppress(ValueError):
+            call_next(message)
+
+    consumer = Consumer(queue, "in").tries(1).middleware(swallow)
+    if has_ledger:
+        consumer.idempotent(ledger, "billing", policy=Policy(on_missing_id="untracked"))
+    report = consumer.consume(fail_async if is_async else fail, drain=True)
+    assert (report.handled, report.retried, report.failed) == (1, 0, 0)
+    assert (runs, queue.put_aside()) == ([""], {})
+
+
+def test_middleware_before_the_ledger_undoes_no_failure(queue: Queue, ledger: Ledger) -> None:
+    """What the ledger has recorded as failed is a failure, whatever is caught before it."""
+    queue.put("1")
+
+    def swallow(message: Message, call_next: CallNext) -> None:
+        with suppress(ValueError):
+            call_next(message)
+
+    def fail(message: Message) -> None:
+        raise ValueError("no")
+
+    consumer = Consumer(queue, "in").middleware(swallow).idempotent(ledger, "billing").tries(1)
+    assert consumer.consume(fail, drain=True).failed == 1
+    assert queue.put_aside() == {"1": "ValueError: no"}
+
+
 # ---- What handlers can do ----------------------------------------------------------------------
 
 
@@ -327,6 +374,10 @@ def of_one(one: Any) -> None:
     """A function of one argument."""
 
 
+async def awaited_one(one: Any) -> None:
+    """An async function of one argument."""
+
+
 async def of_two(one: Any, two: Any) -> None:
     """An async function of two arguments."""
 
@@ -360,6 +411,15 @@ MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda c, _: c.consume(of_two), "write `def of_two(message):`"),
     (lambda c, _: [c.handler(of_one), c.consume(of_one)], "takes all messages already"),
     (lambda c, _: c.middleware(print).middleware(of_one).consume(of_one), "of_one"),
+    (lambda c, _: c.middleware(TimeLimit).consume(of_one, drain=True), "TimeLimit is a class"),
+    (lambda c, _: c.middleware(TimeLimit("1s")).consume(of_one, drain=True), "of_one is not async"),
+    (
+        lambda c, ledger: [
+            c.handler("a")(awaited_one),
+            c.idempotent(ledger, "a").middleware(TimeLimit("1s")).consume(of_one, drain=True),
+        ],
+        "of_one is not async",
+    ),
     (lambda c, _: c.transactional(ENGINE).consume(lambda m, c: None), "no ledger is known"),
     (
         lambda c, ledger: c.idempotent(ledger, "a").transactional(ENGINE).consume(of_one),

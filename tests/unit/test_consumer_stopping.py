@@ -16,7 +16,7 @@ from oncely.core.policy import Policy, at_least_once, at_most_once
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.middleware import RateLimited
-from oncely.middleware.base import CallNext
+from oncely.middleware.base import CallNext, Middleware
 from oncely.runtime.report import Report
 from oncely.transports.base import Ack, Delay, Requeue
 
@@ -246,16 +246,36 @@ async def is_cancelled(message: Message) -> None:
     raise asyncio.CancelledError
 
 
-@pytest.mark.parametrize("handler", [exits, is_cancelled])
+async def exits_async(message: Message) -> None:
+    """The same, awaited."""
+    raise SystemExit
+
+
+async def exits_in_a_task(message: Message) -> None:
+    """The same, in a task of its own."""
+    await asyncio.create_task(exits_async(message))
+
+
+def pass_on(message: Message, call_next: CallNext) -> Any:
+    """A middleware that is not async."""
+    return call_next(message)
+
+
+@pytest.mark.parametrize("handler", [exits, exits_async, exits_in_a_task, is_cancelled])
 @pytest.mark.parametrize("policy", [at_least_once(), at_most_once()])
+@pytest.mark.parametrize("middlewares", [[], [pass_on]])
 def test_handler_is_stopped(
-    queue: Queue, ledger: Ledger, handler: Callable[..., Any], policy: Policy
+    queue: Queue,
+    ledger: Ledger,
+    handler: Callable[..., Any],
+    policy: Policy,
+    middlewares: list[Middleware],
 ) -> None:
     """A handler that is stopped has not failed: it is released or, where its effect must never
     repeat, in doubt. The consumer goes on.
     """
     queue.put("1")
-    consumer = consumer_of(queue, ledger, policy)
+    consumer = consumer_of(queue, ledger, policy).middleware(*middlewares)
     report = consumer.consume(handler, on_progress=lambda _: consumer.stop())
     assert queue.verdicts == [Delay(1.0)]
     assert (report.failed, report.retried, report.handled) == (0, 0, 0)

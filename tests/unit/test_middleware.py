@@ -184,6 +184,22 @@ def test_errors_pass(noted: Noted, error: Exception) -> None:
     assert raised.value is error
 
 
+def test_exits_pass(noted: Noted) -> None:
+    """SystemExit comes out of an async handler through a thread, and does not end the loop."""
+
+    async def leave(message: Message) -> None:
+        raise SystemExit
+
+    async def main() -> None:
+        with pytest.raises(SystemExit):
+            await chained_async([noting(noted, "a")], leave)(MESSAGE)
+        await asyncio.sleep(0)
+        noted.append("goes on")
+
+    asyncio.run(main())
+    assert noted == ["> a", "< a", "goes on"]
+
+
 def test_stop_iteration_ends_the_call() -> None:
     """A StopIteration, which no future can hold, does not leave the chain waiting for ever."""
 

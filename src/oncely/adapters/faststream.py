@@ -12,6 +12,7 @@ from faststream.exceptions import AckMessage, RejectMessage
 from faststream.message import SourceType
 
 from oncely.adapters.attempt import Attempt
+from oncely.core.errors import describe
 from oncely.core.message import Message, fingerprint_of
 from oncely.core.policy import Duration, Policy
 from oncely.handling.around import Asked, Handling
@@ -38,8 +39,9 @@ def once_middleware(
     Subscribers have records of their own: `consumer`, a dot and the name of the function. The id
     is the `message_id` of RabbitMQ's properties, or what `key` gives for a message. A duplicate is
     acknowledged; where results are kept, its result is published as the first one's. What is busy,
-    or meets a store that is away, waits and asks again. What is refused is rejected. An error of
-    the handler is recorded and raised as it was: FastStream's AckPolicy decides what follows.
+    or meets a store that is away, waits and asks again. What is refused, or where `key` raises, is
+    rejected. An error of the handler is recorded and raised as it was: FastStream's AckPolicy
+    decides what follows.
     """
     handling = Handling.under(ledger, consumer, policy, lease, keep_result=keep_result)
     return OnceMiddleware(handling, key or _message_id)
@@ -65,9 +67,13 @@ class OnceMiddleware:
         return self._handlings[function]
 
     def asked(self, message: StreamMessage[Any]) -> Asked:
-        """What the ledger is asked with."""
-        message_id = self._key_of(message)
-        return Asked(message_id, fingerprint_of(message.body), _as_ours(message_id, message))
+        """What the ledger is asked with. Raises RejectMessage where that cannot be told."""
+        try:
+            message_id = self._key_of(message)
+            fingerprint = fingerprint_of(message.body)
+        except Exception as error:
+            raise _rejected(_message_id(message), describe(error)) from error
+        return Asked(message_id, fingerprint, _as_ours(message_id, message))
 
 
 class _OneMessage(BaseMiddleware[Any, Any]):
@@ -107,12 +113,15 @@ async def _attempted(
             case Delay() as delay:
                 return delay
             case DeadLetter(reason):
-                names = {"message_id": attempt.asked.message_id, "reason": reason}
-                _log.warning("rejected", extra=names)
-                raise RejectMessage from error
+                raise _rejected(attempt.asked.message_id, reason) from error
             case None:
                 raise
     return None
+
+
+def _rejected(message_id: str | None, reason: str) -> RejectMessage:
+    _log.warning("rejected", extra={"message_id": message_id, "reason": reason})
+    return RejectMessage()
 
 
 def _message_id(message: StreamMessage[Any]) -> str | None:

@@ -1,15 +1,15 @@
 """A callback for `basic_consume` of pika that handles each message once."""
 
 import logging
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from pika import BasicProperties
 
 from oncely.adapters.attempt import Attempt
-from oncely.core.errors import ConfigError, StoreError
+from oncely.core.errors import ConfigError, StoreError, describe
 from oncely.core.message import Message, fingerprint_of
 from oncely.core.policy import Duration, Policy
 from oncely.handling.around import Asked, Handling
@@ -17,6 +17,7 @@ from oncely.handling.verdicts import AGAIN_S, after_failure
 from oncely.handling.wrapping import check_function, ended, is_async, name_of
 from oncely.ledger import Ledger
 from oncely.transports.base import Ack, DeadLetter, Delay
+from oncely.transports.rabbitmq.messages import count_of, message_of
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ def once_callback(
     The id is the property `message_id`, or what `key` gives for properties and body. What is done,
     and a duplicate, is acknowledged. What has to wait, for another worker, for the store or, after
     a failure, for as long as the policy says, stays unacknowledged and is handled again then. What
-    is refused or has failed for good is rejected: the queue's dead-letter exchange takes it. Raises
-    ConfigError for what can never run.
+    is refused or has failed for good, or where `key` raises, is rejected: the queue's dead-letter
+    exchange takes it. Raises ConfigError for what can never run.
     """
     check_function(handler, "once_callback")
     if is_async(handler):
@@ -57,8 +58,15 @@ class _Callback:
         self._key_of = key_of
 
     def __call__(self, channel: Any, method: Any, properties: BasicProperties, body: bytes) -> None:
-        message = _message(self._key_of(properties, body), properties, body)
-        match self._verdict(message, _count(properties)):
+        message = message_of(properties, body)
+        verdict: Ack | Delay | DeadLetter
+        try:
+            message = replace(message, id=self._key_of(properties, body) or "")
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything.
+            verdict = DeadLetter(f"key: {describe(error)}")
+        else:
+            verdict = self._verdict(message, count_of(properties, method.redelivered))
+        match verdict:
             case Ack():
                 channel.basic_ack(method.delivery_tag)
             case Delay(delay_s):
@@ -103,24 +111,3 @@ def _later(connection: Any, delay_s: float, callback: Callable[[], None]) -> Non
 
 def _message_id(properties: BasicProperties, _: bytes) -> str | None:
     return properties.message_id
-
-
-def _message(message_id: Any, properties: BasicProperties, body: bytes) -> Message:
-    sent_at = properties.timestamp
-    return Message(
-        message_id or "",
-        body,
-        type=properties.type or "",
-        headers={name: str(value) for name, value in _headers(properties).items()},
-        time=None if sent_at is None else datetime.fromtimestamp(sent_at, UTC),
-        content_type=properties.content_type or "application/octet-stream",
-    )
-
-
-def _count(properties: BasicProperties) -> int:
-    """How often it was delivered, where the queue counts that."""
-    return int(_headers(properties).get("x-delivery-count", 0)) + 1
-
-
-def _headers(properties: BasicProperties) -> Mapping[str, Any]:
-    return properties.headers or {}

@@ -70,6 +70,11 @@ def _loaded(parsed: argparse.Namespace) -> Iterator[Consumer]:
 
 
 def _check_shared(consumer: Consumer, workers: int) -> None:
+    if workers > 1 and consumer.ledger is not None and not consumer.ledger.is_shared:
+        raise ConfigError(
+            'ledger: "memory://" is seen by one process only; for --workers write '
+            '"sqlite:///ledger.db"'
+        )
     if consumer.url is None or not consumer.url.startswith("memory:"):
         return
     if workers > 1:

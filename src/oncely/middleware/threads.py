@@ -97,7 +97,10 @@ class Back:
         self._running.add(task)
         try:
             return await self._call_next(message), None
-        except Exception as error:  # noqa: BLE001 - it is raised in the thread.
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread.
+            # SystemExit, too: it would end the loop, with all that runs in it.
             return None, error
         finally:
             self._running.discard(task)

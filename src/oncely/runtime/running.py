@@ -13,7 +13,7 @@ from oncely.core.context import entered
 from oncely.core.errors import FencedError, MessageError
 from oncely.core.message import Message
 from oncely.handling.around import Asked, Handling, Kept
-from oncely.handling.held_message import HeldMessage
+from oncely.handling.held_message import HeldMessage, Untracked
 from oncely.handling.transacting import run, run_async
 from oncely.handling.verdicts import after_refusal
 from oncely.handling.wrapping import ended, is_async
@@ -74,6 +74,7 @@ class Running:
         began, token = _start(turn)
         try:
             self._outer(turn.message)
+            _returned(turn)
         except BaseException as error:  # noqa: BLE001 - the turn has it.
             _raised(turn, error)
         finally:
@@ -148,6 +149,7 @@ class AsyncRunning:
         began, token = _start(turn)
         try:
             await self._outer(turn.message)
+            _returned(turn)
         except BaseException as error:  # noqa: BLE001 - the turn has it.
             _raised(turn, error)
         finally:
@@ -233,6 +235,12 @@ def _check(turn: Turn, message: Message, handling: Handling | None) -> None:
             f"a middleware before `idempotent` made {message.id!r} of {turn.message.id!r}; "
             "the id is to stay as it is"
         )
+
+
+def _returned(turn: Turn) -> None:
+    # Where there is a record, the failure stands there already, or will.
+    if isinstance(turn.begun, Untracked):
+        turn.error = None
 
 
 def _raised(turn: Turn, error: BaseException) -> None:

@@ -1,6 +1,7 @@
 """Where turns run: threads for handlers that are not async, a loop for those that are."""
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -11,6 +12,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from oncely.runtime.turn import Turn
+
+_log = logging.getLogger(__name__)
 
 _TELL_S = 0.005
 """How long an ended turn may wait for others to be collected together."""
@@ -144,13 +147,23 @@ class Loop(Place):
     def _turn_round(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            self._run_until_stopped()
             for task in self._tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
+
+    def _run_until_stopped(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt):
+                # Of a task that a handler has begun: the handler is told of it where it waits for
+                # its end, and asyncio ends the loop besides, which the other turns still need.
+                _log.exception("task_has_exited")
 
     def _accept(self, turns: Sequence[Turn]) -> None:
         self._waiting.extend(turns)

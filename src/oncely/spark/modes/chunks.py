@@ -25,7 +25,7 @@ from oncely.core.commands import (
     Mismatch,
 )
 from oncely.core.control import Reject
-from oncely.core.errors import MessageError, OncelyError, reason_of
+from oncely.core.errors import MessageError, reason_of
 from oncely.core.message import check_id
 from oncely.core.policy import Finding
 from oncely.core.record import Claim, Key, Record
@@ -48,11 +48,7 @@ if TYPE_CHECKING:
 _FIRST_CHUNK = 100
 _QUICK_S = 0.5
 _SLOW_S = 2.0
-_MAX_WAITING = 10_000
-
-
-class Stopped(OncelyError):
-    """The task was told to stop. What was done is completed, what was not begun is released."""
+MAX_WAITING = 10_000
 
 
 Answers = Sequence[tuple[Row, ClaimOutcome]]
@@ -114,7 +110,7 @@ class ChunkTask(ABC):
                 self._in_pace(self._take, chunk)
                 self._take_due()
                 # Where most messages fail, the input waits for them, and not they in memory.
-                self._wait_for_all_but(_MAX_WAITING)
+                self._wait_for_all_but(MAX_WAITING)
             self._wait_for_all_but(0)
 
     @abstractmethod
@@ -195,27 +191,18 @@ class ChunkTask(ABC):
 
     def _wait_for_all_but(self, number: int) -> None:
         while len(self._waiting) > number:
-            self._wait(until=self._waiting[0][0])
+            self._channel.wait(self._waiting[0][0], self.counts)
             self._take_due()
 
     def _put_off(self, row: Row, delay: _Delay) -> None:
         self._delays[row.id] = delay
         heapq.heappush(self._waiting, (delay.due, next(self._order), row))
 
-    def _wait(self, until: float) -> None:
-        self._channel.report(self.counts)
-        self._channel.stopping.wait(max(0.0, until - time.monotonic()))
-        self._raise_if_stopping()
-
-    def _raise_if_stopping(self) -> None:
-        if self._channel.stopping.is_set():
-            raise Stopped("the pipeline was told to stop")
-
     # ---- Claims --------------------------------------------------------------------------------
 
     def _settle(self, rows: Sequence[Row], doubt: Doubt | None = None) -> None:
         if rows:
-            self._raise_if_stopping()
+            self._channel.raise_if_stopping()
             self._process(rows, doubt)
 
     def _ask(self, calls: Calls, rows: Sequence[Row], doubt: Doubt | None) -> Answers:

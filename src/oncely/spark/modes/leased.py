@@ -30,7 +30,7 @@ class LeasedTask(ChunkTask):
         channel: TaskChannel,
     ) -> None:
         super().__init__(ledger, options, quarantine, channel)
-        self._effects = Effects(ledger, self._policy, handler, self._raise_if_stopping)
+        self._effects = Effects(ledger, self._policy, handler, channel.raise_if_stopping)
         self._opened.callback(self._effects.close)
 
     def _process(self, rows: Sequence[Row], doubt: Doubt | None) -> None:

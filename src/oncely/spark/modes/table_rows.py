@@ -31,7 +31,7 @@ from oncely.core.record import Claim, Key
 from oncely.crashpoints import reached
 from oncely.handling.transacting import retried
 from oncely.ledger import Ledger
-from oncely.spark.modes.chunks import Stopped
+from oncely.spark.modes.chunks import MAX_WAITING
 from oncely.spark.modes.copying import as_csv, as_values, chosen, sorted_by_id
 from oncely.spark.modes.table_columns import written_columns
 from oncely.spark.modes.tally import Tally
@@ -43,8 +43,6 @@ from oncely.target_table import TargetTable, refusal
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
-
-_MAX_WAITING = 10_000
 
 
 class Rows(NamedTuple):
@@ -115,7 +113,7 @@ class TableRowsTask:
                 self.counts.received += chunk.num_rows
                 self._settle(self._usable(chunk))
                 self._take_due()
-                self._wait_for_all_but(_MAX_WAITING)
+                self._wait_for_all_but(MAX_WAITING)
         self._wait_for_all_but(0)
 
     def _usable(self, chunk: "RecordBatch") -> Rows:
@@ -135,7 +133,7 @@ class TableRowsTask:
         """Bring rows to an end; those that have to wait do so `since` then, or now."""
         if not rows.ids:
             return
-        self._raise_if_stopping()
+        self._channel.raise_if_stopping()
         try:
             settled = retried(self._ledger, lambda: self._store(rows))
         except Exception as error:
@@ -250,14 +248,8 @@ class TableRowsTask:
 
     def _wait_for_all_but(self, number: int) -> None:
         while sum(len(delay.rows.ids) for delay in self._waiting) > number:
-            self._channel.report(self.counts)
-            self._channel.stopping.wait(max(0.0, self._waiting[0].due - time.monotonic()))
-            self._raise_if_stopping()
+            self._channel.wait(self._waiting[0].due, self.counts)
             self._take_due()
-
-    def _raise_if_stopping(self) -> None:
-        if self._channel.stopping.is_set():
-            raise Stopped("the pipeline was told to stop")
 
 
 def _bad_rows(rows: Rows, key: Sequence[str]) -> dict[int, str]:

@@ -16,9 +16,9 @@ from oncely.crashpoints import reached
 from oncely.handling.held_message import HeldMessage
 from oncely.handling.transacting import Begins, complete_many, retried
 from oncely.ledger import Ledger
-from oncely.spark.modes.chunks import Answers, ChunkTask, Doubt, Stopped
+from oncely.spark.modes.chunks import Answers, ChunkTask, Doubt
 from oncely.spark.modes.ends import End, ended_badly, results_of, run_handler
-from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.channel import Stopped, TaskChannel
 from oncely.spark.sink.options import SinkOptions
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.rows import Row
@@ -58,7 +58,7 @@ class TransactionalTask(ChunkTask):
             self._count(together, doubt)
             return
         for row in rows:
-            self._raise_if_stopping()
+            self._channel.raise_if_stopping()
             self._count(self._alone(row, doubt), doubt)
 
     def _count(self, committed: _Committed, doubt: Doubt | None) -> None:
@@ -105,7 +105,7 @@ class TransactionalTask(ChunkTask):
             held: list[HeldMessage] = []
             for row, outcome in answers:
                 if isinstance(outcome, Granted):
-                    self._raise_if_stopping()
+                    self._channel.raise_if_stopping()
                     message = row.message(outcome.claim)
                     held.append(HeldMessage(outcome.claim, calls, message))
                     ends.append(self._run(row, held[-1], message, session))

@@ -27,6 +27,10 @@ _REPORT_EVERY_S = 0.25
 _ANSWER_WITHIN_S = 30.0
 
 
+class Stopped(OncelyError):
+    """The task was told to stop. What was done is completed, what was not begun is released."""
+
+
 class DriverChannel:
     """The driver's end. Counts what tasks report, and tells all of them to stop."""
 
@@ -163,6 +167,17 @@ class TaskChannel:
         if self._connection is not None and now - self._reported_at >= _REPORT_EVERY_S:
             self._reported_at = now
             _send(self._connection, _said("progress", counts))
+
+    def raise_if_stopping(self) -> None:
+        """Raises Stopped where the task is told to stop."""
+        if self.stopping.is_set():
+            raise Stopped("the pipeline was told to stop")
+
+    def wait(self, until: float, counts: Counts) -> None:
+        """Say how far the task has come, and wait until that moment. Raises Stopped."""
+        self.report(counts)
+        self.stopping.wait(max(0.0, until - time.monotonic()))
+        self.raise_if_stopping()
 
     def close(self, counts: Counts | None = None) -> None:
         """Hang up; with `counts` where the task has come to its end."""
