@@ -1,9 +1,12 @@
 """What a consumer tells its queue, and how much of it it takes on."""
 
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
-from tests.unit.conftest import Queue
+from tests.unit.conftest import Queue, eventually
 
 from oncely.consumer import Consumer
 from oncely.core.errors import TransportError
@@ -12,7 +15,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import State
 from oncely.ledger import Ledger
 from oncely.runtime import consuming
-from oncely.transports.base import Ack, Delivery, Verdict
+from oncely.transports.base import Ack, DeadLetter, Delivery, Verdict
 
 
 class Full(Queue):
@@ -27,6 +30,26 @@ class Full(Queue):
             self.refusals -= 1
             raise TransportError("there is no room")
         super().settle(moved)
+
+
+class Slow(Queue):
+    """One that refuses a dead letter at once, and then takes it only when others are handled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_told_again = Event()
+        self.goes_on = Event()
+        self.is_in_time = False
+        self._refuses = True
+
+    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
+        if any(isinstance(verdict, DeadLetter) for _, verdict in verdicts):
+            if self._refuses:
+                self._refuses = False
+                raise TransportError("there is no room")
+            self.is_told_again.set()
+            self.is_in_time = self.goes_on.wait(10)
+        super().settle(verdicts)
 
 
 @pytest.mark.timeout(30)
@@ -46,6 +69,35 @@ def test_what_is_not_taken_is_told_again(
     policy = Policy(tries=tries, backoff="1ms")
     Consumer(queue, "in").idempotent(ledger, "c", policy=policy).consume(handle, drain=True)
     assert queue.refusals == 0
+    assert queue.put_aside() == {"1": "ValueError: no"}
+
+
+@pytest.mark.timeout(60)
+def test_a_broker_that_is_slow_to_refuse(no_rest: None, ledger: Ledger) -> None:
+    """Others are handled while it is told again."""
+    queue = Slow()
+    queue.put("1")
+    handled: list[str] = []
+
+    def handle(message: Message) -> None:
+        if message.id == "1":
+            raise ValueError("no")
+        handled.append(message.id)
+        queue.goes_on.set()
+
+    policy = Policy(tries=1)
+    consumer = Consumer(queue, "in").idempotent(ledger, "c", policy=policy)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer.consume, handle)
+        assert queue.is_told_again.wait(20)
+        # For longer than it rests between two looks: it would be held up by then.
+        time.sleep(0.5)
+        queue.put("2")
+        eventually(lambda: bool(queue.put_aside()))
+        consumer.stop()
+        running.result()
+    assert handled == ["2"]
+    assert queue.is_in_time
     assert queue.put_aside() == {"1": "ValueError: no"}
 
 

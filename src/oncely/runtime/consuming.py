@@ -157,7 +157,9 @@ class Consuming:
             self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
         if self._deferred is not None:
             self.report.deferred_sent += self._deferred.send_again()
-        if self._unsettled and time.monotonic() >= self._settle_again_at:
+        is_due = time.monotonic() >= self._settle_again_at
+        # One more beside what is under way might have to wait for a broker that is slow to refuse.
+        if self._unsettled and is_due and self._settling.is_idle:
             self._settling.put([])
         return False
 
