@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test servers check model chaos test-spark-faults campaign bench-ledger bench-transaction bench-consumer bench-pipeline bench-leased bench-spark clean
+.PHONY: help setup run test servers check model simulate crash chaos test-spark-faults campaign bench-ledger bench-transaction bench-consumer bench-pipeline bench-leased bench-spark clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,8 +19,12 @@ run: .venv/.ready ## run the main job: the notifications example on Spark
 	@$(BIN)/oncely pipeline run $(EXAMPLE)/pipeline.toml
 	@$(BIN)/python $(EXAMPLE)/audit.py
 
-test: .venv/.ready servers check ## all tests, after lint, types and import rules
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: .venv/.ready servers ## all tests, after lint, types and import rules
+	@$(MAKE) --no-print-directory -j 2 check .venv/spark.jsa
+	@scripts/pytest.sh -n 2 --dist loadscope --no-loadscope-reorder
+
+.venv/spark.jsa: .venv/.ready
+	@scripts/spark_archive.sh
 
 servers: ## install the servers that tests start, where that may be done
 	@scripts/servers.sh
@@ -31,20 +35,23 @@ check: .venv/.ready ## lint, types, import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-model: .venv/.ready servers ## the model with spin: three modes hold, every mutant is caught
+model: .venv/.ready servers ## the model with spin: three modes hold, every mutant is caught in all its modes
 	@$(BIN)/python formal/check.py
 
+simulate: .venv/.ready ## many workers over servers that fail on purpose, from SEEDS seeds (SEEDS=10000)
+	@$(BIN)/python -m oncely.testing.simulation --seeds $(or $(SEEDS),10000)
+
 crash: .venv/.ready servers ## kill a process N times at each named point (N=1000)
-	@ONCELY_TEST_CRASHES=$(or $(N),1000) $(BIN)/pytest tests/crash --timeout 86400
+	@ONCELY_TEST_CRASHES=$(or $(N),1000) scripts/pytest.sh tests/crash --timeout 86400
 
 chaos: .venv/.ready servers ## N messages while workers, RabbitMQ and PostgreSQL are struck (N=20000)
-	@ONCELY_TEST_CHAOS=$(or $(N),20000) $(BIN)/pytest -s tests/chaos
+	@ONCELY_TEST_CHAOS=$(or $(N),20000) scripts/pytest.sh -s tests/chaos
 
 test-spark-faults: .venv/.ready servers ## every fault on Spark with N messages in each mode, and a backfill (N=2000)
-	@ONCELY_TEST_SPARK_FAULTS=$(or $(N),2000) ONCELY_TEST_BACKFILL=20000 $(BIN)/pytest -s tests/spark_faults
+	@ONCELY_TEST_SPARK_FAULTS=$(or $(N),2000) ONCELY_TEST_BACKFILL=20000 scripts/pytest.sh -s tests/spark_faults
 
 campaign: .venv/.ready servers ## the tests of kills, with many more, and of many keys
-	@ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 $(BIN)/pytest -k "kill or claim_the_same_keys" --timeout 3600
+	@ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 scripts/pytest.sh -k "kill or claim_the_same_keys" --timeout 3600
 
 bench-ledger: .venv/.ready servers ## every store beside the hand-written flow and its own limit
 	@PYTHONPATH=. $(BIN)/python benchmarks/ledger.py

@@ -1,4 +1,6 @@
-"""The Python in README.md and docs/ runs as tests, each file in a folder of its own."""
+"""The Python in README.md and docs/ runs as tests, each file in a folder of its own; and which
+tests run in one process.
+"""
 
 import os
 from collections.abc import Iterator
@@ -8,6 +10,32 @@ from tempfile import TemporaryDirectory
 import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+_SHARING_SPARK = {
+    *("test_pipeline_modes.py", "test_pipeline_runs.py", "test_reconcile.py", "test_report.py"),
+    *("test_archive.py", "test_fronts.py", "test_leased_full.py", "test_rabbitmq_source.py"),
+    *("test_reader.py", "test_rows.py", "test_secrets.py", "test_session.py", "test_sink.py"),
+    *("test_stores.py", "test_transactional.py", "spark.md"),
+}
+
+
+class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Files stay together where tests run in several processes; and all that share a Spark do, of
+    which one is enough.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        folder, _, name = file.rpartition("/")
+        is_near = folder in ("tests/spark", "tests/cli", "docs")
+        return "spark" if is_near and name in _SHARING_SPARK else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByFile:
+    """Whatever `--dist` says."""
+    return _ByFile(config, log)
 
 
 @pytest.fixture(scope="module")

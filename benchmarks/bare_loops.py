@@ -6,18 +6,21 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 import oncely
 from oncely import Claim, Granted, Key, Ledger, Record, State, Written
+from oncely._util.sqlite_files import switch_to_wal
+from oncely.core.commands import Ask, Outcome
+from oncely.engine.request import Request
 from oncely.spark.modes.leased import LeasedTask
 from oncely.spark.sink.channel import TaskChannel
-from oncely.spark.sink.options import read_options
 from oncely.spark.sink.quarantine import Quarantine
-from oncely.sqlite_files import switch_to_wal
+from oncely.spark.sink.sink_options import read_options
+from oncely.stores.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -126,24 +129,23 @@ def bare_at(database: str) -> Iterator[Bare]:
         yield bare
 
 
-class NoLedger:
+class NoLedger(Ledger):
     """Grants everything, and forgets it."""
 
     _template = Record(Key("", ""), State.PROCESSING, 1, 1, 0.0, 0.0)
 
-    def now(self) -> float:
-        """No clock either."""
-        return 0.0
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
 
-    def claim_many(self, keys: Sequence[Key], **_: Any) -> list[Granted]:
-        """Granted, all of them."""
-        return [Granted(Claim(self._template._replace(key=key))) for key in keys]
+    def _settle_one(self, request: Request) -> Outcome:
+        return self._settle([request])[0]
 
-    def complete_many(self, claims: Sequence[Claim], _: Any = None) -> list[Written]:
-        """Written, they say."""
-        return [Written(None)] * len(claims)
+    def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
+        if isinstance(requests[0].command, Ask):
+            return [Granted(Claim(self._template._replace(key=each.key))) for each in requests]
+        return [Written(None)] * len(requests)
 
-    def extend_many(self, claims: Sequence[Claim], _: Any) -> list[Written]:
+    def extend_each(self, claims: Sequence[Claim], _: Any) -> list[Outcome | Exception]:
         """Written, they say."""
         return [Written(None)] * len(claims)
 
@@ -152,17 +154,16 @@ class BareLedger(NoLedger):
     """Grants everything, after the two statements of a bare loop."""
 
     def __init__(self, bare: Bare) -> None:
+        super().__init__()
         self._bare = bare
 
-    def claim_many(self, keys: Sequence[Key], **options: Any) -> list[Granted]:
-        """The first of the statements."""
-        self._bare.claim([key.message_id for key in keys])
-        return super().claim_many(keys, **options)
-
-    def complete_many(self, claims: Sequence[Claim], _: Any = None) -> list[Written]:
-        """The second of them."""
-        self._bare.mark([claim.key.message_id for claim in claims])
-        return super().complete_many(claims)
+    def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
+        ids = [each.key.message_id for each in requests]
+        if isinstance(requests[0].command, Ask):
+            self._bare.claim(ids)
+        else:
+            self._bare.mark(ids)
+        return super()._settle(requests)
 
 
 class _Source(DataSource):
@@ -229,9 +230,7 @@ def _same_sink(ledger: NoLedger, batches: Iterator["RecordBatch"]) -> None:
     options = read_options(
         {"consumer": "bench", "ledger": "sqlite:///unused", "handler": "bare_loops:handle"}
     )
-    LeasedTask(
-        cast(Ledger, ledger), options, handle, Quarantine("", ""), TaskChannel(None, "")
-    ).run(batches)
+    LeasedTask(ledger, options, handle, Quarantine("", ""), TaskChannel(None, "")).run(batches)
 
 
 def register(spark: "SparkSession") -> None:

@@ -152,7 +152,7 @@ def main() -> int:
         return 2
     try:
         _check_names()
-        results = _run_all(_cases(arguments.faults, arguments.workers))
+        results = _run_all(_cases(arguments.faults, arguments.workers, is_small=arguments.small))
     except CheckError as error:
         _say(str(error))
         return 1
@@ -164,6 +164,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Check the model with spin.")
     parser.add_argument("--faults", type=int, default=4, help="of all kinds in one run (4)")
     parser.add_argument("--workers", type=int, default=2, choices=(2, 3), help="2 or 3 (2)")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="modes with one fault less, and each mutant in one of its modes",
+    )
     return parser.parse_args()
 
 
@@ -175,17 +180,19 @@ def _check_names() -> None:
         raise CheckError(f"in the model or in the list, not in both: {sorted(written ^ listed)}")
 
 
-def _cases(faults: int, workers: int) -> list[Case]:
+def _cases(faults: int, workers: int, *, is_small: bool) -> list[Case]:
     """The longest first, so that no core waits for the last."""
-    modes = [Case(mode, BROKEN, faults, workers) for mode in reversed(ALL)]
-    # Looking for cycles visits every state twice.
+    # With fewer a mutant would survive, however small the rest is.
     fewer = max(faults - 1, 1)
-    modes += [Case(mode, ENDLESS, fewer, workers) for mode in reversed(ALL)]
+    held = fewer if is_small else faults
+    modes = [Case(mode, BROKEN, held, workers) for mode in reversed(ALL)]
+    # Looking for cycles visits every state twice.
+    modes += [Case(mode, ENDLESS, max(held - 1, 1), workers) for mode in reversed(ALL)]
     mutants = [
         Case(mode, search, fewer, workers, bug)
         for search, bugs in ((BROKEN, MUTANTS), (ENDLESS, ENDLESS_MUTANTS))
         for bug, where in bugs.items()
-        for mode in where
+        for mode in (where[-1:] if is_small else where)
     ]
     return modes + mutants
 

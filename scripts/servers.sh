@@ -23,6 +23,7 @@ has_c_headers() {
 
 find_missing() {
     [ -n "${ONCELY_TEST_POSTGRESQL_URL:-}" ] || has initdb postgres || echo postgresql
+    has pgbouncer || echo pgbouncer
     [ -n "${ONCELY_TEST_MYSQL_URL:-}" ] || has mariadb-install-db mariadbd || echo mariadb-server
     [ -n "${ONCELY_TEST_REDIS_URL:-}" ] || has redis-server || echo redis-server
     [ -n "${ONCELY_TEST_RABBITMQ_URL:-}" ] || has rabbitmq-server erl_call || echo rabbitmq-server

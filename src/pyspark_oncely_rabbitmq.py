@@ -7,6 +7,6 @@ Python that has it, and takes its `DefaultSource`. So this must be quick and mus
 import contextlib
 
 with contextlib.suppress(ImportError):
-    from oncely.spark.rabbitmq.source import RabbitmqDataSource as DefaultSource
+    from oncely.spark.rabbitmq.rabbitmq_source import RabbitmqDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

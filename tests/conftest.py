@@ -1,13 +1,18 @@
 """Fixtures that tests of every kind share."""
 
+import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
     mariadb,
     mysql_url,
+    pgbouncer,
+    pooled_url,
     postgresql,
     postgresql_url,
     private_mariadb,
@@ -20,15 +25,84 @@ from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
     redis_url,
 )
 
+from oncely._util import clock as process_clock
 from oncely.core.record import Claim, Key
 from oncely.ledger import Ledger
-from oncely.stores.base import Clock
-from oncely.stores.memory import MemoryStore
+from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
+from oncely.stores.store import Clock
 from oncely.testing import ManualClock, MeddlingStore, granted
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 OpenSqlite = Callable[..., SqlStore]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    """See `_let_propagate`."""
+    try:
+        yield
+    finally:
+        _let_propagate()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """See `_let_propagate`."""
+    try:
+        yield
+    finally:
+        _let_propagate()
+
+
+def _let_propagate() -> None:
+    """Pytest puts the handler of `caplog` into loggers that do not propagate; those that PySpark
+    makes for errors of queries put a formatter of their own into it, for ever.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.endswith("QueryContextLogger") and isinstance(logger, logging.Logger):
+            logger.propagate = True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _found_by_spark() -> Iterator[None]:
+    """Spark's Python finds `tests.spark_daemon`, and what is to be run first: Java keeps the
+    environment that it began with.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        for folder in (Path(__file__).parents[1], Path(__file__).with_name("python_start")):
+            patched.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture
+def spark(shared_spark: "SparkSession") -> "SparkSession":
+    """One for all tests of a process: it tries a failed task again, and its Python workers are
+    ready at once.
+    """
+    from oncely.spark.session import make_active
+
+    # A child that a test has forked ends the connection on whose thread it was the active one.
+    make_active(shared_spark)
+    return shared_spark
+
+
+@pytest.fixture(scope="session")
+def shared_spark() -> Iterator["SparkSession"]:
+    """The same, for fixtures that live longer than a test."""
+    from oncely.spark.session import open_session
+
+    settings = {
+        "spark.master": "local[2,4]",
+        "spark.python.daemon.module": "tests.spark_daemon",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    session = open_session("tests", settings)
+    yield session
+    session.stop()
 
 
 @pytest.fixture
@@ -41,6 +115,29 @@ def clock() -> ManualClock:
 def meddling(clock: ManualClock) -> MeddlingStore:
     """A store in memory that reads `clock`, and in which a test can meddle."""
     return MeddlingStore(MemoryStore(clock))
+
+
+class _Hurried(process_clock.Clock):
+    """A clock of the process on which whoever waits has waited at once."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._ahead_s
+
+    def sleep(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+    async def pause(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+
+@pytest.fixture
+def hurried() -> Iterator[None]:
+    """Nobody waits in earnest for a store that is away."""
+    with process_clock.replaced_by(_Hurried()):
+        yield
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import select
 import socket
 from contextlib import suppress
 from threading import Thread
+from time import monotonic
 from typing import Self
 
 _HOST = "127.0.0.1"
@@ -16,17 +17,20 @@ class Proxy:
         self._server_port = port
         self._word = b""
         self._delivers = False
+        self._away_s = 0.0
+        self._back_at = 0.0
         self._listener = socket.create_server((_HOST, 0))
         self.port: int = self._listener.getsockname()[1]
         self.cuts = 0
         """How many connections were cut."""
 
-    def cut(self, word: bytes, *, delivers: bool) -> None:
+    def cut(self, word: bytes, *, delivers: bool, away_s: float = 0.0) -> None:
         """Cut the connection of the next request that holds `word`.
 
-        Where it `delivers`, the server gets the request, and its reply is dropped.
+        Where it `delivers`, the server gets the request, and its reply is dropped. For `away_s`
+        after that every new connection is cut as well.
         """
-        self._word, self._delivers = word, delivers
+        self._word, self._delivers, self._away_s = word, delivers, away_s
 
     def __enter__(self) -> Self:
         Thread(target=self._accept, daemon=True).start()
@@ -41,6 +45,9 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                if monotonic() < self._back_at:
+                    client.close()
+                    continue
                 Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
@@ -58,6 +65,7 @@ class Proxy:
                 if source is client and self._word and self._word in data:
                     self._word = b""
                     self.cuts += 1
+                    self._back_at = monotonic() + self._away_s
                     if not self._delivers:
                         return
                     is_last = True

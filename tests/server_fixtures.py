@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from sqlalchemy import URL, make_url
-from tests.servers import MariaDb, MissingProgram, Postgresql, Rabbitmq, Redis, Server
+from tests.servers import MariaDb, MissingProgram, PgBouncer, Postgresql, Rabbitmq, Redis, Server
 
 if TYPE_CHECKING:
     from psycopg.sql import Composed
@@ -34,6 +34,13 @@ _REDIS_NUMBERS = cycle(range(1, 16))
 def postgresql() -> Iterator[str]:
     """The URL of the PostgreSQL that tests share."""
     yield from _shared(Postgresql, "ONCELY_TEST_POSTGRESQL_URL")
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgresql: str) -> Iterator[PgBouncer]:
+    """A PgBouncer in transaction mode in front of the PostgreSQL that tests share."""
+    with available(lambda: PgBouncer(postgresql)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +100,12 @@ def postgresql_url(postgresql: str) -> Iterator[str]:
     yield _url_of(postgresql, name)
     drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
     _postgresql_execute(postgresql, drop)
+
+
+@pytest.fixture
+def pooled_url(pgbouncer: PgBouncer, postgresql_url: str) -> str:
+    """The URL of an empty database behind a PgBouncer in transaction mode."""
+    return pgbouncer.url_of(str(make_url(postgresql_url).database))
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Self
 from urllib.parse import quote
 
+from sqlalchemy import make_url
+
 HOST = "127.0.0.1"
 
 _START_S = 60.0
@@ -271,6 +273,60 @@ class Postgresql(Server):
 
         try:
             psycopg.connect(self.url, connect_timeout=_ASK_TIMEOUT_S).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+class PgBouncer(Server):
+    """A PgBouncer in front of a PostgreSQL, which lends few sessions for a transaction each."""
+
+    name = "PgBouncer"
+    package = "pgbouncer"
+    programs = ("pgbouncer",)
+    account = "postgres"
+
+    SESSIONS = 3
+    """For each database."""
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__()
+        self._upstream = make_url(upstream)
+
+    @property
+    def url(self) -> str:
+        return self.url_of(self._upstream.database or "postgres")
+
+    def url_of(self, database: str) -> str:
+        """The URL of a database."""
+        return f"postgresql://oncely@{HOST}:{self.port}/{database}?prepare_threshold=none"
+
+    def _prepare(self) -> None:
+        self._run("/bin/mkdir", self.data)
+
+    def _command(self) -> Sequence[str | Path]:
+        at = self._upstream
+        password = f" password={at.password}" if at.password else ""
+        settings = self.folder / "pgbouncer.ini"
+        settings.write_text(
+            "[databases]\n"
+            f"* = host={at.host} port={at.port or 5432} user={at.username}{password}\n"
+            "[pgbouncer]\n"
+            f"listen_addr = {HOST}\n"
+            f"listen_port = {self.port}\n"
+            "unix_socket_dir =\n"
+            "auth_type = any\n"
+            "pool_mode = transaction\n"
+            f"default_pool_size = {self.SESSIONS}\n"
+            "max_client_conn = 200\n"
+        )
+        return [*self._programs, settings]
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.url.partition("?")[0], connect_timeout=_ASK_TIMEOUT_S).close()
         except psycopg.OperationalError:
             return False
         return True

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import oncely
-from oncely.transports.base import Transport
+from oncely.transports.transport import Transport
 
 OUT = Path(__file__).parent / "out"
 GATEWAY = OUT / "gateway.jsonl"

@@ -1,8 +1,10 @@
 from . import spark
 from .async_ledger import AsyncLedger
 from .consumer import Consumer
+from .consuming.consumer_report import ConsumerReport
 from .core.commands import (
     Busy,
+    ClaimOutcome,
     Duplicate,
     Exhausted,
     Fenced,
@@ -10,11 +12,16 @@ from .core.commands import (
     Handled,
     InDoubt,
     Mismatch,
+    Refused,
+    TooOld,
+    WriteOutcome,
     Written,
 )
-from .core.context import current
 from .core.control import Reject, Retry, Unrecoverable
+from .core.deferred import DeferredMessage
+from .core.durations import Duration
 from .core.errors import (
+    BrokerRefused,
     BusyError,
     ConfigError,
     ContentionError,
@@ -23,62 +30,98 @@ from .core.errors import (
     ExhaustedError,
     FencedError,
     InDoubtError,
+    KeysLocked,
     MessageError,
     MismatchError,
     OncelyError,
+    PublishRefused,
     RefusedError,
     StoreError,
     StoreUnavailable,
     TooOldError,
     TransportError,
 )
-from .core.message import Message
-from .core.policy import Policy, at_least_once, at_most_once, effectively_once
+from .core.ids import Id
+from .core.message import Message, Processing, current
+from .core.policy import Finding, Policy, Probe, at_least_once, at_most_once, effectively_once
 from .core.record import Claim, Key, Record, State
-from .handling.work import claimed
+from .engine.mailbox import LedgerMailbox, Mailbox
+from .engine.transaction import AsyncInbox, Inbox, JoinedTransaction
 from .ledger import Ledger, open_ledger
+from .lifecycle.transacting import AsyncBegins, Begins
+from .lifecycle.work import Work, claimed
 from .once import once
-from .outbox import Relay
-from .transports.opening import open_transport
+from .outbox import Relay, RelayReport
+from .stores.store import Backlog, Store
+from .transports.open_transport import open_transport
+from .transports.transport import DeadLettered, Delivery, Transport
 
 __all__ = [
+    "AsyncBegins",
+    "AsyncInbox",
     "AsyncLedger",
+    "Backlog",
+    "Begins",
+    "BrokerRefused",
     "Busy",
     "BusyError",
     "Claim",
+    "ClaimOutcome",
     "ConfigError",
     "Consumer",
+    "ConsumerReport",
     "ContentionError",
+    "DeadLettered",
+    "DeferredMessage",
+    "Delivery",
     "Duplicate",
     "DuplicateError",
+    "Duration",
     "EndedError",
     "Exhausted",
     "ExhaustedError",
     "Fenced",
     "FencedError",
+    "Finding",
     "Granted",
     "Handled",
+    "Id",
     "InDoubt",
     "InDoubtError",
+    "Inbox",
+    "JoinedTransaction",
     "Key",
+    "KeysLocked",
     "Ledger",
+    "LedgerMailbox",
+    "Mailbox",
     "Message",
     "MessageError",
     "Mismatch",
     "MismatchError",
     "OncelyError",
     "Policy",
+    "Probe",
+    "Processing",
+    "PublishRefused",
     "Record",
+    "Refused",
     "RefusedError",
     "Reject",
     "Relay",
+    "RelayReport",
     "Retry",
     "State",
+    "Store",
     "StoreError",
     "StoreUnavailable",
+    "TooOld",
     "TooOldError",
+    "Transport",
     "TransportError",
     "Unrecoverable",
+    "Work",
+    "WriteOutcome",
     "Written",
     "at_least_once",
     "at_most_once",

@@ -2,30 +2,80 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextvars import copy_context
-from functools import partial
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from oncely.claiming.async_calls import AsyncCalls
-from oncely.claiming.batching import STALL_S, Batcher, Call, Phase, Posts
-from oncely.claiming.inbox import JoinedTransaction
-from oncely.claiming.inline import InlineCalls
-from oncely.claiming.request import (
-    Metadata,
-    Request,
-    to_give_back,
-)
+from oncely._util import clock
 from oncely.core.commands import (
     ClaimOutcome,
     Outcome,
 )
-from oncely.core.policy import Duration, Finding, Policy
-from oncely.core.record import Key, Record, State
+from oncely.core.durations import Duration
+from oncely.core.record import Record, State
+from oncely.engine.async_calls import AsyncCalls, awaited
+from oncely.engine.batch import STALL_S, Batcher, Call, CallPhase, Posts
+from oncely.engine.inline_calls import InlineCalls
+from oncely.engine.mailbox import LedgerMailbox
+from oncely.engine.request import (
+    Request,
+    to_give_back,
+)
+from oncely.engine.transaction import JoinedTransaction
 from oncely.ledger import Ledger
-from oncely.stores.base import Backlog, KeyRange, Tally, Wanted
+from oncely.stores.store import KeyRange, Wanted
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class _Claiming:
+    """One `claim_many`, whose claims are given back when its task goes away meanwhile."""
+
+    def __init__(
+        self, call: Callable[[], list[ClaimOutcome]], batcher: Batcher[Request, Outcome]
+    ) -> None:
+        self._call = call
+        self._batcher = batcher
+        self._lock = threading.Lock()
+        self._outcomes: list[ClaimOutcome] = []
+        self._gone = False
+
+    def run(self) -> list[ClaimOutcome]:
+        outcomes = self._call()
+        with self._lock:
+            self._outcomes = outcomes
+            gone = self._gone
+        if gone:
+            self._batcher.give_back(outcomes)
+        return outcomes
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._gone = True
+            outcomes = self._outcomes
+        self._batcher.give_back(outcomes)
+
+
+def _giving_back(
+    claim_many: Callable[Concatenate[Ledger, P], list[ClaimOutcome]],
+) -> Callable[Concatenate["AsyncLedger", P], Coroutine[Any, Any, list[ClaimOutcome]]]:
+    """`awaited`, for a task that may go away before it is answered."""
+
+    @wraps(claim_many)
+    async def method(
+        self: "AsyncLedger", /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[ClaimOutcome]:
+        call = partial(claim_many, self._ledger, *args, **kwargs)
+        claiming = _Claiming(call, self._batcher)
+        try:
+            return await asyncio.to_thread(claiming.run)
+        except (asyncio.CancelledError, GeneratorExit):
+            claiming.abandon()
+            raise
+
+    return method
 
 
 class AsyncLedger(AsyncCalls):
@@ -46,6 +96,11 @@ class AsyncLedger(AsyncCalls):
         """The same calls, for functions that are not async."""
         return InlineCalls(self._ledger)
 
+    @property
+    def mailbox(self) -> LedgerMailbox:
+        """The messages that wait. Its calls block: hand them to `run`."""
+        return self._ledger.mailbox
+
     async def _settle_one(self, request: Request) -> Outcome:
         call = _tasks_here(self._batcher).call(request)
         try:
@@ -59,50 +114,17 @@ class AsyncLedger(AsyncCalls):
         """What `function`, which may block, returns: called in a thread of the loop's executor."""
         return await asyncio.to_thread(function, *args)
 
-    async def claim_many(
-        self,
-        keys: Sequence[Key],
-        lease: Duration | None = None,
-        policy: Policy = Policy(),
-        *,
-        fingerprints: Sequence[str | None] | None = None,
-        metadata: Metadata = None,
-        finding: Finding | None = None,
-        in_doubt: Record | None = None,
-    ) -> list[ClaimOutcome]:
-        """`claim` for each."""
-        claiming = _Claiming(
-            partial(
-                self._ledger.claim_many,
-                keys,
-                lease,
-                policy,
-                fingerprints=fingerprints,
-                metadata=metadata,
-                finding=finding,
-                in_doubt=in_doubt,
-            ),
-            self._batcher,
-        )
-        try:
-            return await asyncio.to_thread(claiming.run)
-        except (asyncio.CancelledError, GeneratorExit):
-            claiming.abandon()
-            raise
+    async def pause(self, seconds: float) -> None:
+        """Return after so long."""
+        await clock.pause(seconds)
+
+    claim_many = _giving_back(Ledger.claim_many)
 
     # ---- Looking -------------------------------------------------------------------------------
 
-    async def now(self) -> float:
-        """The store's clock, seconds since 1970."""
-        return await asyncio.to_thread(self._ledger.now)
-
-    async def find_many(self, keys: Collection[Key]) -> Mapping[Key, Record]:
-        """The records of those of `keys` that have one."""
-        return await asyncio.to_thread(self._ledger.find_many, keys)
-
-    async def key_ranges(self, number: int) -> Sequence[KeyRange]:
-        """At most `number` ranges that together hold every key."""
-        return await asyncio.to_thread(self._ledger.key_ranges, number)
+    now = awaited(Ledger.now)
+    find_many = awaited(Ledger.find_many)
+    key_ranges = awaited(Ledger.key_ranges)
 
     async def read(
         self, keys: KeyRange = KeyRange(), wanted: Wanted = Wanted()
@@ -111,10 +133,6 @@ class AsyncLedger(AsyncCalls):
         pages = self._ledger.read(keys, wanted)
         while (page := await asyncio.to_thread(next, pages, None)) is not None:
             yield page
-
-    async def waiting(self, keys: Collection[Key]) -> set[Key]:
-        """Those of `keys` with deferred messages that wait to be sent, or are set aside."""
-        return await asyncio.to_thread(self._ledger.waiting, keys)
 
     async def scan(
         self,
@@ -131,81 +149,29 @@ class AsyncLedger(AsyncCalls):
         for record in await asyncio.to_thread(scan, consumer, state, older_than, limit):
             yield record
 
-    async def counts(self) -> Mapping[tuple[str, State], int]:
-        """How many records each consumer has in each state."""
-        return await asyncio.to_thread(self._ledger.counts)
+    counts = awaited(Ledger.counts)
+    tallies = awaited(Ledger.tallies)
+    size = awaited(Ledger.size)
+    problems = awaited(Ledger.problems)
 
-    async def tallies(self) -> Mapping[tuple[str, State], Tally]:
-        """What each consumer's records in each state add up to."""
-        return await asyncio.to_thread(self._ledger.tallies)
-
-    async def size(self) -> int | None:
-        """The bytes that the records take up, where the store can tell."""
-        return await asyncio.to_thread(self._ledger.size)
-
-    async def problems(self) -> Sequence[str]:
-        """What is wrong with the schema or the settings of the store, a sentence each."""
-        return await asyncio.to_thread(self._ledger.problems)
-
-    # ---- Transactions, deferred messages that wait ---------------------------------------------
+    # ---- Transactions --------------------------------------------------------------------------
 
     def transaction(self, connection: Any) -> JoinedTransaction:
         """The ledger's calls inside the caller's own transaction, for `async with`."""
         return self._ledger.transaction(connection)
 
-    async def backlog(self) -> Backlog:
-        """What deferred messages wait to be sent."""
-        return await asyncio.to_thread(self._ledger.backlog)
-
-    async def send_again(self) -> int:
-        """Let the deferred messages that were set aside be sent after all."""
-        return await asyncio.to_thread(self._ledger.send_again)
-
-    async def wait_for_deferred(self, timeout: Duration) -> None:  # noqa: ASYNC109 - as Ledger's.
-        """Return as soon as messages may have been deferred; a thread waits as long."""
-        await asyncio.to_thread(self._ledger.wait_for_deferred, timeout)
-
     # ---- For operators -------------------------------------------------------------------------
 
-    async def migrate(self) -> None:
-        """Create or upgrade the schema."""
-        await asyncio.to_thread(self._ledger.migrate)
-
-    async def migration_sql(self) -> str:
-        """What `migrate` would do now, as SQL."""
-        return await asyncio.to_thread(self._ledger.migration_sql)
-
-    async def reset(self, key: Key, *, by: str = "", why: str = "") -> None:
-        """Allow a record that has failed or is in doubt to run again."""
-        await asyncio.to_thread(self._ledger.reset, key, by=by, why=why)
-
-    async def forget(self, key: Key, *, found: Record | None = None) -> None:
-        """Remove a record that nobody works on."""
-        await asyncio.to_thread(self._ledger.forget, key, found=found)
-
-    async def purge(
-        self,
-        older_than: Duration = "30d",
-        consumer: str | None = None,
-        batch: int = 1_000,
-        *,
-        on_batch: Callable[[int], None] = lambda _: None,
-    ) -> int:
-        """Remove old records; `on_batch` is called in another thread."""
-        purge = partial(self._ledger.purge, on_batch=on_batch)
-        return await asyncio.to_thread(purge, older_than, consumer, batch)
-
-    async def purge_found(self, found: Sequence[Record]) -> set[Key]:
-        """Remove those of `found` that are still as they were found."""
-        return await asyncio.to_thread(self._ledger.purge_found, found)
-
-    async def purge_steps(self, older_than: Duration, consumer: str | None = None) -> None:
-        """Remove steps kept longer ago, of messages that have no record."""
-        await asyncio.to_thread(self._ledger.purge_steps, older_than, consumer)
-
-    async def close(self) -> None:
-        """Give back connections and threads; a later call opens them again."""
-        await asyncio.to_thread(self._ledger.close)
+    migrate = awaited(Ledger.migrate)
+    migration_sql = awaited(Ledger.migration_sql)
+    reset = awaited(Ledger.reset)
+    forget = awaited(Ledger.forget)
+    keep_retention = awaited(Ledger.keep_retention)
+    retentions = awaited(Ledger.retentions)
+    purge = awaited(Ledger.purge)
+    purge_found = awaited(Ledger.purge_found)
+    purge_steps = awaited(Ledger.purge_steps)
+    close = awaited(Ledger.close)
 
 
 class SteadyLedger(AsyncLedger):
@@ -245,7 +211,7 @@ class SteadyLedger(AsyncLedger):
     ) -> tuple["_TaskCall", asyncio.CancelledError | None]:
         call = _tasks_here(self._batcher).call(request)
         stop = None
-        while call.phase is not Phase.DONE:
+        while call.phase is not CallPhase.DONE:
             try:
                 await call.future
             except asyncio.CancelledError as error:
@@ -322,31 +288,3 @@ def _tasks_here(batcher: Batcher[Request, Outcome]) -> _Tasks:
     if tasks is None or tasks.loop is not loop:
         tasks = batcher.here.tasks = _Tasks(loop, batcher)
     return tasks
-
-
-class _Claiming:
-    """One `claim_many`, whose claims are given back when its task goes away meanwhile."""
-
-    def __init__(
-        self, call: Callable[[], list[ClaimOutcome]], batcher: Batcher[Request, Outcome]
-    ) -> None:
-        self._call = call
-        self._batcher = batcher
-        self._lock = threading.Lock()
-        self._outcomes: list[ClaimOutcome] = []
-        self._gone = False
-
-    def run(self) -> list[ClaimOutcome]:
-        outcomes = self._call()
-        with self._lock:
-            self._outcomes = outcomes
-            gone = self._gone
-        if gone:
-            self._batcher.give_back(outcomes)
-        return outcomes
-
-    def abandon(self) -> None:
-        with self._lock:
-            self._gone = True
-            outcomes = self._outcomes
-        self._batcher.give_back(outcomes)

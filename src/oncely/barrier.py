@@ -6,15 +6,19 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
-from oncely.claiming.inline import InlineCalls
+from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError, MessageError
-from oncely.core.message import Message, fingerprint_of
-from oncely.core.policy import Duration, Policy
-from oncely.handling.around import Asked, Handling
-from oncely.handling.work import JoinedWork, Work
-from oncely.handling.wrapping import (
+from oncely.core.ids import Id, fingerprint_of, id_text
+from oncely.core.policy import Policy
+from oncely.engine.inline_calls import InlineCalls
+from oncely.ledger import Ledger
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.work import JoinedWork, Work
+from oncely.lifecycle.wrapping import (
     check_function,
     is_async,
     message_in,
@@ -22,7 +26,6 @@ from oncely.handling.wrapping import (
     within_async,
     wrapped,
 )
-from oncely.ledger import Ledger
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ _NAME = "idempotent_consumer"
 
 
 class _Context(NamedTuple):
-    message_id: str | None
+    message_id: Id | None
     consumer_queue: str
     connection: Any
 
@@ -42,7 +45,7 @@ _current: ContextVar[_Context | None] = ContextVar("oncely_message_context", def
 
 @contextmanager
 def message_context(
-    message_id: str | None, consumer_queue: str, connection: Any = None
+    message_id: Id | None, consumer_queue: str, connection: Any = None
 ) -> Iterator[None]:
     """While this is entered, that message of that queue is what this thread and task consume.
 
@@ -94,19 +97,17 @@ class _Barrier:
 
     def __init__(self, handling: Handling) -> None:
         self._ledger = handling.ledger
-        self._like = handling
-        self._handlings: dict[str, Handling] = {}
+        self._handling_of = cache(lambda queue: replace(handling, consumer=queue))
 
     @contextmanager
     def opened(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Work]:
         """Work for a function that is not async."""
-        context = _context()
-        handling, asked = self._handling(context), _asked(context, message_in(args, kwargs))
+        context, handling, turn = self._asked(args, kwargs)
         with ExitStack() as stack:
-            work = Work(handling, asked)
+            work = Work(handling, turn)
             if context.connection is not None:
                 inbox = stack.enter_context(self._ledger.transaction(context.connection))
-                work = JoinedWork(handling, asked).join(InlineCalls(inbox))
+                work = JoinedWork(handling, turn).join(InlineCalls(inbox))
             yield _logged(stack.enter_context(work), context)
 
     @asynccontextmanager
@@ -114,20 +115,21 @@ class _Barrier:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> AsyncIterator[Work]:
         """Work for an async function."""
-        context = _context()
-        handling, asked = self._handling(context), _asked(context, message_in(args, kwargs))
+        context, handling, turn = self._asked(args, kwargs)
         async with AsyncExitStack() as stack:
-            work = Work(handling, asked)
+            work = Work(handling, turn)
             if context.connection is not None:
                 joining = self._ledger.transaction(context.connection)
-                work = JoinedWork(handling, asked).join(await stack.enter_async_context(joining))
+                work = JoinedWork(handling, turn).join(await stack.enter_async_context(joining))
             yield _logged(await stack.enter_async_context(work), context)
 
-    def _handling(self, context: _Context) -> Handling:
-        queue = context.consumer_queue
-        if queue not in self._handlings:
-            self._handlings.setdefault(queue, replace(self._like, consumer=queue))
-        return self._handlings[queue]
+    def _asked(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[_Context, Handling, Turn]:
+        context, message = _context(), message_in(args, kwargs)
+        fingerprint = None if message is None else fingerprint_of(message.body)
+        turn = Turn(Asked(id_text(context.message_id), fingerprint, message))
+        return context, self._handling_of(context.consumer_queue), turn
 
 
 def _context() -> _Context:
@@ -138,11 +140,6 @@ def _context() -> _Context:
             '`with message_context(message_id="...", consumer_queue="..."):`'
         )
     return context
-
-
-def _asked(context: _Context, message: Message | None) -> Asked:
-    fingerprint = None if message is None else fingerprint_of(message.body)
-    return Asked(context.message_id, fingerprint, message)
 
 
 def _logged(work: Work, context: _Context) -> Work:

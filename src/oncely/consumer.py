@@ -4,37 +4,35 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, Self, TypeVar, overload
 
-from oncely.collecting import rarely_collecting
+from oncely._util.garbage import rarely_collecting
+from oncely._util.signals import told_to_stop
+from oncely.consuming.consumer_report import ConsumerReport
+from oncely.consuming.handlers import Handler, Handlers, check_pattern, check_takes
+from oncely.consuming.loop import ConsumerSettings, Consuming, Listener
+from oncely.consuming.running import Parts
+from oncely.consuming.window_claims import MetadataOf
+from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
-from oncely.core.policy import Duration, Policy, seconds
-from oncely.handling.around import Handling
-from oncely.handling.transacting import AsyncBegins, Begins
-from oncely.handling.wrapping import is_async
+from oncely.core.policy import Policy
 from oncely.ledger import Ledger
-from oncely.middleware.base import Middleware, check
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.transacting import AsyncBegins, Begins
+from oncely.lifecycle.wrapping import is_async
+from oncely.middleware.chain import Middleware, check
 from oncely.once import check_transaction
-from oncely.runtime.claims import MetadataOf
-from oncely.runtime.consuming import Consuming, Listener, Settings
-from oncely.runtime.handlers import Handler, Handlers, check_pattern, check_takes
-from oncely.runtime.report import Report
-from oncely.runtime.running import Parts
-from oncely.stopping import told_to_stop
-from oncely.transports.base import Transport
-from oncely.transports.opening import open_transport
+from oncely.transports.open_transport import open_transport
+from oncely.transports.transport import Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
-Seconds = Duration | int | float
-"""A duration, or a number of seconds."""
 
 _MOST = 10_000
 
 
 class Consumer:
-    """A queue and what is to be done with its messages; nothing is opened before `consume`.
+    """A queue and the handlers of its messages; nothing is opened before `consume`.
 
     `transport` is the URL of a broker, or a transport that is open. Each method but `handler`,
     `consume` and `stop` says one thing more and returns the consumer. All raise ConfigError, which
@@ -153,12 +151,9 @@ class Consumer:
         self._change(tries=tries)
         return self
 
-    def backoff(self, delays: Seconds | Sequence[Seconds]) -> Self:
-        """Wait so long before another try; the last of several repeats. Numbers are seconds."""
-        several = (
-            delays if isinstance(delays, Sequence) and not isinstance(delays, str) else [delays]
-        )
-        self._change(backoff=[_duration(delay) for delay in several])
+    def backoff(self, delays: Duration | Sequence[Duration]) -> Self:
+        """Wait so long before another try; the last of several repeats."""
+        self._change(backoff=delays)
         return self
 
     def catch(self, listener: Listener) -> Self:
@@ -196,9 +191,9 @@ class Consumer:
         self._is_ordered = True
         return self
 
-    def grace(self, grace: Seconds) -> Self:
+    def grace(self, grace: Duration) -> Self:
         """When it is stopped, give running handlers so long to end."""
-        self.grace_s = seconds(_duration(grace), "grace")
+        self.grace_s = seconds(grace, "grace")
         return self
 
     # ---- Elsewhere -----------------------------------------------------------------------------
@@ -231,8 +226,8 @@ class Consumer:
         *,
         drain: bool = False,
         stop_on_signals: bool = False,
-        on_progress: Callable[[Report], None] = lambda _: None,
-    ) -> Report:
+        on_progress: Callable[[ConsumerReport], None] = lambda _: None,
+    ) -> ConsumerReport:
         """Handle messages until it is stopped, or to `drain` until nothing is waiting, delayed or
         in flight; what it has done.
 
@@ -267,7 +262,7 @@ class Consumer:
         finally:
             transport.close()
 
-    def _settings(self, handler: Handler | None) -> Settings:
+    def _settings(self, handler: Handler | None) -> ConsumerSettings:
         handlers = self._handlers.with_rest(handler)
         if not handlers.all:
             raise ConfigError("consume: nothing handles the messages; write consume(handler)")
@@ -281,7 +276,7 @@ class Consumer:
             is_together=self._is_together,
         )
         self._check(parts)
-        return Settings(
+        return ConsumerSettings(
             queue=self.queue,
             parts=parts,
             policy=policy,
@@ -354,12 +349,6 @@ def _metadata_of(metadata: Mapping[str, Any] | MetadataOf | None) -> MetadataOf 
         return given
 
     return same
-
-
-def _duration(value: Seconds) -> Duration:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return timedelta(seconds=value)
-    return value  # type: ignore[return-value]  # What is no duration is told by whoever takes it.
 
 
 def _count(value: int, what: str) -> int:

@@ -1,30 +1,57 @@
 """Ledger: asks the rules, and makes the store hold what they answer. The only writer of records."""
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from oncely.claiming.batching import Batcher
-from oncely.claiming.calls import Calls
-from oncely.claiming.inbox import JoinedTransaction
-from oncely.claiming.request import Request, raise_if_refused, to_give_back
-from oncely.claiming.settling import Observer, Settler
-from oncely.core.commands import Forget, Outcome, Reset, Written
+from oncely.core.commands import Extend, Forget, Outcome, Reset, Written
+from oncely.core.durations import Duration, lease_seconds, seconds
 from oncely.core.errors import ConfigError, describe
-from oncely.core.message import check_key
-from oncely.core.policy import Duration, seconds
-from oncely.core.record import Key, Record, State
+from oncely.core.policy import Policy
+from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.rules import PURGEABLE
-from oncely.stores.base import Backlog, Change, Inside, KeyRange, Query, Store, Tally, Wanted
-from oncely.stores.memory import MemoryStore
+from oncely.engine.batch import Batcher
+from oncely.engine.calls import Calls
+from oncely.engine.mailbox import LedgerMailbox
+from oncely.engine.request import Request, raise_if_refused, to_give_back, to_write
+from oncely.engine.settle import LedgerObserver, Settler
+from oncely.engine.transaction import JoinedTransaction
+from oncely.stores.memory_store import MemoryStore
 from oncely.stores.names import TABLE_NAME
-from oncely.stores.opening import open_store
+from oncely.stores.open_store import open_store
+from oncely.stores.store import (
+    Change,
+    Horizons,
+    Inside,
+    KeyRange,
+    Query,
+    Store,
+    Tally,
+    Wanted,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 T = TypeVar("T")
+
+_RETENTION = Policy().retention
+"""Of a consumer that told none."""
+_TICK_S = 1e-6
+"""The least by which the times of stores differ."""
+
+
+class Closable(Protocol):
+    """What can be closed, and goes on when it is used again."""
+
+    def close(self) -> None:
+        """End what it has begun."""
+
+
+Kept = TypeVar("Kept", bound=Closable)
 
 _log = logging.getLogger(__name__)
 
@@ -37,13 +64,21 @@ class Ledger(Calls):
     MessageError for a key that cannot identify a message.
     """
 
-    def __init__(self, store: Store, metrics: Observer | None = None) -> None:
+    def __init__(self, store: Store, metrics: LedgerObserver | None = None) -> None:
         self._store = store
         self._metrics = metrics
         self._settler = Settler(store, metrics)
         self._batcher = Batcher(self._settler.settle, self._settler.settle_each, to_give_back)
-        self.shared: dict[object, Any] = {}
-        """What those who work with this ledger keep once for all of them."""
+        self._told_retentions: set[tuple[str, float]] = set()
+        self._kept: dict[object, Any] = {}
+
+    def keep(self, name: object, make: Callable[[], Kept]) -> Kept:
+        """What those who work with this ledger keep once for all of them: made where there is none
+        by this name yet, and closed with the ledger.
+        """
+        if name not in self._kept:
+            self._kept.setdefault(name, make())
+        return cast(Kept, self._kept[name])
 
     def _settle_one(self, request: Request) -> Outcome:
         return self._batcher.call(request)
@@ -60,9 +95,22 @@ class Ledger(Calls):
         return self._store.has_transactions
 
     @property
+    def mailbox(self) -> LedgerMailbox:
+        """The messages that wait, for whoever sends them."""
+        return LedgerMailbox(self, self._store)
+
+    @property
     def is_shared(self) -> bool:
         """Whether other processes see the same records."""
         return not isinstance(self._store, MemoryStore)
+
+    def extend_each(self, claims: Sequence[Claim], lease: Duration) -> list[Outcome | Exception]:
+        """As `extend_many`, for a heartbeat: it waits for no other call's connection, and what
+        could not be extended has its error.
+        """
+        lease_s = lease_seconds(lease)
+        requests = [to_write(Extend(claim, lease_s)) for claim in claims]
+        return Settler(self._store.beside(), self._metrics).settle_each(requests)
 
     # ---- Looking -------------------------------------------------------------------------------
 
@@ -164,19 +212,42 @@ class Ledger(Calls):
             refusal += ", nor what has changed since it was found"
         self._operate(key, Forget(None if found is None else found.version), refusal)
 
+    def keep_retention(self, consumer: str, retention: Duration) -> None:
+        """Keep for how long the consumer's records are to be kept, which `purge` goes by. What this
+        ledger was told before is not written again.
+        """
+        told = (consumer, seconds(retention, "retention"))
+        if told not in self._told_retentions:
+            self._store.keep_retention(*told)
+            self._told_retentions.add(told)
+
+    def retentions(self) -> Mapping[str, timedelta]:
+        """For how long records are to be kept, of each consumer that told it."""
+        kept = self._store.retentions()
+        return {consumer: timedelta(seconds=kept_s) for consumer, kept_s in kept.items()}
+
     def purge(
         self,
-        older_than: Duration = "30d",
+        older_than: Duration | None = None,
         consumer: str | None = None,
         batch: int = 1_000,
         *,
         on_batch: Callable[[int], None] = lambda _: None,
     ) -> int:
-        """Remove records last seen longer ago than `older_than`, `batch` in one transaction.
+        """Remove records last seen longer ago than `older_than`, `batch` in one transaction; where
+        that is not said, each consumer's after its own retention (30 days where it told none).
 
-        Never those in processing, nor those with deferred messages waiting. Returns, and logs,
-        how many; `on_batch` is told how many each transaction removed.
+        Never those in processing, nor those with deferred messages waiting. What was sent before
+        that is too old from now on, unless it is in the ledger. Returns, and logs, how many;
+        `on_batch` is told how many each transaction removed.
         """
+        if older_than is None:
+            kept = self.retentions()
+            names = {name for name, _ in self.tallies()} | kept.keys()
+            return sum(
+                self.purge(kept.get(name, _RETENTION), name, batch, on_batch=on_batch)
+                for name in (sorted(names) if consumer is None else [consumer])
+            )
         query = _query(consumer, None, older_than, batch)
         total = 0
         while purged := self._store.purge(query, PURGEABLE):
@@ -198,9 +269,16 @@ class Ledger(Calls):
 
         def purge(inside: Inside) -> set[Key]:
             waiting = {message.parent for message in inside.waiting({old.key for old, _ in gone})}
-            return inside.swap([change for change in gone if change.old.key not in waiting])
+            purged = inside.swap([change for change in gone if change.old.key not in waiting])
+            inside.forget_until(_just_after(old for old, _ in gone if old.key in purged))
+            return purged
 
-        purged = self._transact(purge) if self.can_defer else self._store.swap(gone)
+        if self.can_defer:
+            purged = self._transact(purge)
+        else:
+            # First: what was not forgotten may be refused, what was is never granted.
+            self._store.forget_until(_just_after(old for old, _ in gone))
+            purged = self._store.swap(gone)
         if self._metrics is not None:
             for consumer, count in Counter(key.consumer for key in purged).items():
                 self._metrics.purged(consumer, count)
@@ -220,36 +298,18 @@ class Ledger(Calls):
         is `async with`, and gives an AsyncInbox. What is claimed, written and deferred there is
         stored when the caller commits, together with the caller's own work, or not at all.
 
-        Leaving the block raises EndedError where the transaction was ended inside it. Raises
+        Leaving the block raises EndedError where the transaction was ended inside it, by whomever
+        and however: a claim that was committed by that runs out. Raises
         ConfigError for what is no such connection, and where the store has no transactions.
         """
-        return JoinedTransaction(self, self._store, connection, self._metrics)
+        horizons = self._settler.horizons
+        return JoinedTransaction(self, self._store, connection, self._metrics, horizons)
 
     def is_contention(self, error: Exception) -> bool:
         """Whether `error`, of a caller's transaction, says that it lost against another, or its
         connection: all of it may be done again.
         """
         return self._store.is_contention(error)
-
-    # ---- Deferred messages that wait -----------------------------------------------------------
-
-    def backlog(self) -> Backlog:
-        """What deferred messages wait to be sent."""
-        return self._store.backlog()
-
-    def waiting(self, keys: Collection[Key]) -> set[Key]:
-        """Those of `keys` with deferred messages that wait to be sent, or are set aside."""
-        if not self.can_defer:
-            return set()
-        return {message.parent for message in self._transact(lambda i: i.waiting(keys))}
-
-    def send_again(self) -> int:
-        """Let the deferred messages that were set aside be sent after all; return how many."""
-        return self._store.send_again()
-
-    def wait_for_deferred(self, timeout: Duration) -> None:
-        """Return as soon as messages may have been deferred, at the latest after `timeout`."""
-        self._store.wait_for_deferred(seconds(timeout, "timeout"))
 
     def count_untracked(self, consumer: str) -> None:
         """Say that a message of `consumer` runs without a claim: logged, and told the metrics."""
@@ -258,7 +318,9 @@ class Ledger(Calls):
             self._metrics.untracked(consumer)
 
     def close(self) -> None:
-        """Give back connections; a later call opens them again."""
+        """Give back connections, and end threads; a later call opens and starts them again."""
+        for kept in list(self._kept.values()):
+            kept.close()
         self._batcher.close()
         self._store.close()
 
@@ -282,7 +344,7 @@ def open_ledger(
     *,
     table: str = TABLE_NAME,
     schema: str | None = None,
-    metrics: Observer | None = None,
+    metrics: LedgerObserver | None = None,
 ) -> Ledger:
     """A ledger over the store that `url` names; a SQLAlchemy Engine will do as well.
 
@@ -292,6 +354,14 @@ def open_ledger(
     none, and a Redis that may evict records.
     """
     return Ledger(open_store(url, table, schema), metrics)
+
+
+def _just_after(records: Iterable[Record]) -> Horizons:
+    """The horizons of a ledger that has forgotten these."""
+    horizons: dict[str, float] = {}
+    for (consumer, _), last_seen in ((record.key, record.last_seen) for record in records):
+        horizons[consumer] = max(last_seen + _TICK_S, horizons.get(consumer, -math.inf))
+    return horizons
 
 
 def _can_be_stored(text: str) -> bool:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.ledger import Ledger, open_ledger
-from oncely.transports.base import Transport
-from oncely.transports.opening import open_transport
+from oncely.transports.open_transport import open_transport
+from oncely.transports.transport import Transport
 
 
 def open_named_ledger(location: str) -> Ledger:
@@ -31,6 +31,13 @@ def open_named_transport(location: str) -> Transport:
     url = check_shared_transport(read_secret(location, "transport"))
     with hidden(url, location):
         return open_transport(url)
+
+
+def absolute(folder: str) -> str:
+    """A folder as every process finds it: Spark's have a working directory of their own. What is
+    a URL stays as it is.
+    """
+    return folder if "://" in folder else str(Path(folder).absolute())
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from oncely.claiming.request import Request
 from oncely.core.commands import (
     Ask,
     Busy,
@@ -20,10 +19,12 @@ from oncely.core.commands import (
     InDoubt,
     Mismatch,
     Outcome,
+    TooOld,
 )
 from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
+from oncely.engine.request import Request
 from oncely.ledger import Ledger
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ _NAMES: dict[type, str] = {
     Exhausted: "exhausted",
     InDoubt: "in_doubt",
     Mismatch: "mismatch",
+    TooOld: "too_old",
 }
 """How the answers to claims are labelled."""
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -142,7 +144,7 @@ class Metrics:
         for consumer in {consumer for consumer, _ in answers}:
             self._check_seconds.labels(consumer).observe(took_s)
         for result in results:
-            if isinstance(result, Granted) and _is_takeover(result):
+            if isinstance(result, Granted) and result.claim.takes_over:
                 self._takeovers.labels(result.claim.key.consumer).inc()
 
     @harmless
@@ -169,11 +171,6 @@ class Metrics:
 def _count_each(counter: Counter, messages: Sequence[DeferredMessage]) -> None:
     for consumer, count in Counted(message.parent.consumer for message in messages).items():
         counter.labels(consumer).inc(count)
-
-
-def _is_takeover(granted: Granted) -> bool:
-    former = granted.claim.former
-    return former is not None and former.state is State.PROCESSING
 
 
 class _Records:
@@ -215,7 +212,7 @@ class _Records:
     def _deferred(self) -> list[Metric]:
         if not self._ledger.can_defer:
             return []
-        backlog = self._ledger.backlog()
+        backlog = self._ledger.mailbox.backlog()
         return [
             GaugeMetricFamily(
                 "oncely_deferred_waiting", "Deferred messages not sent yet.", backlog.waiting

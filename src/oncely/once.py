@@ -5,15 +5,17 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from oncely.core.errors import ConfigError, MessageError
+from oncely.core.durations import Duration
+from oncely.core.errors import ConfigError
 from oncely.core.fingerprint import content_of
-from oncely.core.message import fingerprint_of
-from oncely.core.policy import Duration, Policy
-from oncely.handling.around import Asked, Handling
-from oncely.handling.transacting import run, run_async
-from oncely.handling.work import Work
-from oncely.handling.wrapping import (
-    Run,
+from oncely.core.ids import Id, fingerprint_of, id_of_key
+from oncely.core.policy import Policy
+from oncely.ledger import Ledger
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.transacting import run, run_async
+from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.work import Work
+from oncely.lifecycle.wrapping import (
     check_function,
     is_async,
     message_in,
@@ -22,7 +24,6 @@ from oncely.handling.wrapping import (
     within_async,
     wrapped,
 )
-from oncely.ledger import Ledger
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,7 +34,7 @@ def once(
     ledger: Ledger,
     *,
     consumer: str,
-    key: Callable[..., str | None],
+    key: Callable[..., Id | None],
     keep_result: bool = False,
     fingerprint: Callable[..., Any] | bool = False,
     lease: Duration | None = None,
@@ -45,7 +46,7 @@ def once(
     ledger: Ledger,
     *,
     consumer: str,
-    key: Callable[..., str | None],
+    key: Callable[..., Id | None],
     keep_result: bool = False,
     fingerprint: Callable[..., Any] | bool = False,
     lease: Duration | None = None,
@@ -78,45 +79,45 @@ def once(
 
     The call raises BusyError, MismatchError, ExhaustedError, InDoubtError or TooOldError where the
     ledger does not grant the message, MessageError for an id that cannot be one, a fingerprint of
-    what shows no content or a result that is no JSON, StoreUnavailable, before the function runs,
+    what shows no content or a result that is not JSON, StoreUnavailable, before the function runs,
     when the ledger cannot be reached, and FencedError, after it ran, when another worker took the
     message over meanwhile. What can never run raises ConfigError when it is decorated.
     """
     if inspect.isroutine(ledger):
         raise ConfigError("once: it takes arguments; write @once(ledger, consumer=..., key=...)")
     _check_asking(key, fingerprint)
-    handling = Handling.under(ledger, consumer, policy, lease, keep_result=keep_result)
+    handling = Handling.under(
+        ledger, consumer, policy, lease, keep_result=keep_result, is_called=True
+    )
     asked = functools.partial(_asked, key, fingerprint, policy)
 
     def decorate(function: F) -> Any:
         check_function(function, "once")
         if transaction is not None:
             check_transaction(transaction, function)
-            return wrapped(function, _transacted(function, handling, transaction, asked))
+            runs: Any = run_async if is_async(function) else run
+            return wrapped(
+                function,
+                lambda call, args, kwargs: runs(
+                    handling, transaction, Turn(asked(args, kwargs)), call
+                ),
+            )
         inside: Any = within_async if is_async(function) else within
-        return wrapped(function, inside(lambda args, kwargs: Work(handling, asked(args, kwargs))))
+        return wrapped(
+            function, inside(lambda args, kwargs: Work(handling, Turn(asked(args, kwargs))))
+        )
 
     return decorate
 
 
-def _transacted(
-    function: Callable[..., Any], handling: Handling, source: Any, asked: Callable[..., Asked]
-) -> Run:
-    runs: Any = run_async if is_async(function) else run
-    return lambda call, args, kwargs: runs(handling, source, asked(args, kwargs), call)
-
-
 def _asked(
-    key: Callable[..., str | None],
+    key: Callable[..., Id | None],
     fingerprint: Callable[..., Any] | bool,
     policy: Policy,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Asked:
-    message_id: object = key(*args, **kwargs)
-    if not isinstance(message_id, str | None):
-        kind = type(message_id).__name__
-        raise MessageError(f"key: it gave a {kind}, no text; write key=lambda ...: str(...)")
+    message_id = id_of_key(key(*args, **kwargs))
     message = message_in(args, kwargs)
     if callable(fingerprint):
         content = content_of(fingerprint(*args, **kwargs))

@@ -4,34 +4,39 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple
 
 from oncely.core.deferred import DeferredMessage
+from oncely.core.durations import Duration, lease_seconds, seconds
 from oncely.core.errors import ConfigError, RefusedError, describe
-from oncely.core.message import MAX_ID_LENGTH
-from oncely.core.policy import Duration, Policy, lease_seconds, seconds
+from oncely.core.ids import MAX_ID_LENGTH
+from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
-from oncely.core.rules import standing
+from oncely.core.rules import Standing, standing
 from oncely.ledger import Ledger
-from oncely.stores.base import Backlog, Tally
+from oncely.stores.store import Backlog, Tally
 
 _log = logging.getLogger(__name__)
 
 RETENTION = Policy().retention
 LEASE = Policy().lease
 
-IN_DOUBT = "in-doubt"
+IN_DOUBT = "in doubt"
+EXHAUSTED = "exhausted"
 STATES: Mapping[str, State] = {
-    **{state.value: state for state in State},
-    "completed": State.COMPLETED,
+    **{state.word: state for state in State},
     IN_DOUBT: State.PROCESSING,
+    EXHAUSTED: State.FAILED,
 }
-"""The words by which records are selected, and the state that each stands for."""
+"""The words for where a record stands, and the state that each is about."""
+_TOLD = 5
+"""Names of consumers in a line."""
 _SLIP = 0.85
 """From here on two names are so much alike that one may be the other, mistyped."""
-RESETTABLE = ("failed", IN_DOUBT)
+RESETTABLE = ("failed", EXHAUSTED, IN_DOUBT)
 """The words for what `reset` is not refused for."""
 
 
@@ -59,7 +64,7 @@ class Summary:
         """The summary as JSON has it."""
         return {
             "records": self.records,
-            **{state.value: self.counts.get(state, 0) for state in State},
+            **{state.word: self.counts.get(state, 0) for state in State},
             "in_doubt": self.in_doubt,
             "duplicates": self.duplicates,
             "oldest_processing_s": self.oldest_processing_s,
@@ -98,7 +103,7 @@ def status(ledger: Ledger) -> Status:
             for name in _names(tallies)
         },
         total=_summary([(state, tally) for (_, state), tally in tallies.items()], now),
-        backlog=ledger.backlog(),
+        backlog=ledger.mailbox.backlog(),
         size_bytes=ledger.size(),
     )
 
@@ -134,7 +139,7 @@ class Selection:
 
     consumer: str | None = None
     states: Sequence[str] = ()
-    """Words of `STATES`; any of them fits."""
+    """Words of `STATES`, or of the table's column; any of them fits. Dashes may join two words."""
     older_than: Duration | None = None
     """Last seen longer ago than this."""
     text: str | None = None
@@ -143,7 +148,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The records that were found, longest unseen first."""
+    """The records that were found, the least recently seen first."""
 
     records: Sequence[Record]
     more: bool
@@ -151,32 +156,83 @@ class Selected:
 
 
 def select(ledger: Ledger, selection: Selection, limit: int = 100) -> Selected:
-    """At most `limit` records that fit. Raises ConfigError for a state that is none."""
+    """At most `limit` records that fit. Raises ConfigError for a word that is not one of `STATES`,
+    and for a consumer that the ledger does not know.
+    """
+    words: Sequence[str | None] = [state_word(each) for each in selection.states] or [None]
+    if selection.consumer is not None:
+        check_known(ledger, selection.consumer)
     found: dict[Key, Record] = {}
-    words: Sequence[str | None] = selection.states or [None]
     for word in words:
-        for record in ledger.scan(
-            selection.consumer,
-            None if word is None else _state(word),
-            selection.older_than,
-            limit + 1,
-            text=selection.text,
-            lease_over=word == IN_DOUBT,
-        ):
+        for record in _scanned(ledger, selection, word, limit + 1):
             found[record.key] = record
     records = sorted(found.values(), key=lambda record: record.last_seen)
     return Selected(records[:limit], len(records) > limit)
 
 
-def _state(word: str) -> State:
-    try:
-        return STATES[word]
-    except KeyError:
-        raise ConfigError(f"state: {word!r} is none of {', '.join(STATES)}") from None
+def _scanned(
+    ledger: Ledger, selection: Selection, word: str | None, limit: int
+) -> Sequence[Record]:
+    """At most `limit` of those that the word is about."""
+    most = limit
+    while True:
+        scanned = list(
+            ledger.scan(
+                selection.consumer,
+                None if word is None else STATES[word],
+                selection.older_than,
+                most,
+                text=selection.text,
+                lease_over=word == IN_DOUBT,
+            )
+        )
+        found = [record for record in scanned if word != EXHAUSTED or record.exhausted]
+        if len(found) >= limit or len(scanned) < most:
+            return found[:limit]
+        # Stores do not look for them: more is to be looked through.
+        most *= 4
+
+
+def state_word(text: str, where: str = "state") -> str:
+    """The word of `STATES` that somebody has typed. Raises ConfigError for what is not one."""
+    word = text.replace("-", " ").replace("_", " ")
+    stored = {state.value: state.word for state in State}
+    word = stored.get(word, word)
+    if word not in STATES:
+        raise ConfigError(f"{where}: {text!r} is none of {', '.join(STATES)}")
+    return word
+
+
+def word_for(record: Record, now: float) -> str:
+    """Where a record stands, in the word of `STATES` that says most."""
+    match standing(record, now):
+        case Standing.IN_DOUBT:
+            return IN_DOUBT
+        case Standing.EXHAUSTED:
+            return EXHAUSTED
+        case _:
+            return record.state.word
+
+
+def check_known(ledger: Ledger, consumer: str) -> None:
+    """Raise ConfigError where the ledger has no record of a consumer: its name may be a slip."""
+    known = consumers(ledger)
+    if consumer not in known:
+        raise ConfigError(f"no records of consumer {consumer!r}: {told(known)}")
+
+
+def told(known: Sequence[str]) -> str:
+    """Whose records there are, in words."""
+    more = ", ..." if len(known) > _TOLD else ""
+    return f"the ledger has records of {', '.join(known[:_TOLD]) or 'nobody'}{more}"
 
 
 def find(ledger: Ledger, message_id: str, consumer: str | None = None) -> Sequence[Record]:
-    """The records of a message: that of `consumer`, or those of all who have one."""
+    """The records of a message: that of `consumer`, or those of all who have one. Raises
+    ConfigError for a consumer that the ledger does not know.
+    """
+    if consumer is not None:
+        check_known(ledger, consumer)
     names = consumers(ledger) if consumer is None else [consumer]
     found = [ledger.find(Key(name, message_id)) for name in names]
     return [record for record in found if record is not None]
@@ -190,7 +246,7 @@ def record_as_dict(record: Record, now: float) -> dict[str, Any]:
     return {
         "consumer": record.key.consumer,
         "message_id": record.key.message_id,
-        "state": record.state.value,
+        "state": record.state.word,
         "standing": standing(record, now).name.lower(),
         "attempts": record.attempts,
         "fence": record.fence,
@@ -233,13 +289,13 @@ class Details(NamedTuple):
 
 def details(ledger: Ledger, key: Key) -> Details:
     """What is kept besides the record of `key`."""
-    return Details(ledger.deferred(key), ledger.steps(key))
+    return Details(ledger.mailbox.deferred(key), ledger.steps(key))
 
 
 # ---- Changing records --------------------------------------------------------------------------
 
 
-class Refusal(NamedTuple):
+class OperatorRefusal(NamedTuple):
     """A record that was left as it is."""
 
     key: Key
@@ -251,7 +307,7 @@ class Changed:
     """What became of the records that were to be changed."""
 
     done: Sequence[Key]
-    refused: Sequence[Refusal]
+    refused: Sequence[OperatorRefusal]
     by: str
     why: str
     """Who and why, as they were noted: cut, and with passwords masked."""
@@ -306,7 +362,7 @@ def _change(
         try:
             change(record.key, by=by, why=why)
         except RefusedError as error:
-            refused.append(Refusal(record.key, str(error)))
+            refused.append(OperatorRefusal(record.key, str(error)))
         else:
             done.append(record.key)
             _log.info(event, extra={**record.key._asdict(), "by": by, "why": why})
@@ -319,14 +375,15 @@ def _change(
 
 def purge(
     ledger: Ledger,
-    older_than: Duration = RETENTION,
+    older_than: Duration | None = None,
     *,
     consumer: str | None = None,
     retention: Mapping[str, Duration] | None = None,
     batch: int = 1_000,
     on_batch: Callable[[str, int], None] = lambda _, __: None,
 ) -> Mapping[str, int]:
-    """Remove what was last seen longer ago than its consumer's `retention`, or `older_than`.
+    """Remove what was last seen longer ago than its consumer's `retention`, or `older_than`, or
+    where neither is said as its consumer's own policy says.
 
     Returns, and logs, how many of each consumer; of `consumer` alone where that is set.
     `on_batch` is told of every batch: whose records, and how many. Raises ConfigError before
@@ -341,7 +398,7 @@ def purge(
 
 def retentions(
     ledger: Ledger,
-    older_than: Duration,
+    older_than: Duration | None,
     *,
     consumer: str | None,
     retention: Mapping[str, Duration] | None,
@@ -354,7 +411,10 @@ def retentions(
         seconds(kept, f"retention of {name}")
     names = consumers(ledger) if consumer is None else [consumer]
     _refuse_slips(own, names)
-    return {name: own.get(name, older_than) for name in names}
+    if older_than is not None:
+        return {name: own.get(name, older_than) for name in names}
+    kept_by = {**ledger.retentions(), **own}
+    return {name: kept_by.get(name, RETENTION) for name in names}
 
 
 def _refuse_slips(retention: Mapping[str, Duration], names: Sequence[str]) -> None:
@@ -378,30 +438,43 @@ def problems(
     lease: Duration = LEASE,
     broker_timeout: Duration | None = None,
     replay_window: Duration | None = None,
-    retention: Duration = RETENTION,
+    retention: Duration | None = None,
 ) -> Sequence[str]:
     """What can lose or repeat messages, a sentence each: the store's own, and the settings'.
 
     `replay_window` is how long after a message was last seen it may be delivered again;
     `broker_timeout` how long the broker waits for an acknowledgement. Without them nothing is
-    said about retention and lease.
+    said about retention and lease. The retention is each consumer's own, unless one is given.
     """
     found = list(ledger.problems())
     if replay_window is not None:
-        found += _forgotten_early(retention, replay_window)
+        of_whom = _own_retentions(ledger) if retention is None else {"": retention}
+        for whose, kept in of_whom.items():
+            found += _forgotten_early(whose, kept, replay_window)
     if broker_timeout is not None:
         found += _runs_out_early(lease, broker_timeout)
     return found
 
 
-def _forgotten_early(retention: Duration, replay_window: Duration) -> Sequence[str]:
+def _own_retentions(ledger: Ledger) -> Mapping[str, Duration]:
+    """Of each consumer, as a sentence names it; where none told one, what is assumed."""
+    kept = sorted(ledger.retentions().items())
+    return {f" of {name!r}": _as_written(own) for name, own in kept} or {"": RETENTION}
+
+
+def _as_written(kept: timedelta) -> str:
+    return f"{kept / timedelta(days=1):g}d" if kept.days else f"{kept.total_seconds():g}s"
+
+
+def _forgotten_early(whose: str, retention: Duration, replay_window: Duration) -> Sequence[str]:
     if seconds(retention, "retention") > seconds(replay_window, "replay_window"):
         return []
     sentence = (
-        f"The retention ({retention}) is not longer than the replay window ({replay_window}): a "
-        "message that is delivered again after its record was purged runs again. Keep records "
-        "for longer than producers retry, brokers redeliver and a worker holds a delivery that "
-        "it has not claimed, all together."
+        f"The retention{whose} ({retention}) is not longer than the replay window "
+        f"({replay_window}): a message that is delivered again after its record was purged is "
+        "refused as too old, and without a time it runs again. Keep records for longer than "
+        "producers retry, brokers redeliver and a worker holds a delivery that it has not claimed, "
+        "all together."
     )
     return [sentence]
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from oncely.claiming.calls import Calls
 from oncely.core.commands import Granted
 from oncely.core.errors import ConfigError, FencedError, RefusedError, StoreError
+from oncely.core.ids import Id
 from oncely.core.policy import at_most_once
 from oncely.core.record import Claim, Key
+from oncely.engine.transaction import Inbox
 from oncely.ledger import Ledger
 
 _log = logging.getLogger(__name__)
@@ -27,10 +28,10 @@ class ProcessedMessageRepository:
     begun is never begun again, whatever becomes of it, until it is removed.
     """
 
-    def __init__(self, ledger: Calls) -> None:
+    def __init__(self, ledger: Ledger | Inbox) -> None:
         self._calls = ledger
 
-    def is_already_processed(self, message_id: str, provider: str) -> bool:
+    def is_already_processed(self, message_id: Id, provider: str) -> bool:
         """Whether there is a record of the message, in any state.
 
         Raises StoreUnavailable where nobody can know.
@@ -38,7 +39,7 @@ class ProcessedMessageRepository:
         return self._calls.find(Key(provider, message_id)) is not None
 
     def mark_processing(
-        self, message_id: str, provider: str, metadata: Mapping[str, Any] | None = None
+        self, message_id: Id, provider: str, metadata: Mapping[str, Any] | None = None
     ) -> bool:
         """Begin a record, and return whether this call has; where there is one, the delivery is
         counted among its attempts. Of any number of calls at once, one returns True.
@@ -54,7 +55,7 @@ class ProcessedMessageRepository:
         _log.warning("duplicate", extra={**key._asdict(), "attempts": attempts})
         return False
 
-    def mark_sent(self, message_id: str, provider: str) -> None:
+    def mark_sent(self, message_id: Id, provider: str) -> None:
         """The message is processed.
 
         As `mark_failed`, it is for any process, and does nothing but log where there is no record
@@ -63,7 +64,7 @@ class ProcessedMessageRepository:
         """
         self._mark(Key(provider, message_id), None)
 
-    def mark_failed(self, message_id: str, provider: str, error_message: str) -> None:
+    def mark_failed(self, message_id: Id, provider: str, error_message: str) -> None:
         """The handler has failed, and does not run again.
 
         The text is kept under "error" in the metadata; what else is there stays.

@@ -1,27 +1,37 @@
 """IdempotenceService: what a message bus asks before and after a message's handler runs."""
 
 import threading
-import time
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Literal, cast
 
-from oncely.claiming.inbox import Inbox
-from oncely.claiming.inline import InlineCalls, run_inline
-from oncely.core.commands import Busy, Duplicate, Exhausted, Granted, Handled, InDoubt, Mismatch
+from oncely.core.commands import (
+    Busy,
+    Duplicate,
+    Exhausted,
+    Handled,
+    InDoubt,
+    Mismatch,
+    TooOld,
+)
 from oncely.core.deferred import DeferredMessage
-from oncely.core.errors import MessageError, RefusedError, TooOldError
-from oncely.core.message import Message, check_id, check_message, fingerprint_of
-from oncely.core.policy import Duration, Policy
+from oncely.core.durations import Duration
+from oncely.core.errors import MessageError, RefusedError
+from oncely.core.ids import check_id, fingerprint_of
+from oncely.core.message import Message, check_message
+from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, State
-from oncely.core.rules import is_final, retry_delay_s
-from oncely.handling.around import Asked, Handling
-from oncely.handling.heartbeat import Heartbeat
-from oncely.handling.held_message import MOST_DEFERRED, HeldMessage
+from oncely.core.verdicts import DeadLetter, Delay, Phase, Requeue
+from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.transaction import Inbox
 from oncely.ledger import Ledger
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.heartbeat import Heartbeat
+from oncely.lifecycle.held_message import MOST_DEFERRED, HeldMessage, Untracked
+from oncely.lifecycle.turn import Asked, Turn
 
 _MOST_NOTES = 10_000
 """Messages that were not assigned of which is remembered why; the oldest are forgotten."""
@@ -46,6 +56,7 @@ _REASONS: Mapping[type, Reason] = {
     InDoubt: "in_doubt",
     Exhausted: "exhausted",
     Mismatch: "mismatch",
+    TooOld: "too_old",
 }
 
 
@@ -53,7 +64,8 @@ _REASONS: Mapping[type, Reason] = {
 class _Assigned:
     """A message whose handler runs now."""
 
-    claim: Claim
+    turn: Turn
+    held: HeldMessage
     deferred: dict[tuple[str, str], DeferredMessage] = field(default_factory=dict)
     """By id and destination, in the order of sending."""
 
@@ -79,10 +91,10 @@ class IdempotenceService:
         self._calls = ledger
         self._inline = InlineCalls(ledger)
         owner = cast(Ledger, ledger.ledger) if isinstance(ledger, Inbox) else ledger
-        self._handling = Handling.under(owner, consumer, policy, lease)
-        # Inside a transaction nothing can run while the store is away.
-        is_joined = isinstance(ledger, Inbox)
-        self._ask = self._handling.ask if is_joined else self._handling.ask_or_run
+        handling = Handling.under(owner, consumer, policy, lease)
+        # The bus says itself when a message is completed.
+        self._handling = replace(handling, finishes_handled=False)
+        self._is_joined = isinstance(ledger, Inbox)
         self._lock = threading.Lock()
         self._assigned: dict[Key, _Assigned] = {}
         self._notes: dict[Key, Reason | Literal["untracked"]] = {}
@@ -95,29 +107,26 @@ class IdempotenceService:
 
     def processing_status(self, message: Message) -> ProcessingStatus:
         """What is to become of this delivery; ASSIGNED claims the message."""
-        asked = _asked(message)
-        key = self._handling.key_of(asked)
+        turn = Turn(_asked(message))
+        key = self._handling.key_of(turn.asked)
         if key in self._assigned:
             # Even where its lease has run out: the handler is still at it, in this process.
-            return self._ignore(key, "busy")
-        asked_at = time.monotonic()
-        try:
-            outcome = run_inline(self._ask(self._inline, asked))
-        except TooOldError:
-            return self._ignore(key, "too_old")
-        match outcome:
-            case None:
-                self._handling.ledger.count_untracked(self._handling.consumer)
-                self._note(key, "untracked")
-                return ProcessingStatus.ASSIGNED
-            case Granted(claim):
-                self._assign(claim, asked_at)
-                return ProcessingStatus.ASSIGNED
-            case Handled():
-                self._note(key, None)
-                return ProcessingStatus.MESSAGE_HANDLED
-            case _:
-                return self._ignore(key, _REASONS[type(outcome)])
+            self._note(key, "busy")
+            return ProcessingStatus.IGNORE
+        run_inline(self._handling.begin(self._inline, [turn], is_joined=self._is_joined))
+        if isinstance(turn.begun, Untracked):
+            self._note(key, "untracked")
+            return ProcessingStatus.ASSIGNED
+        if key is not None and turn.held is not None:
+            self._note(key, None)
+            with self._lock:
+                self._assigned[key] = _Assigned(turn, turn.held)
+            return ProcessingStatus.ASSIGNED
+        if isinstance(turn.outcome, Handled):
+            self._note(key, None)
+            return ProcessingStatus.MESSAGE_HANDLED
+        self._note(key, _REASONS[type(turn.outcome)])
+        return ProcessingStatus.IGNORE
 
     def reason(self, message: Message) -> Reason | None:
         """Why the last status of the message was IGNORE; None where it was none.
@@ -161,13 +170,13 @@ class IdempotenceService:
     def message_handled(self, message: Message) -> None:
         """The handler has succeeded; what it deferred is stored with that, or nothing is.
 
-        To say it again is no error. Raises FencedError where another worker took the message over
+        To say it again is fine. Raises FencedError where another worker took the message over
         meanwhile, RefusedError where its handler does not run here.
         """
         key = self._tracked_key(message)
         if key is None:
             return
-        assigned = self._let_go(key)
+        assigned = self._take(key)
         if assigned is not None:
             self._store_handled(assigned)
         elif self._state(key) not in (State.HANDLED, State.COMPLETED):
@@ -181,12 +190,12 @@ class IdempotenceService:
         with self._lock:
             if key in self._assigned:
                 return list(self._assigned[key].deferred.values())
-        return self._calls.deferred(key)
+        return self._calls.mailbox.deferred(key)
 
     def deferred_message_sent(self, message: Message, deferred: DeferredMessage) -> None:
         """It is sent, and waits no more; after the last one the message is completed.
 
-        To say it again is no error. Raises RefusedError where the message is not handled yet, and
+        To say it again is fine. Raises RefusedError where the message is not handled yet, and
         for what another one deferred.
         """
         key = self._tracked_key(message)
@@ -197,57 +206,53 @@ class IdempotenceService:
         waits = [deferred]
         if deferred.number is None:
             # It was asked for before it was stored.
-            waits = [one for one in self._calls.deferred(key) if one.name == deferred.name]
-        self._calls.sent(waits)
+            waits = [one for one in self._calls.mailbox.deferred(key) if one.name == deferred.name]
+        self._calls.mailbox.sent(waits)
 
     def processing_completed(self, message: Message) -> None:
         """Nothing is left to do; what was not said to be handled is handled first.
 
-        To say it again is no error. Raises RefusedError where deferred messages still wait, or the
+        To say it again is fine. Raises RefusedError where deferred messages still wait, or the
         handler has not succeeded, FencedError where another worker took the message over.
         """
         key = self._tracked_key(message)
         if key is None:
             self._note(self._handling.key_of(_asked(message)), None)
             return
-        assigned = self._let_go(key)
+        assigned = self._take(key)
         if assigned is not None and not assigned.deferred:
-            self._calls.complete(assigned.claim)
+            self._say(assigned, self._inline.complete)
             return
         if assigned is not None:
             self._store_handled(assigned)
-        self._calls.finish([key])
+        self._calls.mailbox.finish([key])
         if self._state(key) is not State.COMPLETED:
-            waiting = len(self._calls.deferred(key))
-            why = (
-                f"of what it deferred, {waiting} wait to be sent"
-                if waiting
-                else "it is not handled"
-            )
+            waiting = len(self._calls.mailbox.deferred(key))
+            left = f"of what it deferred, {waiting} wait to be sent"
+            why = left if waiting else "it is not handled"
             raise RefusedError(f"{message.id!r} cannot be completed: {why}")
 
     def processing_failed(self, message: Message, error: BaseException) -> timedelta | None:
         """The handler has failed, or what came after it; what was not stored is dropped.
 
         Returns after how long the message is to be delivered again; None when no further attempt
-        is granted, and it belongs into the error queue. A handler that was stopped, by an error
-        that is no Exception, has not failed: its claim is given back. What goes wrong in recording
-        that is logged; the claim runs out then.
+        is granted, and it belongs into the error queue. Where this process is being stopped, by an
+        error that is not an Exception, the handler has not failed: its claim is given back. What
+        goes wrong in recording that is logged; the claim runs out then.
         """
-        policy = self._handling.policy
         key = self._tracked_key(message)
-        assigned = None if key is None else self._let_go(key)
+        assigned = None if key is None else self._take(key)
+        turn = Turn(_asked(message)) if assigned is None else assigned.turn
+        turn.error, turn.phase = error, Phase.CALLED
         if assigned is None:
-            self._note(self._handling.key_of(_asked(message)), None)
+            self._note(self._handling.key_of(turn.asked), None)
+            turn.ending = self._handling.ending_of(turn)
         else:
-            held = HeldMessage(assigned.claim, self._inline)
-            run_inline(self._handling.end_badly(held, error))
-        if not isinstance(error, Exception):
-            return timedelta(0)
-        attempts = assigned.claim.attempts if assigned else 1
-        if assigned is not None and is_final(policy, attempts, error):
+            run_inline(self._handling.end(self._inline, [turn]))
+        verdict = turn.ending.verdict if turn.ending is not None else Requeue()
+        if isinstance(verdict, DeadLetter):
             return None
-        return timedelta(seconds=retry_delay_s(policy, attempts, error))
+        return timedelta(seconds=verdict.delay_s if isinstance(verdict, Delay) else 0.0)
 
     # ---- What runs here ------------------------------------------------------------------------
 
@@ -256,30 +261,25 @@ class IdempotenceService:
         key = self._handling.key_of(_asked(message))
         return None if key is None or self._notes.get(key) == "untracked" else key
 
-    def _assign(self, claim: Claim, asked_at: float) -> None:
-        if not isinstance(self._calls, Inbox):
-            self._handling.heartbeat.hold([claim], asked_at)
-        self._note(claim.key, None)
+    def _take(self, key: Key) -> _Assigned | None:
         with self._lock:
-            self._assigned[claim.key] = _Assigned(claim)
-
-    def _let_go(self, key: Key) -> _Assigned | None:
-        with self._lock:
-            assigned = self._assigned.pop(key, None)
-        if assigned is not None:
-            assigned.claim = self._handling.heartbeat.let_go(assigned.claim)
-        return assigned
+            return self._assigned.pop(key, None)
 
     def _store_handled(self, assigned: _Assigned) -> None:
-        self._calls.handled(assigned.claim, deferred=list(assigned.deferred.values()))
+        deferred = list(assigned.deferred.values())
+        self._say(assigned, lambda claim: self._inline.handled(claim, deferred=deferred))
+
+    def _say(self, assigned: _Assigned, speak: Callable[[Claim], Awaitable[object]]) -> None:
+        """Tell the ledger, until it answers or the lease is over."""
+        held = assigned.held
+        try:
+            run_inline(held.say(self._inline, lambda: speak(held.claim)))
+        finally:
+            self._handling.heartbeat.let_go(held.claim)
 
     def _state(self, key: Key) -> State | None:
         record = self._calls.find(key)
         return None if record is None else record.state
-
-    def _ignore(self, key: Key | None, reason: Reason) -> ProcessingStatus:
-        self._note(key, reason)
-        return ProcessingStatus.IGNORE
 
     def _note(self, key: Key | None, note: Reason | Literal["untracked"] | None) -> None:
         if key is None:
@@ -294,7 +294,7 @@ class IdempotenceService:
 
 def _let_go_all(heartbeat: Heartbeat, assigned: Mapping[Key, _Assigned]) -> None:
     for one in list(assigned.values()):
-        heartbeat.let_go(one.claim)
+        heartbeat.let_go(one.held.claim)
 
 
 def _asked(message: Message) -> Asked:

@@ -5,12 +5,12 @@ from typing import Any, TypeVar
 
 from oncely.core.commands import Granted, Handled
 from oncely.core.errors import ConfigError, DuplicateError
-from oncely.core.message import check_id
+from oncely.core.ids import Id, check_id
 from oncely.core.record import Key, State
-from oncely.handling.around import refusal
+from oncely.core.refusals import refusal
 from oncely.ledger import Ledger
 from oncely.stores.names import TABLE_NAME
-from oncely.stores.opening import store_around
+from oncely.stores.open_store import store_around
 
 T = TypeVar("T")
 
@@ -31,13 +31,13 @@ class MessageTracker:
         self._connection = connection
         self._ledger = Ledger(store_around(connection, table, schema))
 
-    def has_processed(self, message_id: str) -> bool:
+    def has_processed(self, message_id: Id) -> bool:
         """Whether the message was processed, as far as this transaction sees."""
         with self._ledger.transaction(self._connection) as inbox:
             record = inbox.find(Key(self._consumer, message_id))
         return record is not None and record.state in (State.COMPLETED, State.HANDLED)
 
-    def mark_as_processed(self, message_id: str) -> None:
+    def mark_as_processed(self, message_id: Id) -> None:
         """The message is processed, as soon as the transaction commits.
 
         Where another transaction has marked it too, this waits for the end of that. Raises
@@ -65,15 +65,15 @@ class AsyncMessageTracker:
         self._connection = connection
         self._names = (check_id(consumer, "consumer"), table, schema)
 
-    async def has_processed(self, message_id: str) -> bool:
+    async def has_processed(self, message_id: Id) -> bool:
         """Whether the message was processed, as far as this transaction sees."""
         return await self._run(MessageTracker.has_processed, message_id)
 
-    async def mark_as_processed(self, message_id: str) -> None:
+    async def mark_as_processed(self, message_id: Id) -> None:
         """The message is processed, as soon as the transaction commits; raises as the other."""
         await self._run(MessageTracker.mark_as_processed, message_id)
 
-    async def _run(self, call: Callable[[MessageTracker, str], T], message_id: str) -> T:
+    async def _run(self, call: Callable[[MessageTracker, Id], T], message_id: Id) -> T:
         done: T = await self._connection.run_sync(
             lambda connection: call(MessageTracker(connection, *self._names), message_id)
         )

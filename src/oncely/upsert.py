@@ -111,36 +111,22 @@ def _is_unique(table: Table, key: Sequence[str]) -> bool:
 
 
 def _statement(dialect: str, table: Table, key: Sequence[str], update: Sequence[str]) -> Insert:
+    columns = [table.c[name] for name in key]
     match dialect:
-        case "postgresql":
-            return _on_conflict(postgresql.insert(table), table, key, update)
-        case "sqlite":
-            return _on_conflict(sqlite.insert(table), table, key, update)
+        case "postgresql" | "sqlite":
+            insert: postgresql.Insert | sqlite.Insert
+            insert = (postgresql if dialect == "postgresql" else sqlite).insert(table)
+            if not update:
+                return insert.on_conflict_do_nothing(index_elements=columns)
+            renewed = {name: insert.excluded[name] for name in update}
+            return insert.on_conflict_do_update(index_elements=columns, set_=renewed)
         case "mysql" | "mariadb":
-            return _on_duplicate_key(mysql.insert(table), table, key, update)
+            statement = mysql.insert(table)
+            # INSERT IGNORE would keep quiet about other mistakes as well.
+            unchanged = {key[0]: columns[0]}
+            given = {name: statement.inserted[name] for name in update}
+            return statement.on_duplicate_key_update(given or unchanged)
         case _:
             raise ConfigError(
                 f"upsert: it is for PostgreSQL, SQLite, MariaDB and MySQL, not for {dialect}"
             )
-
-
-def _on_conflict(
-    statement: postgresql.Insert | sqlite.Insert,
-    table: Table,
-    key: Sequence[str],
-    update: Sequence[str],
-) -> Insert:
-    columns = [table.c[name] for name in key]
-    if not update:
-        return statement.on_conflict_do_nothing(index_elements=columns)
-    renewed = {name: statement.excluded[name] for name in update}
-    return statement.on_conflict_do_update(index_elements=columns, set_=renewed)
-
-
-def _on_duplicate_key(
-    statement: mysql.Insert, table: Table, key: Sequence[str], update: Sequence[str]
-) -> Insert:
-    renewed = {name: statement.inserted[name] for name in update}
-    # INSERT IGNORE would keep quiet about other mistakes as well.
-    unchanged = {key[0]: table.c[key[0]]}
-    return statement.on_duplicate_key_update(renewed or unchanged)

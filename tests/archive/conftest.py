@@ -13,11 +13,11 @@ from oncely.archive.lookup import Archive, Old
 from oncely.archive.writing import Archived, archive
 from oncely.core.commands import Duplicate, Exhausted
 from oncely.core.record import Claim, Record
-from oncely.stores.base import Store
-from oncely.stores.memory import MemoryStore
+from oncely.stores.memory_store import MemoryStore
 from oncely.stores.redis import RedisStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import server_engine, sqlite_engine
+from oncely.stores.store import Store
 from oncely.testing import ManualClock, granted
 
 DAY_S = 86_400.0

@@ -10,7 +10,7 @@ import pytest
 
 from oncely import Key, Policy, State
 from oncely.archive.layout import BUCKETS, bucket_of
-from oncely.archive.lookup import SKEW_S, Archive, Old, TooOld
+from oncely.archive.lookup import SKEW_S, Archive, NotCovered, Old
 from oncely.core.commands import Duplicate, Exhausted, Mismatch
 from oncely.core.errors import ConfigError
 
@@ -121,7 +121,7 @@ def test_what_the_rules_say(aging: "Aging") -> None:
     assert isinstance(judged(aging, Old("failed", at), Policy(on_failed="skip")), Duplicate)
     assert isinstance(judged(aging, Old("failed", at), Policy(tries=1)), Exhausted)
     assert isinstance(judged(aging, Old("exhausted", at)), Exhausted)
-    assert aging.opened("sms").judge([Old("done", at)], Policy()) == [TooOld()]
+    assert aging.opened("sms").judge([Old("done", at)], Policy()) == [NotCovered()]
 
 
 def test_a_later_success_counts(aging: "Aging") -> None:
@@ -142,7 +142,7 @@ def test_a_later_success_counts(aging: "Aging") -> None:
 def test_what_is_covered(aging: "Aging") -> None:
     """Before the first that was completed the ledger may have been purged, and nobody knows."""
     aging.folder.mkdir()
-    assert isinstance(judged(aging, Old("unknown", aging.clock.now)), TooOld)
+    assert isinstance(judged(aging, Old("unknown", aging.clock.now)), NotCovered)
     aging.ledger.claim(Key("billing", "held"))
     aging.fail("kept for long")
     aging.clock.advance(DAY_S)
@@ -151,7 +151,7 @@ def test_what_is_covered(aging: "Aging") -> None:
     aging.clock.advance(50 * DAY_S)
     aging.complete("not yet old")
     aging.archive()
-    assert isinstance(judged(aging, Old("unknown", first + SKEW_S - 1)), TooOld)
+    assert isinstance(judged(aging, Old("unknown", first + SKEW_S - 1)), NotCovered)
     assert judged(aging, Old("unknown", first + SKEW_S)) is None
 
 
@@ -171,7 +171,7 @@ def test_the_times_of_programs_that_knew_none(
     """Go's and .NET's zero is the calendar's first moment: found, or too old, as any other."""
     sent_at = datetime(year, 1, day, tzinfo=UTC).timestamp()
     assert list(aging.known({"2-123": sent_at})) == ["2-123"]
-    assert isinstance(judged(aging, Old("unknown", sent_at)), TooOld)
+    assert isinstance(judged(aging, Old("unknown", sent_at)), NotCovered)
 
 
 def test_unfinished_files_are_not_read(aging: "Aging", days: list[float]) -> None:

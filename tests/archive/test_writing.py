@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from oncely import Key, Message, State, crashpoints
+from oncely import Key, Message, State
+from oncely._util import crash_points as crashpoints
 from oncely.archive.layout import bucket_of, date_of
 from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError, OncelyError

@@ -22,8 +22,8 @@ from tests.servers import Postgresql, Rabbitmq, Server
 from oncely.core.errors import TransportError
 from oncely.core.message import Message
 from oncely.ledger import open_ledger
-from oncely.transports.base import Transport
-from oncely.transports.opening import open_transport
+from oncely.transports.open_transport import open_transport
+from oncely.transports.transport import Transport
 
 _COPIES = 0.2
 """Which part of all messages is published for the second time."""

@@ -15,12 +15,11 @@ from sqlalchemy import Connection, create_engine, text
 from tests.chaos.check import HELD, MODES, OUT, REPEATED, TRANSACTIONAL
 
 from oncely.consumer import Consumer
-from oncely.core.context import current
+from oncely.consuming.consumer_report import ConsumerReport
 from oncely.core.errors import StoreUnavailable, TransportError
-from oncely.core.message import Message
+from oncely.core.message import Message, current
 from oncely.core.policy import Policy, at_least_once, at_most_once
 from oncely.ledger import open_ledger
-from oncely.runtime.report import Report
 
 LEASE_S = 2.0
 _POLICIES: Mapping[str, Policy] = {
@@ -82,7 +81,7 @@ class _Consuming:
         self.thread = Thread(target=self._run, daemon=True)
         self.thread.start()
 
-    def _note_progress(self, _: Report) -> None:
+    def _note_progress(self, _: ConsumerReport) -> None:
         self._has_worked = True
 
     def _run(self) -> None:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +16,10 @@ import pytest
 
 from oncely import Key, Ledger, Message, open_ledger, open_transport
 from oncely.core.deferred import DeferredMessage
-from oncely.stores.base import Refusal
+from oncely.core.verdicts import DeadLetter
+from oncely.stores.store import PublishRefusal
 from oncely.testing import granted
-from oncely.transports.base import DeadLetter, Transport
+from oncely.transports.transport import Transport
 
 HANDLERS = """
 import json, os, time
@@ -59,7 +61,10 @@ TABLES = {
     "source": {"format": "json", "path": "in", "schema": "id STRING, body STRING"},
     "message": {"id": "id", "body": "body"},
     "policy": {},
-    "spark": {"spark.driver.extraJavaOptions": SHORT_RUN},
+    "spark": {
+        "spark.driver.extraJavaOptions": SHORT_RUN,
+        "spark.python.daemon.module": "tests.spark_daemon",
+    },
 }
 
 REAL_INPUT = os.environ.get("ONCELY_REAL_INPUT")
@@ -71,11 +76,32 @@ Tables = dict[str, dict[str, Any]]
 Run = subprocess.Popen[str]
 
 
+class Ran(NamedTuple):
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+def ran_here(*arguments: str) -> Ran:
+    """Run the command in this process."""
+    from oncely.cli import main as run_main
+
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        try:
+            code = run_main(arguments)
+        except SystemExit as left:
+            code = int(left.code or 0)
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
 class Project:
     """A pipeline's folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, request: pytest.FixtureRequest) -> None:
         self.folder = folder
+        self._request = request
         self.tables: Tables = {name: dict(table) for name, table in TABLES.items()}
         (folder / "in").mkdir()
         (folder / "handlers.py").write_text(HANDLERS)
@@ -126,12 +152,12 @@ class Project:
             env={**os.environ, **env},
         )
 
-    def run(self, **env: str) -> dict[str, Any]:
-        """Run it to its end; return what `--json` prints."""
-        with self.start("--json", **env) as run:
-            out, err = run.communicate(timeout=240)
-        assert run.returncode in {0, 1}, err
-        report: dict[str, Any] = json.loads(out)
+    def run(self) -> dict[str, Any]:
+        """Run it to its end, in this process and on its Spark; return what `--json` prints."""
+        self._request.getfixturevalue("spark")
+        ran = ran_here("pipeline", "run", str(self.save()), "--json")
+        assert ran.code in {0, 1}, ran.err
+        report: dict[str, Any] = json.loads(ran.out)
         assert report["received"] == self.settled(report)
         return report
 
@@ -143,17 +169,9 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, request: pytest.FixtureRequest) -> Project:
     """A pipeline's folder, its source still empty."""
-    return Project(tmp_path)
-
-
-class Ran(NamedTuple):
-    """What a command came to."""
-
-    code: int
-    out: str
-    err: str
+    return Project(tmp_path, request)
 
 
 Command = Callable[..., Ran]
@@ -161,18 +179,9 @@ Main = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
+def command() -> Command:
     """Run the command in this process."""
-    from oncely.cli import main as run_main
-
-    def run(*arguments: str) -> Ran:
-        try:
-            code = run_main(arguments)
-        except SystemExit as left:
-            code = int(left.code or 0)
-        return Ran(code, *capsys.readouterr())
-
-    return run
+    return ran_here
 
 
 @pytest.fixture
@@ -255,8 +264,8 @@ def sending(at: OnFile) -> OnFile:
     receipt = Message("receipt-1")
     messages = [DeferredMessage("receipt-1", to, receipt, claim.key) for to in ("mails", "texts")]
     at.ledger.handled(claim, None, messages)
-    [refused] = at.ledger.take_deferred(1, "1s")
-    at.ledger.put_back([Refusal(refused, "too large: " + "x" * 400, None)])
+    [refused] = at.ledger.mailbox.take(1, "1s")
+    at.ledger.mailbox.put_back([PublishRefusal(refused, "too large: " + "x" * 400, None)])
     return at
 
 

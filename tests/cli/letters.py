@@ -1,6 +1,6 @@
 """What the tests of dead letters look at."""
 
-from oncely.transports.base import Transport
+from oncely.transports.transport import Transport
 
 
 def waiting(transport: Transport) -> list[str]:

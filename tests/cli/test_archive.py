@@ -112,7 +112,6 @@ def test_real_input(project: "Project", in_process: "InProcess") -> None:
     """Real deliveries are handled, archived, and read again: each is known from the archive."""
     expected = project.read_real_input()
     project.tables["message"]["time"] = "timestamp'2026-03-01'"
-    project.tables["policy"] = {"retention": "36500d"}
     assert project.run()["handled"] == expected["unique"]
     at = OnFile(project.folder / "out" / "ledger.db")
     at.age(time.time() - datetime(2026, 3, 2, tzinfo=UTC).timestamp())
@@ -122,7 +121,6 @@ def test_real_input(project: "Project", in_process: "InProcess") -> None:
     assert not list(at.ledger.scan())
     shutil.rmtree(project.folder / "out" / "checkpoint")
     project.tables["pipeline"]["archive"] = "archive"
-    project.tables["policy"] = {"retention": "30d"}
     report = project.run()
     assert report["handled"] == 0
     copies = expected["unique"] + expected["duplicates"]

@@ -33,6 +33,12 @@ consumer = (
     oncely.Consumer(f"sqlite:///{FOLDER}/queue.db?visibility={hold}", queue="orders")
     .idempotent(ledger, "shop", policy=oncely.Policy(lease=hold))
 )
+never_twice = (
+    oncely.Consumer(f"sqlite:///{FOLDER}/queue.db", queue="orders")
+    .idempotent(ledger, "once", policy=oncely.at_most_once())
+    .catch(lambda error, message: print("catch", type(error).__name__))
+    .failed(lambda error, message: print("failed", type(error).__name__))
+)
 unhandled = oncely.Consumer(f"sqlite:///{FOLDER}/queue.db", queue="orders")
 in_memory = oncely.Consumer("memory://geheim", queue="orders")
 forgetful = (
@@ -41,6 +47,7 @@ forgetful = (
 )
 nothing = {}
 
+@never_twice.handler
 @in_memory.handler
 @consumer.handler
 def handle(message):
@@ -185,6 +192,19 @@ def test_failures(shop: Shop, command: "Command") -> None:
     report = NOTHING | {"received": 2, "handled": 1, "failed": 1, "dead_lettered": 1}
     assert json.loads(out) == report
     assert out.count("\n") == 1
+
+
+def test_failed_at_most_once(shop: Shop, command: "Command") -> None:
+    """What fails, and may not run again, has failed: it is told, set aside, and the exit code says
+    so.
+    """
+    shop.publish("a", type_="fail")
+    code, out, err = command("consume", "shop:never_twice", "--drain", "--json")
+    assert code == 1
+    report = NOTHING | {"received": 1, "failed": 1, "dead_lettered": 1}
+    assert json.loads(out) == report
+    assert "failed Reject" in err
+    assert "catch" not in err
 
 
 def test_progress(shop: Shop, command: "Command", monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import pytest
 from tests.cli.letters import waiting
 
 from oncely import Message, open_transport
-from oncely.transports.base import DeadLetter, Transport
+from oncely.core.verdicts import DeadLetter
+from oncely.transports.transport import Transport
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, SetAside

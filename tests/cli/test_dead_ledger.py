@@ -10,9 +10,10 @@ from tests.cli.letters import waiting
 
 from oncely import Consumer, Key, Ledger, Message, Record, State
 from oncely.core.errors import TransportError
+from oncely.core.verdicts import DeadLetter
 from oncely.testing import granted
-from oncely.transports.base import DeadLetter, Transport
 from oncely.transports.sql import SqliteTransport
+from oncely.transports.transport import Transport
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, OnFile, SetAside
@@ -95,7 +96,7 @@ def test_what_is_not_reset(
         "not reset: 2 (completed; its delivery is a duplicate)",
         "not reset: 2 (being processed)",
         "not reset: 1 (handled, and has messages to be sent)",
-        "not reset: 1 (no record; its delivery is a first one)",
+        "not reset: 1 (no record; its next delivery is treated as new)",
     ]
     after = {record.key: record for record in at.ledger.scan()}
     assert after.pop(Key("shop", "failed")).attempts == 0
@@ -110,7 +111,7 @@ def test_without_an_id(at: "OnFile", transport: Transport, command: "Command") -
     transport.settle([(delivery, DeadLetter("missing id"))])
     ran = command("dead", "retry", "orders", "--all", "--consumer", "shop")
     assert ran.out == "put back: 1; reset: 0\n"
-    assert ran.err == "not reset: 1 (no record; its delivery is a first one)\n"
+    assert ran.err == "not reset: 1 (no record; its next delivery is treated as new)\n"
 
 
 def test_reset_before_it_goes_back(

@@ -53,7 +53,7 @@ def test_status(filled: "OnFile", command: "Command") -> None:
             "consumer",
             "processing",
             "handled",
-            "sent",
+            "completed",
             "failed",
             "doubt",
             "duplicates",
@@ -77,7 +77,7 @@ def test_status_as_json(filled: "OnFile", command: "Command") -> None:
         "records": 3,
         "processing": 1,
         "handled": 0,
-        "sent": 1,
+        "completed": 1,
         "failed": 1,
         "in_doubt": 1,
         "duplicates": 1,
@@ -91,7 +91,7 @@ def test_status_as_json(filled: "OnFile", command: "Command") -> None:
 def test_status_of_the_backlog(sending: "OnFile", command: "Command") -> None:
     """One line says what deferred messages wait, where any do."""
     *_, line, size = command("status").out.splitlines()
-    assert re.fullmatch(r"deferred messages: 1 wait, the oldest for \d+ s; 1 set aside", line)
+    assert re.fullmatch(r"deferred messages: 1 waiting \(oldest: \d+ s\); 1 set aside", line)
     assert size.startswith("size ")
     backlog = json.loads(command("status", "--json").out)["backlog"]
     assert (backlog["waiting"], backlog["set_aside"]) == (1, 1)
@@ -122,6 +122,9 @@ def test_list(filled: "OnFile", command: "Command") -> None:
     [
         (["--state", "processing"], ["doubtful", "live"]),
         (["--state", "in-doubt"], ["doubtful"]),
+        (["--state", "in doubt"], ["doubtful"]),
+        (["--state", "exhausted"], ["order-1"]),
+        (["--state", "exhausted", "--consumer", "billing"], []),
         (["--state", "completed"], ["order-1"]),
         (["--state", "sent", "--consumer", "sms"], []),
         (["--consumer", "sms", "--text", "order"], ["order-1"]),
@@ -143,7 +146,7 @@ def test_list_filtered(
 def test_list_says_what_is_missing(filled: "OnFile", command: "Command") -> None:
     """A list that is cut says so, and so does one that is empty."""
     assert command("list", "--limit", "2").err == "the first 2; more fit, see --limit\n"
-    assert command("list", "--text", "nothing") == (0, "", "no record fits\n")
+    assert command("list", "--text", "nothing") == (0, "", "no matching records\n")
 
 
 def test_list_as_json_has_every_field(filled: "OnFile", command: "Command") -> None:
@@ -155,6 +158,7 @@ def test_list_as_json_has_every_field(filled: "OnFile", command: "Command") -> N
         **fields,
         "consumer": "billing",
         "message_id": "order-1",
+        "state": "completed",
         "standing": "completed",
         "error": None,
     }
@@ -162,6 +166,37 @@ def test_list_as_json_has_every_field(filled: "OnFile", command: "Command") -> N
     assert listed == expected
     shown = json.loads(command("show", "order-1", "--consumer", "billing", "--json").out)
     assert shown == {**expected, "deferred": [], "steps": {}}
+
+
+def test_list_takes_what_it_prints(filled: "OnFile", command: "Command") -> None:
+    """Every word in the column of states finds the records that it stands beside."""
+    found = json.loads(command("list", "--json").out)["records"]
+    assert len(found) == 6
+    _, *lines = rows(command("list").out)
+    assert {line[2] for line in lines} >= {"in doubt", "exhausted", "completed", "handled"}
+    for consumer, id_, word in (line[:3] for line in lines):
+        assert [consumer, id_, word] in [
+            line[:3] for line in rows(command("list", "--state", word).out)
+        ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list"],
+        ["list", "--state", "failed", "--json"],
+        ["show", "order-1"],
+        ["reset", "order-1"],
+        ["reset", "--state", "failed", "--yes"],
+        ["forget", "--yes"],
+    ],
+    ids=" ".join,
+)
+def test_consumer_that_nobody_knows(filled: "OnFile", command: "Command", words: list[str]) -> None:
+    """A name that the ledger does not know is a mistake, told with those that it knows."""
+    ran = command(*words, "--consumer", "biling")
+    known = "the ledger has records of billing, sms"
+    assert ran == (2, "", f"oncely: no records of consumer 'biling': {known}\n")
 
 
 def test_what_others_wrote_is_shown_as_it_stands(at: "OnFile", command: "Command") -> None:
@@ -350,7 +385,7 @@ def test_nobody_to_ask(filled: "OnFile", in_process: "InProcess") -> None:
     asked = in_process(*arguments, stdin=subprocess.DEVNULL)
     assert (asked.returncode, asked.stdout) == (2, "")
     assert asked.stderr == (
-        "oncely: forget 2 records of billing, sms? Nobody is here to answer: add --yes\n"
+        "oncely: forget 2 records of billing, sms? not a terminal: add --yes to confirm\n"
     )
     assert filled.ledger.find(Key("sms", "order-1")) is not None
     told = in_process(*arguments, "--yes", "--by", "cron", stdin=subprocess.DEVNULL)
@@ -379,7 +414,7 @@ def test_one_needs_no_question(filled: "OnFile", command: "Command") -> None:
     """Filters that find one record are as good as its id; those that find none do nothing."""
     ran = command("forget", "--state", "in-doubt", "--by", "ann", "--why", "sent by hand")
     assert ran == (0, "forgotten 'doubtful' (billing) by ann: sent by hand\n", "")
-    assert command("forget", "--state", "in-doubt") == (0, "", "no record fits\n")
+    assert command("forget", "--state", "in-doubt") == (0, "", "no matching records\n")
 
 
 def test_some_of_many_refused(filled: "OnFile", command: "Command") -> None:

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from oncely.cli.pipeline import report_table
 from oncely.spark.pipeline.config import read_config
-from oncely.spark.report import Report
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.options import import_function
+from oncely.spark.sink.sink_options import import_function
+from oncely.spark.spark_report import Report
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Main, Project
@@ -38,10 +38,10 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "name", 7, "[pipeline] name: input should be a valid string, got 7"),
     ("pipeline", "chunk", "many", "[pipeline] chunk: input should be a valid integer"),
     ("source", "options", "x", "[source] options: input should be a valid dictionary"),
-    ("policy", "tries", "three", "[policy] tries: 'three' is no whole number"),
-    ("policy", "tries", 0, "[policy] tries: 0 is no whole number"),
-    ("policy", "backoff", [5], "[policy] backoff: 5 is no duration"),
-    ("policy", "backoff", 5, "[policy] backoff: give a list of delays"),
+    ("policy", "tries", "three", "[policy] tries: 'three' is not a whole number"),
+    ("policy", "tries", 0, "[policy] tries: 0 is not a whole number"),
+    ("policy", "backoff", ["5"], "[policy] backoff: '5' is not a duration"),
+    ("policy", "backoff", [], "[policy] backoff: give a list of delays"),
     ("policy", "lease", "0s", "[policy] lease: a lease of zero"),
     ("policy", "on_failed", "explode", "[policy] on_failed: 'explode' is none of retry, skip"),
     ("policy", "on_in_doubt", "nowhere:f", "[policy] on_in_doubt: 'nowhere:f' cannot be imported"),

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,9 @@ from tests.cli.conftest import with_real_input
 from oncely import State, open_ledger
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Project, Run
+    from tests.cli.conftest import Command, Main, Project, Run
 
-KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "2"))
+KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "1"))
 
 
 def wait_for_effects(project: "Project", more: int, run: "Run") -> None:
@@ -76,18 +77,19 @@ def test_a_run_its_repetition_and_a_lost_checkpoint(project: "Project") -> None:
     assert len(project.effects()) == 401
 
 
-def test_failures_end_with_one(project: "Project") -> None:
-    """A run whose messages fail for good says so in its table and its exit code."""
+@pytest.mark.usefixtures("spark")
+def test_failures_end_with_one(project: "Project", command: "Command") -> None:
+    """A run whose messages fail permanently says so in its table and its exit code."""
     project.put("1.json", ["a", "b"])
     project.tables["pipeline"]["handler"] = "handlers:fail"
     project.tables["policy"] = {"tries": 1}
-    with project.start() as run:
-        out, err = run.communicate(timeout=240)
-    assert run.returncode == 1, err
-    assert "failed" in out
-    assert "Traceback" not in err
+    ran = command("pipeline", "run", str(project.save()))
+    assert ran.code == 1, ran.err
+    assert "failed" in ran.out
+    assert "Traceback" not in ran.err
 
 
+@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
     ("table", "key", "value", "said"),
     [
@@ -96,14 +98,13 @@ def test_failures_end_with_one(project: "Project") -> None:
     ],
 )
 def test_what_only_spark_can_tell_names_its_key(
-    project: "Project", table: str, key: str, value: str, said: str
+    project: "Project", main: "Main", table: str, key: str, value: str, said: str
 ) -> None:
     """A wrong expression or schema is said in the same way as the rest."""
     project.put("1.json", ["a"])
     project.tables[table][key] = value
-    with project.start() as run:
-        _, err = run.communicate(timeout=240)
-    assert run.returncode == 2
+    code, err = main("pipeline", "run", str(project.save()))
+    assert code == 2
     assert f"oncely: {project.file}: [{table}] {key}: " in err
     assert said in err
     assert "Traceback" not in err
@@ -126,7 +127,7 @@ def test_killed_runs_lose_and_double_nothing(
     for kills in range(KILLS):
         run = project.start("--json", PAUSE_S="0.002")
         wait_for_effects(project, draw.randrange(600), run)
-        kill(run, all_of_it=bool(kills % 2))
+        kill(run, all_of_it=bool(kills % 2) != (on_in_doubt == "hold"))
     last = project.run()
     done = project.effects()
     ledger = open_ledger(f"sqlite:///{project.folder}/out/ledger.db")
@@ -167,12 +168,32 @@ def test_a_stopped_run_leaves_no_claim(
     assert project.effects() == dict.fromkeys(ids, 1)
 
 
+def test_a_backfill_into_a_new_ledger(project: "Project") -> None:
+    """Messages of last year are handled, all of them: a ledger that has forgotten nothing refuses
+    none for its age. Once it has purged them, they are too old.
+    """
+    ids = [f"m{n}" for n in range(50)]
+    project.put("1.json", ids)
+    project.tables["message"]["time"] = "timestamp'2020-03-01'"
+    first = project.run()
+    assert (first["handled"], first["quarantined"]) == (50, {})
+    ledger = open_ledger(f"sqlite:///{project.folder}/out/ledger.db")
+    assert ledger.retentions() == {"tests": timedelta(days=30)}
+    assert ledger.purge("0s") == 50
+    ledger.close()
+    shutil.rmtree(project.folder / "out" / "checkpoint")
+    again = project.run()
+    [reason] = again["quarantined"]
+    assert reason.startswith("too old: sent before ")
+    assert (again["handled"], again["quarantined"][reason]) == (0, 50)
+    assert project.effects() == dict.fromkeys(ids, 1)
+
+
 @with_real_input
 def test_real_input(project: "Project") -> None:
     """Real webhook deliveries come to exactly the counts that were found in them independently."""
     expected = project.read_real_input()
     project.tables["message"] |= {"type": "event", "time": "delivered_at"}
-    project.tables["policy"]["on_too_old"] = "run"
     report = project.run()
     assert report["received"] == expected["rows"]
     assert report["handled"] == expected["unique"]

@@ -1,31 +1,32 @@
 """`oncely reconcile`: the example's messages against a ledger in which much has gone wrong."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import chdir, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.dataset as ds
 import pytest
-from tests.cli.conftest import SHORT_RUN, OnFile, with_real_input
+from tests.cli.conftest import OnFile, ran_here, with_real_input
 
 from oncely import Key, Message
 from oncely.archive.writing import archive
-from oncely.cli.reconcile import reconciled_table
+from oncely.cli.reconcile_command import reconciled_table
 from oncely.cli.tables import put
 from oncely.core.errors import MessageError
-from oncely.core.message import check_id, fingerprint_of
+from oncely.core.ids import check_id, fingerprint_of
 from oncely.spark.operations.reconcile import Reconciliation
 from oncely.spark.operations.reconcile_file import read_reconcile_config
 from oncely.spark.rabbitmq.spool import Spool
+from oncely.spark.session import make_active
 from oncely.testing import granted
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import InProcess, Main, Project
+    from pyspark.sql import SparkSession
+    from tests.cli.conftest import Command, InProcess, Main, Project
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "notifications"
 CONSUMER = "notification-service"
@@ -56,8 +57,9 @@ class Compared(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+def compared(tmp_path_factory: pytest.TempPathFactory, shared_spark: "SparkSession") -> Compared:
     """The command over the example, its archive, and a ledger with everything that can be."""
+    make_active(shared_spark)
     folder = tmp_path_factory.mktemp("reconcile") / "example"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("out", "messages*", "__py*"))
     subprocess.run(
@@ -67,26 +69,18 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     (folder / "out").mkdir()
     ids = fill(OnFile(folder / "out" / "ledger.db"), good_ids(folder / "messages"), folder)
     (folder / "messages" / "unfit.jsonl").write_text('{"id": "unfit", "payload": 17}\n')
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "oncely", "reconcile", "pipeline.toml", "--json"),
-            *("--archive", "archive", "--to", "found"),
-        ],
-        cwd=folder,
-        env={**os.environ, "JDK_JAVA_OPTIONS": SHORT_RUN},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=540,
-    )
-    assert ran.returncode in {0, 1}, ran.stderr
+    with chdir(folder):
+        ran = ran_here(
+            *("reconcile", "pipeline.toml", "--json", "--archive", "archive", "--to", "found")
+        )
+    assert ran.code in {0, 1}, ran.err
     details: dict[str, list[dict[str, Any]]] = {}
     for row in (
         ds.dataset(folder / "found" / "messages", partitioning="hive").to_table().to_pylist()
     ):
         details.setdefault(row["outcome"], []).append(row)
     rows = ds.dataset(folder / "found" / "quarantined").to_table().to_pylist()
-    return Compared(ran.returncode, json.loads(ran.stdout), details, rows, ids, generated)
+    return Compared(ran.code, json.loads(ran.out), details, rows, ids, generated)
 
 
 def fill(at: OnFile, good: list[str], folder: Path) -> dict[str, list[str]]:
@@ -282,7 +276,8 @@ body = "body"
 """
 
 
-def test_a_spool_is_compared(file: Path, in_process: "InProcess", tmp_path: Path) -> None:
+@pytest.mark.usefixtures("spark")
+def test_a_spool_is_compared(file: Path, command: "Command", tmp_path: Path) -> None:
     """What a queue's source has spooled, as the file that is told to write has it; also while
     the pipeline has the spool open, which loses nothing.
     """
@@ -296,10 +291,10 @@ def test_a_spool_is_compared(file: Path, in_process: "InProcess", tmp_path: Path
         spool.open("orders")
         spool.write([Message("done", b"{}"), Message("never", b"{}"), Message("", b"{}")])
         spool.write([Message("done", b"{}"), Message("other", b"{}")])
-        ran = in_process("reconcile", str(file), "--json", timeout=540)
+        ran = command("reconcile", str(file), "--json")
         assert spool.numbers() == [1, 2]
-    assert ran.returncode == 1, ran.stderr
-    said = json.loads(ran.stdout)
+    assert ran.code == 1, ran.err
+    said = json.loads(ran.out)
     assert (said["received"], said["handled"], said["duplicates"]) == (5, 1, 1)
     assert said["missing"] == 1
     mismatch = "mismatch: the id was seen before with another body"

@@ -161,7 +161,7 @@ def test_stopped(
         "set_aside": 0,
         "waiting": 20 - published,
     }
-    assert at.ledger.backlog().waiting == 20 - published
+    assert at.ledger.mailbox.backlog().waiting == 20 - published
 
 
 # ---- Mistakes ----------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_stopped(
         (["--transport", "sqlite:///nowhere/q.db"], "its folder does not exist"),
         (["--batch", "0"], "--batch: '0' is no whole number from 1"),
         (["--tries", "many"], "--tries: 'many' is no whole number from 1"),
-        (["--poll", "often"], "--poll: 'often' is no duration"),
+        (["--poll", "often"], "--poll: 'often' is not a duration"),
         (["--poll", "0s"], "poll: zero would look"),
         (["--ledger", "memory://"], '"memory://" is seen by one process only'),
         (["--ledger", "sqlite:///nowhere.db"], "there is no file 'nowhere.db'"),
@@ -225,4 +225,4 @@ def test_the_broker_is_away(
     assert ran.returncode == 1
     assert ran.stderr.startswith("oncely: ")
     assert ran.stderr.count("\n") == 1
-    assert at.ledger.backlog().waiting == 1
+    assert at.ledger.mailbox.backlog().waiting == 1

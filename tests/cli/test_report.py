@@ -3,9 +3,8 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
-from tests.cli.conftest import SHORT_RUN, OnFile, with_real_input
+from tests.cli.conftest import OnFile, ran_here, with_real_input
 from tests.server_fixtures import available
 from tests.servers import MissingProgram
 
@@ -21,8 +20,10 @@ from oncely import Key
 from oncely.archive.writing import archive
 from oncely.report.page import page
 from oncely.spark.operations.measures import Measures
+from oncely.spark.session import make_active
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from selenium.webdriver import Chrome
     from tests.cli.conftest import InProcess, Main, Project
 
@@ -80,8 +81,9 @@ def browser() -> Iterator["Chrome"]:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(tmp_path_factory: pytest.TempPathFactory, shared_spark: "SparkSession") -> Path:
     """The page of a ledger in which everything is, and of its archive."""
+    make_active(shared_spark)
     folder = tmp_path_factory.mktemp("report")
     at = OnFile(folder / "ledger.db")
     for number in range(5):
@@ -99,20 +101,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     at.fail("billing", "to-be-tried")
     at.claim(HOSTILE, "live")
     at.ledger.close()
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "oncely", "report", "--ledger", "sqlite:///ledger.db"),
-            *("--json", "--archive", "archive", "--to", "report.html"),
-        ],
-        cwd=folder,
-        env={**os.environ, "JDK_JAVA_OPTIONS": SHORT_RUN},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=540,
-    )
-    assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout)
+    with chdir(folder):
+        ran = ran_here(
+            *("report", "--ledger", "sqlite:///ledger.db", "--json"),
+            *("--archive", "archive", "--to", "report.html"),
+        )
+    assert ran.code == 0, ran.err
+    said = json.loads(ran.out)
     assert (said["records"], said["duplicates"]) == (30, 4)
     assert said["standings"]["billing"] == {
         "completed": 25,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oncely.stores.base import Clock
 from oncely.stores.names import TableName
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import server_engine
+from oncely.stores.store import Clock
 
 OpenSql = Callable[..., SqlStore]
 

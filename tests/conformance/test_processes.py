@@ -3,8 +3,9 @@
 import os
 from contextlib import closing
 
+from tests.processes import claim_all, migrate_and_count, run_at_once
+
 from oncely.ledger import open_ledger
-from oncely.testing.processes import claim_all, migrate_and_count, run_at_once
 
 _KEYS = int(os.environ.get("ONCELY_TEST_KEYS", "2000"))
 _BATCH = 100

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from redis import Redis as Client
+from tests.processes import claim_all, key_of
 from tests.proxy import Proxy
 from tests.servers import Redis
 
@@ -20,11 +21,10 @@ from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavaila
 from oncely.core.record import Key, Record, State
 from oncely.ledger import Ledger
 from oncely.stores import redis_server
-from oncely.stores.base import Change, Query
 from oncely.stores.redis import RedisStore, open_redis
 from oncely.stores.redis_server import RedisServer
+from oncely.stores.store import Change, Query
 from oncely.testing import granted
-from oncely.testing.processes import claim_all, key_of
 
 _DEADLINE_S = 60.0
 

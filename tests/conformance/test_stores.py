@@ -7,20 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.processes import (
+    claim_all,
+    key_of,
+    start_completing,
+)
 
 from oncely.core.commands import Duplicate
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
-from oncely.stores.base import Store
-from oncely.stores.memory import MemoryStore
+from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
+from oncely.stores.store import Store
 from oncely.testing import ManualClock, StoreConformance, granted
-from oncely.testing.processes import (
-    claim_all,
-    key_of,
-    start_completing,
-)
 
 _DEADLINE_S = 60.0
 
@@ -53,6 +53,18 @@ class TestSqlStoreOnPostgresql(StoreConformance):
     @pytest.fixture
     def store(self, clock: ManualClock, postgresql_url: str, open_sql: OpenSql) -> Store:
         store = open_sql(postgresql_url, clock)
+        store.migrate()
+        return store
+
+
+class TestSqlStoreBehindPgBouncer(StoreConformance):
+    """The suite on SqlStore, on a PostgreSQL server behind a pooler of transactions."""
+
+    metadata_is_exact = False
+
+    @pytest.fixture
+    def store(self, clock: ManualClock, pooled_url: str, open_sql: OpenSql) -> Store:
+        store = open_sql(pooled_url, clock)
         store.migrate()
         return store
 
@@ -107,7 +119,7 @@ def test_locked_file(
     open_sqlite: Callable[..., SqlStore], tmp_path: Path, key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file locked beyond the busy timeout raises StoreUnavailable; afterwards all is well."""
-    monkeypatch.setattr("oncely.sqlite_files.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("oncely._util.sqlite_files.BUSY_TIMEOUT_S", 0.05)
     ledger = Ledger(open_sqlite())
     ledger.migrate()
     other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)

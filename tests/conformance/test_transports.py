@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from oncely import sqlite_files
+from oncely._util import sqlite_files
 from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.record import Key
+from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue
 from oncely.ledger import open_ledger
 from oncely.testing import ManualClock, TransportConformance, granted
-from oncely.transports.base import Ack, DeadLetter, Delay, Delivery, Requeue, Transport
-from oncely.transports.memory import MemoryTransport, QueueServer
-from oncely.transports.opening import open_transport
+from oncely.transports.memory_transport import MemoryTransport, QueueServer
+from oncely.transports.open_transport import open_transport
 from oncely.transports.sql import SqliteTransport
+from oncely.transports.transport import Delivery, Transport
 
 _DEADLINE_S = 30.0
 _KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "3"))
@@ -304,7 +305,7 @@ for batch in itertools.count():
 _CONSUME = """
 import sys
 import oncely
-from oncely.transports.base import Ack
+from oncely.core.verdicts import Ack
 transport = oncely.open_transport(sys.argv[1])
 while not transport.is_drained("orders"):
     deliveries = transport.receive("orders", 10, 0.1)
@@ -419,7 +420,9 @@ def _kill_after(process: "subprocess.Popen[str]", lines: int) -> list[str]:
     said = [process.stdout.readline() for _ in range(lines)]
     time.sleep(random.uniform(0, 0.01))
     process.kill()
-    rest, _ = process.communicate(timeout=_DEADLINE_S)
+    # `communicate` would pass over what `readline` has read ahead.
+    with process:
+        rest = process.stdout.read()
     whole, _, _ = rest.rpartition("\n")
     return [line.strip() for line in (*said, *whole.splitlines()) if line]
 

@@ -7,11 +7,11 @@ from typing import Any
 from tests.crash.effects import append, bodies, insert, line_of
 from tests.crash.means import JOINED, Means
 
+from oncely._util.crash_points import reached
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.crashpoints import reached
+from oncely.core.verdicts import Ack, DeadLetter, Delay, Verdict
 from oncely.service import IdempotenceService, ProcessingStatus
-from oncely.transports.base import Ack, DeadLetter, Delay, Verdict
 
 _AGAIN_S = 1.0
 

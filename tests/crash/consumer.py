@@ -8,12 +8,10 @@ from tests.crash.effects import append, append_once, bodies, insert, line_of
 from tests.crash.means import BY_STEPS, JOINED, Means
 
 import oncely
-from oncely.core.context import current
-from oncely.core.message import Message
-from oncely.crashpoints import reached
-from oncely.outbox import Relay
-from oncely.runtime import consuming
-from oncely.sending import Report
+from oncely._util.crash_points import reached
+from oncely.consuming import loop as consuming
+from oncely.core.message import Message, current
+from oncely.outbox import Relay, RelayReport
 
 
 class _Elsewhere:
@@ -22,8 +20,8 @@ class _Elsewhere:
     def __init__(self, *_: object, **__: object) -> None:
         pass
 
-    def send_waiting(self, _: object) -> Report:
-        return Report()
+    def send_waiting(self, _: object) -> RelayReport:
+        return RelayReport()
 
 
 class Consumer:

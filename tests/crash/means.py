@@ -9,8 +9,8 @@ from sqlalchemy import Engine
 
 from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_once
 from oncely.ledger import Ledger
-from oncely.transports.base import Delivery, Limits
 from oncely.transports.sql import SqliteTransport
+from oncely.transports.transport import Delivery, Limits
 
 JOINED = "effectively_once"
 """The mode in which handlers work in one transaction with their claims."""

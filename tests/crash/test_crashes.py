@@ -27,10 +27,10 @@ from oncely.transports.sql import SqliteTransport
 
 MESSAGES = 2
 """In each round."""
-KILLS = int(os.environ.get("ONCELY_TEST_CRASHES", "44"))
+KILLS = int(os.environ.get("ONCELY_TEST_CRASHES", "22"))
 """At each named point, on all stores, in all programs and modes together.
 
-By default each mode of each program is killed at each point two of the times that it passes
+By default each mode of each program is killed at each point one of the times that it passes
 there, on each store.
 """
 STORES = ("sqlite", "postgresql")
@@ -205,7 +205,7 @@ def rounds(program: Program, ledger_url: str, folder: Path) -> Iterator[Rounds]:
     """Rounds over one ledger, in which nothing is unsettled in the end."""
     yield Rounds(program, ledger_url, folder)
     with closing(open_ledger(ledger_url)) as ledger:
-        assert ledger.backlog().waiting == 0
+        assert ledger.mailbox.backlog().waiting == 0
         assert _unsettled(ledger) == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Engine, event
 
-from oncely.crashpoints import reached
+from oncely._util.crash_points import reached
 
 POINT = "write"
 _WRITE = re.compile(r"\s*(INSERT|UPDATE|DELETE|WITH|COMMIT)\b", re.IGNORECASE)

@@ -78,7 +78,23 @@ def application(url: str, folder: Path | str) -> Celery:
         effects.add(name)
         signal.pause()
 
+    _add_keyed(app, ledger, effects)
     return app
+
+
+def _add_keyed(app: Celery, ledger: Ledger, effects: Effects) -> None:
+    """Tasks that are told apart by what they are called with."""
+    keyed: Any = once_task(ledger, key=lambda task, name: f"{task.name} {name}")
+
+    @app.task(name="bound", base=keyed, bind=True, autoretry_for=[OSError])
+    def bound(self: Task, name: str) -> str:
+        return f"{self.name} {effects.add(name)}"
+
+    numbered: Any = once_task(ledger, key=lambda number: number)
+
+    @app.task(name="numbered", base=numbered, autoretry_for=[OSError])
+    def number(number: int) -> int:
+        return effects.add(str(number))
 
 
 if URL in os.environ:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.integration.callers import KINDS, Place, opened
 from tests.integration.drivers import Psycopg, PyMysql, connect_mysql, connect_postgresql
+from tests.integration.lines import Line, line_to
 
 
 @pytest.fixture
@@ -28,3 +29,16 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A ledger and business rows in one database, of each kind."""
     with opened(request.param, request, tmp_path) as place:
         yield place
+
+
+@pytest.fixture(params=["postgresql", "mysql"])
+def line(request: pytest.FixtureRequest) -> Iterator[Line]:
+    """A line to an empty table on each kind of server."""
+    with line_to(request.getfixturevalue(f"{request.param}_url")) as line:
+        yield line
+
+
+@pytest.fixture(params=[True, False], ids=["reply lost", "request lost"])
+def delivers(request: pytest.FixtureRequest) -> bool:
+    """Whether the server gets the request, and only its reply is lost."""
+    return bool(request.param)

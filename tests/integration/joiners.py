@@ -6,8 +6,9 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy import URL, Engine, create_engine, make_url, text
 
 from oncely.core.commands import Granted
 from oncely.core.errors import ContentionError
@@ -21,10 +22,21 @@ _DEADLINE_S = 240
 _TRIES = 100
 
 
-def engine_on(url: str, **settings: object) -> Engine:
+def engine_on(url: str, **settings: Any) -> Engine:
     """An engine as a program has one that knows nothing of oncely."""
+    at, more = as_a_program(url)
+    return create_engine(at.set(drivername=DRIVERS[at.get_backend_name()]), **more, **settings)
+
+
+def as_a_program(url: str) -> tuple[URL, dict[str, Any]]:
+    """Where a ledger's URL leads, and the settings of an engine: behind a pooler it prepares
+    nothing.
+    """
     at = make_url(url)
-    return create_engine(at.set(drivername=DRIVERS[at.get_backend_name()]), **settings)
+    if "prepare_threshold" not in at.query:
+        return at, {}
+    threshold = {"prepare_threshold": None}
+    return at.difference_update_query(list(threshold)), {"connect_args": threshold}
 
 
 def deliver(ledger: Ledger, engine: Engine, key: Key) -> int:

@@ -16,7 +16,7 @@ from oncely.core.record import Key
 from oncely.ledger import Ledger, open_ledger
 from oncely.outbox import Relay
 from oncely.testing import granted
-from oncely.transports.opening import open_transport
+from oncely.transports.open_transport import open_transport
 
 ROOT = Path(__file__).parents[2]
 CONSUMER = "shop"

@@ -11,10 +11,10 @@ from celery.result import AsyncResult
 from tests.integration.adapting import Effects, found, process, wait_until
 from tests.integration.celery_app import FOLDER, URL, application, client, ledger_in
 
+from oncely._util.crash_points import ENVIRONMENT
 from oncely.adapters.celery import once_task
 from oncely.core.errors import ExhaustedError
 from oncely.core.record import Key, State
-from oncely.crashpoints import ENVIRONMENT
 from oncely.ledger import Ledger
 from oncely.testing import granted
 
@@ -70,6 +70,7 @@ def test_tasks(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
         _failures(shop)
         _busy(shop)
         _replaced(shop)
+        _keys(shop)
 
 
 def _duplicates(shop: Shop) -> None:
@@ -118,6 +119,16 @@ def _replaced(shop: Shop) -> None:
     assert shop.answer("replaced", "g") == {"receipt": 1}
     assert found(shop.ledger, "replaced", "g").state is State.COMPLETED
     assert found(shop.ledger, "charge", "g").state is State.COMPLETED
+
+
+def _keys(shop: Shop) -> None:
+    """A key is made of what the task's function is called with: the task itself, if it is bound."""
+    results = [shop.app.send_task("bound", ["h"]).get(timeout=_DEADLINE_S) for _ in range(2)]
+    assert results == ["bound 1", "bound 1"]
+    assert found(shop.ledger, "bound", "bound h").state is State.COMPLETED
+    results = [shop.app.send_task("numbered", [17]).get(timeout=_DEADLINE_S) for _ in range(2)]
+    assert results == [1, 1]
+    assert found(shop.ledger, "numbered", "17").state is State.COMPLETED
 
 
 def test_deaths(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:

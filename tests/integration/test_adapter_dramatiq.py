@@ -13,9 +13,9 @@ from dramatiq.results.backends import StubBackend
 from tests.integration.adapting import fail_to_store, found, wait_until, waiting
 
 from oncely.adapters.dramatiq import OnceMiddleware
+from oncely.core import rules
 from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, State
-from oncely.handling import verdicts
 from oncely.ledger import Ledger
 from oncely.testing import MeddlingStore, granted
 
@@ -25,7 +25,7 @@ _DEADLINE_MS = 60_000
 @pytest.fixture
 def broker(rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RabbitmqBroker]:
     """A broker whose failed messages come again soon, and whose results are kept."""
-    monkeypatch.setattr(verdicts, "AGAIN_S", 0.1)
+    monkeypatch.setattr(rules, "AGAIN_S", 0.1)
     retries = Retries(min_backoff=20, max_backoff=50, max_retries=3)
     results = Results(backend=StubBackend())  # type: ignore[no-untyped-call]
     middleware = [results, Pipelines(), retries]
@@ -36,7 +36,8 @@ def broker(rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rabbi
 @pytest.fixture
 def worker(broker: RabbitmqBroker) -> Iterator[dramatiq.Worker]:
     """A worker that is yet to start, and is stopped in the end."""
-    worker = dramatiq.Worker(broker, worker_timeout=50, worker_threads=2)
+    # Of duplicates at the same time, not all are counted.
+    worker = dramatiq.Worker(broker, worker_timeout=50, worker_threads=1)
     yield worker
     worker.stop()
 

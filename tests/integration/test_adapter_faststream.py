@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from faststream import AckPolicy
-from faststream.rabbit import ExchangeType, RabbitBroker, RabbitExchange, RabbitQueue
+from faststream.rabbit import Channel, ExchangeType, RabbitBroker, RabbitExchange, RabbitQueue
 from tests.integration.adapting import channel_to, declare, fail_to_store, found, publish, waiting
 
 from oncely.adapters.faststream import once_middleware
+from oncely.core import rules
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.handling import verdicts
 from oncely.ledger import Ledger
 from oncely.testing import MeddlingStore, granted
 
@@ -23,7 +23,7 @@ WORK = RabbitQueue("work", declare=False)
 @pytest.fixture
 def url(rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of a RabbitMQ on which the queue `work` is declared."""
-    monkeypatch.setattr(verdicts, "AGAIN_S", 0.1)
+    monkeypatch.setattr(rules, "AGAIN_S", 0.1)
     with channel_to(rabbitmq_url) as channel:
         declare(channel, "work", "dead")
     return rabbitmq_url
@@ -48,7 +48,8 @@ def test_duplicates(url: str, ledger: Ledger) -> None:
     broker = RabbitBroker(url, middlewares=[once_middleware(ledger, "shop")])
     handled, answers = [], []
 
-    @broker.subscriber(WORK)
+    # One after another: of duplicates at the same time, not all are counted.
+    @broker.subscriber(WORK, channel=Channel(prefetch_count=1))
     @broker.publisher("answers")
     async def charge(body: str) -> str:
         handled.append(body)

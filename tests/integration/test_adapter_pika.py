@@ -21,14 +21,14 @@ from tests.integration.adapting import (
 )
 from tests.integration.pika_worker import callback_in, ledger_in
 
+from oncely._util.crash_points import ENVIRONMENT
 from oncely.adapters.pika import once_callback
+from oncely.core import rules
 from oncely.core.control import Unrecoverable
 from oncely.core.errors import ConfigError, MismatchError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.crashpoints import ENVIRONMENT
-from oncely.handling import verdicts
 from oncely.ledger import Ledger
 from oncely.testing import MeddlingStore, granted
 
@@ -38,7 +38,7 @@ QUICK = Policy(tries=3, backoff=["50ms"])
 @pytest.fixture
 def channel(rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BlockingChannel]:
     """A channel on which the queue `work` is declared."""
-    monkeypatch.setattr(verdicts, "AGAIN_S", 0.1)
+    monkeypatch.setattr(rules, "AGAIN_S", 0.1)
     with channel_to(rabbitmq_url) as channel:
         declare(channel, "work", "dead")
         yield channel

@@ -29,7 +29,7 @@ BAD_IDS: dict[str, Any] = {
     "missing": None,
     "empty": "",
     "white space": " \t\n",
-    "number": 17,
+    "truth": True,
     "bytes": b"17",
     "NUL": "a\0b",
     "lone surrogate": "a\ud800",
@@ -154,7 +154,7 @@ def test_notes_of_a_reset_are_made_storable(ledger: Ledger) -> None:
     assert _found(ledger).error == "no"
 
 
-@pytest.mark.parametrize("lease", ["0s", "-1s", "5", "", "5 minutes", "999999d", 300, None])
+@pytest.mark.parametrize("lease", ["0s", "-1s", "5", "", "5 minutes", "999999d", -300, None])
 def test_bad_leases(ledger: Ledger, lease: Any) -> None:
     """A lease that is none is a ConfigError; None alone stands for the policy's."""
     if lease is None:

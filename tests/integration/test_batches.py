@@ -8,22 +8,16 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 from tests.conformance.conftest import SHARED, url_of
+from tests.processes import key_of
 
 from oncely import open_ledger
 from oncely.core.commands import Busy, Written
-from oncely.core.errors import (
-    ConfigError,
-    MessageError,
-    ReplyLost,
-    StoreError,
-    StoreUnavailable,
-)
+from oncely.core.errors import ConfigError, MessageError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.database import Database
 from oncely.testing import MeddlingStore, granted
-from oncely.testing.processes import key_of
 
 
 @pytest.mark.parametrize("kind", SHARED)

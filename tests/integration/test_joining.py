@@ -19,13 +19,13 @@ from tests.integration.callers import (
     opened,
 )
 
-from oncely.claiming.inbox import Inbox
 from oncely.core.commands import Duplicate, Granted
 from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.record import Key, State
-from oncely.stores.base import Refusal
+from oncely.engine.transaction import Inbox
+from oncely.stores.store import PublishRefusal
 from oncely.testing import granted
 
 KEY = Key("billing", "abc-123")
@@ -113,11 +113,11 @@ def _call_everything(inbox: Inbox, _: Execute) -> None:
     assert inbox.steps(KEY) == {"debit": {"amount": 12}}
     messages = [_deferred("one"), _deferred("two", delay_s=3600.0)]
     inbox.handled(claim, result=[1, "größe"], deferred=messages)
-    assert [message.id for message in inbox.deferred(KEY)] == ["one", "two"]
-    [taken] = inbox.take_deferred(10, "30s", [KEY])
+    assert [message.id for message in inbox.mailbox.deferred(KEY)] == ["one", "two"]
+    [taken] = inbox.mailbox.take(10, "30s", [KEY])
     assert taken.message == messages[0].message
-    inbox.put_back([Refusal(taken, "refused", None)])
-    inbox.sent(inbox.deferred(KEY))
+    inbox.mailbox.put_back([PublishRefusal(taken, "refused", None)])
+    inbox.mailbox.sent(inbox.mailbox.deferred(KEY))
     keys = [Key("billing", f"many-{n}") for n in range(5)]
     claims = inbox.claim_many(keys, metadata={"from": "a test"})
     inbox.complete_many([granted(outcome) for outcome in claims])

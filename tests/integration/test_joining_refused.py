@@ -23,9 +23,9 @@ from tests.integration.callers import (
     opened,
 )
 
-from oncely.claiming.inbox import Inbox
 from oncely.core.errors import ConfigError, EndedError, FencedError, StoreError
 from oncely.core.record import Key, State
+from oncely.engine.transaction import Inbox
 from oncely.ledger import Ledger
 from oncely.testing import granted
 
@@ -135,48 +135,38 @@ def _commit_the_transaction(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("commit", [_commit, _commit_the_transaction])
-def test_commit_is_refused(place: Place, commit: Callable[[Connection], None]) -> None:
-    """A commit inside the block is refused before it is done: nothing at all is stored."""
+def test_commit_is_noticed(place: Place, commit: Callable[[Connection], None]) -> None:
+    """A commit inside the block stores the claim as what it is, and the work so far with it; what
+    comes after is not stored.
+    """
     with pytest.raises(EndedError), place.engine.connect() as connection:
         with place.ledger.transaction(connection) as inbox:
-            inbox.claim(KEY)
+            inbox.claim(KEY, lease="1h")
             connection.execute(text(insertion("abc-123")))
             commit(connection)
-    assert place.ledger.find(KEY) is None
-    assert place.rows() == []
+            connection.execute(text(insertion("after")))
+    assert place.find(KEY).state is State.PROCESSING
+    assert place.rows() == ["abc-123"]
 
 
-def test_commit_of_a_session_is_refused(place: Place) -> None:
-    """The same with a Session, also where the handler swallows the refusal and works on."""
+def test_commit_of_a_session_is_noticed(place: Place) -> None:
+    """The same with a Session, which begins anew by itself: its inbox answers nothing more."""
     with Session(place.engine) as session:
         with pytest.raises(EndedError), place.ledger.transaction(session) as inbox:
-            inbox.claim(KEY)
+            inbox.claim(KEY, lease="1h")
             session.execute(text(insertion("abc-123")))
-            with suppress(EndedError):
-                session.commit()
+            session.commit()
+            session.execute(text(insertion("after")))
             with pytest.raises(EndedError):
                 inbox.claim(OTHER)
         session.rollback()
-        assert place.rows() == []
+        assert place.rows() == ["abc-123"]
         # The session is good for another transaction.
         with place.ledger.transaction(session) as inbox:
             inbox.complete(granted(inbox.claim(OTHER)))
         session.commit()
-    assert place.ledger.find(KEY) is None
+    assert place.find(KEY).state is State.PROCESSING
     assert place.find(OTHER).state is State.COMPLETED
-
-
-def test_two_phase_commit_is_refused(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Nor can the transaction be prepared."""
-    with (
-        opened("mysql", request, tmp_path) as place,
-        pytest.raises(EndedError),
-        place.engine.connect() as connection,
-        connection.begin_twophase() as transaction,
-        place.ledger.transaction(connection) as inbox,
-    ):
-        inbox.claim(KEY)
-        transaction.prepare()
 
 
 def test_rollback_is_noticed(place: Place) -> None:
@@ -242,8 +232,8 @@ def test_bare_connection_ended_inside(place: Place, end: str) -> None:
     assert place.rows() == []
 
 
-def test_bare_connection_is_not_written_ahead(place: Place) -> None:
-    """Where a commit cannot be refused, it stores no completion before its time."""
+def test_commit_of_a_bare_connection(place: Place) -> None:
+    """What it stores is the claim, and no completion before its time."""
 
     def work(connection: Any, _: object) -> None:
         with place.ledger.transaction(connection) as inbox:

@@ -11,7 +11,7 @@ from tests.servers import Rabbitmq
 
 from oncely import Consumer, Message, Policy, open_ledger, open_transport
 from oncely.ledger import Ledger
-from oncely.transports.base import Transport
+from oncely.transports.transport import Transport
 
 QUEUE = "slow"
 _DEADLINE_S = 60.0

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import Connection, Engine, make_url, text
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
-from tests.integration.joiners import engine_on
+from tests.integration.joiners import as_a_program, engine_on
+from tests.proxy import Proxy
 
-from oncely.core.errors import EndedError, MessageError
+from oncely.core.errors import BusyError, EndedError, MessageError, StoreError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
@@ -53,7 +54,7 @@ class Bank(NamedTuple):
         return record
 
 
-@pytest.fixture(params=list(_ASYNC))
+@pytest.fixture(params=[*_ASYNC, "pooled"])
 def bank(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bank]:
     """A bank in each kind of database."""
     if request.param == "sqlite":
@@ -99,9 +100,9 @@ def test_one_commit_for_all(bank: Bank) -> None:
     assert charge(MESSAGE) == charge(MESSAGE) == "charged once"
     assert bank.rows() == 1
     assert bank.record().state is State.HANDLED
-    [letter] = bank.ledger.deferred(bank.record().key)
+    [letter] = bank.ledger.mailbox.deferred(bank.record().key)
     assert letter.message.body == b"a letter"
-    bank.ledger.sent([letter])
+    bank.ledger.mailbox.sent([letter])
     assert bank.record().state is State.COMPLETED
 
 
@@ -136,7 +137,7 @@ def test_failure_undoes_all_and_is_recorded(bank: Bank) -> None:
     assert bank.record().error == "ValueError: no money"
     assert bank.rows() == 0
     assert bank.ledger.steps(bank.record().key) == {}
-    assert bank.ledger.deferred(bank.record().key) == []
+    assert bank.ledger.mailbox.deferred(bank.record().key) == []
     charge(MESSAGE)
     assert bank.rows() == 1
     assert bank.record().attempts == 2
@@ -169,9 +170,11 @@ def test_result_that_is_no_json(bank: Bank) -> None:
     assert bank.record().state is State.FAILED
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_function_that_ends_the_transaction(bank: Bank, end: str) -> None:
-    """A function that commits, or rolls back, what is not its own is refused and recorded."""
+@pytest.mark.parametrize(("end", "rows"), [("commit", 1), ("rollback", 0)])
+def test_function_that_ends_the_transaction(bank: Bank, end: str, rows: int) -> None:
+    """A function that commits, or rolls back, what is not its own is told; what it has stored by
+    itself nobody knows, and its record says so, with the error.
+    """
 
     @charged(bank)
     def charge(message: Message, connection: Connection) -> None:
@@ -180,8 +183,11 @@ def test_function_that_ends_the_transaction(bank: Bank, end: str) -> None:
 
     with pytest.raises(EndedError):
         charge(MESSAGE)
-    assert bank.rows() == 0
-    assert bank.record().state is State.FAILED
+    assert bank.rows() == rows
+    assert (bank.record().state, bank.record().attempts) == (State.PROCESSING, 1)
+    assert ("EndedError" in (bank.record().error or "")) == (end == "rollback")
+    with pytest.raises(BusyError):
+        charge(MESSAGE)
 
 
 def test_deliveries_at_once(bank: Bank) -> None:
@@ -230,8 +236,8 @@ def _add_to(connection: Connection, account: int) -> None:
 
 def test_async(bank: Bank) -> None:
     """Coroutines work in transactions of an async engine."""
-    at = make_url(bank.url)
-    engine = create_async_engine(at.set(drivername=_ASYNC[at.get_backend_name()]))
+    at, settings = as_a_program(bank.url)
+    engine = create_async_engine(at.set(drivername=_ASYNC[at.get_backend_name()]), **settings)
     failures = iter([True, False])
 
     @charged(bank, engine)
@@ -253,7 +259,7 @@ def test_async(bank: Bank) -> None:
     asyncio.run(deliver(engine))
     assert bank.rows() == 1
     assert (bank.record().state, bank.record().attempts) == (State.HANDLED, 2)
-    assert len(bank.ledger.deferred(bank.record().key)) == 1
+    assert len(bank.ledger.mailbox.deferred(bank.record().key)) == 1
 
 
 @pytest.mark.parametrize("bank", ["postgresql"], indirect=True)
@@ -318,3 +324,153 @@ def _end_line_of(bank: Bank, connection: Connection) -> None:
     end = f"SELECT pg_terminate_backend({number})" if is_postgresql else f"KILL {number}"
     with bank.engine.connect() as other:
         other.execute(text(end))
+
+
+# ---- The reply to the commit is lost -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bank", ["postgresql", "mysql"], indirect=True)
+@pytest.mark.parametrize("delivers", [True, False], ids=["reply lost", "request lost"])
+@pytest.mark.parametrize("sends", [False, True], ids=["plain", "sends"])
+def test_reply_to_the_commit_is_lost(bank: Bank, delivers: bool, sends: bool) -> None:
+    """The function's result is returned, and its work stored once, whether or not the server got
+    the commit; where it did, the function does not run again.
+    """
+    at = make_url(bank.url)
+    runs: list[int] = []
+    with Proxy(at.port or 0) as proxy:
+        engine = engine_on(str(at.set(host="127.0.0.1", port=proxy.port).render_as_string(False)))
+
+        @charged(bank, engine)
+        def charge(message: Message, connection: Connection) -> str:
+            runs.append(1)
+            insert(connection)
+            if sends:
+                message.send("post", "a letter")
+            if len(runs) == 1:
+                proxy.cut(b"COMMIT", delivers=delivers)
+            return f"run {len(runs)}"
+
+        assert charge(MESSAGE) == f"run {len(runs)}"
+        duplicates = bank.record().duplicates
+        assert charge(MESSAGE) is None
+        engine.dispose()
+    assert proxy.cuts == 1
+    assert len(runs) == (1 if delivers else 2)
+    assert bank.rows() == 1
+    assert (bank.record().attempts, duplicates) == (1, 0)
+    assert bank.record().state is (State.HANDLED if sends else State.COMPLETED)
+
+
+@pytest.mark.parametrize("bank", ["postgresql", "mysql"], indirect=True)
+def test_reply_to_the_commit_is_lost_async(bank: Bank) -> None:
+    """As above, in asyncio."""
+    at = make_url(bank.url)
+    runs: list[int] = []
+
+    async def deliver(proxy: Proxy) -> str:
+        through = at.set(
+            drivername=_ASYNC[at.get_backend_name()], host="127.0.0.1", port=proxy.port
+        )
+        engine = create_async_engine(through)
+
+        @charged(bank, engine)
+        async def charge(message: Message, connection: AsyncConnection) -> str:
+            runs.append(1)
+            row = {"message": message.id}
+            await connection.execute(text("INSERT INTO effects (message) VALUES (:message)"), row)
+            proxy.cut(b"COMMIT", delivers=True)
+            return f"run {len(runs)}"
+
+        done: str = await charge(MESSAGE)
+        await engine.dispose()
+        return done
+
+    with Proxy(at.port or 0) as proxy:
+        assert asyncio.run(deliver(proxy)) == "run 1"
+    assert (bank.rows(), bank.record().attempts) == (1, 1)
+
+
+# ---- Errors of the function's own ----------------------------------------------------------------
+
+
+def _own_errors(bank: Bank) -> list[Exception]:
+    """What a user's code raises, of every make."""
+    with pytest.raises(ProgrammingError if bank.engine.name != "sqlite" else Exception) as wrong:
+        _execute(bank, "SELECT nonsense FROM effects WHERE")
+    assert isinstance(wrong.value, DBAPIError)
+    assert isinstance(wrong.value.orig, Exception)
+    return [wrong.value, wrong.value.orig, InvalidRequestError("mine"), StoreError("mine")]
+
+
+def _execute(bank: Bank, statement: str) -> None:
+    with bank.engine.begin() as connection:
+        connection.execute(text(statement))
+
+
+def test_own_errors_stay_what_they_are(bank: Bank) -> None:
+    """An error that the function raises is raised as it was, be it a driver's, SQLAlchemy's or one
+    of ours: by `once`, and by `Ledger.transaction`.
+    """
+    for n, error in enumerate(_own_errors(bank)):
+
+        def fail(error: Exception = error) -> None:
+            raise error
+
+        def charge(message: Message, connection: Connection, fail: Any = fail) -> None:
+            insert(connection)
+            fail()
+
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - any of them.
+            charged(bank)(charge)(Message(f"once {n}"))
+        assert caught.value is error
+        with (  # noqa: PT012
+            pytest.raises(Exception) as caught,  # noqa: PT011
+            bank.engine.begin() as connection,
+            bank.ledger.transaction(connection) as inbox,
+        ):
+            inbox.claim(Key("billing", f"transaction {n}"))
+            fail()
+        assert caught.value is error
+    assert bank.rows() == 0
+
+
+def test_own_statement_that_fails(bank: Bank) -> None:
+    """So is the error of a statement of its own, in the transaction."""
+
+    @charged(bank)
+    def charge(message: Message, connection: Connection) -> None:
+        insert(connection)
+        try:
+            connection.execute(text("SELECT nonsense FROM effects WHERE"))
+        except DBAPIError as error:
+            raised.append(error)
+            raise
+
+    raised: list[Exception] = []
+    with pytest.raises(DBAPIError) as caught:
+        charge(MESSAGE)
+    assert [caught.value] == raised
+    assert (bank.record().state, bank.rows()) == (State.FAILED, 0)
+
+
+# ---- Isolation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "level", ["READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+)
+@pytest.mark.parametrize("bank", ["postgresql", "mysql"], indirect=True)
+def test_isolation_of_every_kind(bank: Bank, level: Any) -> None:
+    """Whatever isolation a program's connections have, of racing deliveries one does the work."""
+    engine = engine_on(bank.url, isolation_level=level)
+
+    @charged(bank, engine)
+    def charge(message: Message, connection: Connection) -> None:
+        insert(connection, message)
+
+    messages = [Message(str(n)) for n in range(5)]
+    at_once(4, lambda _: [charge(message) for message in messages])
+    engine.dispose()
+    assert bank.rows() == len(messages)
+    assert bank.ledger.counts() == {("billing", State.COMPLETED): len(messages)}

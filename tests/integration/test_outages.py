@@ -19,7 +19,8 @@ from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key, State
 from oncely.ledger import open_ledger
 from oncely.stores.retrying import patiently
-from oncely.stores.sql import engines, store
+from oncely.stores.sql import engines
+from oncely.stores.sql import sql_store as store
 from oncely.testing import granted
 
 _DEADLINE_S = 30.0

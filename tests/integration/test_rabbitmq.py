@@ -15,11 +15,12 @@ from pika.channel import Channel
 
 from oncely.core.errors import ConfigError, PublishRefused
 from oncely.core.message import Message
-from oncely.transports.base import Ack, DeadLetter, Delay, Delivery, Requeue, Transport
-from oncely.transports.opening import open_transport
+from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue
+from oncely.transports.open_transport import open_transport
 from oncely.transports.rabbitmq.connection import Line
 from oncely.transports.rabbitmq.messages import content_of
 from oncely.transports.rabbitmq.publishing import Publisher
+from oncely.transports.transport import Delivery, Transport
 
 _DEADLINE_S = 30.0
 _QUEUE = "orders"

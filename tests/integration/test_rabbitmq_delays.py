@@ -13,9 +13,11 @@ from tests.servers import Rabbitmq
 
 from oncely.core.errors import TransportError
 from oncely.core.message import Message
-from oncely.transports.base import Ack, Delay, Delivery, Requeue, Transport
-from oncely.transports.opening import open_transport
-from oncely.transports.rabbitmq import delaying, inbox, messages, topology
+from oncely.core.verdicts import Ack, Delay, Requeue
+from oncely.transports.open_transport import open_transport
+from oncely.transports.rabbitmq import arrivals as inbox
+from oncely.transports.rabbitmq import delaying, messages, topology
+from oncely.transports.transport import Delivery, Transport
 
 _DEADLINE_S = 30.0
 _QUEUE = "orders"

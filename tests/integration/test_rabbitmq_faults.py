@@ -15,8 +15,9 @@ from tests.servers import HOST, Rabbitmq
 
 from oncely.core.errors import BrokerRefused, TransportError
 from oncely.core.message import Message
-from oncely.transports.base import Ack, DeadLetter, Delay, Delivery, Requeue, Transport
-from oncely.transports.opening import open_transport
+from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue
+from oncely.transports.open_transport import open_transport
+from oncely.transports.transport import Delivery, Transport
 
 _DEADLINE_S = 60.0
 _SOON_S = 30.0

@@ -16,7 +16,7 @@ from oncely.core.message import Message
 from oncely.core.record import State
 from oncely.ledger import Ledger, open_ledger
 from oncely.outbox import Relay
-from oncely.transports.opening import open_transport
+from oncely.transports.open_transport import open_transport
 
 _DEADLINE_S = 90.0
 _RELAYS = 4
@@ -56,7 +56,7 @@ def wait_until(condition: Callable[[], bool], working: Sequence[RelayProcess] = 
 
 
 def is_through(ledger: Ledger) -> bool:
-    return ledger.backlog().waiting == 0
+    return ledger.mailbox.backlog().waiting == 0
 
 
 def check_order(messages: list[Message], places: int) -> None:
@@ -99,7 +99,7 @@ def test_a_relay_is_killed(ledger: Ledger, url: str, queues: str, point: str) ->
     with relays(1, url, queues, ONCELY_CRASH_POINT=f"{point}:3") as [doomed]:
         doomed.begin(batch=batch, hold="1s")
         assert doomed.await_crash() == signal.SIGKILL
-    published, waiting = len(arrived(queues)), ledger.backlog().waiting
+    published, waiting = len(arrived(queues)), ledger.mailbox.backlog().waiting
     assert 1 <= published - (messages - waiting) <= batch
     with relays(1, url, queues) as [heir]:
         heir.begin(batch=batch, poll="20ms")
@@ -120,11 +120,11 @@ def test_refused(ledger: Ledger, queues: str) -> None:
         # In each lane ten places have one digit, and the last two have two.
         report = Relay(ledger, narrow, tries=1).send_waiting()
     assert (report.sent, report.refused, report.set_aside) == (20, 0, 4)
-    assert ledger.backlog().waiting == 0
+    assert ledger.mailbox.backlog().waiting == 0
     with closing(open_transport(queues)) as wide:
         relay = Relay(ledger, wide)
         assert relay.send_waiting().sent == 0
-        assert ledger.send_again() == 4
+        assert ledger.mailbox.send_again() == 4
         assert relay.send_waiting().sent == 4
     check_order(arrived(queues), 12)
     assert ledger.counts() == {(CONSUMER, State.COMPLETED): 24}

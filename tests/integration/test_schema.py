@@ -22,7 +22,7 @@ from tests.integration.drivers import (
 from oncely.core.errors import ConfigError, StoreError
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
-from oncely.stores.opening import open_store
+from oncely.stores.open_store import open_store
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.migrating import _config
 from oncely.testing import at_once, granted
@@ -57,7 +57,7 @@ def check_usable(ledger: Ledger, key: Key) -> None:
     claim = granted(ledger.claim(key))
     ledger.keep_step(claim, "step", 1)
     ledger.handled(claim, None, [deferred("m", parent=key)])
-    ledger.sent(ledger.take_deferred(1, "60s"))
+    ledger.mailbox.sent(ledger.mailbox.take(1, "60s"))
     assert ledger.counts() == {(key.consumer, State.COMPLETED): 1}
     assert ledger.steps(key) == {"step": 1}
     assert ledger.size()
@@ -97,7 +97,7 @@ def test_older_schema(url: str, key: Key) -> None:
         ledger.complete(granted(ledger.claim(key)), {"total": 3})
         record = ledger.find(key)
         assert ledger.problems() == [
-            "processed_messages is at migration 0001 of 0002; type: oncely migrate"
+            "processed_messages is at migration 0001 of 0003; type: oncely migrate"
         ]
         with pytest.raises(StoreError, match=r"of an older version; call migrate\(\)"):
             ledger.steps(key)
@@ -106,6 +106,7 @@ def test_older_schema(url: str, key: Key) -> None:
         assert ledger.find(key) == record
         assert _shape(url, "deferred_messages") == _shape(url, "other_deferred")
         assert _shape(url, "message_steps") == _shape(url, "other_steps")
+        assert _shape(url, "message_consumers") == _shape(url, "other_consumers")
         ledger.forget(key)
         check_usable(ledger, key)
 
@@ -290,7 +291,7 @@ _MYSQL_DRIFTS |= {
 _ALL_DRIFTS = {
     f"{_D} DROP COLUMN delay_s": "the column delay_s is missing",
     "DROP TABLE message_steps": "processed_messages: its table message_steps is missing",
-    "DELETE FROM processed_messages_version": "is at migration none of 0002; type: oncely migrate",
+    "DELETE FROM processed_messages_version": "is at migration none of 0003; type: oncely migrate",
     "DROP TABLE processed_messages": "there is no table processed_messages; type: oncely migrate",
 }
 DRIFTS = [

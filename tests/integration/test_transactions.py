@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 from tests.conformance.conftest import url_of
+from tests.integration.lines import Line
 from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql, wait_until
-from tests.integration.test_lost_replies import Line, delivers, line  # noqa: F401 - fixtures.
 from tests.integration.test_schema import _run as run_by_hand
 from tests.integration.transacting import DEFERRED, handle
 from tests.servers import Postgresql
@@ -21,9 +21,9 @@ from tests.servers import Postgresql
 from oncely.core.errors import StoreError
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
-from oncely.stores.base import Inside
-from oncely.stores.opening import open_store
-from oncely.stores.sql import SqlStore, listening
+from oncely.stores.open_store import open_store
+from oncely.stores.sql import SqlStore, looking
+from oncely.stores.store import Inside
 from oncely.testing import granted
 from oncely.testing.doing import PARENT, deferred, ids_of
 
@@ -73,11 +73,7 @@ def test_cost_on_postgresql(postgresql_url: str, monkeypatch: pytest.MonkeyPatch
             asked.clear()
             messages = [deferred(str(n), parent=claim.key, position=n) for n in range(3)]
             ledger.handled(claim, None, messages)
-            # The first also tells those who listen.
-            assert asked in (
-                ["BEGIN", "UPDATE", "WITH", "COMMIT"],
-                ["BEGIN", "UPDATE", "INSERT", "COMMIT"],
-            )
+            assert asked == ["BEGIN", "UPDATE", "INSERT", "COMMIT"]
 
 
 # ---- What goes wrong inside --------------------------------------------------------------------
@@ -145,7 +141,7 @@ def test_session_ended_inside(kind: str, request: pytest.FixtureRequest) -> None
         assert runs == [0, 1]
         with closing(Ledger(store)) as ledger:
             assert ledger.steps(PARENT) == {"run 2": 1}
-            assert ids_of(ledger.deferred(PARENT)) == ["m"]
+            assert ids_of(ledger.mailbox.deferred(PARENT)) == ["m"]
 
 
 def test_body_too_large_for_a_statement(mysql_url: str) -> None:
@@ -160,7 +156,7 @@ def test_body_too_large_for_a_statement(mysql_url: str) -> None:
 
 
 @pytest.mark.parametrize("word", [b"BEGIN", b"deferred_messages", b"COMMIT"])
-def test_handled_with_deferred(line: Line, delivers: bool, word: bytes) -> None:  # noqa: F811
+def test_handled_with_deferred(line: Line, delivers: bool, word: bytes) -> None:
     """Handled and deferred are stored once, whatever the line did."""
     claim = granted(line.ledger.claim(PARENT))
     line.proxy.cut(word, delivers=delivers)
@@ -168,22 +164,22 @@ def test_handled_with_deferred(line: Line, delivers: bool, word: bytes) -> None:
     record = line.stored(PARENT)
     assert record is not None
     assert (record.state, record.result, record.attempts) == (State.HANDLED, {"total": 3}, 1)
-    assert ids_of(line.other.deferred(PARENT)) == ["0", "1", "2"]
+    assert ids_of(line.other.mailbox.deferred(PARENT)) == ["0", "1", "2"]
 
 
-def test_sent(line: Line, delivers: bool) -> None:  # noqa: F811
+def test_sent(line: Line, delivers: bool) -> None:
     """What was sent is sent, and its parent completed, whatever the line did."""
     line.other.handled(granted(line.other.claim(PARENT)), None, [deferred("m")])
-    messages = line.other.take_deferred(1, "60s")
+    messages = line.other.mailbox.take(1, "60s")
     line.proxy.cut(b"COMMIT", delivers=delivers)
-    line.ledger.sent(messages)
+    line.ledger.mailbox.sent(messages)
     record = line.stored(PARENT)
     assert record is not None
     assert record.state is State.COMPLETED
-    assert line.other.deferred(PARENT) == []
+    assert line.other.mailbox.deferred(PARENT) == []
 
 
-def test_keep_step(line: Line, delivers: bool) -> None:  # noqa: F811
+def test_keep_step(line: Line, delivers: bool) -> None:
     """A step is kept once, whatever the line did."""
     claim = granted(line.ledger.claim(PARENT))
     line.proxy.cut(b"COMMIT", delivers=delivers)
@@ -192,7 +188,7 @@ def test_keep_step(line: Line, delivers: bool) -> None:  # noqa: F811
     line.ledger.complete(claim)
 
 
-def test_forget(line: Line, delivers: bool) -> None:  # noqa: F811
+def test_forget(line: Line, delivers: bool) -> None:
     """What is forgotten is gone with all that was kept with it, whatever the line did."""
     claim = granted(line.other.claim(PARENT))
     line.other.keep_step(claim, "step", 1)
@@ -200,7 +196,7 @@ def test_forget(line: Line, delivers: bool) -> None:  # noqa: F811
     line.proxy.cut(b"COMMIT", delivers=delivers)
     line.ledger.forget(PARENT)
     assert line.stored(PARENT) is None
-    assert (line.other.steps(PARENT), line.other.deferred(PARENT)) == ({}, [])
+    assert (line.other.steps(PARENT), line.other.mailbox.deferred(PARENT)) == ({}, [])
 
 
 # ---- Kills -------------------------------------------------------------------------------------
@@ -293,7 +289,7 @@ def _check_whole(ledger: Ledger, handled: dict[str, list[int]]) -> None:
     somebody was told is so.
     """
     records = {record.key: record for record in ledger.scan(limit=100_000)}
-    waiting = Counter(message.parent for message in ledger.take_deferred(100_000, "1h"))
+    waiting = Counter(message.parent for message in ledger.mailbox.take(100_000, "1h"))
     for key, record in records.items():
         assert record.state in (State.HANDLED, State.PROCESSING)
         is_handled = record.state is State.HANDLED
@@ -317,20 +313,20 @@ def test_another_process_is_told(store: SqlStore, url: str) -> None:
         waiter.await_end()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "mysql"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mysql"])
 def test_own_process_is_told(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the same process has deferred ends a wait at once, and not at the next look."""
-    monkeypatch.setattr(listening, "_LOOK_S", 10 * _DEADLINE_S)
+    monkeypatch.setattr(looking, "_LOOK_S", 10 * _DEADLINE_S)
     pausing = Event()
-    pause = listening.Looking._pause
+    pause = looking.Looking._pause
 
-    def noted(looking: listening.Looking, pause_s: float) -> bool:
+    def noted(waiting: looking.Looking, pause_s: float) -> bool:
         pausing.set()
-        return pause(looking, pause_s)
+        return pause(waiting, pause_s)
 
-    monkeypatch.setattr(listening.Looking, "_pause", noted)
+    monkeypatch.setattr(looking.Looking, "_pause", noted)
     for store in _opened(url_of(kind, request, tmp_path)):
         waiter = _Waiter(store)
         assert pausing.wait(_DEADLINE_S)
@@ -341,31 +337,6 @@ def test_own_process_is_told(
 def _tells(store: SqlStore, number: int, waiter: "_Waiter") -> bool:
     handle(Ledger(store), Key("billing", str(number)))
     return waiter.has_ended(0.05)
-
-
-def test_postgresql_tells(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PostgreSQL tells itself, also after its line to the waiting one was cut."""
-    monkeypatch.setattr(listening, "_LOOK_S", 10 * _DEADLINE_S)
-    [store], [other] = [[*_opened(postgresql_url)] for _ in range(2)]
-    with closing(store), closing(other), closing(psycopg.connect(postgresql_url)) as by_hand:
-        by_hand.autocommit = True
-        for name in ("1", "2"):
-            waiter = _Waiter(store)
-            _await_listener(by_hand)
-            monkeypatch.setattr(other._database.inside, "_told_at", -1.0)
-            handle(Ledger(other), Key("billing", name))
-            waiter.await_end()
-            by_hand.execute(f"SELECT pg_terminate_backend(pid) {_LISTENERS}")
-            # The cut line ends a wait, too.
-            _Waiter(store).await_end()
-
-
-_LISTENERS = "FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
-
-
-def _await_listener(by_hand: "psycopg.Connection[Any]") -> None:
-    statement = f"SELECT count(*) {_LISTENERS}"
-    wait_until(lambda: by_hand.execute(statement.encode()).fetchone() == (1,))
 
 
 class _Waiter:

@@ -10,11 +10,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from tests.conformance.conftest import url_of
 
 from oncely.ledger import Ledger, open_ledger
-from oncely.stores.base import Store
-from oncely.stores.memory import MemoryStore
+from oncely.stores.memory_store import MemoryStore
 from oncely.stores.redis import RedisStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import server_engine, sqlite_engine
+from oncely.stores.store import Store
 from oncely.testing import ManualClock
 
 SQL = ("sqlite", "postgresql", "mysql")

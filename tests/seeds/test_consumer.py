@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from oncely import Consumer, Message, Policy, Reject, at_most_once, open_ledger, open_transport
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
-from oncely.transports.base import Transport
+from oncely.transports.transport import Transport
 
 SMS, EMAIL = "notification.sms.send", "notification.email.send"
 NAME = "notification-service"

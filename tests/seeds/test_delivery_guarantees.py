@@ -23,6 +23,7 @@ from oncely.core.errors import (
     MessageError,
     TooOldError,
 )
+from oncely.core.ids import Id
 from oncely.core.message import Message
 from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_once
 from oncely.core.record import Key, State
@@ -137,7 +138,7 @@ def test_effectively_once_in_a_work_transaction(ledger: Ledger, engine: Engine) 
 # ---- The tracker -------------------------------------------------------------------------------
 
 
-def handle_tracked(connection: Connection | Session, message_id: str = MESSAGE.id) -> bool:
+def handle_tracked(connection: Connection | Session, message_id: Id = MESSAGE.id) -> bool:
     """A handler that handles redeliveries itself; whether it did the work."""
     tracker = MessageTracker(connection, _CONSUMER)
     if tracker.has_processed(message_id):
@@ -154,6 +155,14 @@ def test_tracked_work_is_done_once(ledger: Ledger, engine: Engine) -> None:
             assert handle_tracked(connection) is expected
     assert orders_in(engine) == ["pens"]
     assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
+
+
+def test_tracked_by_numbers(ledger: Ledger, engine: Engine) -> None:
+    """A number and its text are one message."""
+    for message_id, expected in ((17, True), ("17", False), (17, False)):
+        with engine.begin() as connection:
+            assert handle_tracked(connection, message_id) is expected
+    assert ledger.find(Key(_CONSUMER, 17)) is not None
 
 
 def test_tracked_work_that_fails_is_not_marked(ledger: Ledger, engine: Engine) -> None:

@@ -1,5 +1,6 @@
 """The idempotence service: what it answers before a handler, and what it keeps until after."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,15 +16,16 @@ import pytest
 from sqlalchemy import Engine, text
 from tests.seeds.conftest import SQL, OpenLedger, open_real, orders_in
 
+from oncely._util.signals import told_to_stop
 from oncely.core.control import Retry, Unrecoverable
 from oncely.core.errors import FencedError, MessageError, RefusedError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.handling import held_message
 from oncely.ledger import Ledger
+from oncely.lifecycle import held_message
 from oncely.service import IdempotenceService, ProcessingStatus
-from oncely.stores.memory import MemoryStore
+from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock, MeddlingStore, at_once
 
 _CONSUMER = "inbox-work"
@@ -224,19 +226,26 @@ def _away() -> None:
 
 
 @in_memory
-def test_ignore_when_too_old(service: IdempotenceService, clock: ManualClock) -> None:
-    """A message older than what the ledger remembers may have run before: it does not run."""
-    month_before = datetime.fromtimestamp(clock.now, UTC) - timedelta(days=31)
-    old = replace(MESSAGE, time=month_before)
+def test_ignore_when_too_old(
+    service: IdempotenceService, ledger: Ledger, clock: ManualClock
+) -> None:
+    """A message that the ledger may have forgotten may have run before: it does not run."""
+    old = replace(MESSAGE, time=datetime.fromtimestamp(clock.now, UTC))
+    service.processing_status(old)
+    service.processing_completed(old)
+    clock.advance(31 * 86_400)
+    assert ledger.purge("30d") == 1
     assert service.processing_status(old) is IGNORE
     assert service.reason(old) == "too_old"
 
 
 @in_memory
-def test_too_old_by_the_clock_of_the_store(service: IdempotenceService, clock: ManualClock) -> None:
-    """The store's clock says what is too old; the worker's, years ahead of it here, does not."""
-    now = datetime.fromtimestamp(clock.now, UTC)
-    assert service.processing_status(replace(MESSAGE, time=now)) is ASSIGNED
+def test_what_is_old_to_a_new_ledger(service: IdempotenceService) -> None:
+    """A ledger that has forgotten nothing takes a message of any age."""
+    assert (
+        service.processing_status(replace(MESSAGE, time=datetime(1999, 1, 1, tzinfo=UTC)))
+        is ASSIGNED
+    )
 
 
 @in_memory
@@ -469,7 +478,9 @@ def test_a_handler_may_choose_its_delay(service: IdempotenceService) -> None:
 def test_stopped_handler_has_not_failed(service: IdempotenceService, ledger: Ledger) -> None:
     """A handler stopped by a shutdown gives its claim back, and no attempt is counted."""
     service.processing_status(MESSAGE)
-    assert service.processing_failed(MESSAGE, KeyboardInterrupt()) == timedelta(0)
+    with told_to_stop():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert service.processing_failed(MESSAGE, KeyboardInterrupt()) == timedelta(seconds=1)
     assert ledger.counts() == {}
     assert service.processing_status(MESSAGE) is ASSIGNED
 
@@ -622,7 +633,7 @@ def test_nothing_is_left_of_a_handler_that_fails(ledger: Ledger, engine: Engine)
     # Closed without a commit: it is rolled back.
     assert orders_in(engine) == []
     assert ledger.counts() == {}
-    assert ledger.deferred(Key(_CONSUMER, MESSAGE.id)) == []
+    assert ledger.mailbox.deferred(Key(_CONSUMER, MESSAGE.id)) == []
     assert IdempotenceService(ledger, _CONSUMER).processing_status(MESSAGE) is ASSIGNED
 
 
@@ -660,9 +671,10 @@ def test_claims_of_a_service_that_is_gone_run_out(ledger: Ledger, clock: ManualC
     service = IdempotenceService(ledger, _CONSUMER, lease="60s")
     assert service.processing_status(MESSAGE) is ProcessingStatus.ASSIGNED
     heartbeat = service._handling.heartbeat
-    claim = service._assigned[Key(_CONSUMER, MESSAGE.id)].claim
+    held = service._assigned[Key(_CONSUMER, MESSAGE.id)].turn.held
+    assert held is not None
     del service
-    assert not heartbeat.is_good(claim)
+    assert not heartbeat.is_good(held.claim)
     clock.advance(61)
     successor = IdempotenceService(ledger, _CONSUMER, lease="60s")
     assert successor.processing_status(MESSAGE) is ProcessingStatus.ASSIGNED

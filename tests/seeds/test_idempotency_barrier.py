@@ -216,10 +216,10 @@ def test_the_message_inside(ledger: Ledger) -> None:
     with message_context("1", _QUEUE):
         with pytest.raises(ConnectionError):
             on_order(Message("1"))
-        assert ledger.deferred(_KEY) == []
+        assert ledger.mailbox.deferred(_KEY) == []
         on_order(Message("1"))
     assert len(debits) == 2, "one debit, and the note"
-    assert [deferred.destination for deferred in ledger.deferred(_KEY)] == ["mail"]
+    assert [deferred.destination for deferred in ledger.mailbox.deferred(_KEY)] == ["mail"]
 
 
 # ---- The context -------------------------------------------------------------------------------

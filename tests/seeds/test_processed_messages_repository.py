@@ -12,8 +12,8 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.ledger import Ledger
 from oncely.repository import ProcessedMessageRepository
-from oncely.stores.base import Loaded
-from oncely.stores.memory import MemoryStore
+from oncely.stores.memory_store import MemoryStore
+from oncely.stores.store import Loaded
 from oncely.testing import ManualClock, at_once, granted
 
 _ID = "0b0e2f9e-8a0c-4c1b-9f57-3d1f7a0b6a11"

@@ -1,4 +1,4 @@
-"""One Spark session for all tests here, and ways to write to the sink and look at its effects."""
+"""Ways to write to the sink and to look at its effects."""
 
 import json
 import os
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from oncely import Ledger, open_ledger
-from oncely.spark.session import open_session
 from oncely.spark.sink.channel import DriverChannel
 from oncely.spark.sink.counts import Counts
 
@@ -18,15 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 SCHEMA = "id string, body string, source string"
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator["SparkSession"]:
-    """A session that tries a failed task again."""
-    session = open_session("tests", {"spark.master": "local[2,4]"})
-    yield session
-    session.stop()
 
 
 class Effects:

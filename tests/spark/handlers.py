@@ -72,13 +72,6 @@ def give_up(message: oncely.Message) -> None:
     raise oncely.Unrecoverable("no such account")
 
 
-def break_down(message: oncely.Message) -> None:
-    """Let the first attempt of the task break down at one message, by what is no failure of it."""
-    if message.get("breaks") and _first_attempt():
-        sys.exit("the disk is gone")
-    work(message)
-
-
 def be_killed(message: oncely.Message) -> None:
     """Let the first attempt of the task be killed at one message."""
     if message.get("breaks") and _first_attempt():

@@ -10,11 +10,11 @@ from sqlalchemy import text
 
 from oncely import Claim, Granted, Key, Record, open_ledger
 from oncely.spark.modes.table_rows import TableRowsTask
+from oncely.spark.modes.target_table import open_target, work_engine
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.options import read_options
 from oncely.spark.sink.quarantine import Quarantine
-from oncely.target_table import open_target, work_engine
+from oncely.spark.sink.sink_options import read_options
 
 PAYMENTS = (
     "CREATE TABLE payments (id VARCHAR(64) PRIMARY KEY, account VARCHAR(20) NOT NULL,"

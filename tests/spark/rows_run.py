@@ -11,7 +11,12 @@ from oncely.spark.session import open_session
 
 def main(folder: str, ledger: str, temporary: str) -> None:
     """Write what is in the folder."""
-    spark = open_session("rows", {"spark.master": "local[2,4]", "spark.local.dir": temporary})
+    settings = {
+        "spark.master": "local[2,4]",
+        "spark.local.dir": temporary,
+        "spark.python.daemon.module": "tests.spark_daemon",
+    }
+    spark = open_session("rows", settings)
     options = {"mode": "rows", "consumer": "tests", "ledger": ledger, "table": "payments"}
     payments = spark.read.parquet(folder).repartition(4, "id")
     payments.write.format("oncely").options(**options, chunk="1000").mode("append").save()

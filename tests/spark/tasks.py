@@ -11,15 +11,15 @@ import pyarrow as pa
 from sqlalchemy import text
 
 from oncely import Key, Ledger, Message
-from oncely.crashpoints import kill_at, reached
-from oncely.handling.transacting import Begins
+from oncely._util.crash_points import kill_at, reached
+from oncely.lifecycle.transacting import Begins
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.leased import LeasedTask
 from oncely.spark.modes.transactional import TransactionalTask
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.options import read_options
 from oncely.spark.sink.quarantine import Quarantine
+from oncely.spark.sink.sink_options import read_options
 
 CONSUMER = "tests"
 

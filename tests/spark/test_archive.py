@@ -1,4 +1,4 @@
-"""A backfill of what is older than the retention: the archive knows it, or it is refused."""
+"""A backfill of what the ledger has forgotten: the archive knows it, or it is refused."""
 
 import sqlite3
 import time
@@ -16,7 +16,7 @@ from oncely import Key, Ledger
 from oncely.archive.layout import SPARK_SCHEMA
 from oncely.archive.writing import archive
 from oncely.core.errors import ConfigError
-from oncely.spark.sink.options import read_options
+from oncely.spark.sink.sink_options import read_options
 from oncely.testing import granted
 
 if TYPE_CHECKING:
@@ -29,13 +29,15 @@ LONG_AGO = datetime.now(UTC).replace(hour=12) - timedelta(days=100)
 
 @pytest.fixture
 def archived(tmp_path: Path, ledger: Ledger, ledger_url: str) -> str:
-    """The folder of an archive that knows "done", "failed" and "spent", seen 100 days ago."""
+    """The folder of an archive that knows "done", "failed" and "spent", seen 100 days ago, an hour
+    after they were sent.
+    """
     keys = [Key("tests", name) for name in ("first", "done", "failed", "spent")]
     first, done, failed, spent = [granted(each) for each in ledger.claim_many(keys)]
     ledger.complete_many([first, done])
     ledger.fail(failed, "no")
     ledger.fail(spent, "no", final=True)
-    age_s = time.time() - LONG_AGO.timestamp()
+    age_s = time.time() - LONG_AGO.timestamp() - 3_600
     with closing(sqlite3.connect(ledger_url.removeprefix("sqlite:///"))) as connection, connection:
         for name, more_s in (("first", 2 * DAY_S), ("done", 0), ("failed", 0), ("spent", 0)):
             connection.execute(

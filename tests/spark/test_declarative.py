@@ -29,7 +29,10 @@ def test_the_example(tmp_path: Path) -> None:
     ledger.migrate()
     ledger.complete(granted(ledger.claim(Key("notification-service", "n-2"))))
     run = subprocess.run(
-        [program("spark-pipelines"), "run", "--conf", "spark.ui.enabled=false"],
+        [
+            *(program("spark-pipelines"), "run", "--conf", "spark.ui.enabled=false"),
+            *("--conf", "spark.python.daemon.module=tests.spark_daemon"),
+        ],
         cwd=project,
         # The port of the server that Spark starts for itself is a free one under SPARK_TESTING.
         env=environment(**QUICK_JAVA, SPARK_TESTING="1"),

@@ -126,9 +126,9 @@ def test_nothing_is_left_behind(
     frame: Frame, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts that were fetched are gone from where they were handed over."""
-    before = set(Path(tempfile.gettempdir()).glob("oncely-*"))
+    before = set(Path(tempfile.gettempdir()).glob("oncely-*.json"))
     process(frame("a"), **settings)
-    assert set(Path(tempfile.gettempdir()).glob("oncely-*")) <= before
+    assert set(Path(tempfile.gettempdir()).glob("oncely-*.json")) <= before
 
 
 def test_settings_of_the_session(
@@ -151,7 +151,8 @@ def test_options_for_a_writer(spark: "SparkSession", configure: Callable[..., No
     told = sink_options(
         spark,
         handler=handlers.work,
-        backoff=["5s", timedelta(minutes=2)],
+        backoff=["5s", timedelta(minutes=2), 0.5],
+        lease=60,
         tries=3,
         on_busy=None,
     )
@@ -160,7 +161,8 @@ def test_options_for_a_writer(spark: "SparkSession", configure: Callable[..., No
         "on_busy": "discard",
         "handler": "tests.spark.handlers:work",
         "handler_path": str(Path(__file__).parents[2]),
-        "backoff": "5s,120.0s",
+        "backoff": "5s,120.0s,0.5s",
+        "lease": "60s",
         "tries": "3",
     }
 

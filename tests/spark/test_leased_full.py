@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy import create_engine, text
 from tests.conformance.conftest import url_of
 from tests.servers import free_port
-from tests.spark.tasks import append, batches_of, is_killed_at, key_of, run_task, task_of, use
+from tests.spark.tasks import append, is_killed_at, key_of, run_task, use
 
 from oncely import Ledger, Message, MessageError, Record, Relay, State, open_ledger
-from oncely.core.message import idempotency_key
+from oncely.core.record import idempotency_key
 from oncely.spark.sink.counts import Counts
 from oncely.testing import granted
-from oncely.transports.opening import open_transport
+from oncely.transports.open_transport import open_transport
 
 Run = Callable[..., Counts]
 
@@ -125,7 +125,7 @@ def test_what_is_sent_waits_for_the_end(url: str, tmp_path: Path) -> None:
     for ledger in opened(url):
         counts = run_task(ledger, handle, tmp_path, ["a", "b", "c"], tries="2", backoff="10ms")
         assert (counts.handled, counts.failed) == (2, 1)
-        assert ledger.backlog().waiting == 2
+        assert ledger.mailbox.backlog().waiting == 2
         assert ledger.counts() == {("tests", State.HANDLED): 2, ("tests", State.FAILED): 1}
         with closing(open_transport(queue)) as transport:
             assert Relay(ledger, transport).send_waiting().sent == 2
@@ -151,7 +151,7 @@ def test_a_broker_that_is_away_stops_nothing(run: Run, ledger: Ledger) -> None:
     away = f"amqp://guest:guest@127.0.0.1:{free_port()}/"
     counts = run(lambda message: message.send("receipts", {}), "a", "b", transport=away)
     assert counts.handled == 2
-    assert ledger.backlog().waiting == 2
+    assert ledger.mailbox.backlog().waiting == 2
 
 
 def test_what_an_earlier_task_left_is_sent(run: Run, ledger: Ledger, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_who_was_taken_over_stores_nothing(run: Run, ledger: Ledger, file: str) 
     counts = run(handle, "a", results="keep", since="0", tries="1")
     engine.dispose()
     assert (counts.handled, counts.duplicates_input) == (0, 1)
-    assert ledger.backlog().waiting == 0
+    assert ledger.mailbox.backlog().waiting == 0
     record = record_of(ledger, "a")
     assert (record.state, record.result) == (State.COMPLETED, "theirs")
 
@@ -280,25 +280,30 @@ def aged(id_: str, days: float) -> dict[str, Any]:
     return {"id": id_, "time": datetime.now(UTC) - timedelta(days=days)}
 
 
+def forget(ledger: Ledger, age: timedelta) -> None:
+    """Have the ledger forget what was sent longer ago than that."""
+    ledger._store.forget_until({"tests": ledger.now() - age.total_seconds()})
+
+
 def test_too_old_is_set_aside(run: Run, ledger: Ledger) -> None:
     """What the ledger may have forgotten is not run; what it knows, however old, is a duplicate."""
+    forget(ledger, timedelta(days=7))
     ledger.complete(granted(ledger.claim(key_of("known"))))
     rows = [aged("new", 6.9), aged("old", 7.1), aged("known", 40), {"id": "timeless"}]
     rows.append({"id": "naive", "time": datetime.now(UTC).replace(tzinfo=None)})
     ran: list[str] = []
-    counts = run(lambda message: ran.append(message.id), *rows, retention="7d")
+    counts = run(lambda message: ran.append(message.id), *rows)
     [(reason, count)] = counts.quarantined.items()
-    assert reason.startswith("too old: older than the retention of 7d")
+    assert reason.startswith("too old: sent before ")
     assert (count, counts.handled, counts.duplicates_ledger) == (1, 3, 1)
     assert sorted(ran) == ["naive", "new", "timeless"]
     assert ledger.find(key_of("old")) is None
-    assert run(lambda _: None, aged("old", 7.1), retention="7d", on_too_old="run").handled == 1
+    assert run(lambda _: None, aged("old", 7.1), on_too_old="run").handled == 1
 
 
-def test_asking_for_age_costs_nothing_where_all_are_new(ledger: Ledger, tmp_path: Path) -> None:
-    """The ledger is asked about none of them."""
-    asked: list[object] = []
-    ledger.find_many = lambda keys: asked.append(keys) or {}  # type: ignore[method-assign, func-returns-value]
-    task = task_of(ledger, lambda _: None, tmp_path)
-    task.run(batches_of([aged(f"m{number}", 1) for number in range(10)]))
-    assert (task.counts.handled, asked) == (10, [])
+def test_a_backfill(run: Run, ledger: Ledger) -> None:
+    """A ledger that has forgotten nothing takes last year's messages, all of them, once."""
+    rows = [aged(str(n), 365 + n) for n in range(5)]
+    counts = run(lambda _: None, *rows, retention="7d")
+    assert (counts.handled, counts.quarantined.total()) == (5, 0)
+    assert run(lambda _: None, *rows).duplicates_ledger == 5

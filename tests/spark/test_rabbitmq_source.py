@@ -1,10 +1,7 @@
 """RabbitMQ as a source of Spark, to the sink and a ledger in SQLite."""
 
 import pickle
-import re
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 from tests.servers import Rabbitmq
-from tests.spark.conftest import HERE, environment
+from tests.spark.conftest import HERE
 
 from oncely import Ledger, Message, State, open_transport
-from oncely.spark.rabbitmq.options import read_rabbitmq_options
-from oncely.spark.rabbitmq.source import SCHEMA, RabbitmqDataSource
+from oncely.spark.rabbitmq.rabbitmq_source import SCHEMA, RabbitmqDataSource
+from oncely.spark.rabbitmq.source_options import read_rabbitmq_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -251,74 +248,6 @@ def test_a_repr_does_not_show_the_url() -> None:
     """Nor does what anybody logs of the options."""
     options = {"url": f"amqp://oncely:{PASSWORD}@h", "queue": "orders", "spool": "spool"}
     assert PASSWORD not in repr(read_rabbitmq_options(options))
-
-
-# A program of a user's: a queue read as a stream, whose handler sends, and as a batch; all logs
-# on, all that Spark shows printed.
-_PROGRAM = """
-import logging, sys
-logging.basicConfig(level=logging.DEBUG)
-from oncely.spark.session import open_session
-[folder] = sys.argv[1:]
-settings = {"spark.master": "local[1]", "spark.eventLog.enabled": "true",
-            "spark.eventLog.compress": "false", "spark.eventLog.dir": f"file:{folder}/events"}
-spark = open_session("secrets", settings)
-spark.sparkContext.setLogLevel("INFO")
-source = {"url": "env:BROKER_SECRET", "queue": "orders", "spool": f"{folder}/spool"}
-rows = spark.readStream.format("oncely-rabbitmq").options(**source).load()
-query = (rows.writeStream.format("oncely").trigger(availableNow=True)
-         .option("checkpointLocation", f"{folder}/checkpoint")
-         .options(consumer="tests", ledger=f"sqlite:///{folder}/ledger.db", handler="sending:send",
-                  handler_path=folder, quarantine=f"{folder}/quarantine",
-                  transport=f"file:{folder}/secret")
-         .start())
-query.awaitTermination()
-query.explain(True)
-print(query.lastProgress)
-source = {"url": f"file:{folder}/secret", "queue": "others", "spool": f"{folder}/batch"}
-batch = spark.read.format("oncely-rabbitmq").options(**source).load()
-print("rows:", batch.count())
-batch.explain("extended")
-batch.explain("formatted")
-print(spark.sparkContext.getConf().getAll())
-spark.stop()
-"""
-_SENDING = "def send(message):\n    message.send('receipts', {'for': message.id})\n"
-
-
-def test_a_password_reaches_no_page_and_no_log(
-    private_rabbitmq: Rabbitmq, publish: Publish, tmp_path: Path
-) -> None:
-    """The source's and the transport's: neither output nor logs, event log, plans, checkpoint,
-    spool or quarantine hold it.
-    """
-    private_rabbitmq.ctl("add_user", "spark", PASSWORD)
-    private_rabbitmq.ctl("set_permissions", "spark", ".*", ".*", ".*")
-    url = re.sub("://[^@]*@", f"://spark:{PASSWORD}@", private_rabbitmq.url)
-    publish(url, ["a", "b"])
-    (tmp_path / "events").mkdir()
-    (tmp_path / "program.py").write_text(_PROGRAM)
-    (tmp_path / "sending.py").write_text(_SENDING)
-    secret = tmp_path / "secret"
-    secret.write_text(url)
-    run = subprocess.run(
-        [sys.executable, tmp_path / "program.py", tmp_path],
-        env=environment(BROKER_SECRET=url),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3_000:]
-    assert "rows: 0" in run.stdout
-    with closing(open_transport(url)) as transport:
-        assert transport.receive("receipts", 1, 10)
-    secret.unlink()
-    shown = {str(file): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    events = b"".join(text for name, text in shown.items() if "/events/" in name)
-    assert b"SparkListenerSQLExecutionStart" in events
-    shown |= {"stdout": run.stdout.encode(), "stderr": run.stderr.encode()}
-    assert [name for name, text in shown.items() if PASSWORD.encode() in text] == []
 
 
 def _wait(until: Callable[[], bool], query: "StreamingQuery") -> None:

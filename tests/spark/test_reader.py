@@ -160,7 +160,7 @@ def count_pushed(url: str, filters: list[Filter]) -> int:
         ({}, 'option ledger: missing; write .option("ledger", "sqlite:////var/lib/ledger.db")'),
         ({"ledger": "sqlite:////x.db", "partition": "2"}, "did you mean 'partitions'?"),
         ({"ledger": "sqlite:////x.db", "state": "done"}, "option state: 'done' is not offered"),
-        ({"ledger": "sqlite:////x.db", "partitions": "0"}, "no whole number of 1 or more"),
+        ({"ledger": "sqlite:////x.db", "partitions": "0"}, "not a whole number of 1 or more"),
         ({"ledger": "memory://"}, "is seen by one process only"),
     ],
 )

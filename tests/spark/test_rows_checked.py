@@ -22,9 +22,9 @@ from tests.spark.payments import NUMBERED
 from oncely import Granted, Key, Ledger, State, open_ledger
 from oncely.core.errors import ConfigError, MessageError
 from oncely.spark.modes.table_columns import check_table
+from oncely.spark.modes.target_table import open_target, work_engine
 from oncely.spark.pipeline.config import read_config
-from oncely.spark.sink.options import read_options
-from oncely.target_table import open_target, work_engine
+from oncely.spark.sink.sink_options import read_options
 from oncely.testing import granted
 
 OPTIONS = {"mode": "rows", "consumer": "tests", "ledger": "sqlite:///unused", "table": "payments"}

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 HERE = Path(__file__).parent
-ROWS = int(os.environ.get("ONCELY_TEST_ROWS", "30000"))
-KILLS = int(os.environ.get("ONCELY_TEST_ROWS_KILLS", "2"))
+ROWS = int(os.environ.get("ONCELY_TEST_ROWS", "20000"))
+KILLS = int(os.environ.get("ONCELY_TEST_ROWS_KILLS", "1"))
 DUPLICATES = 0.1
 
 

@@ -16,28 +16,33 @@ from pyspark.errors import PySparkException
 from tests.spark.conftest import HERE, environment
 from tests.spark.tasks import batches_of
 
+from oncely import Message, open_transport
 from oncely.spark.ledgers import migrated_ledger
-from oncely.spark.modes.opening import open_task
+from oncely.spark.modes.open_task import open_task
 from oncely.spark.reader_options import read_reader_options
 from oncely.spark.sink.channel import TaskChannel
-from oncely.spark.sink.options import read_options
 from oncely.spark.sink.quarantine import Quarantine
+from oncely.spark.sink.sink_options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from tests.servers import Rabbitmq
     from tests.spark.conftest import Write
 
 Frame = Callable[..., "DataFrame"]
 
 PASSWORD = "pa55-of-the-ledger"
+BROKERS_PASSWORD = "pa55-of-the-broker"
 
-# A program of a user's: a batch, a stream and a read, all logs on, all that Spark shows printed.
+# A program of a user's: a batch, a stream and a read of everything, all logs on, all that Spark
+# shows printed.
 _PROGRAM = """
 import logging, sys
 logging.basicConfig(level=logging.DEBUG)
 from oncely.spark.session import open_session
 folder, handlers = sys.argv[1:]
 settings = {"spark.master": "local[1]", "spark.eventLog.enabled": "true",
+            "spark.python.daemon.module": "tests.spark_daemon",
             "spark.eventLog.compress": "false", "spark.eventLog.dir": f"file:{folder}/events"}
 spark = open_session("secrets", settings)
 spark.sparkContext.setLogLevel("INFO")
@@ -57,42 +62,73 @@ for mode, own in modes.items():
     query.awaitTermination()
     query.explain(True)
     print(query.lastProgress)
-read = spark.read.format("oncely").option("ledger", options["ledger"]).load()
-print("records:", read.count())
-read.explain("extended")
-read.explain("formatted")
+queue = {"url": "env:BROKER_SECRET", "queue": "orders", "spool": f"{folder}/spool"}
+rows = spark.readStream.format("oncely-rabbitmq").options(**queue).load()
+options = {"consumer": "queue", "ledger": "env:LEDGER_SECRET", "handler": "sending:send",
+           "handler_path": folder, "quarantine": f"{folder}/quarantine",
+           "transport": f"file:{folder}/brokers-secret"}
+query = (rows.writeStream.format("oncely").options(**options).trigger(availableNow=True)
+         .option("checkpointLocation", f"{folder}/checkpoint/queue").start())
+query.awaitTermination()
+query.explain(True)
+print(query.lastProgress)
+queue = {"url": f"file:{folder}/brokers-secret", "queue": "others", "spool": f"{folder}/batch"}
+of_ledger = spark.read.format("oncely").option("ledger", f"file:{folder}/secret").load()
+of_queue = spark.read.format("oncely-rabbitmq").options(**queue).load()
+for name, read in {"records": of_ledger, "rows": of_queue}.items():
+    print(f"{name}:", read.count())
+    read.explain("extended")
+    read.explain("formatted")
 print(spark.sparkContext.getConf().getAll())
 spark.stop()
 """
+_SENDING = "def send(message):\n    message.send('receipts', {'for': message.id})\n"
 
 
-def test_a_password_reaches_no_page_and_no_log(postgresql_url: str, tmp_path: Path) -> None:
-    """In no mode do output, logs, event log, plans, checkpoint or quarantine hold the password."""
+def test_a_password_reaches_no_page_and_no_log(
+    postgresql_url: str, rabbitmq: "Rabbitmq", rabbitmq_url: str, tmp_path: Path
+) -> None:
+    """The ledger's in each mode, the source's and the transport's: neither output nor logs, event
+    log, plans, checkpoint, spool or quarantine hold one.
+    """
     url = re.sub("://[^@]*@", f"://oncely:{PASSWORD}@", postgresql_url)
     with psycopg.connect(postgresql_url) as connection:
         connection.execute("CREATE TABLE payments (id text, source text)")
         connection.execute("CREATE TABLE effects (name text)")
+    vhost = rabbitmq_url.rpartition("/")[2]
+    rabbitmq.ctl("add_user", "spark", BROKERS_PASSWORD)
+    rabbitmq.ctl("set_permissions", "-p", vhost, "spark", ".*", ".*", ".*")
+    broker = re.sub("://[^@]*@", f"://spark:{BROKERS_PASSWORD}@", rabbitmq_url)
+    with closing(open_transport(broker)) as transport:
+        transport.publish("orders", [Message("a", b"{}"), Message("b", b"{}")])
     (tmp_path / "events").mkdir()
     (tmp_path / "program.py").write_text(_PROGRAM)
-    secret = tmp_path / "secret"
-    secret.write_text(url)
+    (tmp_path / "sending.py").write_text(_SENDING)
+    secrets = {tmp_path / "secret": url, tmp_path / "brokers-secret": broker}
+    for file, secret in secrets.items():
+        file.write_text(secret)
     run = subprocess.run(
         [sys.executable, tmp_path / "program.py", tmp_path, HERE],
-        env=environment(LEDGER_SECRET=url),
+        env=environment(LEDGER_SECRET=url, BROKER_SECRET=broker),
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3_000:]
-    assert "records: 9" in run.stdout
-    secret.unlink()
+    assert "records: 11" in run.stdout
+    assert "rows: 0" in run.stdout
+    with closing(open_transport(broker)) as transport:
+        assert transport.receive("receipts", 1, 10)
+    for file in secrets:
+        file.unlink()
     shown = {str(file): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     events = b"".join(text for name, text in shown.items() if "/events/" in name)
     assert b"SparkListenerSQLExecutionStart" in events
     assert b"SparkListenerEnvironmentUpdate" in events
     shown |= {"stdout": run.stdout.encode(), "stderr": run.stderr.encode()}
-    assert [name for name, text in shown.items() if PASSWORD.encode() in text] == []
+    for password in (PASSWORD, BROKERS_PASSWORD):
+        assert [name for name, text in shown.items() if password.encode() in text] == []
 
 
 def test_options_that_travel_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

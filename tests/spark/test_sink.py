@@ -214,15 +214,24 @@ def test_a_probe_that_fails_leaves_the_doubt(
 
 
 @pytest.mark.parametrize(
-    ("function", "options"), [("retry_oddly", {}), ("keep_nan", {"results": "keep"})]
+    ("function", "options", "failed"),
+    [("retry_oddly", {}, 1), ("keep_nan", {"results": "keep"}, 0)],
 )
 def test_a_bad_message_keeps_no_other_from_being_stored(
-    frame: Frame, write: "Write", effects: "Effects", function: str, options: dict[str, str]
+    frame: Frame,
+    write: "Write",
+    effects: "Effects",
+    function: str,
+    options: dict[str, str],
+    failed: int,
 ) -> None:
-    """What goes wrong with one message of a chunk is that message's failure alone."""
+    """What goes wrong with one message of a chunk is that message's failure alone; a result that
+    cannot be kept is set aside with its reason.
+    """
     messages = frame(("a", '{"bad": true}'), "b", "c")
     counts = write(messages, function, tries="1", **options)
-    assert (counts.handled, counts.failed) == (2, 1)
+    set_aside = sum(counts.quarantined.values())
+    assert (counts.handled, counts.failed, set_aside) == (2, failed, 1 - failed)
     assert (effects.per_message()["b"], effects.per_message()["c"]) == (1, 1)
 
 
@@ -250,14 +259,12 @@ def test_a_handlers_own_fence_is_a_failure_like_others(
     assert [line["attempt"] for line in effects.lines()] == [2]
 
 
-def test_hold_does_not_repeat_what_was_interrupted(
-    frame: Frame, write: "Write", effects: "Effects"
-) -> None:
-    """Under `hold` a handler that was ended midway leaves its message in doubt, and runs once."""
+def test_a_handler_that_exits_has_failed(frame: Frame, write: "Write", effects: "Effects") -> None:
+    """SystemExit is a failed attempt, as an exception is: its tries are counted."""
     messages = frame("a", ("b", '{"breaks": true}'), "c")
-    counts = write(messages, "act_and_exit", on_in_doubt="hold", lease="1s")
-    assert counts.in_doubt == 1
-    assert effects.per_message() == {"a": 1, "b": 1, "c": 1}
+    counts = write(messages, "act_and_exit", tries="2", backoff="10ms")
+    assert (counts.handled, counts.failed) == (2, 1)
+    assert effects.per_message() == {"a": 1, "b": 2, "c": 1}
 
 
 def test_skip_leaves_the_record_failed(frame: Frame, write: "Write", ledger: Ledger) -> None:
@@ -315,21 +322,10 @@ def test_a_claim_without_end_is_not_waited_for_for_ever(
     assert write(frame("a"), lease="1s").in_doubt == 1
 
 
-def test_an_infrastructure_error_doubles_nothing(
-    frame: Frame, write: "Write", effects: "Effects"
-) -> None:
-    """A task whose first attempt breaks down runs again, and no effect happens twice."""
-    rows = [(f"m{n:03}", "{}") for n in range(300)]
-    rows[150] = ("m150", '{"breaks": true}')
-    counts = write(frame(*rows, partitions=2), "break_down")
-    assert counts.handled + counts.duplicates_input + counts.duplicates_ledger == 300
-    assert effects.per_message() == {id_: 1 for id_, _ in rows}
-
-
 def test_an_error_of_the_input_doubles_nothing(
     frame: Frame, write: "Write", effects: "Effects"
 ) -> None:
-    """The same where the rows themselves stop coming in the first attempt."""
+    """A task whose rows stop coming in its first attempt runs again; no effect happens twice."""
     from pyspark.sql import functions as f
 
     @f.udf("string", useArrow=False)
@@ -390,7 +386,7 @@ def test_a_long_handler_keeps_its_claims(
         ({"handler": "handlers"}, 'names no function; write "module:function"'),
         ({"ledger": "oracle://x"}, "is of no known kind"),
         ({"ledger": "memory://"}, "is seen by one process only"),
-        ({"tries": "many"}, "tries: 'many' is no whole number"),
+        ({"tries": "many"}, "tries: 'many' is not a whole number"),
         ({"tires": "3"}, "tires: there is no such key; did you mean 'tries'?"),
         ({"mode": "leashed"}, "option mode: 'leashed' is not offered"),
         ({"mode": "rows"}, 'option handler: mode "rows" calls none; drop it, or write another'),

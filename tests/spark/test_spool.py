@@ -16,11 +16,12 @@ from tests.servers import Rabbitmq
 
 from oncely import ConfigError, Message, OncelyError, open_transport
 from oncely.core.errors import TransportError
-from oncely.spark.rabbitmq.options import read_rabbitmq_options
+from oncely.core.verdicts import Ack
+from oncely.spark.rabbitmq.source_options import read_rabbitmq_options
 from oncely.spark.rabbitmq.spool import Spool, read_segment
 from oncely.spark.rabbitmq.spooler import Spooler
 from oncely.testing import killed_at
-from oncely.transports.base import Ack, Delivery
+from oncely.transports.transport import Delivery
 
 _DEADLINE_S = 120.0
 _QUEUE = "orders"
@@ -324,10 +325,10 @@ _GOOD = {"url": "amqp://localhost", "queue": "orders", "spool": "spool"}
         ({"spool": ""}, "option spool: missing"),
         ({"spool": "s3://bucket/x"}, "option spool: 's3://bucket/x' is no folder"),
         ({"quue": "orders"}, "option quue: there is no such key; did you mean 'queue'?"),
-        ({"max_messages_per_batch": "0"}, "max_messages_per_batch: '0' is no whole number"),
-        ({"keep_segments": "few"}, "keep_segments: 'few' is no whole number"),
+        ({"max_messages_per_batch": "0"}, "max_messages_per_batch: '0' is not a whole number"),
+        ({"keep_segments": "few"}, "keep_segments: 'few' is not a whole number"),
         ({"wait": "0s"}, 'option wait: zero would ask without a pause; write "1s"'),
-        ({"wait": "soon"}, "option wait: 'soon' is no duration"),
+        ({"wait": "soon"}, "option wait: 'soon' is not a duration"),
     ],
 )
 def test_mistakes_are_told_in_one_line(given: dict[str, str], said: str) -> None:

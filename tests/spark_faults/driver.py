@@ -28,7 +28,7 @@ _JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _SETTINGS = {
     "spark.driver.extraJavaOptions": _JAVA,
     "spark.executor.extraJavaOptions": _JAVA,
-    "spark.python.daemon.module": "tests.spark_faults.daemon",
+    "spark.python.daemon.module": "tests.spark_daemon",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # What is slow to come is handed over as it comes, and not in one piece at the end.
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(_CHUNK),

@@ -139,10 +139,9 @@ def postgresql_restarted(run: Run, postgresql: Postgresql) -> None:
 
 
 def one_after_another(run: Run, postgresql: Postgresql) -> None:
-    """The driver is killed, and its newest commit is lost; of the next one an executor is frozen
-    together with its Python processes, and meanwhile the ledger goes away and comes back.
+    """The driver is killed, and its newest commit is lost; of the next one the Python processes are
+    killed, and then the ledger goes away and comes back.
     """
-    run.tell(settings=_CLUSTER)
     driver = run.driver()
     run.reach(driver, 0.35)
     run.await_open_batch(driver)
@@ -150,7 +149,9 @@ def one_after_another(run: Run, postgresql: Postgresql) -> None:
     run.remove_newest_commit()
     driver = run.driver()
     run.reach(driver, 0.55)
-    run.programs.freeze(run.programs.family(run.programs.busy_executor()), _FROZEN_S)
+    for worker in run.programs.wait_for(run.programs.python_workers, "there is no Python worker"):
+        _kill(worker)
+    run.reach(driver, 0.75)
     postgresql.restart()
     run.finish(driver)
 

@@ -11,7 +11,7 @@ from tests.spark_faults.processes import Programs
 from tests.spark_faults.run import Run
 
 from oncely.core.message import Message
-from oncely.transports.opening import open_transport
+from oncely.transports.open_transport import open_transport
 
 MESSAGES = int(os.environ.get("ONCELY_TEST_BACKFILL", "1000"))
 """Copies included."""

@@ -11,15 +11,16 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from oncely.consumer import Consumer
+from oncely.consuming import loop as consuming
 from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record
+from oncely.core.verdicts import Ack, Verdict
 from oncely.ledger import Ledger, open_ledger
-from oncely.runtime import consuming
 from oncely.testing import MeddlingStore
-from oncely.transports.base import Ack, Delivery, Verdict
-from oncely.transports.memory import MemoryTransport, QueueServer
+from oncely.transports.memory_transport import MemoryTransport, QueueServer
+from oncely.transports.transport import Delivery
 
 
 class Queue(MemoryTransport):

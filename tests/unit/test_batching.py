@@ -10,9 +10,9 @@ from itertools import chain
 
 import pytest
 
-from oncely.claiming import batching
-from oncely.claiming.batching import Batcher, Call, Phase, Posts
 from oncely.core.errors import StoreError
+from oncely.engine import batch as batching
+from oncely.engine.batch import Batcher, Call, CallPhase, Posts
 from oncely.testing import ManualClock
 
 _DEADLINE_S = 30.0
@@ -183,15 +183,24 @@ def is_worker(thread: threading.Thread) -> bool:
     return thread.name == "oncely-batches"
 
 
+@pytest.fixture
+def new_workers() -> Callable[[], list[threading.Thread]]:
+    """Gives the workers that run and that no earlier test has left."""
+    before = {*filter(is_worker, threading.enumerate())}
+    return lambda: [*({*filter(is_worker, threading.enumerate())} - before)]
+
+
 # ---- Which calls go together -------------------------------------------------------------------
 
 
-def test_alone(batcher: WatchedBatcher, work: Work) -> None:
+def test_alone(
+    batcher: WatchedBatcher, work: Work, new_workers: Callable[[], list[threading.Thread]]
+) -> None:
     """A call that finds nobody at work is carried out alone and in its own thread."""
     assert [batcher.call("a"), batcher.call("b")] == [("done", "a"), ("done", "b")]
     assert work.batches == [["a"], ["b"]]
     assert work.threads == [threading.current_thread()] * 2
-    assert not any(is_worker(thread) for thread in threading.enumerate())
+    assert new_workers() == []
 
 
 def test_together(work: Work, callers: Callers) -> None:
@@ -714,7 +723,9 @@ def test_close_waits_for_what_is_in_flight(work: Work, batcher: WatchedBatcher) 
 
 
 @pytest.mark.usefixtures("stalls")
-def test_close_waits_for_what_is_undone_beside(work: Work, batcher: WatchedBatcher) -> None:
+def test_close_waits_for_what_is_undone_beside(
+    work: Work, batcher: WatchedBatcher, new_workers: Callable[[], list[threading.Thread]]
+) -> None:
     """Closing waits also for a worker that was started only for what had to be undone."""
     taking, undoing = work.gate("take a"), work.gate("undo take a")
     batcher.submit([call := NotedCall("take a")])
@@ -732,7 +743,7 @@ def test_close_waits_for_what_is_undone_beside(work: Work, batcher: WatchedBatch
             closing.result(0.1)
         undoing.opened.set()
         closing.result(_DEADLINE_S)
-    assert not any(is_worker(thread) for thread in threading.enumerate())
+    assert new_workers() == []
 
 
 def test_close_does_not_wait_for_ever(
@@ -744,7 +755,7 @@ def test_close_does_not_wait_for_ever(
     batcher.submit([call := NotedCall("a")])
     assert gate.reached.wait(_DEADLINE_S)
     batcher.close()
-    assert call.phase is Phase.TAKEN
+    assert call.phase is CallPhase.TAKEN
     gate.opened.set()
     assert call.wait() == ("done", "a")
     work.threads[0].join(_DEADLINE_S)

@@ -16,8 +16,9 @@ from oncely.core.errors import ConfigError, FencedError, MessageError, RefusedEr
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key, State
 from oncely.ledger import Ledger, open_ledger
-from oncely.stores.base import Backlog, Refusal
-from oncely.stores.memory import MemoryStore
+from oncely.stores.memory_store import MemoryStore
+from oncely.stores.memory_tables import MemoryTables
+from oncely.stores.store import Backlog, PublishRefusal
 from oncely.testing import ManualClock, MeddlingStore, granted
 
 _DEADLINE_S = 60.0
@@ -28,6 +29,7 @@ class Awaited:
 
     def __init__(self, ledger: Ledger) -> None:
         self._calls = AsyncLedger(ledger)
+        self.mailbox = self._calls.mailbox
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         call = getattr(self._calls, name)
@@ -90,9 +92,9 @@ def test_deferred_with_handled(calls: Ledger) -> None:
     record = calls.find(ONE)
     assert record is not None
     assert (record.version, record.result) == (claim.record.version, {"receipt": 7})
-    waiting = calls.deferred(ONE)
+    waiting = calls.mailbox.deferred(ONE)
     assert [replace(message, number=None) for message in waiting] == [soon, late]
-    assert calls.deferred(TWO) == []
+    assert calls.mailbox.deferred(TWO) == []
 
 
 def test_deferred_by_an_old_claim(calls: Ledger, clock: ManualClock) -> None:
@@ -102,7 +104,7 @@ def test_deferred_by_an_old_claim(calls: Ledger, clock: ManualClock) -> None:
     granted(calls.claim(ONE, "60s"))
     with pytest.raises(FencedError):
         calls.handled(old, None, [deferred(ONE, "a")])
-    assert calls.deferred(ONE) == []
+    assert calls.mailbox.deferred(ONE) == []
 
 
 def test_deferred_by_many(calls: Ledger, clock: ManualClock) -> None:
@@ -114,7 +116,11 @@ def test_deferred_by_many(calls: Ledger, clock: ManualClock) -> None:
     messages = [[deferred(key, f"{key.message_id}-{n}") for n in range(2)] for key in keys]
     outcomes = calls.handled_many(claims, ["a", "b", "c"], messages)
     assert [type(outcome) for outcome in outcomes] == [Written, Fenced, Written]
-    assert [ids(calls.deferred(key)) for key in keys] == [["0-0", "0-1"], [], ["2-0", "2-1"]]
+    assert [ids(calls.mailbox.deferred(key)) for key in keys] == [
+        ["0-0", "0-1"],
+        [],
+        ["2-0", "2-1"],
+    ]
 
 
 def test_deferred_once(calls: Ledger) -> None:
@@ -123,13 +129,25 @@ def test_deferred_once(calls: Ledger) -> None:
     claim = granted(calls.claim(ONE))
     calls.handled(claim, "first", messages)
     calls.handled(claim, "second", messages)
-    assert ids(calls.deferred(ONE)) == ["a", "b"]
+    assert ids(calls.mailbox.deferred(ONE)) == ["a", "b"]
+
+
+def test_handled_again_after_it_was_sent(calls: Ledger) -> None:
+    """The first answer is lost, and a relay is faster than the second try: what it has sent is
+    not sent once more, and a completed message has none that wait.
+    """
+    claim = granted(calls.claim(ONE))
+    messages = [deferred(ONE, "a"), deferred(ONE, "b")]
+    calls.handled(claim, "first", messages)
+    calls.mailbox.sent(calls.mailbox.take(10, "30s"))
+    calls.handled(claim, "second", messages)
+    assert calls.mailbox.deferred(ONE) == []
 
 
 def test_two_destinations(calls: Ledger) -> None:
     """One message for two destinations is two that wait."""
     handled(calls, "one", deferred(ONE, "a", "mails"), deferred(ONE, "a", "texts"))
-    assert [message.destination for message in calls.deferred(ONE)] == ["mails", "texts"]
+    assert [message.destination for message in calls.mailbox.deferred(ONE)] == ["mails", "texts"]
 
 
 def test_result_that_is_no_json(calls: Ledger) -> None:
@@ -138,7 +156,7 @@ def test_result_that_is_no_json(calls: Ledger) -> None:
     with pytest.raises(MessageError, match="JSON"):
         calls.handled(claim, object(), [deferred(ONE, "a")])
     assert state(calls, ONE) is State.PROCESSING
-    assert calls.deferred(ONE) == []
+    assert calls.mailbox.deferred(ONE) == []
 
 
 def test_nothing_deferred_costs_one_write(ledger: Ledger, meddling: MeddlingStore) -> None:
@@ -156,36 +174,36 @@ def test_nothing_deferred_costs_one_write(ledger: Ledger, meddling: MeddlingStor
 def test_take_holds(calls: Ledger, clock: ManualClock) -> None:
     """What is taken nobody else is given before the time is over."""
     handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b", "texts"))
-    assert ids(calls.take_deferred(1, "30s")) == ["a"]
-    assert ids(calls.take_deferred(10, "30s")) == ["b"]
-    assert calls.take_deferred(10, "30s") == []
+    assert ids(calls.mailbox.take(1, "30s")) == ["a"]
+    assert ids(calls.mailbox.take(10, "30s")) == ["b"]
+    assert calls.mailbox.take(10, "30s") == []
     clock.advance(30)
-    assert ids(calls.take_deferred(10, "30s")) == ["a", "b"]
+    assert ids(calls.mailbox.take(10, "30s")) == ["a", "b"]
 
 
 def test_take_keeps_the_order_of_a_lane(calls: Ledger) -> None:
     """Behind what is held its lane waits, and no other lane does."""
     handled(calls, "one", deferred(ONE, "a", key="k"), deferred(ONE, "b", key="other"))
     handled(calls, "two", deferred(TWO, "c", key="k"), deferred(TWO, "d"))
-    assert ids(calls.take_deferred(1, "30s")) == ["a"]
-    assert ids(calls.take_deferred(10, "30s")) == ["b", "d"]
-    calls.sent(calls.deferred(ONE))
-    assert ids(calls.take_deferred(10, "30s")) == ["c"]
+    assert ids(calls.mailbox.take(1, "30s")) == ["a"]
+    assert ids(calls.mailbox.take(10, "30s")) == ["b", "d"]
+    calls.mailbox.sent(calls.mailbox.deferred(ONE))
+    assert ids(calls.mailbox.take(10, "30s")) == ["c"]
 
 
 def test_take_of_a_whole_lane(calls: Ledger) -> None:
     """One who takes may be given the whole of a lane, in its order."""
     handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b"), deferred(ONE, "c"))
-    assert ids(calls.take_deferred(10, "30s")) == ["a", "b", "c"]
+    assert ids(calls.mailbox.take(10, "30s")) == ["a", "b", "c"]
 
 
 def test_take_of_parents(calls: Ledger) -> None:
     """Of the parents that are named, and none that would pass another's in its lane."""
     handled(calls, "one", deferred(ONE, "a", key="k"), deferred(ONE, "b"))
     handled(calls, "two", deferred(TWO, "c", key="k"), deferred(TWO, "d"))
-    assert calls.take_deferred(10, "30s", []) == []
-    assert ids(calls.take_deferred(10, "30s", [TWO])) == ["d"]
-    assert ids(calls.take_deferred(10, "30s", [ONE, TWO])) == ["a", "b", "c"]
+    assert calls.mailbox.take(10, "30s", []) == []
+    assert ids(calls.mailbox.take(10, "30s", [TWO])) == ["d"]
+    assert ids(calls.mailbox.take(10, "30s", [ONE, TWO])) == ["a", "b", "c"]
 
 
 def test_delay_counts_from_handled(calls: Ledger, clock: ManualClock) -> None:
@@ -194,11 +212,11 @@ def test_delay_counts_from_handled(calls: Ledger, clock: ManualClock) -> None:
     clock.advance(50)
     messages = [deferred(ONE, "a", delay_s=20), deferred(ONE, "b"), deferred(ONE, "c", "texts")]
     calls.handled(claim, None, messages)
-    assert ids(calls.take_deferred(10, "1s")) == ["b", "c"]
+    assert ids(calls.mailbox.take(10, "1s")) == ["b", "c"]
     clock.advance(19)
-    assert ids(calls.take_deferred(10, "1s")) == ["b", "c"]
+    assert ids(calls.mailbox.take(10, "1s")) == ["b", "c"]
     clock.advance(1)
-    assert ids(calls.take_deferred(10, "1s")) == ["a", "b", "c"]
+    assert ids(calls.mailbox.take(10, "1s")) == ["a", "b", "c"]
 
 
 # ---- Sent, and refused -------------------------------------------------------------------------
@@ -207,12 +225,12 @@ def test_delay_counts_from_handled(calls: Ledger, clock: ManualClock) -> None:
 def test_sent_completes_with_the_last(calls: Ledger) -> None:
     """A message is completed when the last of what it deferred is sent; its result stays."""
     handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b"), result="kept")
-    first, last = calls.take_deferred(10, "30s")
-    calls.sent([first])
-    calls.sent([first])
-    assert (state(calls, ONE), ids(calls.deferred(ONE))) == (State.HANDLED, ["b"])
-    calls.sent([last])
-    calls.sent([last])
+    first, last = calls.mailbox.take(10, "30s")
+    calls.mailbox.sent([first])
+    calls.mailbox.sent([first])
+    assert (state(calls, ONE), ids(calls.mailbox.deferred(ONE))) == (State.HANDLED, ["b"])
+    calls.mailbox.sent([last])
+    calls.mailbox.sent([last])
     outcome = calls.claim(ONE)
     assert isinstance(outcome, Duplicate)
     assert outcome.record.result == "kept"
@@ -222,8 +240,8 @@ def test_sent_of_many_parents(calls: Ledger) -> None:
     """Of several messages those are completed of which nothing waits any more."""
     handled(calls, "one", deferred(ONE, "a"))
     handled(calls, "two", deferred(TWO, "b"), deferred(TWO, "c"))
-    a, b, _ = calls.take_deferred(10, "30s")
-    calls.sent([b, a])
+    a, b, _ = calls.mailbox.take(10, "30s")
+    calls.mailbox.sent([b, a])
     assert (state(calls, ONE), state(calls, TWO)) == (State.COMPLETED, State.HANDLED)
 
 
@@ -232,8 +250,10 @@ def test_sent_by_two_at_once(ledger: Ledger) -> None:
     for n in range(50):
         key = Key("billing", str(n))
         handled(ledger, str(n), deferred(key, "a"), deferred(key, "b", "texts"))
-        both = ledger.take_deferred(2, "30s", [key])
-        threads = [threading.Thread(target=ledger.sent, args=([message],)) for message in both]
+        both = ledger.mailbox.take(2, "30s", [key])
+        threads = [
+            threading.Thread(target=ledger.mailbox.sent, args=([message],)) for message in both
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -244,14 +264,14 @@ def test_sent_by_two_at_once(ledger: Ledger) -> None:
 def test_refused_is_tried_again(calls: Ledger, clock: ManualClock) -> None:
     """What a transport refused waits for its time, with the reason, and its lane behind it."""
     handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b"))
-    first, _ = calls.take_deferred(10, "30s")
-    calls.put_back([Refusal(first, "no such queue", 40.0)])
-    waiting = calls.deferred(ONE)[0]
+    first, _ = calls.mailbox.take(10, "30s")
+    calls.mailbox.put_back([PublishRefusal(first, "no such queue", 40.0)])
+    waiting = calls.mailbox.deferred(ONE)[0]
     assert (waiting.attempts, waiting.error) == (1, "no such queue")
     clock.advance(39)
-    assert calls.take_deferred(10, "1s") == []
+    assert calls.mailbox.take(10, "1s") == []
     clock.advance(1)
-    assert ids(calls.take_deferred(10, "1s")) == ["a", "b"]
+    assert ids(calls.mailbox.take(10, "1s")) == ["a", "b"]
 
 
 def test_set_aside(calls: Ledger, clock: ManualClock) -> None:
@@ -259,28 +279,28 @@ def test_set_aside(calls: Ledger, clock: ManualClock) -> None:
     until an operator lets it be sent after all.
     """
     handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b"))
-    first, last = calls.take_deferred(10, "30s")
-    calls.put_back([Refusal(first, "too large", None)])
-    calls.sent([last])
+    first, last = calls.mailbox.take(10, "30s")
+    calls.mailbox.put_back([PublishRefusal(first, "too large", None)])
+    calls.mailbox.sent([last])
     clock.advance(86_400)
-    assert calls.take_deferred(10, "1s") == []
-    calls.finish([ONE])
+    assert calls.mailbox.take(10, "1s") == []
+    calls.mailbox.finish([ONE])
     assert state(calls, ONE) is State.HANDLED
-    assert calls.backlog() == Backlog(waiting=0, set_aside=1, lag_s=0.0)
-    assert (calls.send_again(), calls.send_again()) == (1, 0)
-    [again] = calls.take_deferred(10, "1s")
+    assert calls.mailbox.backlog() == Backlog(waiting=0, set_aside=1, lag_s=0.0)
+    assert (calls.mailbox.send_again(), calls.mailbox.send_again()) == (1, 0)
+    [again] = calls.mailbox.take(10, "1s")
     assert (again.id, again.attempts, again.error) == ("a", 0, "too large")
-    calls.sent([again])
+    calls.mailbox.sent([again])
     assert state(calls, ONE) is State.COMPLETED
 
 
 def test_refused_after_it_was_sent(calls: Ledger) -> None:
     """What another has sent meanwhile does not come back."""
     handled(calls, "one", deferred(ONE, "a"))
-    taken = calls.take_deferred(10, "30s")
-    calls.sent(taken)
-    calls.put_back([Refusal(taken[0], "late", 0.0)])
-    assert calls.deferred(ONE) == []
+    taken = calls.mailbox.take(10, "30s")
+    calls.mailbox.sent(taken)
+    calls.mailbox.put_back([PublishRefusal(taken[0], "late", 0.0)])
+    assert calls.mailbox.deferred(ONE) == []
 
 
 def test_finish(calls: Ledger) -> None:
@@ -289,7 +309,7 @@ def test_finish(calls: Ledger) -> None:
     handled(calls, "two", deferred(TWO, "a"))
     running = granted(calls.claim(Key("billing", "three")))
     keys = [ONE, TWO, running.key, Key("billing", "unknown")]
-    calls.finish(keys)
+    calls.mailbox.finish(keys)
     assert [state(calls, key) for key in keys[:3]] == [
         State.COMPLETED,
         State.HANDLED,
@@ -299,11 +319,11 @@ def test_finish(calls: Ledger) -> None:
 
 def test_backlog(calls: Ledger, clock: ManualClock) -> None:
     """The backlog counts what waits, and for how long the oldest that could be sent has."""
-    assert calls.backlog() == Backlog(waiting=0, set_aside=0, lag_s=0.0)
+    assert calls.mailbox.backlog() == Backlog(waiting=0, set_aside=0, lag_s=0.0)
     handled(calls, "one", deferred(ONE, "a", delay_s=10), deferred(ONE, "b", "texts", delay_s=99))
-    assert calls.backlog() == Backlog(waiting=2, set_aside=0, lag_s=0.0)
+    assert calls.mailbox.backlog() == Backlog(waiting=2, set_aside=0, lag_s=0.0)
     clock.advance(25)
-    assert calls.backlog() == Backlog(waiting=2, set_aside=0, lag_s=15.0)
+    assert calls.mailbox.backlog() == Backlog(waiting=2, set_aside=0, lag_s=15.0)
 
 
 def test_whoever_asks_may_send(calls: Ledger) -> None:
@@ -311,7 +331,7 @@ def test_whoever_asks_may_send(calls: Ledger) -> None:
     former = handled(calls, "one", deferred(ONE, "a"))
     outcome = calls.claim(ONE)
     assert isinstance(outcome, Handled)
-    calls.sent(calls.take_deferred(10, "30s", [ONE]))
+    calls.mailbox.sent(calls.mailbox.take(10, "30s", [ONE]))
     calls.complete(outcome.claim)
     with pytest.raises(FencedError):
         calls.complete(former)
@@ -328,8 +348,8 @@ def test_forget_takes_all_along(calls: Ledger) -> None:
     calls.handled(claim, None, [deferred(ONE, "a")])
     handled(calls, "two", deferred(TWO, "b"))
     calls.forget(ONE)
-    assert (calls.find(ONE), calls.steps(ONE), calls.deferred(ONE)) == (None, {}, [])
-    assert ids(calls.deferred(TWO)) == ["b"]
+    assert (calls.find(ONE), calls.steps(ONE), calls.mailbox.deferred(ONE)) == (None, {}, [])
+    assert ids(calls.mailbox.deferred(TWO)) == ["b"]
 
 
 def test_refused_forget_takes_nothing(calls: Ledger) -> None:
@@ -349,7 +369,7 @@ def test_purge_waits_for_what_is_deferred(calls: Ledger, clock: ManualClock) -> 
     clock.advance(31 * 86_400)
     assert calls.purge("30d", batch=1) == 1
     assert calls.find(ONE) is not None
-    calls.sent(calls.take_deferred(1, "30s"))
+    calls.mailbox.sent(calls.mailbox.take(1, "30s"))
     assert calls.purge("30d") == 1
     assert (calls.find(ONE), calls.steps(ONE)) == (None, {})
 
@@ -394,7 +414,7 @@ def test_step_that_is_no_json(calls: Ledger) -> None:
 
 def test_keys_are_checked(calls: Ledger) -> None:
     """A key that can identify no message is refused."""
-    for call in (calls.deferred, calls.steps, calls.count_delivery):
+    for call in (calls.mailbox.deferred, calls.steps, calls.count_delivery):
         with pytest.raises(MessageError, match="empty id"):
             call(Key("billing", ""))
 
@@ -406,8 +426,7 @@ def test_waiting_is_over_when_something_is_deferred(clock: ManualClock) -> None:
     """Who waits for deferred messages is woken when one can be sent, also by what came before."""
     ledger = Ledger(MemoryStore(clock))
     before, after = (
-        threading.Thread(target=ledger.wait_for_deferred, args=("10m",), daemon=True)
-        for _ in range(2)
+        threading.Thread(target=ledger.mailbox.wait, args=("10m",), daemon=True) for _ in range(2)
     )
     before.start()
     handled(ledger, "one", deferred(ONE, "a"))
@@ -426,12 +445,12 @@ def test_waiting_goes_on_beside_other_calls(clock: ManualClock) -> None:
     def call() -> None:
         while not over.is_set():
             ledger.find(ONE)
-            ledger.take_deferred(10, "1s")
+            ledger.mailbox.take(10, "1s")
 
     caller = threading.Thread(target=call)
     caller.start()
     began = time.monotonic()
-    ledger.wait_for_deferred("200ms")
+    ledger.mailbox.wait("200ms")
     took_s = time.monotonic() - began
     over.set()
     caller.join(_DEADLINE_S)
@@ -457,15 +476,32 @@ def test_store_without_transactions(redis_url: str) -> None:
     for call in (
         lambda: ledger.handled(claim, None, [deferred(ONE, "a")]),
         lambda: ledger.keep_step(claim, "charge", 1),
-        lambda: ledger.take_deferred(10, "30s"),
+        lambda: ledger.mailbox.take(10, "30s"),
     ):
         with pytest.raises(ConfigError, match="Redis has no transactions"):
             call()
-    assert (ledger.deferred(ONE), ledger.steps(ONE)) == ([], {})
+    assert (ledger.mailbox.deferred(ONE), ledger.steps(ONE)) == ([], {})
     ledger.handled_many([claim], ["kept"], [[]])
-    ledger.finish([ONE])
+    ledger.mailbox.finish([ONE])
     record = ledger.find(ONE)
     assert record is not None
     assert (record.state, record.result) == (State.COMPLETED, "kept")
     ledger.forget(ONE)
     assert ledger.find(ONE) is None
+
+
+def test_sent_loads_its_parents_once(calls: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent completes its parents with what was loaded to hold them."""
+    for id_ in "12":
+        handled(calls, id_, deferred(Key("billing", id_), f"mail {id_}"))
+    loads: list[list[Key]] = []
+    load = MemoryTables.load
+
+    def noted(tables: MemoryTables, keys: Sequence[Key]) -> Any:
+        loads.append(sorted(keys))
+        return load(tables, keys)
+
+    monkeypatch.setattr(MemoryTables, "load", noted)
+    calls.mailbox.sent(calls.mailbox.take(10, "30s"))
+    assert loads == [[Key("billing", "1"), Key("billing", "2")]]
+    assert calls.counts() == {("billing", State.COMPLETED): 2}

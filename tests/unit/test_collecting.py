@@ -2,7 +2,7 @@
 
 import gc
 
-from oncely.collecting import rarely_collecting
+from oncely._util.garbage import rarely_collecting
 
 
 def test_restored_when_the_last_is_done() -> None:

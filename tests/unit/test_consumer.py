@@ -13,14 +13,14 @@ from tests.unit.conftest import Queue, Sql
 
 from oncely import open_ledger, open_transport
 from oncely.consumer import Consumer
+from oncely.consuming.handlers import Handlers
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.middleware import TimeLimit
-from oncely.middleware.base import CallNext
-from oncely.runtime.handlers import Handlers
+from oncely.middleware.chain import CallNext
 from oncely.testing import ManualClock, granted
 
 # ---- A flow ------------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ import pytest
 from tests.unit.conftest import Queue, eventually
 
 from oncely.consumer import Consumer
+from oncely.consuming.lanes import Lanes
+from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import MessageError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
+from oncely.core.verdicts import Ack, DeadLetter, Delay
 from oncely.ledger import Ledger
-from oncely.runtime.lanes import Lanes
-from oncely.runtime.turn import Turn
-from oncely.transports.base import Ack, DeadLetter, Delay, Delivery
+from oncely.transports.transport import Delivery
 
 
 def consumer_of(queue: Queue, ledger: Ledger) -> Consumer:
@@ -148,9 +149,9 @@ def test_what_cannot_be_handled_stays_in_its_place() -> None:
     assert lanes.leave(turns[1:2]) == turns[2:]
 
 
-def turn_of(message_id: str) -> Turn:
+def turn_of(message_id: str) -> DeliveryTurn:
     """A delivery of a message of the ordering key."""
-    return Turn(Delivery(Message(message_id, key="a"), "in", 1, None), print)
+    return DeliveryTurn(Delivery(Message(message_id, key="a"), "in", 1, None), print)
 
 
 def test_others_are_not_ordered(queue: Queue, ledger: Ledger) -> None:

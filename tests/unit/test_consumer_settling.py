@@ -9,13 +9,14 @@ import pytest
 from tests.unit.conftest import Queue, eventually
 
 from oncely.consumer import Consumer
+from oncely.consuming import loop as consuming
 from oncely.core.errors import TransportError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import State
+from oncely.core.verdicts import Ack, DeadLetter, Verdict
 from oncely.ledger import Ledger
-from oncely.runtime import consuming
-from oncely.transports.base import Ack, DeadLetter, Delivery, Verdict
+from oncely.transports.transport import Delivery
 
 
 class Full(Queue):

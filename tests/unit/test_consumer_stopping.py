@@ -5,20 +5,21 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.unit.conftest import Outage, Queue, Sql, eventually
 
 from oncely.consumer import Consumer
+from oncely.consuming.consumer_report import ConsumerReport
 from oncely.core.message import Message
 from oncely.core.policy import Policy, at_least_once, at_most_once
 from oncely.core.record import Key, State
+from oncely.core.verdicts import Ack, Delay, Requeue
 from oncely.ledger import Ledger
 from oncely.middleware import RateLimited
-from oncely.middleware.base import CallNext, Middleware
-from oncely.runtime.report import Report
-from oncely.transports.base import Ack, Delay, Requeue
+from oncely.middleware.chain import CallNext, Middleware
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_stopped_before(queue: Queue, ledger: Ledger) -> None:
     queue.put("1")
     consumer = consumer_of(queue, ledger)
     consumer.stop()
-    assert consumer.consume(lambda _: None) == Report()
+    assert consumer.consume(lambda _: None) == ConsumerReport()
     assert consumer.consume(lambda _: None, drain=True).handled == 1
 
 
@@ -233,7 +234,7 @@ def test_transactions_that_run_on(queue: Queue, sql: Sql, hang: threading.Event)
     assert consumer.consume(handle, drain=True).duplicates == 1
 
 
-# ---- Handlers that are stopped, and not the consumer -------------------------------------------
+# ---- Handlers that end by what is not an Exception ----------------------------------------------
 
 
 def exits(message: Message) -> None:
@@ -264,35 +265,42 @@ def pass_on(message: Message, call_next: CallNext) -> Any:
 @pytest.mark.parametrize("handler", [exits, exits_async, exits_in_a_task, is_cancelled])
 @pytest.mark.parametrize("policy", [at_least_once(), at_most_once()])
 @pytest.mark.parametrize("middlewares", [[], [pass_on]])
-def test_handler_is_stopped(
+def test_handler_ends_itself(
     queue: Queue,
     ledger: Ledger,
     handler: Callable[..., Any],
     policy: Policy,
     middlewares: list[Middleware],
 ) -> None:
-    """A handler that is stopped has not failed: it is released or, where its effect must never
-    repeat, in doubt. The consumer goes on.
+    """A handler that ends by whatever it may be has failed: its tries are counted, and the consumer
+    goes on.
     """
     queue.put("1")
-    consumer = consumer_of(queue, ledger, policy).middleware(*middlewares)
-    report = consumer.consume(handler, on_progress=lambda _: consumer.stop())
-    assert queue.verdicts == [Delay(1.0)]
-    assert (report.failed, report.retried, report.handled) == (0, 0, 0)
-    assert len(ledger.counts()) == (not policy.repeats_doubts)
+    policy = replace(policy, tries=2, backoff="1ms")
+    report = (
+        consumer_of(queue, ledger, policy).middleware(*middlewares).consume(handler, drain=True)
+    )
+    tries = 2 if policy.on_failed == "retry" else 1
+    assert (report.retried, report.failed, report.dead_lettered) == (tries - 1, 1, 1)
+    record = ledger.find(Key("billing", "1"))
+    assert record is not None
+    assert (record.state, record.attempts) == (State.FAILED, tries)
 
 
-def test_transaction_is_stopped(queue: Queue, sql: Sql) -> None:
-    """In a transaction, too: it is rolled back, with its claim."""
+def test_transaction_of_a_handler_that_ends_itself(queue: Queue, sql: Sql) -> None:
+    """In a transaction, too: it is rolled back, and its failure recorded."""
     queue.put("1")
-    consumer = consumer_of(queue, sql.ledger).transactional(sql.engine)
+    policy = Policy(tries=2, backoff="1ms")
+    consumer = consumer_of(queue, sql.ledger, policy).transactional(sql.engine)
 
     def handle(message: Message, connection: Any) -> None:
         raise SystemExit
 
-    consumer.consume(handle, on_progress=lambda _: consumer.stop())
-    assert queue.verdicts == [Delay(1.0)]
-    assert sql.record("1") is None
+    report = consumer.consume(handle, drain=True)
+    assert (report.retried, report.failed) == (1, 1)
+    record = sql.record("1")
+    assert record is not None
+    assert record.attempts == 2
 
 
 def test_a_handler_forks(queue: Queue, ledger: Ledger) -> None:

@@ -14,7 +14,7 @@ from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import State
-from oncely.transports.base import Ack
+from oncely.core.verdicts import Ack
 
 
 def consumer_of(queue: Queue, sql: Sql, policy: Policy = Policy()) -> Consumer:

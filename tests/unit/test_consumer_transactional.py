@@ -1,7 +1,6 @@
 """Consumer: handlers in one transaction with their claims, a whole window of them where it goes."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,23 +9,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async
 from sqlalchemy.orm import sessionmaker
 from tests.unit.conftest import Queue, Sql
 
+from oncely._util.crash_points import arm, disarm
 from oncely.consumer import Consumer
-from oncely.core.errors import (
-    BusyError,
-    ConfigError,
-    FencedError,
-    MessageError,
-    OncelyError,
-    StoreError,
-)
+from oncely.core import rules
+from oncely.core.errors import BusyError, ConfigError, FencedError, OncelyError, StoreError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.crashpoints import arm, disarm
-from oncely.handling.held_message import deferred_message
-from oncely.runtime import consuming
+from oncely.core.verdicts import Ack, DeadLetter, Delay
+from oncely.lifecycle.held_message import deferred_message
 from oncely.testing import granted
-from oncely.transports.base import Ack, DeadLetter, Delay
 
 INSERT = text("INSERT INTO effects (name) VALUES (:name)")
 
@@ -130,7 +122,7 @@ def test_sends_and_steps(queue: Queue, sql: Sql) -> None:
     report = consumer_of(queue, sql).consume(handle, drain=True)
     sent = {delivery.message.body for delivery in queue.receive("post", 100, 0)}
     assert (len(sent), report.deferred_sent) == (22, 22)
-    assert sql.ledger.backlog().waiting == 0
+    assert sql.ledger.mailbox.backlog().waiting == 0
     assert sql.ledger.counts() == {("billing", State.COMPLETED): 22}
 
 
@@ -159,7 +151,6 @@ def test_results_are_kept(queue: Queue, sql: Sql) -> None:
 
 OUR_OWN: list[OncelyError] = [
     BusyError("another"),
-    MessageError("another"),
     FencedError("another"),
     StoreError("another"),
     ConfigError("another"),
@@ -192,15 +183,69 @@ def test_busy_comes_again(queue: Queue, sql: Sql) -> None:
 
 
 def test_committed_early(queue: Queue, sql: Sql) -> None:
-    """A handler that commits its transaction itself has failed."""
+    """A handler that commits its transaction itself leaves its message in doubt, with a claim that
+    runs out, as often as there are tries.
+    """
     queue.put("1")
+    runs: list[int] = []
 
     def handle(message: Message, connection: Connection) -> None:
-        with suppress(OncelyError):
-            connection.commit()
+        runs.append(1)
+        connection.commit()
 
-    report = consumer_of(queue, sql).tries(2).consume(handle, drain=True)
-    assert (report.retried, report.failed) == (1, 1)
+    consumer = consumer_of(queue, sql, Policy(lease="100ms"))
+    report = consumer.tries(2).consume(handle, drain=True)
+    assert (len(runs), report.handled, report.dead_lettered) == (2, 0, 1)
+    record = sql.record("1")
+    assert record is not None
+    assert (record.state, record.attempts) == (State.PROCESSING, 2)
+
+
+def test_window_committed_early(queue: Queue, sql: Sql) -> None:
+    """Where one handler of a window commits, what the others did before is stored with it: none of
+    them runs again where the policy holds what is in doubt.
+    """
+    in_one_window(queue, "1", "2", "3")
+    runs: list[str] = []
+
+    def handle(message: Message, connection: Connection) -> None:
+        runs.append(message.id)
+        write(message, connection)
+        if message.id == "2":
+            connection.exec_driver_sql("COMMIT")
+
+    policy = Policy(lease="100ms", on_in_doubt="hold")
+    report = consumer_of(queue, sql, policy).consume(handle, drain=True)
+    assert sorted(runs) == sorted(set(runs))
+    assert sorted(sql.effects()) == sorted(set(sql.effects()))
+    assert "2" in queue.put_aside()
+    assert report.handled + report.dead_lettered == 23
+    for message_id in set(runs) - {*queue.put_aside()}:
+        assert sql.record(message_id).state is State.COMPLETED  # type: ignore[union-attr]
+        assert message_id in sql.effects()
+
+
+def test_window_rolled_back_early(queue: Queue, sql: Sql) -> None:
+    """The same where it rolls back, and stores something by itself."""
+    in_one_window(queue, "1", "2", "3")
+    runs: list[str] = []
+
+    def handle(message: Message, connection: Connection) -> None:
+        runs.append(message.id)
+        if message.id == "2":
+            connection.exec_driver_sql("ROLLBACK")
+            connection.exec_driver_sql("BEGIN")
+            write(message, connection)
+            connection.exec_driver_sql("COMMIT")
+            connection.exec_driver_sql("BEGIN")
+            return
+        write(message, connection)
+
+    policy = Policy(lease="100ms", on_in_doubt="hold")
+    consumer_of(queue, sql, policy).consume(handle, drain=True)
+    assert sorted(runs) == sorted(set(runs))
+    assert sql.effects().count("2") == 1
+    assert "2" in queue.put_aside()
 
 
 def test_refused_at_the_commit(queue: Queue, sql: Sql) -> None:
@@ -243,7 +288,7 @@ def test_the_database_is_away(queue: Queue, sql: Sql) -> None:
 
     consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").tries(1)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(consuming, "AGAIN_S", 0.01)
+        patched.setattr(rules, "AGAIN_S", 0.01)
         report = consumer.transactional(Away()).consume(write, drain=True)
     assert (report.received, report.handled, report.failed) == (4, 1, 0)
 

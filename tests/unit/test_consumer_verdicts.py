@@ -24,10 +24,10 @@ from oncely.core.errors import (
 from oncely.core.message import Message
 from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, Record, State
+from oncely.core.verdicts import Ack, DeadLetter, Delay
 from oncely.ledger import Ledger
-from oncely.middleware.base import CallNext
+from oncely.middleware.chain import CallNext
 from oncely.testing import ManualClock, granted
-from oncely.transports.base import Ack, DeadLetter, Delay
 
 KEY = Key("billing", "1")
 AGAIN = Delay(1.0)
@@ -165,6 +165,9 @@ def test_probe(
 def test_too_old(deliver: Deliver, ledger: Ledger, clock: ManualClock) -> None:
     """What may have been forgotten is set aside; what is still known is a duplicate."""
     old = Message("1", b"{}", time=datetime.fromtimestamp(clock(), UTC) - timedelta(days=31))
+    ledger.complete(granted(ledger.claim(Key(KEY.consumer, "forgotten"))))
+    clock.advance(1)
+    assert ledger.purge("0s") == 1
     verdict = deliver(never, old)
     assert isinstance(verdict, DeadLetter)
     assert "TooOldError" in verdict.reason
@@ -179,7 +182,6 @@ OUR_OWN: list[OncelyError] = [
     BusyError("another"),
     MismatchError("another"),
     DuplicateError("another"),
-    MessageError("another"),
     FencedError("another"),
     StoreError("another"),
     ConfigError("another"),
@@ -211,12 +213,12 @@ def test_exhausted_is_set_aside(deliver: Deliver) -> None:
 
 
 def test_failed_is_skipped(deliver: Deliver) -> None:
-    """Where an effect must never repeat, what failed comes once more, and is acknowledged."""
-    assert deliver(raising(ValueError("no")), policy=at_most_once()) == BACKOFF
+    """Where an effect must never repeat, what failed is set aside; a copy of it is acknowledged."""
+    assert deliver(raising(ValueError("no")), policy=at_most_once()) == DeadLetter("ValueError: no")
     assert deliver(never, policy=at_most_once()) == Ack()
 
 
-@pytest.mark.parametrize("error", [Unrecoverable("no"), Reject("no")])
+@pytest.mark.parametrize("error", [Unrecoverable("no"), Reject("no"), MessageError("no JSON")])
 @pytest.mark.parametrize("message", [Message("1"), Message("")], ids=["tracked", "untracked"])
 def test_final_is_set_aside(deliver: Deliver, message: Message, error: Exception) -> None:
     """An error that says that no try can help sets the message aside at once."""
@@ -241,9 +243,8 @@ def test_unfinished_work_has_failed(deliver: Deliver, ledger: Ledger) -> None:
 
 
 def test_result_that_is_no_json(deliver: Deliver) -> None:
-    """A result that cannot be kept is a failure of the message."""
+    """A result that cannot be kept is a permanent failure of the message."""
     policy = Policy(results="keep", tries=2)
-    assert deliver(lambda _: object(), policy=policy) == BACKOFF
     assert isinstance(deliver(lambda _: object(), policy=policy), DeadLetter)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oncely import crashpoints
+from oncely._util import crash_points as crashpoints
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.once import once
@@ -79,7 +79,7 @@ def test_armed_from_outside(url: str) -> None:
 @pytest.mark.parametrize("told", [":3", "after_claim:0", "after_claim:often"])
 def test_no_point(told: str) -> None:
     """What names no point is told with what to write instead."""
-    ended = _run(told, "import oncely.crashpoints")
+    ended = _run(told, "import oncely._util.crash_points")
     assert ended.returncode == 1
     assert 'write "after_claim", or "after_claim:3"' in ended.stderr
 

@@ -20,6 +20,23 @@ class Wordless(Exception):
         return None  # type: ignore[return-value] # noqa: PLE0307
 
 
+LATER = (errors.StoreError, errors.TransportError, errors.BusyError)
+NEVER = (errors.ConfigError, errors.MessageError, errors.RefusedError)
+
+
+def test_later_and_never_are_apart() -> None:
+    """No class stands above one error that says "later" and another that says "never"."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    known = [kind for kind in kinds if issubclass(kind, OncelyError) and kind is not OncelyError]
+    assert not [kind for kind in known if issubclass(kind, LATER) and issubclass(kind, NEVER)]
+    apart = {errors.FencedError, errors.EndedError}
+    assert not [kind for kind in known if not issubclass(kind, LATER + NEVER) and kind not in apart]
+    for later in (errors.BusyError, errors.StoreUnavailable, errors.ContentionError):
+        assert not issubclass(later, NEVER)
+    for never in (errors.BrokerRefused, errors.ExhaustedError, errors.MismatchError):
+        assert not issubclass(never, LATER)
+
+
 def test_type_and_text() -> None:
     """An error is described by its type and its text."""
     assert describe(ValueError("no address")) == "ValueError: no address"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from oncely import Claim, Key, Message, MessageError, Policy, Record, Reject, State
-from oncely.core.message import check_id
+from oncely.core.ids import check_id
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "notifications"
 COUNT = 3000

@@ -5,17 +5,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 
 import pytest
 
-from oncely.core.commands import WriteOutcome
-from oncely.core.errors import StoreUnavailable
-from oncely.core.policy import Duration
+from oncely.core.commands import Busy, Granted, Outcome
+from oncely.core.durations import Duration
+from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Claim, Key
-from oncely.handling.heartbeat import Heartbeat
-from oncely.handling.work import claimed
 from oncely.ledger import Ledger
+from oncely.lifecycle.heartbeat import Heartbeat
+from oncely.lifecycle.work import claimed
+from oncely.stores.store import Change
 from oncely.testing import ManualClock, MeddlingStore, granted
 
 _DEADLINE_S = 30.0
@@ -30,9 +30,9 @@ class WatchedLedger(Ledger):
         self.extended: queue.Queue[list[Claim]] = queue.Queue()
         self.afterwards: Callable[[], object] = lambda: None
 
-    def extend_many(self, claims: Sequence[Claim], lease: Duration) -> list[WriteOutcome]:
+    def extend_each(self, claims: Sequence[Claim], lease: Duration) -> list[Outcome | Exception]:
         try:
-            outcomes = super().extend_many(claims, lease)
+            outcomes = super().extend_each(claims, lease)
             self.afterwards()
             return outcomes
         finally:
@@ -53,18 +53,16 @@ def ledger(meddling: MeddlingStore) -> WatchedLedger:
 
 
 @pytest.fixture
-def heartbeat(ledger: WatchedLedger) -> Iterator[Heartbeat]:
-    heartbeat = Heartbeat(ledger, _LEASE_S)
-    yield heartbeat
-    heartbeat.stop()
+def monotonic() -> ManualClock:
+    """The clock that the heartbeat reads, moved by hand."""
+    return ManualClock(1_000.0)
 
 
 @pytest.fixture
-def monotonic(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
-    """The monotonic clock that the heartbeat reads, moved by hand."""
-    by_hand = ManualClock(1_000.0)
-    monkeypatch.setattr("oncely.handling.heartbeat.time", SimpleNamespace(monotonic=by_hand))
-    return by_hand
+def heartbeat(ledger: WatchedLedger, monotonic: ManualClock) -> Iterator[Heartbeat]:
+    heartbeat = Heartbeat(ledger, _LEASE_S, monotonic)
+    yield heartbeat
+    heartbeat.close()
 
 
 def test_held_claims_are_extended(
@@ -105,7 +103,7 @@ def test_completing_costs_one_exchange(
     heartbeat.hold([claim], 0.0)
     ledger.beats(3)
     claim = heartbeat.let_go(claim)
-    heartbeat.stop()
+    heartbeat.close()
     meddling.calls.clear()
     ledger.complete(claim)
     assert meddling.calls == ["swap"]
@@ -157,14 +155,106 @@ def test_outage(
 
 def test_good_from_before_asking(ledger: Ledger, claim: Claim, monotonic: ManualClock) -> None:
     """A claim is good for one lease from before it was asked for: it errs on the early side."""
-    heartbeat = Heartbeat(ledger, 60.0)
+    heartbeat = Heartbeat(ledger, 60.0, monotonic)
     assert not heartbeat.is_good(claim)
     heartbeat.hold([claim], monotonic.now)
     monotonic.advance(59.9)
     assert heartbeat.is_good(claim)
     monotonic.advance(0.1)
     assert not heartbeat.is_good(claim)
-    heartbeat.stop()
+    heartbeat.close()
+
+
+def test_beats_by_hand(
+    ledger: Ledger, rival: Ledger, clock: ManualClock, monotonic: ManualClock
+) -> None:
+    """Who beats by hand extends what is held, once each time, and no thread is begun."""
+    before = threading.enumerate()
+    heartbeat = Heartbeat(ledger, 60.0, monotonic, is_by_hand=True)
+    held, let_go = (granted(ledger.claim(Key("billing", id_), "60s")) for id_ in "12")
+    heartbeat.hold([held, let_go], monotonic.now)
+    heartbeat.let_go(let_go)
+    clock.advance(50)
+    monotonic.advance(50)
+    heartbeat.beat()
+    clock.advance(50)
+    monotonic.advance(50)
+    assert heartbeat.is_good(held)
+    assert isinstance(rival.claim(held.key), Busy)
+    assert isinstance(rival.claim(let_go.key), Granted)
+    assert threading.enumerate() == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a defect"), OSError("no files left")])
+def test_any_error(
+    ledger: WatchedLedger,
+    heartbeat: Heartbeat,
+    meddling: MeddlingStore,
+    claim: Claim,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    """No error ends the heartbeat: it is logged, and the next beat extends again."""
+
+    def fail() -> None:
+        raise error
+
+    meddling.meddle = fail
+    heartbeat.hold([claim], 0.0)
+    ledger.beats(2)
+    assert "extending_failed" in caplog.messages
+    meddling.meddle = lambda: None
+    ledger.beats(2)
+    assert heartbeat.let_go(claim).record.version > claim.record.version
+
+
+def test_error_before_the_store_is_asked(
+    ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim
+) -> None:
+    """The same for what goes wrong in the ledger itself."""
+
+    def fail() -> None:
+        ledger.afterwards = lambda: None
+        raise RuntimeError("a defect")
+
+    ledger.afterwards = fail
+    heartbeat.hold([claim], 0.0)
+    ledger.beats(3)
+
+
+def test_error_of_one(
+    ledger: Ledger, meddling: MeddlingStore, clock: ManualClock, monotonic: ManualClock
+) -> None:
+    """What cannot be extended is an error for that claim alone."""
+    heartbeat = Heartbeat(ledger, 60.0, monotonic, is_by_hand=True)
+    claims = [granted(ledger.claim(Key("billing", str(n)), "60s")) for n in range(3)]
+    heartbeat.hold(claims, monotonic.now)
+    swap = meddling.store.swap
+
+    def refuse(changes: Sequence[Change]) -> set[Key]:
+        if claims[1].key in {change.old.key for change in changes}:
+            raise StoreError("this record is locked")
+        return swap(changes)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(meddling.store, "swap", refuse)
+        monotonic.advance(50)
+        heartbeat.beat()
+    monotonic.advance(50)
+    assert [heartbeat.is_good(claim) for claim in claims] == [True, False, True]
+
+
+def test_closed_and_used_again(
+    ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim, key: Key
+) -> None:
+    """After it was closed, what is held next is extended again."""
+    heartbeat.hold([claim], 0.0)
+    ledger.beats(1)
+    before = threading.active_count()
+    heartbeat.close()
+    assert threading.active_count() == before - 1
+    heartbeat.hold([claim], 0.0)
+    ledger.beats(1)
 
 
 def test_endless_claims(ledger: WatchedLedger, claim: Claim) -> None:
@@ -173,7 +263,7 @@ def test_endless_claims(ledger: WatchedLedger, claim: Claim) -> None:
     heartbeat.hold([claim], 0.0)
     assert heartbeat.is_good(claim)
     assert heartbeat.let_go(claim) is claim
-    heartbeat.stop()
+    heartbeat.close()
     assert ledger.extended.empty()
 
 
@@ -182,7 +272,7 @@ def test_nothing_held(ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim)
     heartbeat.hold([claim], 0.0)
     ledger.beats(1)
     heartbeat.let_go(claim)
-    heartbeat.stop()
+    heartbeat.close()
     assert all(claims for claims in ledger.extended.queue)
 
 
@@ -201,7 +291,7 @@ def test_claimed_again_during_a_beat(
     ledger.afterwards = fail_and_claim_again
     heartbeat.hold([claim], 0.0)
     ledger.extended.get(timeout=_DEADLINE_S)
-    heartbeat.stop()
+    heartbeat.close()
     held = heartbeat.let_go(newer[0])
     assert held.fence == 2
     ledger.complete(held)
@@ -217,7 +307,7 @@ def test_fork(ledger: WatchedLedger, claim: Claim) -> None:
     if child == 0:
         os._exit(_extended_in_child(ledger, heartbeat))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    heartbeat.stop()
+    heartbeat.close()
     assert status == 0
 
 
@@ -245,7 +335,7 @@ def test_claims_of_one_message_are_told_apart(
     assert heartbeat.let_go(lost) is lost
     assert heartbeat.is_good(newest)
     assert heartbeat.let_go(newest) is newest
-    heartbeat.stop()
+    heartbeat.close()
 
 
 def test_one_thread_for_all(ledger: Ledger) -> None:

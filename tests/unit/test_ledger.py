@@ -18,7 +18,7 @@ from oncely.core.errors import ConfigError, ContentionError, FencedError, Messag
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.ledger import Ledger, open_ledger
-from oncely.stores.memory import MemoryStore
+from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock, MeddlingStore, at_once, granted
 
 
@@ -424,7 +424,7 @@ def test_reset_of_anything_else(ledger: Ledger, claim: Claim) -> None:
     with pytest.raises(RefusedError, match=r"'abc-123' \(billing\) is processing"):
         ledger.reset(claim.key)
     ledger.complete(claim)
-    with pytest.raises(RefusedError, match="is sent"):
+    with pytest.raises(RefusedError, match="is completed"):
         ledger.reset(claim.key)
     with pytest.raises(RefusedError, match="not in the ledger"):
         ledger.reset(Key("billing", "unknown"))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from oncely.core.deferred import DeferredMessage
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
-from oncely.stores.base import Change, Inside, Query, Refusal
-from oncely.stores.memory import MemoryStore
-from oncely.stores.memory_tables import Tables
+from oncely.stores.memory_store import MemoryStore
+from oncely.stores.memory_tables import MemoryTables
+from oncely.stores.store import Change, Inside, PublishRefusal, Query
 from oncely.testing import ManualClock
 
 KEYS = [Key("billing", str(n)) for n in range(3)]
@@ -52,11 +52,13 @@ def remove(inside: Inside, key: Key, _: str) -> None:
 
 def put_back(inside: Inside, key: Key, text: str) -> None:
     refused = inside.waiting([key])[:2]
-    inside.put_back([Refusal(message, text, None if text == "a" else 9.0) for message in refused])
+    inside.put_back(
+        [PublishRefusal(message, text, None if text == "a" else 9.0) for message in refused]
+    )
 
 
 def send_again(inside: Inside, _: Key, __: str) -> None:
-    assert isinstance(inside, Tables)
+    assert isinstance(inside, MemoryTables)
     inside.send_again()
 
 
@@ -69,13 +71,13 @@ def forget(inside: Inside, key: Key, _: str) -> None:
 
 
 def purge(inside: Inside, key: Key, _: str) -> None:
-    assert isinstance(inside, Tables)
+    assert isinstance(inside, MemoryTables)
     if inside.load([key]).records:
         inside.purge(key)
 
 
 def purge_steps(inside: Inside, key: Key, _: str) -> None:
-    assert isinstance(inside, Tables)
+    assert isinstance(inside, MemoryTables)
     inside.purge_steps(key.consumer, -1.0)
 
 

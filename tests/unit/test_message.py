@@ -3,15 +3,21 @@
 import unicodedata
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from oncely.barrier import idempotent_consumer, message_context
 from oncely.core.errors import MessageError
-from oncely.core.message import MAX_ID_LENGTH, Message, check_id, check_key, fingerprint_of
-from oncely.core.record import Claim, Key
+from oncely.core.ids import MAX_ID_LENGTH, check_id, fingerprint_of
+from oncely.core.message import Message
+from oncely.core.record import Claim, Key, check_key
 from oncely.ledger import Ledger
+from oncely.lifecycle.work import claimed
+from oncely.once import once
+from oncely.repository import ProcessedMessageRepository
 from oncely.testing import granted
-from oncely.testing.stores import DISTINCT_IDS
+from oncely.testing.store_suite import DISTINCT_IDS
 
 BAD_IDS: list[tuple[Any, str]] = [
     (None, "missing"),
@@ -48,6 +54,54 @@ def test_bad_ids(value: Any, reason: str) -> None:
 def test_good_ids(value: str) -> None:
     """Any other string is an id, and stays exactly what it is."""
     assert check_id(value) is value
+
+
+NUMBERED: list[tuple[Any, str]] = [
+    (7, "7"),
+    (0, "0"),
+    (-1, "-1"),
+    (2**63, "9223372036854775808"),
+    (UUID(int=7), "00000000-0000-0000-0000-000000000007"),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), NUMBERED, ids=str)
+def test_numbers_and_uuids(ledger: Ledger, given: Any, text: str) -> None:
+    """A number and a UUID are known by their text at every door that takes a message id."""
+    runs = []
+
+    @once(ledger, consumer="once", key=lambda id_: id_)
+    def work(id_: Any) -> None:
+        runs.append(id_)
+
+    @idempotent_consumer(ledger)
+    def consume() -> None:
+        runs.append("consumed")
+
+    for id_ in (given, text):
+        work(id_)
+        with claimed(ledger, Key("claimed", id_)) as block:
+            runs += ["claimed"] if block.is_new else []
+        with message_context(id_, "queue"):
+            consume()
+    assert runs == [given, "claimed", "consumed"]
+    repository = ProcessedMessageRepository(ledger)
+    assert [repository.mark_processing(id_, "sms") for id_ in (given, text)] == [True, False]
+    assert Key("billing", given) == Key("billing", text)
+    for consumer in ("once", "claimed", "queue", "sms"):
+        record = ledger.find(Key(consumer, given))
+        assert record is not None
+        assert record.key == (consumer, text)
+
+
+@pytest.mark.parametrize(
+    "given", [True, 7.5, b"7", 10**5_000], ids=["bool", "float", "bytes", "long"]
+)
+def test_what_is_not_an_id(ledger: Ledger, given: Any) -> None:
+    """Nothing else is turned into text."""
+    with pytest.raises(MessageError, match="id is not a string"):
+        ledger.claim(Key("billing", given))
+    assert list(ledger.scan()) == []
 
 
 def test_ids_are_not_normalized() -> None:

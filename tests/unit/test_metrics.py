@@ -15,8 +15,8 @@ from oncely.ledger import Ledger
 from oncely.metrics import Metrics
 from oncely.outbox import Relay
 from oncely.testing import ManualClock, MeddlingStore, granted
-from oncely.transports.base import Limits
-from oncely.transports.memory import MemoryTransport, QueueServer
+from oncely.transports.memory_transport import MemoryTransport, QueueServer
+from oncely.transports.transport import Limits
 
 KEYS = [Key("billing", str(n)) for n in range(10)]
 

@@ -14,7 +14,7 @@ import pytest
 
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
-from oncely.middleware.base import BothWays, CallNext, Middleware, chained, chained_async
+from oncely.middleware.chain import BothWays, CallNext, Middleware, chained, chained_async
 
 MESSAGE = Message("abc-123", b"{}")
 TIMEOUT_S = 30.0
@@ -272,7 +272,7 @@ def test_threads_do_not_keep_the_process() -> None:
     program = (
         "import asyncio, os, threading\n"
         "from oncely.core.message import Message\n"
-        "from oncely.middleware.base import chained_async\n"
+        "from oncely.middleware.chain import chained_async\n"
         "began = threading.Event()\n"
         "def handler(message):\n    began.set()\n    threading.Event().wait()\n"
         "loop = asyncio.new_event_loop()\n"

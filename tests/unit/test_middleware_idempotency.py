@@ -13,7 +13,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.middleware import CallNext, Idempotent
-from oncely.middleware.base import chained, chained_async
+from oncely.middleware.chain import chained, chained_async
 
 MESSAGE = Message("abc-123", b"{}")
 KEY = Key("billing", "abc-123")
@@ -120,8 +120,8 @@ def test_failure_is_recorded(run: Run, ledger: Ledger, handler: Handler) -> None
     assert run(idempotent, handler) == "receipt 1"
 
 
-def test_stopping_is_no_failure(run: Run, ledger: Ledger, handler: Handler) -> None:
-    """A handler that was stopped has its claim given back."""
+def test_cancelled(run: Run, ledger: Ledger, handler: Handler) -> None:
+    """A handler that is cancelled has failed."""
 
     def stop(message: Message) -> None:
         raise asyncio.CancelledError
@@ -129,7 +129,9 @@ def test_stopping_is_no_failure(run: Run, ledger: Ledger, handler: Handler) -> N
     idempotent = Idempotent(ledger, "billing")
     with pytest.raises(asyncio.CancelledError):
         run(idempotent, stop)
-    assert ledger.find(KEY) is None
+    record = ledger.find(KEY)
+    assert record is not None
+    assert record.state is State.FAILED
 
 
 def test_refusals(run: Run, ledger: Ledger, handler: Handler, ran: list[str]) -> None:
@@ -175,7 +177,7 @@ def test_steps_inside(run: Run, ledger: Ledger) -> None:
 
 def test_what_cannot_be_meant(ledger: Ledger) -> None:
     """No ledger, no name, no policy: each is told when it is made."""
-    with pytest.raises(ConfigError, match="no Ledger"):
+    with pytest.raises(ConfigError, match="not a Ledger"):
         Idempotent("memory://", "billing")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="consumer"):
         Idempotent(ledger, "")

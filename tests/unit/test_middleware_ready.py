@@ -19,7 +19,7 @@ from oncely import middleware as ready
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.middleware import CallNext, Logged, Measured, Middleware, RateLimited, TimeLimit, Traced
-from oncely.middleware.base import chained, chained_async
+from oncely.middleware.chain import chained, chained_async
 from oncely.testing import ManualClock, at_once
 
 MESSAGE = Message("abc-123", b'{"secret": 1}', "order.placed", {"token": "secret"})
@@ -377,7 +377,7 @@ def test_time_limit_is_not_for_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "text"), [("soon", "limit: 'soon' is no duration"), ("0s", "a limit of zero")]
+    ("limit", "text"), [("soon", "limit: 'soon' is not a duration"), ("0s", "a limit of zero")]
 )
 def test_limits_that_are_none(limit: str, text: str) -> None:
     """What is no limit is told when it is made."""

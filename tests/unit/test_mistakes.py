@@ -26,8 +26,8 @@ from oncely.core.fingerprint import content_of
 from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, State
-from oncely.handling.work import claimed
 from oncely.ledger import Ledger, open_ledger
+from oncely.lifecycle.work import claimed
 from oncely.once import once
 from oncely.service import IdempotenceService
 from oncely.testing import ManualClock, granted
@@ -71,7 +71,7 @@ def guard(ledger: Ledger) -> Decorate:
 def test_ledger_that_is_none(ledger: Ledger, use: Decorate) -> None:
     """A URL, an AsyncLedger or anything else in the ledger's place is named, and never shown."""
     for wrong in ("postgresql://me:secret@db", AsyncLedger(ledger), None, object()):
-        with pytest.raises(ConfigError, match=r"ledger: \w+ is no Ledger; write open_ledger"):
+        with pytest.raises(ConfigError, match=r"ledger: \w+ is not a Ledger; write open_ledger"):
             use(wrong)
 
 
@@ -136,8 +136,8 @@ def test_key_and_fingerprint(guard: Decorate, options: dict[str, Any], line: str
         guard(**options)
 
 
-@pytest.mark.parametrize("given", [7, 0, b"", b"1", UUID(int=1)], ids=repr)
-def test_key_that_gives_no_text(ledger: Ledger, given: Any) -> None:
+@pytest.mark.parametrize("given", [7.5, True, False, b"", b"1", ["1"]], ids=repr)
+def test_key_that_gives_no_id(ledger: Ledger, given: Any) -> None:
     """An id is never guessed from something else, also not from what is false."""
     policy = Policy(on_missing_id="untracked")
 
@@ -145,7 +145,7 @@ def test_key_that_gives_no_text(ledger: Ledger, given: Any) -> None:
     def work() -> None:
         pytest.fail("it ran")
 
-    with pytest.raises(MessageError, match=r"key: it gave a \w+, no text; write key=.*str\("):
+    with pytest.raises(MessageError, match=r"key returned a \w+; return text, such as str\("):
         work()
 
 

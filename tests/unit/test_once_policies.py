@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from oncely.core.context import current
-from oncely.core.errors import (
-    BusyError,
-    InDoubtError,
-    MessageError,
-    StoreUnavailable,
-    TooOldError,
-)
-from oncely.core.message import Message
+from oncely.core.errors import BusyError, InDoubtError, MessageError, StoreUnavailable, TooOldError
+from oncely.core.message import Message, current
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
@@ -145,41 +138,51 @@ def _sent(ago: timedelta) -> Message:
     return Message("abc-123", time=datetime.now(UTC) - ago)
 
 
-def test_too_old_is_refused(
-    handler: Callable[..., Handler], clock: ManualClock, runs: list[str]
-) -> None:
-    """A message older than the retention, of which there is no record, does not run."""
+def _forget(ledger: Ledger, clock: ManualClock, *, until: timedelta) -> None:
+    """Have the ledger forget what was sent longer ago than that."""
+    clock.now = datetime.now(UTC).timestamp() - 365 * 86_400
+    ledger.complete(granted(ledger.claim(Key("billing", "forgotten"))))
     clock.now = datetime.now(UTC).timestamp()
-    with pytest.raises(TooOldError):
-        handler(policy=Policy(retention="7d"))(_sent(timedelta(days=8)))
+    assert ledger.purge(until) == 1
+
+
+def test_too_old_is_refused(
+    handler: Callable[..., Handler], ledger: Ledger, clock: ManualClock, runs: list[str]
+) -> None:
+    """A message that was sent before what the ledger has forgotten, and that it does not know,
+    does not run.
+    """
+    _forget(ledger, clock, until=timedelta(days=7))
+    with pytest.raises(TooOldError, match=r"'abc-123' was sent before .*, and the ledger has forg"):
+        handler()(_sent(timedelta(days=8)))
     assert runs == []
-    handler(policy=Policy(retention="7d"))(_sent(timedelta(days=6)))
+    handler()(_sent(timedelta(days=6)))
     assert runs == ["abc-123"]
 
 
-def test_too_old_may_run(handler: Callable[..., Handler], runs: list[str]) -> None:
+def test_too_old_may_run(
+    handler: Callable[..., Handler], ledger: Ledger, clock: ManualClock, runs: list[str]
+) -> None:
     """Under on_too_old="run" its age is nothing."""
-    handler(policy=Policy(retention="7d", on_too_old="run"))(_sent(timedelta(days=8)))
+    _forget(ledger, clock, until=timedelta(days=7))
+    handler(policy=Policy(on_too_old="run"))(_sent(timedelta(days=8)))
     assert runs == ["abc-123"]
 
 
 def test_too_old_and_known(
-    handler: Callable[..., Handler], clock: ManualClock, runs: list[str]
+    handler: Callable[..., Handler], ledger: Ledger, clock: ManualClock, runs: list[str]
 ) -> None:
     """A duplicate of what is still remembered is a duplicate, however old."""
-    clock.now = datetime.now(UTC).timestamp()
-    handle = handler(policy=Policy(retention="7d"), keep_result=True)
+    _forget(ledger, clock, until=timedelta(days=7))
+    handle = handler(keep_result=True)
     assert handle(_sent(timedelta(days=6))) == "handled abc-123"
     assert handle(_sent(timedelta(days=9))) == "handled abc-123"
     assert runs == ["abc-123"]
 
 
-def test_too_old_by_the_stores_clock(
-    handler: Callable[..., Handler], clock: ManualClock, runs: list[str]
-) -> None:
-    """A worker whose clock runs ahead refuses nothing that is new by the store's clock."""
-    clock.now = (datetime.now(UTC) - timedelta(days=20)).timestamp()
-    handler(policy=Policy(retention="7d"))(_sent(timedelta(days=21)))
+def test_a_new_ledger_refuses_no_age(handler: Callable[..., Handler], runs: list[str]) -> None:
+    """A ledger that has forgotten nothing runs last year's messages, whatever the retention."""
+    handler(policy=Policy(retention="7d"))(_sent(timedelta(days=400)))
     assert runs == ["abc-123"]
 
 

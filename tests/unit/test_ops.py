@@ -2,6 +2,7 @@
 
 import json
 import logging
+from datetime import timedelta
 
 import pytest
 
@@ -13,8 +14,8 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.ledger import Ledger
-from oncely.stores.base import Backlog
-from oncely.stores.memory import MemoryStore
+from oncely.stores.memory_store import MemoryStore
+from oncely.stores.store import Backlog
 from oncely.testing import ManualClock, MeddlingStore, granted
 
 DAY_S = 86_400.0
@@ -52,7 +53,7 @@ def test_status_of_nothing(ledger: Ledger) -> None:
         "records": 0,
         "processing": 0,
         "handled": 0,
-        "sent": 0,
+        "completed": 0,
         "failed": 0,
         "in_doubt": 0,
         "duplicates": 0,
@@ -82,7 +83,7 @@ def test_status_adds_up(ledger: Ledger, clock: ManualClock) -> None:
     assert found.total.records == 6
     assert (found.total.in_doubt, found.total.duplicates) == (1, 1)
     assert found.total.oldest_processing_s == 120
-    assert json.loads(json.dumps(found.as_dict()))["consumers"]["sms"]["sent"] == 1
+    assert json.loads(json.dumps(found.as_dict()))["consumers"]["sms"]["completed"] == 1
 
 
 def test_status_has_the_backlog(ledger: Ledger, clock: ManualClock) -> None:
@@ -99,23 +100,28 @@ def test_status_has_the_backlog(ledger: Ledger, clock: ManualClock) -> None:
 
 
 def test_select_by_state(ledger: Ledger, clock: ManualClock) -> None:
-    """Every word selects its records; "in-doubt" only those whose lease has run out."""
+    """Every word selects its records; "in doubt" only those whose lease has run out."""
     claimed(ledger, "c", "doubtful")
     clock.advance(60)
     claimed(ledger, "c", "live")
     ledger.handled(claimed(ledger, "c", "handled"))
     completed(ledger, "c", "done")
     failed(ledger, "c", "failed")
+    ledger.fail(claimed(ledger, "c", "spent"), "no", final=True)
     chosen = {
-        word: set(ids(ops.select(ledger, ops.Selection(states=[word])))) for word in ops.STATES
+        word: set(ids(ops.select(ledger, ops.Selection(states=[word]))))
+        for word in (*ops.STATES, "in-doubt", "in_doubt", "sent")
     }
     assert chosen == {
         "processing": {"doubtful", "live"},
+        "in doubt": {"doubtful"},
         "in-doubt": {"doubtful"},
+        "in_doubt": {"doubtful"},
         "handled": {"handled"},
         "sent": {"done"},
         "completed": {"done"},
-        "failed": {"failed"},
+        "failed": {"failed", "spent"},
+        "exhausted": {"spent"},
     }
 
 
@@ -155,7 +161,9 @@ def test_select_up_to_a_limit(ledger: Ledger, limit: int, count: int, more: bool
 
 def test_select_by_no_state(ledger: Ledger) -> None:
     """A word that is no state is refused, with those that are."""
-    with pytest.raises(ConfigError, match="'stuck' is none of processing, handled, sent, failed"):
+    with pytest.raises(
+        ConfigError, match="'stuck' is none of processing, handled, completed, failed"
+    ):
         ops.select(ledger, ops.Selection(states=["stuck"]))
 
 
@@ -234,7 +242,7 @@ def test_reset_refused(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None
     assert changed.done == [Key("c", "failed")]
     [refusal] = changed.refused
     assert refusal.key == Key("c", "done")
-    assert "is sent: only what has failed or is in doubt can be reset" in refusal.reason
+    assert "is completed: only what has failed or is in doubt can be reset" in refusal.reason
     assert turns == [1, 2]
     assert len(caplog.records) == 1
 
@@ -284,7 +292,7 @@ def test_forget_what_has_changed(ledger: Ledger) -> None:
     changed = ops.forget(ledger, chosen, by="ann")
     [refusal] = changed.refused
     assert refusal.key.message_id == "1"
-    assert "is sent: " in refusal.reason
+    assert "is completed: " in refusal.reason
     assert "nor what has changed since it was found" in refusal.reason
     assert the(ledger, "c", "1").state is State.COMPLETED
 
@@ -330,6 +338,30 @@ def test_purge_by_class(
     assert {line.message for line in caplog.records} == {"purged"}
 
 
+def test_purge_by_what_policies_say(ledger: Ledger, clock: ManualClock) -> None:
+    """Where no time is said, each consumer's own policy does; what it said before is not said
+    again.
+    """
+    purgeable(ledger, clock)
+    ledger.keep_retention("codes", "90d")
+    for said in ("90d", "7d", "90d"):
+        ledger.keep_retention("billing", said)
+    Ledger(ledger._store).keep_retention("codes", "7d")
+    assert ledger.retentions() == {"billing": timedelta(days=7), "codes": timedelta(days=7)}
+    retention = {"billing": "90d"}
+    assert ops.purge(ledger, retention=retention) == {"billing": 1, "codes": 3, "news": 2}
+
+
+def test_purge_of_the_ledger_by_what_policies_say(ledger: Ledger, clock: ManualClock) -> None:
+    """So does the ledger's own; a time that is said is for all."""
+    purgeable(ledger, clock)
+    ledger.keep_retention("billing", "90d")
+    ledger.keep_retention("codes", "7d")
+    assert ledger.purge(consumer="codes") == 3
+    assert ledger.purge() == 1 + 2
+    assert ledger.purge("20d") == 1
+
+
 def test_purge_one_consumer(ledger: Ledger, clock: ManualClock) -> None:
     """The others are left as they are."""
     purgeable(ledger, clock)
@@ -341,7 +373,7 @@ def test_purge_one_consumer(ledger: Ledger, clock: ManualClock) -> None:
     ("retention", "said"),
     [
         ({"biling": "90d"}, "no record is of 'biling'; did you mean 'billing'?"),
-        ({"billing": "90"}, "retention of billing: '90' is no duration"),
+        ({"billing": "90"}, "retention of billing: '90' is not a duration"),
     ],
 )
 def test_purge_by_mistake(
@@ -392,6 +424,17 @@ def test_retention_too_short(ledger: Ledger, retention: str) -> None:
     assert sentence.startswith(
         f"The retention ({retention}) is not longer than the replay window (14d): a message"
     )
+
+
+def test_a_policy_keeps_too_short(ledger: Ledger) -> None:
+    """What consumers' own policies say is compared, each by its name."""
+    ledger.keep_retention("codes", "36h")
+    ledger.keep_retention("billing", "90d")
+    ledger.keep_retention("a\nb", "10s")
+    first, second = ops.problems(ledger, replay_window="14d")
+    assert first.startswith("The retention of 'a\\nb' (10s) is not longer than the replay window")
+    assert second.startswith("The retention of 'codes' (1.5d) is not longer than the replay window")
+    assert ops.problems(ledger, replay_window="14d", retention="30d") == []
 
 
 def test_lease_too_short(ledger: Ledger) -> None:

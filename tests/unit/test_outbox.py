@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
-from oncely import crashpoints
+from oncely._util import crash_points as crashpoints
 from oncely.core.deferred import DeferredMessage, deferred_id
-from oncely.core.errors import ConfigError, StoreUnavailable, TransportError
+from oncely.core.errors import BrokerRefused, ConfigError, StoreUnavailable, TransportError
 from oncely.core.message import Message
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
-from oncely.outbox import Relay
-from oncely.sending import Report
+from oncely.outbox import Relay, RelayReport
 from oncely.testing import ManualClock, MeddlingStore, granted
-from oncely.transports.base import Limits
-from oncely.transports.memory import MemoryTransport, QueueServer
+from oncely.transports.memory_transport import MemoryTransport, QueueServer
+from oncely.transports.transport import Limits
 
 _DEADLINE_S = 30.0
 
@@ -119,7 +118,7 @@ def test_sent_in_order(relay: Relay, ledger: Ledger, broker: Broker, defer: Defe
     assert [id_ for call in broker.calls for id_ in call] == [message.id for message in deferred]
     assert broker.arrived() == ["a", "b", "c"]
     assert state(ledger, "order-1") is State.COMPLETED
-    assert ledger.backlog().waiting == 0
+    assert ledger.mailbox.backlog().waiting == 0
     assert relay.send_waiting().sent == 0
 
 
@@ -148,7 +147,7 @@ def test_only_these_parents(relay: Relay, ledger: Ledger, broker: Broker, defer:
     defer("order-2", "b")
     assert relay.send_waiting([Key("shop", "order-2")]).sent == 1
     assert broker.arrived() == ["b"]
-    assert ledger.backlog().waiting == 1
+    assert ledger.mailbox.backlog().waiting == 1
 
 
 def test_delay(relay: Relay, broker: Broker, clock: ManualClock, defer: Defer) -> None:
@@ -195,7 +194,7 @@ def test_refused(
     defer("order-2", "b")
     report = relay.send_waiting()
     assert (report.sent, report.refused, report.set_aside) == (1, 1, 0)
-    [waiting] = ledger.deferred(Key("shop", "order-1"))
+    [waiting] = ledger.mailbox.deferred(Key("shop", "order-1"))
     assert (waiting.attempts, waiting.error) == (1, "body of 13 bytes is over the limit of 10")
     assert relay.send_waiting().refused == 0
     clock.advance(6)
@@ -203,7 +202,7 @@ def test_refused(
     assert (report.sent, report.refused, report.set_aside) == (0, 0, 1)
     [logged] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert logged.getMessage() == "deferred_set_aside"
-    assert ledger.backlog().set_aside == 1
+    assert ledger.mailbox.backlog().set_aside == 1
     assert state(ledger, "order-1") is State.HANDLED
 
 
@@ -245,7 +244,7 @@ def test_send_again(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) 
     defer("order-1", "eleven long")
     relay = Relay(ledger, broker, tries=1)
     assert relay.send_waiting().set_aside == 1
-    assert ledger.send_again() == 1
+    assert ledger.mailbox.send_again() == 1
     wider = MemoryTransport(QueueServer())
     assert Relay(ledger, wider).send_waiting().sent == 1
     assert state(ledger, "order-1") is State.COMPLETED
@@ -262,7 +261,7 @@ def test_broker_away(
     broker.before = away
     with pytest.raises(TransportError, match="away"):
         relay.send_waiting()
-    [waiting] = ledger.deferred(Key("shop", "order-1"))
+    [waiting] = ledger.mailbox.deferred(Key("shop", "order-1"))
     assert (waiting.attempts, waiting.error) == (0, None)
     broker.before = lambda: None
     assert relay.send_waiting().sent == 0
@@ -276,7 +275,7 @@ def test_confirmed_is_marked(relay: Relay, ledger: Ledger, broker: Broker, defer
     broker.after = lambda: setattr(broker, "before", away)
     with pytest.raises(TransportError):
         relay.send_waiting()
-    assert [m.message.body for m in ledger.deferred(Key("shop", "order-1"))] == [b"b"]
+    assert [m.message.body for m in ledger.mailbox.deferred(Key("shop", "order-1"))] == [b"b"]
 
 
 def test_unconfirmed_is_sent_again(
@@ -338,7 +337,7 @@ def test_marked_when_stopped(ledger: Ledger, broker: Broker, defer: Defer) -> No
     stop = threading.Event()
     errors: list[str | None] = []
 
-    def follow(report: Report) -> None:
+    def follow(report: RelayReport) -> None:
         errors.append(report.error)
         stop.set()
 
@@ -373,7 +372,7 @@ def test_waits_for_the_broker(ledger: Ledger, broker: Broker, defer: Defer) -> N
     errors: list[str | None] = []
     stop = threading.Event()
 
-    def follow(report: Report) -> None:
+    def follow(report: RelayReport) -> None:
         errors.append(report.error)
         if report.error:
             broker.before = lambda: None
@@ -385,13 +384,27 @@ def test_waits_for_the_broker(ledger: Ledger, broker: Broker, defer: Defer) -> N
     assert "TransportError: the broker is away" in errors
 
 
+@pytest.mark.timeout(60)
+def test_ends_where_the_broker_refuses(ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """A relay does not wait for what only people can mend; what was published is marked."""
+    defer("order-1", "a", "b")
+
+    def refuse() -> None:
+        raise BrokerRefused("wrong user or password")
+
+    broker.after = lambda: setattr(broker, "before", refuse)
+    with pytest.raises(BrokerRefused, match="password"):
+        Relay(ledger, broker).run(threading.Event())
+    assert [m.message.body for m in ledger.mailbox.deferred(Key("shop", "order-1"))] == [b"b"]
+
+
 def test_stops_between_two_messages(ledger: Ledger, broker: Broker, defer: Defer) -> None:
     """A relay that is stopped publishes nothing more, and marks what is published."""
     defer("order-1", "a", "b", "c")
     stop = threading.Event()
     broker.after = stop.set
     assert Relay(ledger, broker).run(stop).sent == 1
-    assert [m.message.body for m in ledger.deferred(Key("shop", "order-1"))] == [b"b", b"c"]
+    assert [m.message.body for m in ledger.mailbox.deferred(Key("shop", "order-1"))] == [b"b", b"c"]
 
 
 def test_stops_promptly(ledger: Ledger, broker: Broker) -> None:
@@ -425,7 +438,7 @@ def test_drain_ends(ledger: Ledger, clock: ManualClock, broker: Broker, defer: D
     relay = Relay(ledger, broker, clock=clock)
     told: list[int] = []
     report = relay.drain(threading.Event(), lambda report: told.append(report.sent))
-    assert (report.sent, told[-1], ledger.backlog().waiting) == (1, 1, 1)
+    assert (report.sent, told[-1], ledger.mailbox.backlog().waiting) == (1, 1, 1)
     clock.advance(61)
     broker.before = away
     with pytest.raises(TransportError):
@@ -454,8 +467,8 @@ def test_crash_points(relay: Relay, defer: Defer) -> None:
         ({"batch": 0}, "batch: 0 is no whole number"),
         ({"batch": True}, "batch: True is no whole number"),
         ({"hold": "0s"}, "hold: a hold of zero"),
-        ({"hold": "soon"}, "hold: 'soon' is no duration"),
-        ({"tries": 0}, "tries: 0 is no whole number"),
+        ({"hold": "soon"}, "hold: 'soon' is not a duration"),
+        ({"tries": 0}, "tries: 0 is not a whole number"),
         ({"backoff": []}, "backoff: give a list"),
         ({"poll": "0s"}, "poll: zero would"),
     ],

@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
+from oncely.core.durations import lease_seconds, seconds
 from oncely.core.errors import ConfigError
-from oncely.core.policy import (
-    POLICY_FIELDS,
-    Policy,
-    at_least_once,
-    at_most_once,
-    effectively_once,
-    lease_seconds,
-    seconds,
-)
+from oncely.core.policy import POLICY_FIELDS, Policy, at_least_once, at_most_once, effectively_once
 
 
 @pytest.mark.parametrize(
@@ -32,27 +25,34 @@ from oncely.core.policy import (
         ("0s", 0),
         (timedelta(minutes=5), 300),
         (timedelta(0), 0),
+        (30, 30),
+        (0.25, 0.25),
+        (0, 0),
     ],
 )
-def test_durations(written: str | timedelta, length_s: float) -> None:
-    """A timedelta, or numbers with units, is so many seconds."""
+def test_durations(written: str | float | timedelta, length_s: float) -> None:
+    """A timedelta, a number, or numbers with units, is so many seconds."""
     assert seconds(written) == pytest.approx(length_s)
 
 
 @pytest.mark.parametrize(
     "written",
-    ["", "5", "m", "5 m", " 5m", "5m ", "-5m", "5M", "5w", "5m,", "fünf", "1e3s", "none", 5, None],
+    [
+        *("", "5", "m", "5 m", " 5m", "5m ", "-5m", "5M", "5w", "5m,", "fünf", "1e3s", "none"),
+        *(None, True, [5], float("nan"), float("inf"), 10**400),
+    ],
 )
 def test_no_durations(written: Any) -> None:
     """Anything else is a ConfigError that names the setting and shows what to type."""
-    with pytest.raises(ConfigError, match=r"pause: .*write \"30s\""):
+    with pytest.raises(ConfigError, match=r"pause: .* is not a duration: write \"30s\""):
         seconds(written, "pause")
 
 
-def test_negative_durations() -> None:
+@pytest.mark.parametrize("retention", [timedelta(seconds=-1), -1, -0.5])
+def test_negative_durations(retention: timedelta | float) -> None:
     """A span of time is never negative."""
     with pytest.raises(ConfigError, match=r"retention: .* negative"):
-        Policy(retention=timedelta(seconds=-1))
+        Policy(retention=retention)
 
 
 def test_lease_none() -> None:
@@ -61,9 +61,11 @@ def test_lease_none() -> None:
     assert Policy(lease="none").lease_s is None
 
 
-@pytest.mark.parametrize("lease", ["0s", "0ms", timedelta(0), timedelta(seconds=-5), "", "never"])
+@pytest.mark.parametrize(
+    "lease", ["0s", "0ms", 0, timedelta(0), timedelta(seconds=-5), "", "never"]
+)
 def test_bad_leases(lease: Any) -> None:
-    """A lease of zero, a negative one, or what is no duration, is refused by name."""
+    """A lease of zero, a negative one, or what is not a duration, is refused by name."""
     with pytest.raises(ConfigError, match="lease"):
         Policy(lease=lease)
 
@@ -97,6 +99,8 @@ def test_single_delay() -> None:
     """One delay may stand alone, and repeats from the start."""
     assert Policy(backoff="10s").delay_s(3) == 10
     assert Policy(backoff=timedelta(seconds=7)).delay_s(1) == 7
+    assert Policy(backoff=2.5).delay_s(3) == 2.5
+    assert [Policy(backoff=[5, "10s"]).delay_s(attempts) for attempts in (1, 2)] == [5, 10]
 
 
 @pytest.mark.parametrize("name", [name for name in POLICY_FIELDS if name.startswith("on_")])
@@ -120,8 +124,8 @@ def test_unknown_choices(name: str) -> None:
         ("tries", "5"),
         ("backoff", ()),
         ("backoff", None),
-        ("backoff", 30),
-        ("backoff", [30]),
+        ("backoff", -30),
+        ("backoff", [True]),
         ("backoff", ["30s", "later"]),
         ("retention", "for ever"),
     ],

@@ -6,7 +6,7 @@ each record, and what that holder has done with it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, settings
@@ -66,8 +66,12 @@ class Model:
     state: State = State.PROCESSING
     holder: int = NOBODY
     """The number of the newest grant; grants are numbered over all time."""
+    asker: int = NOBODY
+    """The token of whoever was granted that, or has set the message aside."""
     fence: int = 0
     attempts: int = 0
+    released: int = NOBODY
+    """The number of the grant that was given back, where that was the last."""
     ends: float | None = 0.0
     exhausted: bool = False
     fingerprint: str | None = None
@@ -85,7 +89,12 @@ class Model:
         """As it was before the newest grant, but that grant's fence is spent for good."""
         self.exists, self.state, self.attempts = before.exists, before.state, before.attempts
         self.exhausted, self.fingerprint = before.exhausted, before.fingerprint
-        self.ends, self.holder = now, NOBODY
+        self.ends, self.released = now, self.holder
+        self.holder, self.asker = NOBODY, NOBODY
+
+    def is_asked_again(self, ask: Ask) -> bool:
+        """Whether what is stored comes from that very asking, which did not hear of it."""
+        return self.exists and self.asker == ask.token
 
 
 class Grant(NamedTuple):
@@ -115,11 +124,17 @@ class World:
 
     now: float = 100.0
     draws: int = 0
+    granted: int = 0
+    """How many grants there were, those included of which nobody has heard."""
     records: dict[Key, Record] = field(default_factory=dict)
     models: dict[Key, Model] = field(default_factory=lambda: {key: Model() for key in KEYS})
     grants: list[Grant] = field(default_factory=list)
     completed: dict[Key, Record] = field(default_factory=dict)
     """Each completed record as it was when it was completed."""
+    versions: set[tuple[Key, int]] = field(default_factory=set)
+    """All that were ever stored: whoever has read what was stored before must be able to tell."""
+    unheard: dict[int, Ask] = field(default_factory=dict)
+    """What was asked, by its token, by whom no answer has reached."""
 
 
 # ---- What has to be answered -------------------------------------------------------------------
@@ -134,13 +149,19 @@ def expected_of_asking(model: Model, ask: Ask, now: float) -> type[Outcome]:
         return Mismatch
     if model.state is State.COMPLETED:
         return Duplicate
+    if model.is_asked_again(ask) and model.state is State.PROCESSING:
+        return Granted
     if model.lives(now):
         return Busy
     if model.state is State.HANDLED:
         return Handled
-    if model.exhausted:
-        return Exhausted
-    spent = Exhausted if model.attempts >= policy.tries else Granted
+    return Exhausted if model.exhausted else expected_of_trying(model, ask)
+
+
+def expected_of_trying(model: Model, ask: Ask) -> type[Outcome]:
+    """What the policy leaves for what has failed, or is in doubt."""
+    policy = ask.policy
+    spent = Exhausted if policy.is_spent(model.attempts) else Granted
     if model.state is State.FAILED and not model.attempts:
         return spent
     if model.state is State.FAILED:
@@ -161,9 +182,18 @@ _MAY_WRITE: dict[State, tuple[type[Command], ...]] = {
 
 def expected_of_holding(model: Model, command: Held, grant: Grant) -> type[Outcome]:
     """Rule 3: only the newest grant may write, and only what does not undo an end."""
+    if is_given_back(model, command, grant):
+        return Written
     if not model.exists or grant.number != model.holder:
         return Fenced
     return Written if isinstance(command, _MAY_WRITE[model.state]) else Fenced
+
+
+def is_given_back(model: Model, command: Command, grant: Grant | None) -> bool:
+    """Whether what is to be released is released already, or gone: to say so again is no error."""
+    if grant is None or not isinstance(command, Release):
+        return False
+    return grant.number == model.released if model.exists else not grant.before.exists
 
 
 Unclaimed = Finish | CountDelivery | Reset | Forget
@@ -187,11 +217,17 @@ def expected_without_a_claim(model: Model, command: Unclaimed, now: float) -> ty
     return Written if allowed else Refused
 
 
-def writes_nothing(model: Model, command: Command, expected: type[Outcome]) -> bool:
+def writes_nothing(
+    model: Model, command: Command, grant: Grant | None, expected: type[Outcome]
+) -> bool:
     """Who is refused changes nothing; and what is handled is never undone, and has no lease."""
     if expected in (Fenced, Refused, Busy, InDoubt, Mismatch) or isinstance(command, Confirm):
         return True
+    if is_given_back(model, command, grant):
+        return True
     is_over = model.state in (State.HANDLED, State.COMPLETED)
+    if isinstance(command, Ask) and model.is_asked_again(command):
+        return is_over or model.exhausted
     return is_over and isinstance(command, MarkHandled | Release | Extend)
 
 
@@ -199,7 +235,12 @@ def writes_nothing(model: Model, command: Command, expected: type[Outcome]) -> b
 
 
 def note_asking(model: Model, ask: Ask, outcome: Outcome, now: float) -> None:
-    """A grant makes a holder; an end by policy makes none."""
+    """A grant makes a holder; an end by policy makes none. What is granted again counts from now
+    on, and is what it was.
+    """
+    if model.is_asked_again(ask) and model.state is State.PROCESSING:
+        model.ends = None if ask.lease_s is None else now + ask.lease_s
+        return
     match outcome:
         case Granted() | Handled():
             begins = not model.exists
@@ -209,15 +250,18 @@ def note_asking(model: Model, ask: Ask, outcome: Outcome, now: float) -> None:
                 model.state, model.exhausted = State.PROCESSING, False
                 model.fingerprint = (None if begins else model.fingerprint) or ask.fingerprint
                 model.ends = None if ask.lease_s is None else now + ask.lease_s
+            else:
+                model.duplicates += 1
             if begins:
                 model.result, model.duplicates = None, 0
-            model.exists = True
+            model.exists, model.asker, model.released = True, ask.token, NOBODY
         case Duplicate() if model.state is State.COMPLETED:
             model.duplicates += 1
         case Duplicate():
             model.state = State.COMPLETED
         case Exhausted():
             model.state, model.exhausted = State.FAILED, True
+            model.holder, model.asker, model.released = NOBODY, ask.token, NOBODY
 
 
 def note_holding(model: Model, command: Held, grant: Grant, now: float) -> None:
@@ -247,6 +291,17 @@ def note_without_a_claim(model: Model, command: Unclaimed) -> None:
             model.exists = False
         case Reset():
             model.state, model.exhausted, model.attempts = State.FAILED, False, 0
+
+
+def before_again(model: Model, policy: Policy) -> Model:
+    """What is restored by the release of a claim that is granted again: in doubt, where the policy
+    grants a doubt, unless it never ran before.
+    """
+    before = copy_of(model)
+    before.exists, before.attempts = model.fence > 1, model.attempts - 1
+    if not before.attempts or policy.on_in_doubt in ("hold", "dead_letter"):
+        before.state = State.FAILED
+    return before
 
 
 def copy_of(model: Model) -> Model:
@@ -295,6 +350,33 @@ class RulesMachine(RuleBasedStateMachine):
     def ask_slowly(self, key: Key, **given: Any) -> None:
         """A worker asks for a claim, and stalls before writing."""
         self.unfinished.append(self.decide_asking(key, **given))
+
+    @rule(key=keys, policy=policies, lease=leases, finding=findings, fingerprint=fingerprints)
+    def ask_and_hear_nothing(self, key: Key, **given: Any) -> None:
+        """A worker asks for a claim, and its connection breaks: it may be stored."""
+        step = self.decide_asking(key, **given)
+        assert isinstance(step.command, Ask)
+        self.world.unheard[step.command.token] = step.command
+        self.write(step)
+
+    @precondition(lambda self: self.world.unheard)
+    @rule(pick=picks, hears=st.booleans())
+    def ask_again(self, pick: int, hears: bool) -> None:
+        """Whoever heard nothing asks the same, and may hear nothing again.
+
+        What it was granted is its own still, unless it was taken over.
+        """
+        asks = list(self.world.unheard.values())
+        self.world.draws += 10
+        ask = replace(asks[-1 - pick % len(asks)], count_from=self.world.draws)
+        step = self.decide_ask(ask)
+        is_again = self.world.models[ask.key].is_asked_again(ask)
+        is_answered = step.decision.new is step.believed
+        if hears:
+            del self.world.unheard[ask.token]
+        if (self.write(step) or is_answered) and is_again and step.expected in (Granted, Handled):
+            assert isinstance(step.decision.outcome, Granted | Handled)
+            assert step.decision.outcome.claim.fence == self.world.models[ask.key].fence
 
     @rule(key=keys, policy=policies, racers=st.integers(2, 5))
     def race(self, key: Key, policy: Policy, racers: int) -> None:
@@ -400,9 +482,11 @@ class RulesMachine(RuleBasedStateMachine):
     def decide_asking(self, key: Key, policy: Policy, lease: float | None, **given: Any) -> Step:
         # Apart: a release gives a claim the birth after its own, which no later claim may draw.
         self.world.draws += 10
-        ask = Ask(key, policy, lease, self.world.draws, **given)
-        expected = expected_of_asking(self.world.models[key], ask, self.world.now)
-        return self.decide(key, ask, None, expected)
+        return self.decide_ask(Ask(key, policy, lease, self.world.draws, **given))
+
+    def decide_ask(self, ask: Ask) -> Step:
+        expected = expected_of_asking(self.world.models[ask.key], ask, self.world.now)
+        return self.decide(ask.key, ask, None, expected)
 
     def decide_holding(self, pick: int, command: Any, result: Any, lease: float | None) -> Step:
         grant = self.world.grants[-1 - pick % len(self.world.grants)]
@@ -418,7 +502,7 @@ class RulesMachine(RuleBasedStateMachine):
         believed, now = self.world.records.get(key), self.world.now
         decision = decide(believed, command, now)
         assert type(decision.outcome) is expected
-        if writes_nothing(self.world.models[key], command, expected):
+        if writes_nothing(self.world.models[key], command, grant, expected):
             assert decision.new is believed
         writes = self.world.models[key].writes
         return Step(key, command, grant, believed, decision, expected, now, writes)
@@ -439,19 +523,20 @@ class RulesMachine(RuleBasedStateMachine):
         return True
 
     def store(self, key: Key, new: Record | None) -> None:
-        stored = self.world.records.get(key)
-        # Whoever has read what was stored before must be able to tell.
-        assert stored is None or new is None or new.version > stored.version
         self.world.models[key].writes += 1
         if new is None:
             del self.world.records[key]
             self.world.completed.pop(key, None)
         else:
+            assert (key, new.version) not in self.world.versions
+            self.world.versions.add((key, new.version))
             self.world.records[key] = new
 
     def note(self, step: Step) -> None:
         model, outcome = self.world.models[step.key], step.decision.outcome
         before = copy_of(model)
+        is_again = isinstance(step.command, Ask) and model.is_asked_again(step.command)
+        is_unheard = isinstance(step.command, Ask) and step.command.token in self.world.unheard
         match step.command:
             case Ask() as ask:
                 note_asking(model, ask, outcome, step.decided_at)
@@ -461,8 +546,14 @@ class RulesMachine(RuleBasedStateMachine):
                 assert step.grant is not None
                 note_holding(model, held, step.grant, step.decided_at)
         if isinstance(outcome, Granted | Handled):
-            model.holder = len(self.world.grants)
-            self.world.grants.append(Grant(outcome.claim, model.holder, before))
+            if is_again and before.state is State.PROCESSING:
+                assert isinstance(step.command, Ask)
+                before = before_again(model, step.command.policy)
+            else:
+                self.world.granted += 1
+                model.holder = self.world.granted
+            if not is_unheard:
+                self.world.grants.append(Grant(outcome.claim, model.holder, before))
         if model.exists and model.state is State.COMPLETED:
             self.world.completed.setdefault(step.key, self.world.records[step.key])
 
@@ -506,9 +597,13 @@ class RulesMachine(RuleBasedStateMachine):
 
     @invariant()
     def claims_are_told_apart(self) -> None:
-        """Rule 4: no two grants of one key have the same fence and the same birth."""
-        seen = [(g.claim.key, g.claim.record.birth, g.claim.fence) for g in self.world.grants]
-        assert len(seen) == len(set(seen))
+        """Rule 4: no two grants of one key have the same fence and the same birth, but those that
+        are one, granted again.
+        """
+        numbers: dict[tuple[Key, int, int], int] = {}
+        for claim, number, _ in self.world.grants:
+            name = (claim.key, claim.record.birth, claim.fence)
+            assert numbers.setdefault(name, number) == number
 
 
 RulesMachine.TestCase.settings = settings(

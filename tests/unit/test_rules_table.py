@@ -29,11 +29,12 @@ from oncely.core.commands import (
     Refused,
     Release,
     Reset,
+    TooOld,
     Written,
 )
 from oncely.core.policy import Finding, OnFailed, Policy
 from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import TABLE, Standing, decide, is_too_old, standing
+from oncely.core.rules import REPEATED, TABLE, Standing, decide, depends_on_horizon, standing
 
 ABSENT, HELD, IN_DOUBT, HANDLED, FAILED, EXHAUSTED, COMPLETED = Standing
 KEY = Key("billing", "abc-123")
@@ -66,7 +67,7 @@ STORED: dict[Standing, Record | None] = {
 FORMER = BASE._replace(state=State.FAILED, attempts=1, fence=2, lease_until=None, version=BIRTH + 3)
 CLAIM = Claim(BASE._replace(lease_until=5.0), lease_s=5.0, former=FORMER)
 
-ASK = Ask(KEY, Policy(), lease_s=5.0, draw=9, fingerprint="one", metadata={"tenant": "b"})
+ASK = Ask(KEY, Policy(), lease_s=5.0, token=9, fingerprint="one", metadata={"tenant": "b"})
 CONFIRM = Confirm(CLAIM)
 MARK = MarkHandled(CLAIM, "first")
 COMPLETE = Complete(CLAIM, "new")
@@ -104,14 +105,14 @@ def then(state: State | None = None, **changes: Any) -> dict[str, Any]:
     return changes if state is None else {"state": state, **changes}
 
 
-DRAWN = 9 << 24
-"""The birth that an asker drew: every grant can be told from every other."""
+DRAWN = (9 << 24) + 5
+"""With the birth that an asker drew: every grant can be told from every other."""
 AGAIN = then(State.PROCESSING, attempts=3, fence=4, lease_until=17.0, version=DRAWN)
 """Granted once more, at 12."""
-SEND = then(fence=4, version=DRAWN)
-"""Granted for sending: no attempt, and no lease."""
+SEND = then(fence=4, duplicates=1, version=DRAWN)
+"""Granted for sending: no attempt, and no lease; one more delivery that does not run."""
 SPENT = {"tenant": "a", "error": "gave up after 2 attempts"}
-REBORN = ((BIRTH >> 24) + 1) << 24
+REBORN = (((BIRTH >> 24) + 1) << 24) + 5
 """A release begins a new birth: the claim that is given back fits nothing any more."""
 TAKEN_BACK = then(State.FAILED, attempts=1, last_seen=5.0, lease_until=None, version=REBORN)
 """As FORMER, but with the fence of the claim that was given back."""
@@ -241,8 +242,10 @@ ENDLESS = replace(ASK, lease_s=None)
 FIRST = CLAIM._replace(former=None)
 TAKEOVER = CLAIM._replace(former=BASE._replace(attempts=1, fence=2))
 DOUBTFUL = then(attempts=1, last_seen=5.0, lease_until=9.0, version=REBORN)
-GIVEN_UP = then(State.FAILED, exhausted=True, lease_until=None)
-"""Set aside for people."""
+SET_ASIDE = then(State.FAILED, exhausted=True, lease_until=None)
+"""For people."""
+GIVEN_UP = {**SET_ASIDE, "version": DRAWN}
+"""The same by an asker, who may ask again and is told the same."""
 
 POLICIES: list[Row] = [
     # stored    asked                              at   answered   then stored
@@ -293,7 +296,7 @@ POLICIES: list[Row] = [
     (HELD,      Complete(CLAIM),                   9,   Written,   then(SENT, lease_until=None)),
     (HANDLED,   Complete(CLAIM),                   12,  Written,   then(SENT)),
     # Failed for good, at once.
-    (HELD,      FINAL,                             9,   Written,   {**GIVEN_UP, "metadata": NO}),
+    (HELD,      FINAL,                             9,   Written,   {**SET_ASIDE, "metadata": NO}),
     (EXHAUSTED, FAIL,                              12,  Written,   SAME),
     # A first claim that is released was never there.
     (HELD,      Release(FIRST),                    9,   Written,   GONE),
@@ -301,7 +304,43 @@ POLICIES: list[Row] = [
     # What was in doubt before the claim is in doubt again, from now on.
     (HELD,      Release(TAKEOVER),                 9,   Written,   DOUBTFUL),
 ]
+
+OWN = replace(ASK, token=BIRTH >> 24, metadata={"tenant": "a"})
+"""The asking from which the record as it is stored stems: its answer was lost."""
+
+EARLIER = CLAIM._replace(record=CLAIM.record._replace(version=(6 << 24) + 4))
+"""The claim whose release began the record's birth."""
+
+
+def own(**policy: Any) -> Ask:
+    """The same asking under another policy."""
+    return replace(OWN, policy=Policy(**policy))
+
+
+REPETITIONS: list[Row] = [
+    # stored    asked                              at   answered   then stored
+    # An asker is granted what it was granted, with its lease from now on.
+    (HELD,      OWN,                               9,   Granted,   then(lease_until=14.0)),
+    (IN_DOUBT,  OWN,                               12,  Granted,   then(lease_until=17.0)),
+    (HELD,      replace(OWN, lease_s=None),        9,   Granted,   then(lease_until=None)),
+    (IN_DOUBT,  own(on_in_doubt="hold"),           12,  Granted,   then(lease_until=17.0)),
+    (IN_DOUBT,  own(tries=1),                      12,  Granted,   then(lease_until=17.0)),
+    # It sends under the claim that it has, and is no further delivery.
+    (HANDLED,   OWN,                               12,  Handled,   SAME),
+    (COMPLETED, OWN,                               12,  Duplicate, SAME),
+    # It is told again that it has set the message aside.
+    (EXHAUSTED, OWN,                               12,  Exhausted, SAME),
+    # Where its claim has failed since, it asks as anybody would.
+    (FAILED,    OWN,                               12,  Granted,   {**AGAIN, "version": BIRTH + 5}),
+    # What was given back is given back, and what is gone is not held.
+    (FAILED,    Release(EARLIER),                  12,  Written,   SAME),
+    (IN_DOUBT,  Release(EARLIER),                  12,  Written,   SAME),
+    (EXHAUSTED, Release(EARLIER),                  12,  Written,   SAME),
+    (ABSENT,    Release(FIRST),                    12,  Written,   GONE),
+    (ABSENT,    RELEASE,                           12,  Fenced,    SAME),
+]
 # fmt: on
+ROWS = CELLS + POLICIES + REPETITIONS
 
 
 def _name(row: Row) -> str:
@@ -316,7 +355,7 @@ def _expected(stored: Record | None, at: float, change: Any) -> Record | None:
     return stored._replace(**{"last_seen": at, "version": stored.version + 1, **change})
 
 
-@pytest.mark.parametrize("row", CELLS + POLICIES, ids=map(_name, CELLS + POLICIES))
+@pytest.mark.parametrize("row", ROWS, ids=map(_name, ROWS))
 def test_row(row: Row) -> None:
     """What is answered, and every field of what is stored then, stands in the row."""
     stand, command, at, answered, change = row
@@ -327,7 +366,7 @@ def test_row(row: Row) -> None:
     assert decision.new == _expected(stored, at, change)
 
 
-@pytest.mark.parametrize("row", CELLS + POLICIES, ids=map(_name, CELLS + POLICIES))
+@pytest.mark.parametrize("row", ROWS, ids=map(_name, ROWS))
 def test_answer_carries_what_is_stored(row: Row) -> None:
     """An answer carries the record as it is then stored, or the claim on it."""
     stand, command, at, *_ = row
@@ -336,12 +375,16 @@ def test_answer_carries_what_is_stored(row: Row) -> None:
     if isinstance(outcome, Granted | Handled):
         assert isinstance(command, Ask)
         assert new is not None
-        assert outcome.claim == Claim(new, command.lease_s, former=stored)
+        assert outcome.claim._replace(former=None) == Claim(new, command.lease_s)
+        if command.token != BIRTH >> 24:
+            assert outcome.claim.former == stored
     elif isinstance(outcome, Duplicate) and optional:
         assert outcome.record == stored
     else:
+        assert not isinstance(outcome, TooOld)
         assert outcome.record == new
-    assert optional is (stand is COMPLETED and isinstance(outcome, Duplicate))
+    is_counted = isinstance(outcome, Duplicate) and new != stored
+    assert optional is (stand is COMPLETED and is_counted)
 
 
 def test_busy_tells_when_to_come_back() -> None:
@@ -359,11 +402,82 @@ def test_every_cell_has_a_row() -> None:
     held = (Confirm, MarkHandled, Complete, Fail, Release, Extend)
     others = (Finish, CountDelivery, Reset, Forget)
     assert set(cells) == set(product((Ask, *held, *others), Standing))
+    assert {stand for stand, command, *_ in REPETITIONS if command is OWN} == set(Standing) - {
+        ABSENT
+    }
+    assert len(REPEATED) == len(Standing)
+
+
+# fmt: off
+BEFORE: list[tuple[Policy, int, State]] = [
+    # policy                          attempts  what a release leaves
+    (Policy(),                        3,        State.PROCESSING),
+    (Policy(on_failed="skip"),        3,        State.PROCESSING),
+    (Policy(on_in_doubt="hold"),      3,        State.FAILED),
+    (Policy(on_in_doubt="dead_letter"), 3,      State.FAILED),
+    (probed(None).policy,             3,        State.PROCESSING),
+    # It was reset, and only then has no attempt before this one.
+    (Policy(),                        1,        State.FAILED),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("policy", "attempts", "left"), BEFORE)
+def test_release_of_what_was_granted_again(policy: Policy, attempts: int, left: State) -> None:
+    """Whoever releases a claim that was granted before its reply was lost leaves what this policy
+    has granted: what had failed where a doubt is not granted, else what is in doubt.
+    """
+    stored = BASE._replace(attempts=attempts)
+    again = decide(stored, replace(OWN, policy=policy), 12)
+    assert isinstance(again.outcome, Granted)
+    released = decide(again.new, Release(again.outcome.claim), 13).new
+    assert released is not None
+    assert (released.state, released.attempts, released.fence) == (left, attempts - 1, 3)
+    assert not released.exhausted
+    asked = decide(released, replace(ASK, policy=policy, finding="not_happened"), 13)
+    assert isinstance(asked.outcome, Granted)
+
+
+def test_release_of_a_first_claim_granted_again() -> None:
+    """A first claim whose reply was lost leaves nothing when it is released."""
+    first = decide(None, ASK, 12).new
+    again = decide(first, ASK, 13)
+    assert isinstance(again.outcome, Granted)
+    assert again.outcome.claim.former is None
+    assert decide(again.new, Release(again.outcome.claim), 14) == (Written(None), None, False)
+
+
+def test_exhausted_by_policy_is_told_again() -> None:
+    """Whoever has set a message aside is told so again, as the first; others, as later ones."""
+    aside = decide(STORED[FAILED], under(tries=2), 12)
+    assert isinstance(aside.outcome, Exhausted)
+    assert aside.new is not None
+    for command, is_first in ((under(tries=2), True), (replace(ASK, token=10), False)):
+        assert decide(aside.new, command, 13) == (
+            Exhausted(aside.new, is_first),
+            aside.new,
+            False,
+        )
+
+
+def test_versions_are_used_once() -> None:
+    """A token that comes back after its claim was given back makes no version a second time: who
+    wrote under the first claim cannot write over what was granted since.
+    """
+    granted = decide(STORED[FAILED], ASK, 12)
+    assert isinstance(granted.outcome, Granted)
+    assert granted.new is not None
+    released = decide(granted.new, Release(granted.outcome.claim), 13)
+    again = decide(released.new, ASK, 14)
+    assert isinstance(again.outcome, Granted)
+    assert again.new is not None
+    assert again.new.fence == granted.new.fence + 1
+    assert again.new.version != granted.new.version
 
 
 OLDER = CLAIM._replace(record=CLAIM.record._replace(fence=2))
 NEWER = CLAIM._replace(record=CLAIM.record._replace(fence=4))
-EARLIER_BIRTH = CLAIM._replace(record=CLAIM.record._replace(version=(6 << 24) + 4))
+EARLIER_BIRTH = CLAIM._replace(record=CLAIM.record._replace(version=(5 << 24) + 4))
 LATER_BIRTH = CLAIM._replace(record=CLAIM.record._replace(version=(8 << 24) + 4))
 
 HELD_COMMANDS = (CONFIRM, MARK, COMPLETE, FAIL, FINAL, RELEASE, EXTEND)
@@ -408,7 +522,7 @@ def test_of_two_that_send_the_newest_may_complete() -> None:
     """Whoever asks for what is handled may send at once; the former sender's claim is spent."""
     first = decide(STORED[HANDLED], ASK, 12)
     assert isinstance(first.outcome, Handled)
-    second = decide(first.new, replace(ASK, draw=10), 12)
+    second = decide(first.new, replace(ASK, token=10), 12)
     assert isinstance(second.outcome, Handled)
     assert isinstance(decide(second.new, Complete(first.outcome.claim), 12).outcome, Fenced)
     assert isinstance(decide(second.new, Complete(second.outcome.claim), 12).outcome, Written)
@@ -420,7 +534,7 @@ def test_finished_while_somebody_sends() -> None:
     assert isinstance(sender.outcome, Handled)
     finished = decide(sender.new, FINISH, 12).new
     assert decide(finished, Complete(sender.outcome.claim, "late"), 12) == (
-        Written(finished),
+        Written(finished, is_repeated=True),
         finished,
         False,
     )
@@ -452,8 +566,8 @@ def test_what_was_reset_runs(on_failed: OnFailed) -> None:
 
 
 def test_births_differ() -> None:
-    """A record that begins again under its key is told apart by the number that was drawn."""
-    first, second = (decide(None, replace(ASK, draw=draw), 12).new for draw in (0, 2**39 - 1))
+    """A record that begins again under its key is told apart by its asker's token."""
+    first, second = (decide(None, replace(ASK, token=own), 12).new for own in (0, 2**39 - 1))
     assert first is not None
     assert second is not None
     assert first.birth != second.birth
@@ -468,20 +582,52 @@ def test_nothing_given_is_changed() -> None:
     assert stored.metadata == {"tenant": "a"}
 
 
-RETENTION_S = 30 * 86_400.0
+DATED = replace(ASK, sent_at=5.0)
+"""Asks for a message that was sent at 5."""
+TOO_OLD = [
+    # stored    asked                                                  horizon  answered
+    (None, DATED, 5.1, TooOld),
+    (None, DATED, 5.0, Granted),
+    (None, DATED, None, Granted),
+    (None, ASK, 5.1, Granted),
+    (None, replace(DATED, sent_at=-1.0), None, Granted),
+    (None, replace(DATED, policy=Policy(on_too_old="run")), 5.1, Granted),
+    (HELD, DATED, 5.1, Busy),
+    (IN_DOUBT, DATED, 5.1, Granted),
+    (HANDLED, DATED, 5.1, Handled),
+    (FAILED, DATED, 5.1, Granted),
+    (EXHAUSTED, DATED, 5.1, Exhausted),
+    (COMPLETED, DATED, 5.1, Duplicate),
+]
+
+
+@pytest.mark.parametrize(("stored", "ask", "horizon", "answered"), TOO_OLD)
+def test_too_old(
+    stored: Standing | None, ask: Ask, horizon: float | None, answered: type[Outcome]
+) -> None:
+    """What was sent before the horizon is too old, where there is no record; and never else."""
+    record = None if stored is None else STORED[stored]
+    decision = decide(record, ask, 9 if stored is HELD else 12, horizon)
+    assert type(decision.outcome) is answered
+    if answered is TooOld:
+        assert decision == (TooOld(5.1, ask.key), None, False)
+
+
+def test_retention_makes_nothing_too_old() -> None:
+    """How long records are kept is the matter of whoever purges."""
+    ask = replace(DATED, policy=Policy(retention="1s"))
+    assert isinstance(decide(None, ask, 1e9, None).outcome, Granted)
 
 
 @pytest.mark.parametrize(
-    ("sent_at", "too_old"),
-    [(None, False), (0.0, False), (-0.001, True), (RETENTION_S, False), (RETENTION_S + 9, False)],
+    ("command", "depends"),
+    [
+        (DATED, True),
+        (ASK, False),
+        (replace(DATED, policy=Policy(on_too_old="run")), False),
+        (FAIL, False),
+    ],
 )
-def test_too_old(sent_at: float | None, too_old: bool) -> None:
-    """A message sent longer ago than records are kept is too old; one without a time never is."""
-    assert is_too_old(Policy(), sent_at, RETENTION_S) is too_old
-    assert not is_too_old(Policy(on_too_old="run"), sent_at, RETENTION_S)
-
-
-def test_too_old_follows_the_retention() -> None:
-    """What is too old depends on how long this consumer's records are kept."""
-    assert is_too_old(Policy(retention="1h"), 0.0, 3_601.0)
-    assert not is_too_old(Policy(retention="2h"), 0.0, 3_601.0)
+def test_depends_on_horizon(command: Command, depends: bool) -> None:
+    """Only what could be too old is asked with a horizon."""
+    assert depends_on_horizon(command) is depends

@@ -1,18 +1,18 @@
 """Settling for callers who know nothing of each other: whose error is whose, and what is stored."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from oncely.claiming.request import Request, to_claim, to_write
-from oncely.claiming.settling import Settler
 from oncely.core.commands import Complete, Extend, Fail, Fenced, Granted, Release, Written
 from oncely.core.errors import ContentionError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
+from oncely.engine.request import Request, to_claim, to_write
+from oncely.engine.settle import Settler
 from oncely.ledger import Ledger
-from oncely.stores.base import Change, Store
+from oncely.stores.store import Change, Store
 from oncely.testing import MeddlingStore, granted
 
 
@@ -26,10 +26,12 @@ class PickyStore(MeddlingStore):
         super().__init__(store)
         self._stores_some = stores_some
 
-    def insert(self, records: Sequence[Record]) -> set[Key]:
+    def insert(
+        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
+    ) -> set[Key]:
         good = [record for record in records if record.fingerprint != "bad"]
         if len(good) == len(records):
-            return super().insert(records)
+            return super().insert(records, believed)
         self.calls.append("refused")
         if self._stores_some:
             self.store.insert(good[::2])
@@ -186,7 +188,7 @@ def test_store_away_one_by_one(meddling: MeddlingStore) -> None:
     picky.meddle = lambda: away() if next(writes) == 1 else None
     results = Settler(picky).settle_each(asks(5, bad=[1]))
     assert kinds(results) == [Granted, StoreError, *[StoreUnavailable] * 3]
-    assert picky.calls == ["refused", "load", "insert", "refused", "insert"]
+    assert picky.calls == ["refused", "insert", "refused", "insert"]
 
 
 def test_lost_reply(

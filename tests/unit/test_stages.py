@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from oncely.runtime.stages import Stage
+from oncely.consuming.stages import Stage
 
 _DEADLINE_S = 10.0
 

@@ -11,9 +11,9 @@ from oncely.core.errors import FencedError, MessageError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.handling.held_message import MOST_DEFERRED
-from oncely.handling.work import claimed
 from oncely.ledger import Ledger
+from oncely.lifecycle.held_message import MOST_DEFERRED
+from oncely.lifecycle.work import claimed
 from oncely.once import once
 from oncely.testing import ManualClock, granted
 
@@ -163,10 +163,11 @@ def test_steps_of_one_consumer(ledger: Ledger) -> None:
 
 
 def test_steps_survive_a_release(ledger: Ledger, bank: Bank, key: Key) -> None:
-    """A handler that is stopped leaves no record, and what it finished is finished."""
-    with pytest.raises(KeyboardInterrupt), claimed(ledger, key) as work:
+    """A claim that is given back leaves no record, and what was finished is finished."""
+    with pytest.raises(FencedError), claimed(ledger, key) as work:
         work.processing.step("debit", bank.debit, 10)
-        raise KeyboardInterrupt
+        assert work.claim is not None
+        ledger.release(work.claim)
     assert ledger.find(key) is None
     with claimed(ledger, key) as work:
         work.processing.step("debit", bank.debit, 10)
@@ -202,9 +203,9 @@ def test_nothing_leaves_before_success(ledger: Ledger, key: Key) -> None:
 
     with pytest.raises(OSError, match="the log"):
         handle(MESSAGE)
-    assert ledger.deferred(key) == []
+    assert ledger.mailbox.deferred(key) == []
     assert handle(MESSAGE) == "charged"
-    bank, post = ledger.deferred(key)
+    bank, post = ledger.mailbox.deferred(key)
     assert (bank.destination, bank.message.body, bank.delay_s) == ("bank", b'{"amount": 10}', 5.0)
     assert (post.destination, post.message.body, post.position) == ("post", b"a letter", 1)
     record = ledger.find(key)
@@ -233,7 +234,7 @@ def test_message_keeps_its_id(ledger: Ledger, key: Key) -> None:
     with claimed(ledger, key) as work:
         for destination in ("a", "b"):
             assert work.processing.send(destination, Message("own", b"x", key="k")) == "own"
-    assert [(d.id, d.destination, d.message.key) for d in ledger.deferred(key)] == [
+    assert [(d.id, d.destination, d.message.key) for d in ledger.mailbox.deferred(key)] == [
         ("own", "a", "k"),
         ("own", "b", "k"),
     ]
@@ -261,7 +262,7 @@ def test_limit_of_one_handler(ledger: Ledger, key: Key) -> None:
     with pytest.raises(MessageError, match="10,000"), claimed(ledger, key) as work:
         for _ in range(MOST_DEFERRED + 1):
             work.processing.send("a", b"")
-    assert ledger.deferred(key) == []
+    assert ledger.mailbox.deferred(key) == []
 
 
 def test_contexts_of_tasks(ledger: Ledger) -> None:
@@ -279,7 +280,7 @@ def test_contexts_of_tasks(ledger: Ledger) -> None:
     asyncio.run(both())
     sent: list[DeferredMessage] = []
     for name in ("1", "2"):
-        sent += ledger.deferred(Key("billing", name))
+        sent += ledger.mailbox.deferred(Key("billing", name))
     assert [(d.parent.message_id, d.message.body) for d in sent] == [("1", b"1"), ("2", b"2")]
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.integration.others import wait_until
 
+from oncely.consuming import supervising
+from oncely.consuming.consumer_report import ConsumerReport
+from oncely.consuming.supervising import Backoff, Supervisor
 from oncely.core.errors import ConfigError, OncelyError
-from oncely.runtime import supervising
-from oncely.runtime.report import Report
-from oncely.runtime.supervising import Backoff, Supervisor
 from oncely.testing import ManualClock
 
 # ---- How long to wait --------------------------------------------------------------------------
@@ -82,8 +82,8 @@ def test_due(clock: ManualClock) -> None:
 WORKER = """
 import fcntl, os, signal, sys, threading, time
 from pathlib import Path
-from oncely.runtime.lifeline import Lifeline
-from oncely.runtime.report import Report
+from oncely.consuming.lifeline import Lifeline
+from oncely.consuming.consumer_report import ConsumerReport
 
 folder = Path(sys.argv[1])
 line = Lifeline(int(sys.argv[-1]))
@@ -103,7 +103,7 @@ class Workers:
         self.folder = folder
         self.told: list[str] = []
         self.stop = threading.Event()
-        self.seen = Report()
+        self.seen = ConsumerReport()
 
     def supervisor(
         self, script: str, workers: int = 1, *, drains: bool = True, grace_s: float = 60.0
@@ -111,11 +111,11 @@ class Workers:
         command = [sys.executable, "-c", WORKER + script, str(self.folder)]
         return Supervisor(command, workers, drains=drains, grace_s=grace_s, tell=self.told.append)
 
-    def run(self, script: str, workers: int = 1, **how: object) -> Report:
+    def run(self, script: str, workers: int = 1, **how: object) -> ConsumerReport:
         """Supervise to the end."""
         return self.supervisor(script, workers, **how).run(self.stop, self.look)  # type: ignore[arg-type]
 
-    def look(self, report: Report) -> None:
+    def look(self, report: ConsumerReport) -> None:
         self.seen = report
 
     @property
@@ -154,15 +154,17 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
 
 def test_reports_are_added_up(workers: Workers) -> None:
     """Workers that end in good order are done, and what they did is added up."""
-    report = workers.run("line.end(Report(received=3, handled=2, failed=1))", workers=2)
-    assert report == Report(received=6, handled=4, failed=2)
+    report = workers.run("line.end(ConsumerReport(received=3, handled=2, failed=1))", workers=2)
+    assert report == ConsumerReport(received=6, handled=4, failed=2)
     assert len(workers.pids) == 2
     assert workers.told == []
 
 
 def test_the_killed_are_replaced(workers: Workers) -> None:
     """A worker that dies is started again, and people are told; the other is left alone."""
-    script = "if starts < 3: os.kill(os.getpid(), signal.SIGKILL)\nline.end(Report(handled=1))"
+    script = (
+        "if starts < 3: os.kill(os.getpid(), signal.SIGKILL)\nline.end(ConsumerReport(handled=1))"
+    )
     assert workers.run(script).handled == 1
     assert len(workers.pids) == 3
     assert len(workers.told) == 2
@@ -172,13 +174,13 @@ def test_the_killed_are_replaced(workers: Workers) -> None:
 def test_what_the_killed_said_counts(workers: Workers) -> None:
     """What a worker said before it was killed is in the progress, and in the report."""
     script = (
-        "if starts > 1:\n    line.end(Report(handled=1))\n    sys.exit()\n"
-        "line.show(Report(handled=7))\nstop.wait()"
+        "if starts > 1:\n    line.end(ConsumerReport(handled=1))\n    sys.exit()\n"
+        "line.show(ConsumerReport(handled=7))\nstop.wait()"
     )
 
     to_kill = [signal.SIGKILL]
 
-    def kill_when_heard(report: Report) -> None:
+    def kill_when_heard(report: ConsumerReport) -> None:
         if report.handled == 7 and to_kill:
             os.kill(workers.pids[0], to_kill.pop())
 
@@ -189,7 +191,7 @@ def test_what_the_killed_said_counts(workers: Workers) -> None:
 def test_who_does_not_drain_is_started_again(workers: Workers) -> None:
     """A worker that ended though nobody told it to is started again, however it ended."""
     stopping = workers.stop_when(lambda: len(workers.pids) >= 4)
-    script = "line.end(Report(handled=1))\nif starts < 4: sys.exit(starts % 2)\nstop.wait()"
+    script = "line.end(ConsumerReport(handled=1))\nif starts < 4: sys.exit(starts % 2)\nstop.wait()"
     report = workers.run(script, drains=False)
     stopping.join()
     assert report.handled == 4
@@ -214,7 +216,7 @@ def test_other_deaths_between(workers: Workers) -> None:
     """Mistakes count in a row only: what is put right meanwhile goes on."""
     script = (
         "if starts == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "if starts < 6: sys.exit(2)\nline.end(Report(handled=1))"
+        "if starts < 6: sys.exit(2)\nline.end(ConsumerReport(handled=1))"
     )
     assert workers.run(script).handled == 1
     assert len(workers.pids) == 6
@@ -231,7 +233,9 @@ def test_who_cannot_drain(workers: Workers) -> None:
 def test_stop_is_passed_on(workers: Workers) -> None:
     """Told to stop, workers end in good order, and their last words count."""
     stopping = workers.stop_when(lambda: len(workers.pids) == 2)
-    report = workers.run("stop.wait()\nline.end(Report(handled=5))", workers=2, drains=False)
+    report = workers.run(
+        "stop.wait()\nline.end(ConsumerReport(handled=5))", workers=2, drains=False
+    )
     stopping.join()
     assert report.handled == 10
     assert workers.told == []
@@ -248,7 +252,7 @@ def test_who_does_not_stop_is_killed(workers: Workers) -> None:
 
 SUPERVISOR = """
 import sys, threading
-from oncely.runtime.supervising import Supervisor
+from oncely.consuming.supervising import Supervisor
 supervisor = Supervisor(sys.argv[1:], 2, drains=False, grace_s=60, tell=print)
 supervisor.run(threading.Event(), lambda report: None)
 """

@@ -38,7 +38,7 @@ def decorators(ledger: Ledger) -> None:
     reveal_type(Billing().charge)
     reveal_type(other_names)
     charge("ten")  # wrong
-    once(ledger, consumer="billing", key=lambda amount: 7)  # wrong
+    once(ledger, consumer="billing", key=lambda amount: 7.5)  # wrong
 """
 
 # Only the types of the package count here, not those of what it is built on.
@@ -73,7 +73,7 @@ def test_types_are_kept(answer: list[str]) -> None:
 
 
 def test_misuse_is_found(answer: list[str]) -> None:
-    """A wrong argument, and a key that gives no string, are errors; nothing else is."""
+    """A wrong argument, and a key that gives no id, are errors; nothing else is."""
     wrong = [n for n, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")]
     numbers = [re.findall(r"program\.py:(\d+): error: ", line) for line in answer]
     assert sorted({int(found[0]) for found in numbers if found}) == wrong

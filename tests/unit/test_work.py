@@ -10,18 +10,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import pytest
 from tests.conftest import OpenSqlite
 
-from oncely.core.context import current
-from oncely.core.errors import (
-    ConfigError,
-    FencedError,
-    MessageError,
-    StoreUnavailable,
-)
-from oncely.core.message import Message
+from oncely.core.errors import ConfigError, FencedError, MessageError, StoreUnavailable
+from oncely.core.message import Message, current
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Key, State
-from oncely.handling.work import claimed
 from oncely.ledger import Ledger, open_ledger
+from oncely.lifecycle.work import claimed
 from oncely.once import once
 from oncely.testing import ManualClock, MeddlingStore, at_once, granted
 
@@ -104,7 +98,7 @@ def test_sends_of_many_threads(ledger: Ledger, key: Key) -> None:
     with claimed(ledger, key) as work:
         send = work.processing.send
         at_once(8, lambda _: [send("bank", b"") for _ in range(200)])
-    assert len(ledger.deferred(key)) == 1_600
+    assert len(ledger.mailbox.deferred(key)) == 1_600
 
 
 def test_one_id_with_two_contents(ledger: Ledger, key: Key) -> None:
@@ -112,7 +106,7 @@ def test_one_id_with_two_contents(ledger: Ledger, key: Key) -> None:
     with claimed(ledger, key) as work:
         for _ in range(2):
             work.processing.send("bank", Message("own", b"1"))
-    assert len(ledger.deferred(key)) == 1
+    assert len(ledger.mailbox.deferred(key)) == 1
     with pytest.raises(MessageError, match="with other content"), claimed(ledger, OTHER) as work:
         for body in (b"1", b"2"):
             work.processing.send("bank", Message("own", body))
@@ -136,7 +130,7 @@ def test_message_of_another_handler(ledger: Ledger) -> None:
         message.send("bank", b"")
 
     handle_outer(outer)
-    assert len(ledger.deferred(Key("outer", "outer"))) == 1
+    assert len(ledger.mailbox.deferred(Key("outer", "outer"))) == 1
 
 
 def test_nothing_is_processed_in_a_duplicates_block(ledger: Ledger, key: Key) -> None:
@@ -177,7 +171,7 @@ def test_generator_closed_elsewhere(ledger: Ledger, key: Key) -> None:
         await step()
 
     asyncio.run(main())
-    assert state(ledger, key) is None
+    assert state(ledger, key) is State.FAILED
 
 
 def test_forked_child_leaves_the_claim_to_its_parent(open_sqlite: OpenSqlite, key: Key) -> None:
@@ -209,6 +203,7 @@ def test_error_of_a_step_that_ends_iterations(ledger: Ledger, key: Key) -> None:
 # ---- Stores that are away, or cannot -----------------------------------------------------------
 
 
+@pytest.mark.usefixtures("hurried")
 def test_end_that_cannot_be_stored(meddling: MeddlingStore, ledger: Ledger, key: Key) -> None:
     """The effect has happened: the block ends well, and says that the ledger does not know."""
     with claimed(ledger, key) as work:
@@ -217,6 +212,7 @@ def test_end_that_cannot_be_stored(meddling: MeddlingStore, ledger: Ledger, key:
     assert state(ledger, key) is State.PROCESSING
 
 
+@pytest.mark.usefixtures("hurried")
 def test_end_that_keeps_messages_from_being_sent(
     meddling: MeddlingStore, ledger: Ledger, key: Key
 ) -> None:
@@ -243,6 +239,7 @@ def test_store_without_transactions(redis_url: str, key: Key) -> None:
     ledger.close()
 
 
+@pytest.mark.usefixtures("hurried")
 def test_result_that_is_no_json_while_the_store_is_away(
     meddling: MeddlingStore, ledger: Ledger, key: Key
 ) -> None:

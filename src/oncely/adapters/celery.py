@@ -3,18 +3,22 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from inspect import getattr_static
 from typing import Any, ClassVar
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
 
 from oncely.adapters.attempt import Attempt
-from oncely.core.policy import Duration, Policy
-from oncely.handling.around import Asked, Handling
+from oncely.core.durations import Duration
+from oncely.core.ids import Id, id_of_key
+from oncely.core.policy import Policy
+from oncely.core.verdicts import Delay
 from oncely.ledger import Ledger
-from oncely.transports.base import Delay
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.turn import Asked, Turn
 
-KeyOf = Callable[..., str | None]
+KeyOf = Callable[..., Id | None]
 
 
 def once_task(
@@ -28,12 +32,14 @@ def once_task(
 ) -> type[Task]:
     """For `@app.task(base=once_task(ledger))`: the task runs once for each task id.
 
-    Or for what `key` gives for the task's arguments. The consumer is the task's name if none is
+    Or for what `key` gives for what the task's function is called with: with `bind=True` the task
+    comes first, as it does there. The consumer is the task's name if none is
     named. Tasks are acknowledged late, and delivered again when their worker is lost, unless the
     task says otherwise. A duplicate has the kept result, which is JSON; with `keep_result` off it
-    is ignored. What is busy, or meets a store that is away, comes again, and is not counted as one
-    of Celery's retries. What is refused fails with an error that says why, and `autoretry_for` does
-    not see it. An error of the task, Celery's Retry among them, is recorded and raised as it was.
+    is ignored. A task that is busy, or meets a store that is away, runs again later, and that is
+    not one of Celery's retries. A refused task fails with an error that says why, which
+    `autoretry_for` does not see. An error of the task, Celery's Retry among them, is recorded and
+    raised as it was.
     """
     handling = Handling.under(ledger, consumer or "task", policy, lease, keep_result=keep_result)
     key_of = None if key is None else staticmethod(key)
@@ -56,7 +62,7 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
         if self.request.called_directly or self.request.get("is_claimed"):
             return super().__call__(*args, **kwargs)
         self.request.is_claimed = True
-        attempt = Attempt(self._handling, Asked(self._message_id(args, kwargs)))
+        attempt = Attempt(self._handling, Turn(Asked(self._message_id(args, kwargs))))
         try:
             ignored = self._attempt(attempt, args, kwargs)
         except Exception as error:
@@ -73,7 +79,11 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
         return replace(self.like, consumer=self.consumer or self.name)
 
     def _message_id(self, args: Any, kwargs: Any) -> str | None:
-        return self.request.id if self.key_of is None else self.key_of(*args, **kwargs)
+        if self.key_of is None:
+            return id_of_key(self.request.id)
+        # Looked up where Celery has put it: what retries stands in its place in the instance.
+        is_bound = not isinstance(getattr_static(type(self), "run"), staticmethod)
+        return id_of_key(self.key_of(*([self] if is_bound else []), *args, **kwargs))
 
     def _attempt(self, attempt: Attempt, args: Any, kwargs: Any) -> Ignore | None:
         """Run it, if it is new; whether Celery is to leave its state alone."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from dramatiq import Actor, Broker, Middleware
@@ -10,13 +10,16 @@ from dramatiq.broker import MessageProxy
 from dramatiq.middleware import SkipMessage
 
 from oncely.adapters.attempt import Attempt
-from oncely.core.policy import Duration, Policy
-from oncely.handling.around import Asked, Handling
-from oncely.handling.wrapping import Run, wrapped
+from oncely.core.durations import Duration
+from oncely.core.ids import Id, id_of_key
+from oncely.core.policy import Policy
+from oncely.core.verdicts import DeadLetter, Delay
 from oncely.ledger import Ledger
-from oncely.transports.base import DeadLetter, Delay
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.wrapping import Run, wrapped
 
-KeyOf = Callable[[MessageProxy], str | None]
+KeyOf = Callable[[MessageProxy], Id | None]
 
 
 class OnceMiddleware(Middleware):
@@ -39,14 +42,11 @@ class OnceMiddleware(Middleware):
         lease: Duration | None = None,
         policy: Policy = Policy(),
     ) -> None:
+        under = partial(Handling.under, ledger, lease=lease, keep_result=keep_result)
         # What is wrong is told where it is written, and not by the first message.
-        Handling.under(ledger, "actor", policy, lease)
-        self._under: Callable[[Actor[Any, Any]], Handling] = lambda actor: Handling.under(
-            ledger,
-            actor.actor_name,
-            actor.options.get("once", policy),
-            lease,
-            keep_result=keep_result,
+        under("actor", policy)
+        self._under: Callable[[Actor[Any, Any]], Handling] = lambda actor: under(
+            actor.actor_name, actor.options.get("once", policy)
         )
         self._key_of = key or _message_id
         self._message: ContextVar[MessageProxy | None] = ContextVar("message", default=None)
@@ -75,8 +75,8 @@ class OnceMiddleware(Middleware):
             self._message.set(None)
             if message is None:
                 return call()
-            asked = Asked(self._key_of(message))
-            return _attempted(Attempt(handling_of(actor), asked), broker, message, call)
+            turn = Turn(Asked(id_of_key(self._key_of(message))))
+            return _attempted(Attempt(handling_of(actor), turn), broker, message, call)
 
         return run
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import cache, partial
 from typing import Any
 
 from faststream import BaseMiddleware, ContextRepo, StreamMessage
@@ -12,16 +13,19 @@ from faststream.exceptions import AckMessage, RejectMessage
 from faststream.message import SourceType
 
 from oncely.adapters.attempt import Attempt
+from oncely.core.durations import Duration
 from oncely.core.errors import describe
-from oncely.core.message import Message, fingerprint_of
-from oncely.core.policy import Duration, Policy
-from oncely.handling.around import Asked, Handling
+from oncely.core.ids import Id, fingerprint_of, id_of_key
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.verdicts import DeadLetter, Delay
 from oncely.ledger import Ledger
-from oncely.transports.base import DeadLetter, Delay
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.turn import Asked, Turn
 
 _log = logging.getLogger(__name__)
 
-KeyOf = Callable[[StreamMessage[Any]], str | None]
+KeyOf = Callable[[StreamMessage[Any]], Id | None]
 _Next = Callable[[StreamMessage[Any]], Awaitable[Any]]
 
 
@@ -33,7 +37,7 @@ def once_middleware(
     keep_result: bool = False,
     lease: Duration | None = None,
     policy: Policy = Policy(),
-) -> "OnceMiddleware":
+) -> Callable[..., BaseMiddleware[Any, Any]]:
     """For a broker's or router's `middlewares`: each subscriber handles a message once.
 
     Subscribers have records of their own: `consumer`, a dot and the name of the function. The id
@@ -44,44 +48,25 @@ def once_middleware(
     decides what follows.
     """
     handling = Handling.under(ledger, consumer, policy, lease, keep_result=keep_result)
-    return OnceMiddleware(handling, key or _message_id)
-
-
-class OnceMiddleware:
-    """Makes the middleware of each message; see `once_middleware`."""
-
-    def __init__(self, handling: Handling, key_of: KeyOf) -> None:
-        self._like = handling
-        self._key_of = key_of
-        self._handlings: dict[str, Handling] = {}
-
-    def __call__(self, msg: Any, /, *, context: ContextRepo) -> "_OneMessage":
-        """What surrounds the handling, or publishing, of a message."""
-        return _OneMessage(msg, context=context, once=self)
-
-    def handling_of(self, function: str) -> Handling:
-        """What is before and after the handler of that name."""
-        if function not in self._handlings:
-            consumer = f"{self._like.consumer}.{function}"
-            self._handlings[function] = replace(self._like, consumer=consumer)
-        return self._handlings[function]
-
-    def asked(self, message: StreamMessage[Any]) -> Asked:
-        """What the ledger is asked with. Raises RejectMessage where that cannot be told."""
-        try:
-            message_id = self._key_of(message)
-            fingerprint = fingerprint_of(message.body)
-        except Exception as error:
-            raise _rejected(_message_id(message), describe(error)) from error
-        return Asked(message_id, fingerprint, _as_ours(message_id, message))
+    handling_of = cache(lambda function: replace(handling, consumer=f"{consumer}.{function}"))
+    return partial(_OneMessage, handling_of=handling_of, key_of=key or _message_id)
 
 
 class _OneMessage(BaseMiddleware[Any, Any]):
-    """What surrounds the handler of one message."""
+    """What surrounds the handling, or publishing, of one message."""
 
-    def __init__(self, msg: Any, /, *, context: ContextRepo, once: OnceMiddleware) -> None:
+    def __init__(
+        self,
+        msg: Any,
+        /,
+        *,
+        context: ContextRepo,
+        handling_of: Callable[[str], Handling],
+        key_of: KeyOf,
+    ) -> None:
         super().__init__(msg, context=context)
-        self._once = once
+        self._handling_of = handling_of
+        self._key_of = key_of
 
     async def consume_scope(self, call_next: _Next, msg: StreamMessage[Any]) -> Any:
         """Call the handler, if the message is new."""
@@ -89,15 +74,25 @@ class _OneMessage(BaseMiddleware[Any, Any]):
         if msg.source_type is not SourceType.CONSUME:
             return await call_next(msg)
         [first, *_] = self.context.get_local("handler_").calls
-        handling = self._once.handling_of(first.name)
-        attempt = Attempt(handling, self._once.asked(msg))
+        handling = self._handling_of(first.name)
+        asked = self._asked(msg)
+        attempt = Attempt(handling, Turn(asked))
         while (delay := await _attempted(attempt, call_next, msg)) is not None:
-            # Not requeued: that would come again at once, and be counted by quorum queues.
+            # Not requeued: it would be redelivered at once, and be counted by quorum queues.
             await asyncio.sleep(delay.delay_s)
-            attempt = Attempt(handling, attempt.asked)
+            attempt = Attempt(handling, Turn(asked))
         if not attempt.has_result:
             raise AckMessage
         return attempt.result
+
+    def _asked(self, message: StreamMessage[Any]) -> Asked:
+        """What the ledger is asked with. Raises RejectMessage where that cannot be told."""
+        try:
+            message_id = id_of_key(self._key_of(message))
+            fingerprint = fingerprint_of(message.body)
+        except Exception as error:
+            raise _rejected(_message_id(message), describe(error)) from error
+        return Asked(message_id, fingerprint, _as_ours(message_id, message))
 
 
 async def _attempted(
@@ -113,7 +108,7 @@ async def _attempted(
             case Delay() as delay:
                 return delay
             case DeadLetter(reason):
-                raise _rejected(attempt.asked.message_id, reason) from error
+                raise _rejected(attempt.turn.asked.message_id, reason) from error
             case None:
                 raise
     return None

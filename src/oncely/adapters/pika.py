@@ -9,20 +9,22 @@ from typing import Any
 from pika import BasicProperties
 
 from oncely.adapters.attempt import Attempt
-from oncely.core.errors import ConfigError, StoreError, describe
-from oncely.core.message import Message, fingerprint_of
-from oncely.core.policy import Duration, Policy
-from oncely.handling.around import Asked, Handling
-from oncely.handling.verdicts import AGAIN_S, after_failure
-from oncely.handling.wrapping import check_function, ended, is_async, name_of
+from oncely.core.durations import Duration
+from oncely.core.errors import ConfigError, describe
+from oncely.core.ids import Id, fingerprint_of, id_of_key
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.verdicts import Ack, DeadLetter, Delay, Verdict
 from oncely.ledger import Ledger
-from oncely.transports.base import Ack, DeadLetter, Delay
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.wrapping import check_function, ended, is_async, name_of
 from oncely.transports.rabbitmq.messages import count_of, message_of
 
 _log = logging.getLogger(__name__)
 
 Callback = Callable[[Any, Any, BasicProperties, bytes], None]
-KeyOf = Callable[[BasicProperties, bytes], str | None]
+KeyOf = Callable[[BasicProperties, bytes], Id | None]
 
 
 def once_callback(
@@ -39,7 +41,7 @@ def once_callback(
     The id is the property `message_id`, or what `key` gives for properties and body. What is done,
     and a duplicate, is acknowledged. What has to wait, for another worker, for the store or, after
     a failure, for as long as the policy says, stays unacknowledged and is handled again then. What
-    is refused or has failed for good, or where `key` raises, is rejected: the queue's dead-letter
+    is refused or failed permanently, or where `key` raises, is rejected: the queue's dead-letter
     exchange takes it. Raises ConfigError for what can never run.
     """
     check_function(handler, "once_callback")
@@ -59,9 +61,9 @@ class _Callback:
 
     def __call__(self, channel: Any, method: Any, properties: BasicProperties, body: bytes) -> None:
         message = message_of(properties, body)
-        verdict: Ack | Delay | DeadLetter
+        verdict: Verdict
         try:
-            message = replace(message, id=self._key_of(properties, body) or "")
+            message = replace(message, id=id_of_key(self._key_of(properties, body)) or "")
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything.
             verdict = DeadLetter(f"key: {describe(error)}")
         else:
@@ -70,7 +72,7 @@ class _Callback:
             case Ack():
                 channel.basic_ack(method.delivery_tag)
             case Delay(delay_s):
-                # Not requeued: that would come again at once, and be counted by quorum queues.
+                # Not requeued: it would be redelivered at once, and be counted by quorum queues.
                 again = partial(self._again, channel, method, properties, body)
                 _later(channel.connection, delay_s, again)
             case DeadLetter(reason):
@@ -82,25 +84,20 @@ class _Callback:
         if channel.is_open:
             self(channel, *delivery)
 
-    def _verdict(self, message: Message, count: int) -> Ack | Delay | DeadLetter:
-        asked = Asked(message.id, fingerprint_of(message.body), message)
-        attempt = Attempt(self._handling, asked)
+    def _verdict(self, message: Message, count: int) -> Verdict:
+        turn = Turn(Asked(message.id, fingerprint_of(message.body), message))
+        turn.deliveries = count
+        attempt = Attempt(self._handling, turn)
         try:
             with attempt:
                 if attempt.is_new:
                     attempt.result = ended(self._handler, message)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything.
-            return attempt.verdict(error) or self._after_failure(asked, count, error)
-        return Ack()
-
-    def _after_failure(self, asked: Asked, count: int, error: Exception) -> Delay | DeadLetter:
-        _log.warning("handler_failed", exc_info=error)
-        try:
-            key = self._handling.key_of(asked)
-            record = None if key is None else self._handling.ledger.find(key)
-        except StoreError:
-            return Delay(AGAIN_S)
-        return after_failure(self._handling.policy, record, count, error)
+            verdict = attempt.verdict(error)
+            if verdict is not None:
+                return verdict
+            _log.warning("handler_failed", exc_info=error)
+        return Ack() if turn.ending is None else turn.ending.verdict
 
 
 def _later(connection: Any, delay_s: float, callback: Callable[[], None]) -> None:

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 SKEW_S = 86_400.0
 """So far the clock by which a message was sent may be ahead of the ledger's."""
+_NOBODYS = -1
+"""The token of a question that is only thought: no record was born of it."""
 _ID, _STATUS, _LAST_SEEN = (SCHEMA.names.index(n) for n in ("message_id", "status", "last_seen"))
 
 Refusal = Duplicate | Exhausted | Mismatch
@@ -32,7 +34,7 @@ Refusal = Duplicate | Exhausted | Mismatch
 
 
 class Old(NamedTuple):
-    """A message that is older than the retention, and that the ledger does not know."""
+    """A message that the ledger does not know, and may have forgotten."""
 
     message_id: str
     sent_at: float
@@ -41,11 +43,11 @@ class Old(NamedTuple):
 
 
 @dataclass(slots=True)
-class TooOld:
+class NotCovered:
     """Not in the archive, and from a time that it does not cover: it may have been handled."""
 
 
-Answer = Refusal | TooOld
+Answer = Refusal | NotCovered
 """Why a message is not to run."""
 
 
@@ -84,7 +86,7 @@ class Archive:
             if record is not None:
                 answers.append(_answer(record, message, policy))
             else:
-                answers.append(TooOld() if message.sent_at < covered else None)
+                answers.append(NotCovered() if message.sent_at < covered else None)
         return answers
 
     def _check_there(self) -> None:
@@ -184,7 +186,7 @@ def _rank(record: Record) -> tuple[bool, float]:
 def _answer(record: Record, old: Old, policy: Policy) -> Refusal | None:
     """What the rules answer whoever asks for a message with that record; None for: it may run."""
     key = Key(record.key.consumer, old.message_id)
-    ask = Ask(key, policy, policy.lease_s, draw=0, fingerprint=old.fingerprint)
+    ask = Ask(key, policy, policy.lease_s, _NOBODYS, fingerprint=old.fingerprint)
     # Nothing in the archive has a lease, so the time does not matter.
     outcome = decide(record, ask, now=record.last_seen).outcome
     match outcome:

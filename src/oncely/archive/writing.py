@@ -15,20 +15,20 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from oncely import ops
+from oncely._util.crash_points import reached
 from oncely.archive.layout import (
     UNFINISHED,
-    Place,
+    ArchivePlace,
     bucket_of,
     date_of,
     folder_of,
     place_of,
     table_of,
 )
+from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
-from oncely.core.policy import Duration
 from oncely.core.record import Key, Record
 from oncely.core.rules import PURGEABLE
-from oncely.crashpoints import reached
 from oncely.ledger import Ledger
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Archived:
 def archive(
     ledger: Ledger,
     folder: str,
-    older_than: Duration = ops.RETENTION,
+    older_than: Duration | None = None,
     *,
     consumer: str | None = None,
     retention: Mapping[str, Duration] | None = None,
@@ -89,7 +89,7 @@ def archive(
 
 
 def _archive_consumer(
-    ledger: Ledger, place: Place, consumer: str, age: Duration, batch: int, so_far: Archived
+    ledger: Ledger, place: ArchivePlace, consumer: str, age: Duration, batch: int, so_far: Archived
 ) -> Iterator[None]:
     """Archive batch by batch, longest unseen first, so that each touches few dates."""
     for state in PURGEABLE:
@@ -99,7 +99,7 @@ def _archive_consumer(
             found = [r for r in ledger.scan(consumer, state, age, limit) if r.key not in stay]
             if not found:
                 break
-            waiting = ledger.waiting({record.key for record in found})
+            waiting = ledger.mailbox.waiting({record.key for record in found})
             ready = [record for record in found if record.key not in waiting]
             so_far.files += _write(place, consumer, ready)
             for start in range(0, len(ready), _PURGED_TOGETHER):
@@ -116,7 +116,7 @@ def _archive_consumer(
 # ---- Files -------------------------------------------------------------------------------------
 
 
-def _prepared(folder: str) -> Place:
+def _prepared(folder: str) -> ArchivePlace:
     """The archive's place, made, and rid of what crashed runs have left unfinished."""
     place = place_of(folder)
     try:
@@ -132,7 +132,7 @@ def _prepared(folder: str) -> Place:
     return place
 
 
-def _write(place: Place, consumer: str, records: Sequence[Record]) -> int:
+def _write(place: ArchivePlace, consumer: str, records: Sequence[Record]) -> int:
     """Write and verify the files of a batch; return how many."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
@@ -146,7 +146,7 @@ def _write(place: Place, consumer: str, records: Sequence[Record]) -> int:
     return len(groups)
 
 
-def _write_file(place: Place, folder: str, records: Sequence[Record]) -> None:
+def _write_file(place: ArchivePlace, folder: str, records: Sequence[Record]) -> None:
     """Write a file aside, read it back, and only then put it where readers find it."""
     table = table_of(records)
     aside = f"{UNFINISHED}/{uuid.uuid4().hex}.parquet"
@@ -175,7 +175,7 @@ def _digest(records: Sequence[Record]) -> str:
     return sha256(lines.encode()).hexdigest()[:32]
 
 
-def _sync(place: Place, paths: Set[Path]) -> None:
+def _sync(place: ArchivePlace, paths: Set[Path]) -> None:
     """Have these, and the folders that list them, outlive the machine."""
     if place.folder is None:
         return

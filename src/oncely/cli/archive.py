@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 from oncely.archive.writing import Archived
 from oncely.archive.writing import archive as move
-from oncely.cli.opening import opened
+from oncely.cli.ledger_arguments import opened
 from oncely.cli.progress import Progress
-from oncely.cli.tables import cell, new_table, put
+from oncely.cli.tables import consumers_table, put
 
 
 def archive(parsed: argparse.Namespace) -> int:
@@ -34,15 +34,8 @@ def archive(parsed: argparse.Namespace) -> int:
         consumers = {name: asdict(each) for name, each in archived.items()}
         print(json.dumps({"consumers": consumers, "total": asdict(total)}))
         return 0
-    table = new_table()
-    table.add_column("consumer", overflow="fold")
-    for name in asdict(total):
-        table.add_column(name, justify="right")
-    for name, each in archived.items():
-        table.add_row(cell(name), *_shown(each))
-    table.add_section()
-    table.add_row("total", *_shown(total))
-    put(table)
+    shown = {name: _shown(each) for name, each in archived.items()}
+    put(consumers_table([*asdict(total)], shown, _shown(total)))
     return 0
 
 

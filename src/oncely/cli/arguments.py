@@ -4,12 +4,13 @@ import argparse
 import os
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from oncely import ops
 from oncely.cli import values
+from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError
-from oncely.core.policy import Duration
 from oncely.stores.names import TABLE_NAME
 
 _MANY = 10_000
@@ -52,17 +53,11 @@ def _parser() -> ArgumentParser:
     parser = _Parser(prog="oncely", description="Process every message once, over one ledger.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_pipeline(commands)
-    _add_migrate(commands)
-    _add_check(commands)
-    _add_status(commands)
-    _add_list(commands)
-    _add_show(commands)
-    _add_reset(commands)
-    _add_forget(commands)
-    _add_purge(commands)
-    _add_archive(commands)
-    _add_reconcile(commands)
-    _add_report(commands)
+    _add_schema(commands)
+    _add_looking(commands)
+    _add_changing(commands)
+    _add_removing(commands)
+    _add_reporting(commands)
     _add_relay(commands)
     _add_consume(commands)
     _add_dead(commands)
@@ -106,62 +101,49 @@ def _add_pipeline(commands: Any) -> None:
     run.add_argument("file", metavar="FILE.toml")
 
 
-def _add_migrate(commands: Any) -> None:
+def _add_schema(commands: Any) -> None:
     migrate = _command(commands, "migrate", "schema:migrate", "create or upgrade the schema")
     migrate.add_argument("--sql", action="store_true", help="print the SQL and change nothing")
 
-
-def _add_check(commands: Any) -> None:
     text = "say what can lose or repeat messages: schema, settings of the store, retention, lease"
     check = _command(commands, "check", "schema:check", text)
     _add_duration(check, "--replay-window", "how long a message may be delivered again")
-    _add_duration(check, "--retention", "how long records are kept", ops.RETENTION)
+    text = "how long records are kept, instead of each consumer's own"
+    _add_duration(check, "--retention", text)
     _add_duration(check, "--broker-timeout", "how long the broker waits for an acknowledgement")
     text = f"a claim's time limit, or none (default: {ops.LEASE})"
     check.add_argument("--lease", metavar="TIME", type=values.lease, default=ops.LEASE, help=text)
 
 
-def _add_status(commands: Any) -> None:
+def _add_looking(commands: Any) -> None:
     _command(commands, "status", "status:status", "count records by consumer and state")
 
-
-def _add_list(commands: Any) -> None:
-    list_ = _command(commands, "list", "records:list_records", "list records, longest unseen first")
+    text = "list records, the least recently seen first"
+    list_ = _command(commands, "list", "record_commands:list_records", text)
     _add_filters(list_)
     _add_number(list_, "--limit", "how many at most", 100)
 
-
-def _add_show(commands: Any) -> None:
-    show = _command(commands, "show", "records:show", "show all fields of one record")
+    show = _command(commands, "show", "record_commands:show", "show all fields of one record")
     _add_id(show)
     _add_consumer(show)
 
 
-def _add_reset(commands: Any) -> None:
+def _add_changing(commands: Any) -> None:
     text = "allow what has failed or is in doubt to run again"
     reset = _command(commands, "reset", "changes:reset", text)
-    _add_id(reset, nargs="?")
-    _add_filters(reset, ops.RESETTABLE)
-    _add_changes(reset)
+    _add_changes(reset, ops.RESETTABLE)
 
-
-def _add_forget(commands: Any) -> None:
-    text = "remove records that nobody works on; a later delivery is a first one"
+    text = "remove records that nobody works on; the next delivery is treated as new"
     forget = _command(commands, "forget", "changes:forget", text)
-    _add_id(forget, nargs="?")
-    _add_filters(forget)
-    _add_changes(forget)
+    _add_changes(forget, ops.STATES)
 
 
-def _add_purge(commands: Any) -> None:
-    purge = _command(
-        commands, "purge", "purge:purge", "remove what was completed or failed long ago"
-    )
+def _add_removing(commands: Any) -> None:
+    text = "remove what was completed or failed long ago"
+    purge = _command(commands, "purge", "purge:purge", text)
     _add_retention(purge)
     _add_number(purge, "--batch", "records in one transaction", 1_000)
 
-
-def _add_archive(commands: Any) -> None:
     text = "write what was completed or failed long ago to Parquet, then remove it"
     archive = _command(commands, "archive", "archive:archive", text)
     archive.set_defaults(extra="archive")
@@ -171,9 +153,9 @@ def _add_archive(commands: Any) -> None:
     _add_number(archive, "--batch", "records held in memory at once", 50_000)
 
 
-def _add_reconcile(commands: Any) -> None:
+def _add_reporting(commands: Any) -> None:
     text = "compare a source of messages with what ledger and archive know of them, on Spark"
-    reconcile = _ledger_command(commands, "reconcile", "reconcile:run", text)
+    reconcile = _ledger_command(commands, "reconcile", "reconcile_command:run", text)
     reconcile.set_defaults(extra="spark")
     text = "a pipeline's, or one with just the tables [source] and [message]"
     reconcile.add_argument("file", metavar="FILE.toml", help=text)
@@ -182,10 +164,8 @@ def _add_reconcile(commands: Any) -> None:
     text = "a new folder, for the details as Parquet"
     reconcile.add_argument("--to", metavar="FOLDER", help=text)
 
-
-def _add_report(commands: Any) -> None:
     text = "write a page of plots of what ledger and archive know"
-    report = _ledger_command(commands, "report", "report:run", text)
+    report = _ledger_command(commands, "report", "report_command:run", text)
     report.set_defaults(extra="report", table=TABLE_NAME, schema=None)
     _add_consumer(report)
     _add_archived(report)
@@ -200,7 +180,7 @@ def _add_relay(commands: Any) -> None:
     _add_number(relay, "--batch", "messages that are taken together", 100)
     _add_duration(relay, "--poll", "how often to look, woken or not", "1s")
     _add_number(relay, "--tries", "before a refused message is set aside", 10)
-    text = "first let be sent what was set aside"
+    text = "retry set-aside messages first"
     relay.add_argument("--send-again", action="store_true", help=text)
 
 
@@ -250,17 +230,20 @@ def _add_dead(commands: Any) -> None:
 
 def _add_id(command: ArgumentParser, **how: Any) -> None:
     text = "the message id; one that begins with a dash stands after --"
-    command.add_argument("id", metavar="ID", type=values.name("ID", "id"), help=text, **how)
+    command.add_argument(
+        "id", metavar="ID", type=partial(values.name, "ID", "id"), help=text, **how
+    )
 
 
 def _add_consumer(command: ArgumentParser, text: str = "of this consumer only") -> None:
-    type_ = values.name("--consumer", "consumer")
+    type_ = partial(values.name, "--consumer", "consumer")
     command.add_argument("--consumer", metavar="NAME", type=type_, help=text)
 
 
 def _add_retention(command: ArgumentParser) -> None:
     """Which records are past their retention."""
-    _add_duration(command, "--older-than", "last seen longer ago than this", ops.RETENTION)
+    text = f"last seen longer ago than this, instead of each consumer's own (else {ops.RETENTION})"
+    _add_duration(command, "--older-than", text)
     _add_consumer(command)
     command.add_argument(
         "--retention",
@@ -289,14 +272,17 @@ def _add_queue(command: ArgumentParser, limit: int) -> None:
 
 def _add_filters(command: ArgumentParser, states: Iterable[str] = ops.STATES) -> None:
     words = list(states)
-    command.add_argument("--state", choices=words, metavar="STATE", help=", ".join(words))
+    type_ = partial(values.state, words)
+    command.add_argument("--state", metavar="STATE", type=type_, help=", ".join(words))
     _add_consumer(command)
     _add_duration(command, "--older-than", "last seen longer ago than this")
-    type_ = values.name("--text", "text")
+    type_ = partial(values.name, "--text", "text")
     command.add_argument("--text", metavar="TEXT", type=type_, help="stands in the message id")
 
 
-def _add_changes(command: ArgumentParser) -> None:
+def _add_changes(command: ArgumentParser, states: Iterable[str]) -> None:
+    _add_id(command, nargs="?")
+    _add_filters(command, states)
     _add_number(command, "--limit", "how many at most", _MANY)
     command.add_argument("--yes", action="store_true", help="do not ask before many are changed")
     _add_note(command)
@@ -317,10 +303,12 @@ def _add_duration(
 ) -> None:
     told = f"{text}, such as 12h or 30d" if default is None else f"{text} (default: {default})"
     command.add_argument(
-        name, metavar="TIME", type=values.duration(name), default=default, help=told
+        name, metavar="TIME", type=partial(values.duration, name), default=default, help=told
     )
 
 
 def _add_number(command: ArgumentParser, name: str, text: str, default: int) -> None:
     told = f"{text} (default: {default})"
-    command.add_argument(name, metavar="N", type=values.number(name), default=default, help=told)
+    command.add_argument(
+        name, metavar="N", type=partial(values.number, name), default=default, help=told
+    )

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from oncely import ops
-from oncely.cli.opening import opened
+from oncely.cli.ledger_arguments import opened
 from oncely.cli.progress import Progress
-from oncely.cli.records import one_record, read_filters
+from oncely.cli.record_commands import one_record, read_filters
 from oncely.core.errors import ConfigError
 from oncely.core.record import Record
 from oncely.core.shown import shown
@@ -37,7 +37,7 @@ def _change(parsed: argparse.Namespace, verb: str, done: str, change: _Change) -
     with opened(parsed) as ledger:
         records = _chosen(parsed, ledger, verb)
         if not records:
-            print("no record fits", file=sys.stderr)
+            print("no matching records", file=sys.stderr)
         if len(records) > 1 and not parsed.yes and not _agreed(verb, records):
             print("nothing was changed", file=sys.stderr)
             if parsed.json:
@@ -82,7 +82,7 @@ def _agreed(verb: str, records: Sequence[Record]) -> bool:
     names = ", ".join(consumers) if len(consumers) <= _NAMED else f"{len(consumers):,} consumers"
     what = shown(f"{verb} {len(records):,} records of {names}")
     if not sys.stdin.isatty():
-        raise ConfigError(f"{what}? Nobody is here to answer: add --yes")
+        raise ConfigError(f"{what}? not a terminal: add --yes to confirm")
     # On stderr: stdout may be read by a program.
     print(f"{what}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}

@@ -4,20 +4,20 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict
 
+from oncely._util.signals import told_to_stop
+from oncely.cli.ledger_arguments import opened, opened_transport
 from oncely.cli.loading import load_consumer
-from oncely.cli.opening import opened, opened_transport
 from oncely.cli.progress import Progress
-from oncely.cli.tables import new_table, put
+from oncely.cli.tables import counts_table, put, words
 from oncely.consumer import Consumer
+from oncely.consuming.consumer_report import ConsumerReport
+from oncely.consuming.lifeline import Lifeline
+from oncely.consuming.supervising import Supervisor
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
 from oncely.core.shown import shown
-from oncely.runtime.lifeline import Lifeline
-from oncely.runtime.report import Report
-from oncely.runtime.supervising import Supervisor
-from oncely.stopping import told_to_stop
 
 _MARGIN_S = 5.0
 """What a process may take to stop, besides the grace time of what runs in it."""
@@ -25,17 +25,21 @@ _MARGIN_S = 5.0
 
 def consume(parsed: argparse.Namespace) -> int:
     """Run the consumer; return 1 where a message failed or was dead-lettered."""
-    with _handlers_print_elsewhere(parsed):
+    # What handlers print goes to stderr, where stdout is for the one JSON object.
+    with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
         if parsed.lifeline is not None:
             return _work(parsed)
         with _loaded(parsed) as consumer:
             _check_shared(consumer, parsed.workers)
             report = _followed(parsed, consumer)
-    _tell(report, as_json=parsed.json)
+    if parsed.json:
+        print(json.dumps(asdict(report)))
+    else:
+        put(counts_table(asdict(report)))
     return int(bool(report.failed or report.dead_lettered))
 
 
-def _followed(parsed: argparse.Namespace, consumer: Consumer) -> Report:
+def _followed(parsed: argparse.Namespace, consumer: Consumer) -> ConsumerReport:
     """Run it, and show where it stands."""
     with Progress() as progress:
         if parsed.workers > 1:
@@ -45,16 +49,6 @@ def _followed(parsed: argparse.Namespace, consumer: Consumer) -> Report:
             stop_on_signals=True,
             on_progress=lambda report: progress.show(_line(report)),
         )
-
-
-@contextmanager
-def _handlers_print_elsewhere(parsed: argparse.Namespace) -> Iterator[None]:
-    """What handlers print goes to stderr, where stdout is for the one JSON object."""
-    if not parsed.json:
-        yield
-        return
-    with redirect_stdout(sys.stderr):
-        yield
 
 
 @contextmanager
@@ -103,7 +97,9 @@ def _work(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _supervise(parsed: argparse.Namespace, consumer: Consumer, progress: Progress) -> Report:
+def _supervise(
+    parsed: argparse.Namespace, consumer: Consumer, progress: Progress
+) -> ConsumerReport:
     command = [sys.executable, "-m", "oncely", "consume", parsed.consumer]
     command += [f"--{name}" for name in ("drain", "json") if getattr(parsed, name)]
     typed = {name: getattr(parsed, name) for name in ("ledger", "transport")}
@@ -123,22 +119,5 @@ def _grace_s(consumer: Consumer) -> float:
     return consumer.grace_s + _MARGIN_S
 
 
-def _line(report: Report) -> str:
-    return "  ".join(f"{name} {count:,}" for name, count in _counts(report).items())
-
-
-def _tell(report: Report, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(asdict(report)))
-        return
-    table = new_table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, count in _counts(report).items():
-        table.add_row(name, f"{count:,}")
-    put(table)
-
-
-def _counts(report: Report) -> dict[str, int]:
-    """The counts, and their names for people."""
-    return {name.replace("_", " "): count for name, count in asdict(report).items()}
+def _line(report: ConsumerReport) -> str:
+    return "  ".join(f"{words(name)} {count:,}" for name, count in asdict(report).items())

@@ -9,15 +9,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
-from oncely.cli.opening import opened_transport
+from oncely.cli.ledger_arguments import opened_transport
 from oncely.cli.resetting import Resets, reset_failed
-from oncely.cli.tables import cell, new_table, put
+from oncely.cli.tables import aligned, cell, cut, fields_table, folded, new_table, put
 from oncely.cli.terminal import moment, shortened, span
 from oncely.core.errors import ConfigError, RefusedError, mask_passwords
 from oncely.core.message import Message
-from oncely.transports.base import DeadLettered, Transport
+from oncely.transports.transport import DeadLettered, Transport
 
 _SHOWN = 2_000
 """Characters of a body."""
@@ -112,19 +111,14 @@ def _not_there(parsed: argparse.Namespace, ids: Sequence[str], *, more: bool) ->
 
 
 def _letters_table(letters: Sequence[DeadLettered]) -> Table:
-    table = new_table()
-    table.add_column("id", overflow="fold")
-    table.add_column("type", overflow="fold")
-    table.add_column("deliveries", justify="right", no_wrap=True)
-    table.add_column("age", justify="right", no_wrap=True)
-    table.add_column("reason")
+    table = new_table(folded("id"), folded("type"), aligned("deliveries"), aligned("age"), "reason")
     for letter in letters:
         table.add_row(
             cell(letter.message.id),
             cell(letter.message.type or "-"),
             f"{letter.count:,}",
             _age(letter.message),
-            Text(shortened(mask_passwords(letter.reason)), no_wrap=True, overflow="ellipsis"),
+            cut(mask_passwords(letter.reason)),
         )
     return table
 
@@ -144,12 +138,7 @@ def _letter_table(letter: DeadLettered) -> Table:
         "headers": json.dumps(dict(message.headers), ensure_ascii=False),
         "body": _body(message.body),
     }
-    table = new_table(show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in fields.items():
-        table.add_row(name, cell(mask_passwords(value)))
-    return table
+    return fields_table({name: mask_passwords(value) for name, value in fields.items()})
 
 
 def _body(body: bytes) -> str:

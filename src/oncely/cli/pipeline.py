@@ -13,8 +13,8 @@ from oncely.cli.progress import Progress
 from oncely.core.shown import shown
 from oncely.spark.pipeline.config import read_config
 from oncely.spark.pipeline.run import run_pipeline
-from oncely.spark.report import Report
 from oncely.spark.sink.counts import Counts
+from oncely.spark.spark_report import Report
 
 
 def run(parsed: argparse.Namespace) -> int:

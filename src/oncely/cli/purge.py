@@ -5,9 +5,9 @@ import json
 from collections import Counter
 
 from oncely import ops
-from oncely.cli.opening import opened
+from oncely.cli.ledger_arguments import opened
 from oncely.cli.progress import Progress
-from oncely.cli.tables import cell, new_table, put
+from oncely.cli.tables import consumers_table, put
 
 
 def purge(parsed: argparse.Namespace) -> int:
@@ -31,12 +31,6 @@ def purge(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print(json.dumps({"purged": purged, "total": total}))
         return 0
-    table = new_table()
-    table.add_column("consumer", overflow="fold")
-    table.add_column("purged", justify="right")
-    for consumer, count in purged.items():
-        table.add_row(cell(consumer), f"{count:,}")
-    table.add_section()
-    table.add_row("total", f"{total:,}")
-    put(table)
+    shown = {consumer: [f"{count:,}"] for consumer, count in purged.items()}
+    put(consumers_table(["purged"], shown, [f"{total:,}"]))
     return 0

@@ -8,19 +8,18 @@ from typing import Any, NamedTuple
 
 from oncely import ops
 from oncely.cli.changes import login_name
-from oncely.cli.opening import opened
+from oncely.cli.ledger_arguments import opened
 from oncely.cli.progress import Progress
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.record import Key
 from oncely.core.rules import Standing, standing
 from oncely.core.shown import shown
 from oncely.ledger import Ledger
-from oncely.transports.base import DeadLettered
+from oncely.transports.transport import DeadLettered
 
-_NAMED = 5
 _FAILED = (Standing.FAILED, Standing.EXHAUSTED)
 _LEFT: Mapping[Standing, str] = {
-    Standing.ABSENT: "no record; its delivery is a first one",
+    Standing.ABSENT: "no record; its next delivery is treated as new",
     Standing.HELD: "being processed",
     Standing.IN_DOUBT: "in doubt, and may have had its effect; look first, then: oncely reset ID",
     Standing.HANDLED: "handled, and has messages to be sent",
@@ -70,10 +69,9 @@ def _consumer(named: str | None, ledger: Ledger) -> str:
         return named
     names = ops.consumers(ledger)
     if len(names) != 1:
-        told = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "") or "nobody"
         raise ConfigError(
             shown(
-                f"retry: the ledger has records of {told}; "
+                f"retry: {ops.told(names)}; "
                 "name whose to reset with --consumer, or let all be with --ledger ''"
             )
         )

@@ -5,7 +5,7 @@ import json
 import sys
 
 from oncely import ops
-from oncely.cli.opening import opened, to_migrate
+from oncely.cli.ledger_arguments import opened, to_migrate
 from oncely.core.errors import mask_passwords
 from oncely.core.shown import shown
 

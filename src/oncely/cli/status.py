@@ -5,14 +5,15 @@ import json
 from collections.abc import Iterator
 
 from rich.filesize import decimal
-from rich.table import Table
 
 from oncely import ops
-from oncely.cli.opening import opened
-from oncely.cli.tables import cell, new_table, put
+from oncely.cli.ledger_arguments import opened
+from oncely.cli.tables import consumers_table, put
 from oncely.cli.terminal import span
 from oncely.core.record import State
-from oncely.stores.base import Backlog
+from oncely.stores.store import Backlog
+
+_COLUMNS = [*(state.word for state in State), "in\ndoubt", "duplicates", "oldest\nprocessing"]
 
 
 def status(parsed: argparse.Namespace) -> int:
@@ -22,7 +23,8 @@ def status(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print(json.dumps(found.as_dict()))
         return 0
-    put(status_table(found))
+    consumers = {name: _cells(summary) for name, summary in found.consumers.items()}
+    put(consumers_table(_COLUMNS, consumers, _cells(found.total)))
     lines = [*_backlog(found.backlog)]
     if found.size_bytes is not None:
         lines.append(f"size {decimal(found.size_bytes)}")
@@ -34,22 +36,9 @@ def status(parsed: argparse.Namespace) -> int:
 def _backlog(backlog: Backlog) -> Iterator[str]:
     """What deferred messages wait; nothing where none do."""
     if backlog.waiting or backlog.set_aside:
-        oldest = f", the oldest for {span(backlog.lag_s)}" if backlog.lag_s else ""
-        waiting = f"{backlog.waiting:,} wait{oldest}"
+        oldest = f" (oldest: {span(backlog.lag_s)})" if backlog.lag_s else ""
+        waiting = f"{backlog.waiting:,} waiting{oldest}"
         yield f"deferred messages: {waiting}; {backlog.set_aside:,} set aside"
-
-
-def status_table(status: ops.Status) -> Table:
-    """A row for each consumer, and the total."""
-    table = new_table()
-    table.add_column("consumer", overflow="fold")
-    for name in (*State, "in\ndoubt", "duplicates", "oldest\nprocessing"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for consumer, summary in status.consumers.items():
-        table.add_row(cell(consumer), *_cells(summary))
-    table.add_section()
-    table.add_row("total", *_cells(status.total))
-    return table
 
 
 def _cells(summary: ops.Summary) -> list[str]:

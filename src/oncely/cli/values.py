@@ -1,35 +1,36 @@
 """What stands behind an option, checked at the door: each raises ConfigError for what cannot be."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 
+from oncely import ops
+from oncely.core.durations import lease_seconds, seconds
 from oncely.core.errors import ConfigError, MessageError
-from oncely.core.message import check_id
-from oncely.core.policy import lease_seconds, seconds
+from oncely.core.ids import check_id
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
 
-def name(where: str, what: str) -> Callable[[str], str]:
-    """For what a record can have as its id or, as `what` says, as its consumer."""
-
-    def checked(text: str) -> str:
-        try:
-            return check_id(text, what)
-        except MessageError as error:
-            raise ConfigError(f"{where}: {error}; no record can have it") from error
-
-    return checked
+def name(where: str, what: str, text: str) -> str:
+    """What a record can have as its id or, as `what` says, as its consumer."""
+    try:
+        return check_id(text, what)
+    except MessageError as error:
+        raise ConfigError(f"{where}: {error}; no record can have it") from error
 
 
-def duration(where: str) -> Callable[[str], str]:
-    """For a length of time, such as 12h."""
+def state(words: Sequence[str], text: str) -> str:
+    """One of these words for where a record stands."""
+    word = ops.state_word(text, "--state")
+    if word not in words:
+        raise ConfigError(f"--state: {text!r} is none of {', '.join(words)}")
+    return word
 
-    def checked(text: str) -> str:
-        seconds(text, where)
-        return text
 
-    return checked
+def duration(where: str, text: str) -> str:
+    """A length of time, such as 12h."""
+    seconds(text, where)
+    return text
 
 
 def lease(text: str) -> str:
@@ -38,15 +39,11 @@ def lease(text: str) -> str:
     return text
 
 
-def number(where: str) -> Callable[[str], int]:
-    """For a whole number from 1."""
-
-    def read(text: str) -> int:
-        if not _NUMBER.fullmatch(text):
-            raise ConfigError(f"{where}: {text!r} is no whole number from 1 to 999999999")
-        return int(text)
-
-    return read
+def number(where: str, text: str) -> int:
+    """A whole number from 1."""
+    if not _NUMBER.fullmatch(text):
+        raise ConfigError(f"{where}: {text!r} is no whole number from 1 to 999999999")
+    return int(text)
 
 
 def retention(text: str) -> tuple[str, str]:
@@ -55,4 +52,4 @@ def retention(text: str) -> tuple[str, str]:
     consumer, equals, kept = text.rpartition("=")
     if not equals:
         raise ConfigError(f'--retention: {text!r} names no consumer; write "billing=90d"')
-    return name("--retention", "consumer")(consumer), duration("--retention")(kept)
+    return name("--retention", "consumer", consumer), duration("--retention", kept)

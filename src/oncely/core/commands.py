@@ -20,14 +20,20 @@ class Ask:
     key: Key
     policy: Policy
     lease_s: float | None
-    draw: int
-    """A random number of up to 39 bits: the birth of what is granted."""
+    token: int
+    """Drawn at random by the asker, 0 to 2**39 - 1, once for this asking and its repetitions: the
+    birth of what is granted. Who asks again under it is given the same claim again."""
     fingerprint: str | None = None
     metadata: Mapping[str, Any] | None = None
     finding: Finding | None = None
     """What a probe found out about a claim in doubt, where the policy has one."""
     found_at: int | None = None
     """The fence of that claim; None: whichever is in doubt now."""
+    count_from: int = 0
+    """Where a record that begins here counts its writes from: drawn at random for each repetition,
+    up to 2**23, since what two of them write is not to look alike."""
+    sent_at: float | None = None
+    """When the message was sent, in seconds since 1970; None where that is not known."""
 
 
 @dataclass(slots=True)
@@ -85,7 +91,11 @@ class Finish:
 
 @dataclass(slots=True)
 class CountDelivery:
-    """A delivery came that asks for no claim: it is counted among the attempts."""
+    """A delivery came that asks for no claim: it is counted among the attempts.
+
+    Nothing tells one count from another: where it is repeated after a lost reply, it may count
+    twice.
+    """
 
 
 @dataclass(slots=True)
@@ -162,12 +172,25 @@ class Mismatch:
 
 
 @dataclass(slots=True)
+class TooOld:
+    """The message was sent before the horizon, and is not in the ledger: it may have been handled,
+    and forgotten.
+    """
+
+    horizon: float
+    """Up to when the consumer's records may have been forgotten (store's clock)."""
+    key: Key
+
+
+@dataclass(slots=True)
 class Written:
     """The claim was good, and what was asked is stored. `record` is None after a release of a
     first claim, and after a forget.
     """
 
     record: Record | None
+    is_repeated: bool = False
+    """Whether it was stored before, with all that belongs to it: its answer was lost."""
 
 
 @dataclass(slots=True)
@@ -184,6 +207,6 @@ class Refused:
     record: Record | None
 
 
-ClaimOutcome = Granted | Handled | Duplicate | Busy | Exhausted | InDoubt | Mismatch
+ClaimOutcome = Granted | Handled | Duplicate | Busy | Exhausted | InDoubt | Mismatch | TooOld
 WriteOutcome = Written | Fenced
 Outcome = ClaimOutcome | WriteOutcome | Refused

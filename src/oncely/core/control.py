@@ -1,13 +1,14 @@
 """What a handler may raise to say what is to become of its message."""
 
+from oncely.core.durations import Duration, seconds
 from oncely.core.errors import OncelyError
-from oncely.core.policy import Duration, seconds
 
 
 class Retry(OncelyError):
     """Try this message again.
 
-    `delay` replaces the policy's backoff for this once. Raises ConfigError where it is no duration.
+    `delay` replaces the policy's backoff for this once. Raises ConfigError for what is not a
+    duration.
     """
 
     def __init__(self, reason: str = "", delay: Duration | None = None) -> None:

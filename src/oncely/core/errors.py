@@ -1,7 +1,13 @@
-"""Every error that oncely raises, and how an error is put into words for a record."""
+"""Every error that oncely raises, and how an error is put into words for a record.
+
+What may work when it is asked again later (StoreError, TransportError, BusyError), and what never
+will without somebody's help (ConfigError, MessageError, RefusedError), are apart: no handler of
+exceptions takes the one for the other.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from typing import Any
 
 # A password may hold what should have been escaped, so the last @ counts; and it may stand where
 # a text was cut off: then no @ comes after it.
@@ -43,19 +49,40 @@ class ContentionError(StoreError):
     """A record changed hands faster than it could be written; asking again is safe."""
 
 
-class EndedError(OncelyError):
-    """A handler committed, or rolled back, the transaction that it was to work in.
+class KeysLocked(ContentionError):
+    """Somebody's transaction is at work on some keys for longer than the ledger waits; asking
+    again is safe.
 
-    Where its commit could be refused, nothing of it is stored.
+    A claim meets Busy instead.
     """
+
+    def __init__(
+        self, text: str, keys: Set[Any] = frozenset(), written: Set[Any] = frozenset()
+    ) -> None:
+        super().__init__(text)
+        self.keys = keys
+        """Those that are locked. All others were dealt with."""
+        self.written = written
+        """Those of them that are stored."""
+
+
+class EndedError(OncelyError):
+    """The transaction that a handler was to work in was committed or rolled back meanwhile, by the
+    handler or by the database, or can only be rolled back.
+    """
+
+    is_undone = False
+    """Whether it is known that nothing of the transaction is stored."""
 
 
 class TransportError(OncelyError):
     """The broker could not do what was asked."""
 
 
-class BrokerRefused(TransportError):
-    """The broker refuses what to ask again does not change; the text says what to mend."""
+class BrokerRefused(ConfigError):
+    """The broker refuses, and will whenever it is asked: a wrong password, or a queue of another
+    type. The text says what to mend.
+    """
 
 
 class PublishRefused(TransportError):
@@ -75,12 +102,14 @@ class FencedError(OncelyError):
     """The claim is not the newest of its record any more; nothing was written."""
 
 
+class BusyError(OncelyError):
+    """Another worker holds a live claim on this message: ask again later."""
+
+
 class RefusedError(OncelyError):
-    """The ledger does not grant what was asked, because of the state of the record."""
-
-
-class BusyError(RefusedError):
-    """Another worker holds a live claim on this message."""
+    """The ledger does not grant what was asked, because of the state of the record, and will not
+    before that has changed: not by waiting.
+    """
 
 
 class MismatchError(RefusedError):

@@ -1,148 +1,18 @@
-"""Message, and the one function that says whether an id is usable."""
+"""Message; and what is being processed now, in this thread and task: how it reaches its claim."""
 
-import hashlib
-import json
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import Any, Protocol, Self, TypeVar, overload
 
-from oncely.core import context
+from oncely.core.durations import Duration
 from oncely.core.errors import MessageError
-from oncely.core.record import Claim, Key
-
-if TYPE_CHECKING:
-    from oncely.core.policy import Duration
+from oncely.core.ids import check_id, check_text
+from oncely.core.json_body import read_json
+from oncely.core.record import Claim, idempotency_key
 
 T = TypeVar("T")
-
-MAX_ID_LENGTH = 255
-"""Characters. The column of the ledger's table is as wide."""
-MAX_FINGERPRINT_LENGTH = 64
-"""Characters. The column of the ledger's table is as wide."""
-ID_IS_NO_STRING = "id is not a string"
-"""The reason of `check_id`, for a source that turns everything into strings itself."""
-
-
-def check_id(value: object, what: str = "id", max_length: int = MAX_ID_LENGTH) -> str:
-    """Return `value` if it can identify a message (or, as `what` says, a consumer).
-
-    Raises MessageError, its text the reason: missing, empty (also when only white space), not a
-    string, too long, or with a character that no database stores.
-    """
-    if value is None:
-        raise MessageError(f"missing {what}")
-    if not isinstance(value, str):
-        raise MessageError(f"{what} is not a string")
-    is_plain = value.isascii() and value.isprintable() and not value.isspace()
-    if is_plain and 0 < len(value) <= max_length:
-        return value  # As most are: the rest finds out what is wrong.
-    if not value or value.isspace():
-        raise MessageError(f"empty {what}")
-    if len(value) > max_length:
-        raise MessageError(f"too long {what}")
-    return _check_text(value, what)
-
-
-def are_plain_ids(values: Collection[str | None]) -> bool:
-    """Whether all are ids as most are: of printable ASCII, without a space. Of any others
-    `check_id` tells; to ask it for each of many takes ten times as long.
-    """
-    try:
-        together = "".join(values)  # type: ignore[arg-type]
-    except TypeError:
-        return False
-    is_plain = together.isascii() and together.isprintable() and " " not in together
-    return is_plain and all(values) and max(map(len, values), default=0) <= MAX_ID_LENGTH  # type: ignore[arg-type]
-
-
-def check_ids(values: Collection[str | None]) -> None:
-    """Raise MessageError as `check_id` does, if one of these cannot identify a message."""
-    if not are_plain_ids(values):
-        for value in values:
-            check_id(value)
-
-
-def _check_text(value: object, what: str) -> str:
-    """Return `value` if it is text that every database and broker can keep."""
-    if not isinstance(value, str):
-        raise MessageError(f"{what} is not a string")
-    if "\0" in value:
-        raise MessageError(f"{what} with NUL")
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise MessageError(f"{what} with a lone surrogate")
-    return value
-
-
-def check_key(key: Key) -> Key:
-    """Return `key` if both of its halves are usable; raises MessageError as `check_id` does."""
-    check_keys([key])
-    return key
-
-
-def check_keys(keys: Collection[Key]) -> None:
-    """Raise MessageError as `check_id` does, if half of one of these is not usable."""
-    checked: object = keys  # No consumer.
-    for key in keys:
-        if key.consumer is not checked:
-            checked = check_id(key.consumer, "consumer")
-    check_ids([key.message_id for key in keys])
-
-
-def check_fingerprint(value: str | None) -> str | None:
-    """Return `value` if every store can keep it. Raises MessageError."""
-    if value is None:
-        return None
-    if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
-        raise MessageError("a fingerprint is printable ASCII")
-    if not 0 < len(value) <= MAX_FINGERPRINT_LENGTH:
-        raise MessageError(f"a fingerprint has 1 to {MAX_FINGERPRINT_LENGTH} characters")
-    return value
-
-
-def fingerprint_of(payload: bytes) -> str:
-    """A short digest by which two payloads under one id are told apart.
-
-    Raises MessageError for what is no bytes.
-    """
-    try:
-        return hashlib.blake2b(payload, digest_size=16).hexdigest()
-    except TypeError as error:
-        raise MessageError("body is not bytes") from error
-
-
-def _no_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = dict(pairs)
-    if len(names) != len(pairs):
-        raise ValueError("a name stands twice in one object")
-    return names
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
-
-
-_decode_json = json.JSONDecoder(
-    object_pairs_hook=_no_duplicate_names, parse_constant=_no_constant
-).decode
-
-
-def read_json(body: bytes) -> Any:
-    """A body as JSON.
-
-    Raises MessageError where it is no JSON as RFC 8259 has it: not UTF-8, cut off, NaN, a name
-    twice in one object, nested or long beyond what can be read safely.
-    """
-    try:
-        return _decode_json(body.decode())
-    except (ValueError, RecursionError) as error:
-        raise MessageError("body is not JSON") from error
-
-
-def idempotency_key(key: Key, step: str | None = None) -> str:
-    """What an outside service may be handed to tell a repetition by; one for each step."""
-    names = [*key] if step is None else [*key, step]
-    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +35,7 @@ class Message:
 
         `headers` are those of HTTP, Kafka (`ce_id`) or AMQP (`cloudEvents:id`), their content type
         among them. The id is made of the event's source and id. Raises MessageError for what is no
-        CloudEvent, ConfigError where the package `cloudevents` is not installed.
+        CloudEvent.
         """
         from oncely.core.cloudevents import fields_of
 
@@ -213,15 +83,15 @@ class Message:
         self,
         destination: str,
         content: "Message | bytes | str | Any",
-        delay: "Duration | None" = None,
+        delay: Duration | None = None,
     ) -> str:
         """Inside a handler: send when it has succeeded, as `Processing.send` says."""
         return self._processing.send(destination, content, delay)
 
     @property
-    def _processing(self) -> context.Processing:
+    def _processing(self) -> "Processing":
         """What this message is processed by. Raises MessageError where it is another's."""
-        processing = context.current()
+        processing = current()
         if processing.message is not None and processing.message.id != self.id:
             raise MessageError(
                 f"{processing.message.id!r} is being processed here, and not {self.id!r}"
@@ -242,9 +112,9 @@ def check_message(message: Message, *, needs_id: bool = True) -> Message:
         text = getattr(message, what)
         # As most are: the rest finds out what is wrong.
         if not (isinstance(text, str) and text.isascii() and text.isprintable()):
-            _check_text(text, what)
+            check_text(text, what)
     if message.key is not None:
-        _check_text(message.key, "key")
+        check_text(message.key, "key")
     if type(message.headers) is not dict and not isinstance(message.headers, Mapping):
         raise MessageError("headers are no mapping")
     texts = (*message.headers, *message.headers.values())
@@ -253,3 +123,85 @@ def check_message(message: Message, *, needs_id: bool = True) -> Message:
     if message.time is not None and not isinstance(message.time, datetime):
         raise MessageError("time is no datetime")
     return message
+
+
+# ---- What is being processed now, in this thread and task ----------------------------------------
+
+
+class Processing(Protocol):
+    """A message whose handler runs under a claim."""
+
+    is_over: bool
+    """Whether the handler has ended."""
+    message: "Message | None"
+    """What the handler was given, where that is known."""
+
+    @property
+    def claim(self) -> Claim:
+        """The right under which the handler runs."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every delivery of the message to this consumer: 64 hexadecimal digits."""
+
+    def step_key(self, name: str) -> str:
+        """As `idempotency_key`, and different for each step."""
+
+    @overload
+    def step(
+        self, name: str, function: Callable[..., Awaitable[T]], *args: Any
+    ) -> Awaitable[T]: ...
+    @overload
+    def step(self, name: str, function: Callable[..., T], *args: Any) -> T: ...
+    def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Run `function` once for the message, and return its result, as JSON has it.
+
+        A later attempt returns the kept result and does not run it. An async function is to be
+        awaited. Raises FencedError where another worker took the message over, MessageError for a
+        name or a result that cannot be kept; an error of the function is raised as it was.
+        """
+
+    def send(
+        self,
+        destination: str,
+        content: "Message | bytes | str | Any",
+        delay: Duration | None = None,
+    ) -> str:
+        """Send a message when the handler has succeeded; return its id.
+
+        A Message keeps its id; anything else becomes the body of a new one, JSON where it is
+        neither bytes nor text, whose id is the same in every attempt. Raises MessageError beyond
+        the limit of one message, and for what cannot be sent.
+        """
+
+
+_current: ContextVar[Processing | None] = ContextVar("oncely_processing", default=None)
+
+
+def current() -> Processing:
+    """What is being processed. Raises MessageError outside a handler."""
+    processing = _current.get()
+    if processing is None or processing.is_over:
+        raise MessageError(
+            "no message is being processed here: call this inside a function under `once`, "
+            "`claimed`, `idempotent_consumer`, or a consumer's handler"
+        )
+    return processing
+
+
+class entered:  # noqa: N801 - reads as a statement.
+    """While this is entered, `processing` is what is being processed in this thread and task."""
+
+    def __init__(self, processing: Processing | None) -> None:
+        self._processing = processing
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._processing)
+
+    def __exit__(self, *_: object) -> None:
+        # A generator may be closed by another task than the one that began it: what is processed
+        # there is not what was entered here.
+        try:  # noqa: SIM105 - cheaper than `suppress`, and this is entered for each message.
+            _current.reset(self._token)
+        except ValueError:
+            pass

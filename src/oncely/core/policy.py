@@ -1,18 +1,13 @@
-"""Policy: every choice where users differ, with its default, and the presets. Durations."""
+"""Policy: every choice where users differ, with its default, and the presets."""
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import timedelta
-from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
+from oncely.core.durations import Duration, lease_seconds, seconds
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
-
-Duration = timedelta | str
-"""What users write for a span of time: a timedelta, or "250ms", "30s", "5m", "2h", "30d"."""
 
 Finding = Literal["happened", "not_happened", "unknown"]
 """What a probe found out about the effect of a claim in doubt."""
@@ -28,45 +23,9 @@ OnMissingId = Literal["dead_letter", "fingerprint", "untracked"]
 OnTooOld = Literal["dead_letter", "run"]
 Results = Literal["off", "keep"]
 
-_LONGEST_LEASE_S = 1_000 * 366 * 86_400.0
-"""Databases' calendars end in the year 9999."""
-_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
-
-def seconds(duration: Duration, what: str = "duration") -> float:
-    """The length of `duration` in seconds. Raises ConfigError, which names `what`."""
-    length_s: float | None = None
-    if isinstance(duration, timedelta):
-        length_s = duration.total_seconds()
-    elif isinstance(duration, str):
-        length_s = _parsed(duration)
-    if length_s is None:
-        raise ConfigError(f'{what}: {duration!r} is no duration; write "30s", "5m", "2h" or "30d"')
-    if length_s < 0:
-        raise ConfigError(f"{what}: {duration!r} is negative")
-    return length_s
-
-
-@lru_cache
-def _parsed(text: str) -> float | None:
-    # Kept, since every claim has a lease.
-    if not _DURATION.fullmatch(text):
-        return None
-    return sum(float(n) * _UNIT_S[unit] for n, unit in _PART.findall(text))
-
-
-def lease_seconds(lease: Duration) -> float | None:
-    """The length of a lease in seconds; None for "none", which never runs out."""
-    if lease == "none":
-        return None
-    length_s = seconds(lease, "lease")
-    if length_s > _LONGEST_LEASE_S:
-        raise ConfigError(f'lease: {lease!r} is over a thousand years; write "none"')
-    if length_s == 0:
-        raise ConfigError('lease: a lease of zero runs out at once; write "5m", or "none"')
-    return length_s
+class _UsualTries(int):
+    """The number of tries where nobody has set one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +34,9 @@ class Policy:
 
     on_failed: OnFailed = "retry"
     """What a redelivery of a failed message meets."""
-    tries: int = 5
-    """Attempts before a message is exhausted."""
+    tries: int | None = _UsualTries(5)
+    """Attempts before a message is exhausted; None: no limit. Where the caller is who tries again,
+    as with `once`, there is none unless it is set."""
     backoff: Sequence[Duration] | Duration = ("30s", "2m", "5m")
     """Delays between attempts; the last repeats."""
     on_busy: OnBusy = "requeue"
@@ -90,17 +50,17 @@ class Policy:
     """The same id with another payload."""
     on_missing_id: OnMissingId = "dead_letter"
     on_too_old: OnTooOld = "dead_letter"
+    """Sent before what the ledger has forgotten of this consumer, and not in it."""
     retention: Duration = "30d"
-    """How long a record is kept after its message was last seen."""
+    """How long a record is kept after its message was last seen, by whoever purges the ledger."""
     results: Results = "off"
 
     def __post_init__(self) -> None:
         _check_choices(self)
-        if type(self.tries) is not int or self.tries < 1:
-            raise ConfigError(f"tries: {self.tries!r} is no whole number of 1 or more")
+        _check_tries(self.tries)
         lease_seconds(self.lease)
         seconds(self.retention, "retention")
-        if not isinstance(self.delays, Sequence) or not self.delays:
+        if not self.delays:
             raise ConfigError('backoff: give a list of delays, such as ["30s", "2m"]')
         for delay in self.delays:
             seconds(delay, "backoff")
@@ -118,21 +78,28 @@ class Policy:
     @property
     def delays(self) -> Sequence[Duration]:
         """The backoff as a sequence."""
-        return (self.backoff,) if isinstance(self.backoff, str | timedelta) else self.backoff
-
-    @property
-    def repeats_doubts(self) -> bool:
-        """Whether an effect that may have happened is allowed to happen again."""
-        return self.on_in_doubt == "retry"
+        if isinstance(self.backoff, str) or not isinstance(self.backoff, Sequence):
+            return (self.backoff,)
+        return self.backoff
 
     def is_spent(self, attempts: int) -> bool:
         """Whether no further attempt may follow that many."""
-        return attempts >= self.tries
+        return self.tries is not None and attempts >= self.tries
+
+    def for_callers(self) -> "Policy":
+        """The same where the caller is who tries again: without a limit, unless one was set."""
+        return replace(self, tries=None) if isinstance(self.tries, _UsualTries) else self
 
     def delay_s(self, attempts: int) -> float:
         """How long to wait after that many attempts, in seconds."""
         delays = self.delays
         return seconds(delays[min(attempts, len(delays)) - 1], "backoff")
+
+
+def _check_tries(tries: object) -> None:
+    is_whole = isinstance(tries, int) and not isinstance(tries, bool)
+    if tries is not None and (not is_whole or cast(int, tries) < 1):
+        raise ConfigError(f"tries: {tries!r} is not a whole number of 1 or more")
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {

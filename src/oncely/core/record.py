@@ -1,11 +1,15 @@
 """The words of the ledger: key, state, record, claim."""
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Collection, Mapping
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+
+from oncely.core.ids import Id, check_id, check_ids, id_text
 
 _WRITES_BITS = 24
-_BIRTHS = 1 << 39
+_BIRTH_BITS = 39
 
 
 class State(StrEnum):
@@ -16,12 +20,50 @@ class State(StrEnum):
     COMPLETED = "sent"
     FAILED = "failed"
 
+    @property
+    def word(self) -> str:
+        """What people read: the column's `sent` is a completed record, whatever it has sent."""
+        return self.name.lower()
 
-class Key(NamedTuple):
-    """What a record is found by: two consumers never see each other's records."""
 
+class _KeyPair(NamedTuple):
     consumer: str
     message_id: str
+
+
+class Key(_KeyPair):
+    """What a record is found by: two consumers never see each other's records.
+
+    A message id that is an int or a UUID is known by its text.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, consumer: str, message_id: Id) -> Self:
+        """The two as a key, whatever they are: `check_key` judges them."""
+        text = message_id if type(message_id) is str else id_text(message_id)
+        return tuple.__new__(cls, (consumer, text))
+
+
+def check_key(key: Key) -> Key:
+    """Return `key` if both of its halves are usable; raises MessageError as `check_id` does."""
+    check_keys([key])
+    return key
+
+
+def check_keys(keys: Collection[Key]) -> None:
+    """Raise MessageError as `check_id` does, if half of one of these is not usable."""
+    checked: object = keys  # No consumer.
+    for key in keys:
+        if key.consumer is not checked:
+            checked = check_id(key.consumer, "consumer")
+    check_ids([key.message_id for key in keys])
+
+
+def idempotency_key(key: Key, step: str | None = None) -> str:
+    """What an outside service may be handed to tell a repetition by; one for each step."""
+    names = [*key] if step is None else [*key, step]
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
 class Record(NamedTuple):
@@ -43,11 +85,12 @@ class Record(NamedTuple):
     exhausted: bool = False
     """Failed for good: claimed again only after a reset."""
     duplicates: int = 0
-    """Deliveries turned away since the record was completed."""
+    """Deliveries turned away since the handler has succeeded."""
     version: int = 0
-    """Compared by swaps. The low 24 bits count writes; the high ones, its birth, are drawn with
-    every grant and change with a release. So a claim from before a release, a purge or a forget is
-    never taken for a later one, and a worker whose answer was lost knows its own grant again."""
+    """Compared by swaps. The low 24 bits count writes, from any number on. The high ones, its
+    birth, are the token of whoever was granted the newest claim, and change with a release. So a
+    claim from before a release, a purge or a forget is never taken for a later one, and an asker
+    whose answer was lost is given the same claim again."""
 
     @property
     def error(self) -> str | None:
@@ -60,13 +103,6 @@ class Record(NamedTuple):
     def birth(self) -> int:
         """Tells this claim, or this record, from an earlier one under the same key."""
         return self.version >> _WRITES_BITS
-
-    def is_same_write(self, other: "Record") -> bool:
-        """Whether both stem from one write, and not from two that were decided side by side."""
-        return self.version == other.version and (self.fence, self.state) == (
-            other.fence,
-            other.state,
-        )
 
 
 class Claim(NamedTuple):
@@ -95,7 +131,20 @@ class Claim(NamedTuple):
         """Handler runs granted so far, this one included."""
         return self.record.attempts
 
+    @property
+    def takes_over(self) -> bool:
+        """Whether an earlier claim had run out, of which nobody knows what it did."""
+        return self.former is not None and self.former.state is State.PROCESSING
 
-def first_version(draw: int) -> int:
-    """The version of a new birth, from `draw`, a random number of up to 39 bits."""
-    return draw % _BIRTHS << _WRITES_BITS
+
+def birth_of(number: int) -> int:
+    """As much of `number` as a birth, and so a token, can hold."""
+    return number % (1 << _BIRTH_BITS)
+
+
+def version_of(birth: int, writes: int = 0) -> int:
+    """The version with this birth after so many writes.
+
+    The count goes on where a birth changes: no version of a record is ever used again.
+    """
+    return birth_of(birth) << _WRITES_BITS | writes % (1 << _WRITES_BITS)

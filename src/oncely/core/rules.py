@@ -2,8 +2,11 @@
 
 `TABLE`, at the end of this file, is the specification. A row is a command, a column is where the
 record stands when the command arrives, and the cell is the rule that answers. A command that
-carries a claim reaches the table only when its fence is the newest of the record; otherwise the
+carries a claim reaches the table only when the claim is the newest of the record; otherwise the
 answer is Fenced.
+
+Every command may be repeated by whoever did not hear the answer, and is answered as before: an Ask
+by its token (`REPEATED`, below the table), a claim's command by what it has left behind.
 
     standing    the record is
     ABSENT      not there
@@ -44,11 +47,30 @@ from oncely.core.commands import (
     Refused,
     Release,
     Reset,
+    TooOld,
     Written,
 )
 from oncely.core.control import Reject, Retry, Unrecoverable
+from oncely.core.errors import (
+    DuplicateError,
+    ExhaustedError,
+    MessageError,
+    RefusedError,
+    describe,
+    reason_of,
+)
 from oncely.core.policy import Policy
-from oncely.core.record import Claim, Record, State, first_version
+from oncely.core.record import Claim, Record, State, birth_of, version_of
+from oncely.core.verdicts import (
+    Ack,
+    Counted,
+    DeadLetter,
+    Delay,
+    Ending,
+    Phase,
+    Requeue,
+    Told,
+)
 
 
 class Decision(NamedTuple):
@@ -99,17 +121,48 @@ def _lives(record: Record, now: float) -> bool:
     return record.lease_until is None or now < record.lease_until
 
 
-def decide(record: Record | None, command: Command, now: float) -> Decision:
-    """Answer `command` for `record` as it is stored, at `now` by the store's clock."""
-    if isinstance(command, Held) and not _is_newest(command.claim, record):
-        return Decision(Fenced(record), record)
-    if isinstance(command, Ask) and record is not None and _differs(record, command):
-        return Decision(Mismatch(record), record)
-    return TABLE[type(command)][standing(record, now)](record, command, now)
+def decide(
+    record: Record | None, command: Command, now: float, horizon: float | None = None
+) -> Decision:
+    """Answer `command` for `record` as it is stored, at `now` by the store's clock.
+
+    `horizon` is up to when records of its consumer may have been forgotten, by the same clock;
+    None where none ever were, and for what `depends_on_horizon` is false of.
+    """
+    row = TABLE[type(command)]
+    if isinstance(command, Held):
+        if not _is_newest(command.claim, record):
+            return _after_another(record, command)
+    elif isinstance(command, Ask):
+        if record is None:
+            if horizon is not None and _is_too_old(command, horizon):
+                return Decision(TooOld(horizon, command.key), None)
+        elif _differs(record, command):
+            return Decision(Mismatch(record), record)
+        elif record.birth == command.token:
+            row = REPEATED
+    return row[standing(record, now)](record, command, now)
 
 
 def _is_newest(claim: Claim, record: Record | None) -> bool:
     return record is not None and record.fence == claim.fence and record.birth == claim.record.birth
+
+
+def _after_another(record: Record | None, command: Held) -> Decision:
+    if isinstance(command, Release) and _was_released(command.claim, record):
+        return Decision(Written(record), record)
+    return Decision(Fenced(record), record)
+
+
+def _was_released(claim: Claim, record: Record | None) -> bool:
+    if record is None:
+        return claim.former is None
+    return record.fence == claim.fence and record.birth == _birth_after(claim.record)
+
+
+def _birth_after(record: Record) -> int:
+    """Of what a release leaves: it ends the claim that is released."""
+    return birth_of(record.birth + 1)
 
 
 def _differs(record: Record, ask: Ask) -> bool:
@@ -121,16 +174,99 @@ def _differs(record: Record, ask: Ask) -> bool:
     )
 
 
-def is_final(policy: Policy, attempts: int, error: BaseException) -> bool:
-    """Whether no further try may follow after that many, the last of which failed with `error`."""
-    return isinstance(error, Unrecoverable | Reject) or policy.is_spent(attempts)
+def depends_on_horizon(command: Command) -> bool:
+    """Whether the answer, where there is no record, depends on what was forgotten."""
+    return (
+        isinstance(command, Ask)
+        and command.sent_at is not None
+        and command.policy.on_too_old != "run"
+    )
 
 
-def retry_delay_s(policy: Policy, attempts: int, error: BaseException) -> float:
-    """How long to wait with the next try, in seconds: as the error or the policy says."""
-    if isinstance(error, Retry) and error.delay_s is not None:
-        return error.delay_s
-    return policy.delay_s(attempts)
+def _is_too_old(ask: Ask, horizon: float) -> bool:
+    return depends_on_horizon(ask) and ask.sent_at is not None and ask.sent_at < horizon
+
+
+# ---- What an end means -------------------------------------------------------------------------
+
+AFTER_DUPLICATE = Ending(Told.NOTHING, Ack(), Counted.DUPLICATE)
+"""What follows where nothing is left to do."""
+AGAIN_S = 1.0
+"""After which a delivery comes again that could not be handled through no fault of its own."""
+AFTER_DOUBT = Ending(Told.NOTHING, Delay(AGAIN_S), Counted.GIVEN_BACK)
+"""What follows where nobody knows what of a handler's transaction is stored: its claim runs out."""
+AFTER_OUTAGE = Ending(Told.NOTHING, Delay(AGAIN_S), Counted.RETRIED)
+"""What follows where a handler fails that ran untracked, because the store was away: nobody counts
+its attempts."""
+
+
+def after_end(
+    policy: Policy,
+    attempts: int,
+    error: BaseException | None,
+    phase: Phase = Phase.CALLED,
+    *,
+    is_stopping: bool = False,
+) -> Ending:
+    """What follows where a message has come as far as `phase`, with `error` where that has failed,
+    in the attempt of that number.
+
+    `is_stopping`: whether this process is being stopped. Only then is an error that is not an
+    Exception (SystemExit, CancelledError) something other than a failed attempt.
+    """
+    if error is not None and not (is_stopping and not isinstance(error, Exception)):
+        return _after_failure(policy, attempts, error)
+    if error is not None or phase is Phase.WAITING:
+        return after_stop(policy, phase)
+    if phase is Phase.STARTED:
+        return Ending(Told.RELEASED, Ack(), Counted.SKIPPED)
+    return Ending(Told.COMPLETED, Ack(), Counted.HANDLED)
+
+
+def recorded(error: BaseException | None) -> str:
+    """What a record says of a failure. That a message is unusable stands in front of the reason
+    alike, whatever type of its own an error has: whoever meets the message again tells by that.
+    """
+    for kind in (Reject, MessageError):
+        if isinstance(error, kind):
+            return describe(kind(reason_of(error)))
+    return describe(error or "")
+
+
+def after_stop(policy: Policy, phase: Phase) -> Ending:
+    """What follows where this process stops before the end of a handler, which has not failed."""
+    may_run_again = phase < Phase.CALLED or policy.on_in_doubt == "retry"
+    verdict = Requeue() if phase is Phase.WAITING else Delay(AGAIN_S)
+    return Ending(Told.RELEASED if may_run_again else Told.NOTHING, verdict, Counted.GIVEN_BACK)
+
+
+def _after_failure(policy: Policy, attempts: int, error: BaseException) -> Ending:
+    dead_letter = DeadLetter(describe(error))
+    if isinstance(error, Reject | MessageError):
+        return Ending(Told.EXHAUSTED, dead_letter, Counted.REJECTED)
+    if isinstance(error, Unrecoverable) or policy.is_spent(attempts):
+        return Ending(Told.EXHAUSTED, dead_letter, Counted.FAILED)
+    match policy.on_failed:
+        case "retry":
+            delay_s = error.delay_s if isinstance(error, Retry) else None
+            wait_s = policy.delay_s(attempts) if delay_s is None else delay_s
+            return Ending(Told.FAILED, Delay(wait_s), Counted.RETRIED)
+        case "skip":
+            return Ending(Told.FAILED, dead_letter, Counted.FAILED)
+        case "dead_letter":
+            return Ending(Told.EXHAUSTED, dead_letter, Counted.FAILED)
+
+
+def after_refusal(error: Exception) -> Ending:
+    """What follows where a handler does not run, or the ledger does not take its end."""
+    if isinstance(error, ExhaustedError) and error.is_first:
+        # Its tries are spent, and whoever spent the last has not lived to tell.
+        return Ending(Told.NOTHING, DeadLetter(describe(error)), Counted.FAILED)
+    if isinstance(error, DuplicateError):
+        return AFTER_DUPLICATE
+    if isinstance(error, RefusedError | MessageError):
+        return Ending(Told.NOTHING, DeadLetter(describe(error)), Counted.SET_ASIDE)
+    return Ending(Told.NOTHING, Delay(AGAIN_S), Counted.GIVEN_BACK)
 
 
 # ---- Rules for asking --------------------------------------------------------------------------
@@ -147,7 +283,7 @@ def _grant_first(_: None, ask: Ask, now: float) -> Decision:
         lease_until=_lease_end(ask.lease_s, now),
         metadata=ask.metadata,
         fingerprint=ask.fingerprint,
-        version=first_version(ask.draw),
+        version=version_of(ask.token, ask.count_from),
     )
     return Decision(Granted(Claim(record, ask.lease_s)), record)
 
@@ -155,7 +291,7 @@ def _grant_first(_: None, ask: Ask, now: float) -> Decision:
 def _grant_again(record: Record, ask: Ask, now: float) -> Decision:
     # A message that kills its worker never reaches Fail: attempts are counted and limited here.
     if ask.policy.is_spent(record.attempts):
-        return _exhaust(record, f"gave up after {record.attempts} attempts", now)
+        return _exhaust(record, ask, f"gave up after {record.attempts} attempts", now)
     new = record._replace(
         state=State.PROCESSING,
         attempts=record.attempts + 1,
@@ -163,9 +299,28 @@ def _grant_again(record: Record, ask: Ask, now: float) -> Decision:
         last_seen=now,
         lease_until=_lease_end(ask.lease_s, now),
         fingerprint=record.fingerprint or ask.fingerprint,
-        version=first_version(ask.draw),
+        version=version_of(ask.token, record.version + 1),
     )
     return Decision(Granted(Claim(new, ask.lease_s, record)), new)
+
+
+def _grant_the_same(record: Record, ask: Ask, now: float) -> Decision:
+    new = record._replace(
+        last_seen=now, lease_until=_lease_end(ask.lease_s, now), version=record.version + 1
+    )
+    return Decision(Granted(Claim(new, ask.lease_s, _before_claim(record, ask.policy, now))), new)
+
+
+def _before_claim(record: Record, policy: Policy, now: float) -> Record | None:
+    """What a release of this claim restores: the record does not tell what it was before.
+
+    Of what the policy grants, it is the one that says less: in doubt, where it may have been.
+    """
+    if record.fence == 1:
+        return None
+    before = record._replace(attempts=record.attempts - 1, lease_until=now)
+    had_failed = before.attempts == 0 or policy.on_in_doubt in ("hold", "dead_letter")
+    return before._replace(state=State.FAILED, lease_until=None) if had_failed else before
 
 
 def _grant_sending(record: Record, ask: Ask, now: float) -> Decision:
@@ -174,13 +329,32 @@ def _grant_sending(record: Record, ask: Ask, now: float) -> Decision:
     new = record._replace(
         fence=record.fence + 1,
         last_seen=now,
-        version=first_version(ask.draw),
+        duplicates=record.duplicates + 1,
+        version=version_of(ask.token, record.version + 1),
     )
     return Decision(Handled(Claim(new, ask.lease_s, record)), new)
 
 
-def _busy(record: Record, _: Ask, __: float) -> Decision:
+def _send_the_same(record: Record, ask: Ask, _: float) -> Decision:
+    return Decision(Handled(Claim(record, ask.lease_s, record)), record)
+
+
+def _busy(record: Record, ask: Ask, _: float) -> Decision:
+    if ask.policy.on_busy == "discard":
+        return Decision(Duplicate(record), record)
     return Decision(Busy(record, record.lease_until), record)
+
+
+def while_locked(record: Record | None, command: Command, now: float) -> Busy | None:
+    """The answer to a command that is not carried out, as somebody's transaction is at work on the
+    key: None where there is none.
+    """
+    if not isinstance(command, Ask):
+        return None
+    # What is being written nobody else sees; all that is known is that it is being processed.
+    seen = record or _grant_first(None, command, now).new
+    assert seen is not None  # noqa: S101 - a first claim is always granted.
+    return Busy(seen._replace(lease_until=None) if record is None else seen, None)
 
 
 def _duplicate(record: Record, _: Ask, now: float) -> Decision:
@@ -190,11 +364,19 @@ def _duplicate(record: Record, _: Ask, now: float) -> Decision:
     return Decision(Duplicate(record), counted, optional=True)
 
 
+def _same_duplicate(record: Record, _: Ask, __: float) -> Decision:
+    return Decision(Duplicate(record), record)
+
+
 def _exhausted(record: Record, _: Ask, __: float) -> Decision:
     return Decision(Exhausted(record), record)
 
 
-def _after_failure(record: Record, ask: Ask, now: float) -> Decision:
+def _same_exhausted(record: Record, _: Ask, __: float) -> Decision:
+    return Decision(Exhausted(record, is_first=True), record)
+
+
+def _ask_after_failure(record: Record, ask: Ask, now: float) -> Decision:
     # Without an attempt it was reset: that allows it to run, whatever the policy is.
     match ask.policy.on_failed if record.attempts else "retry":
         case "retry":
@@ -202,7 +384,7 @@ def _after_failure(record: Record, ask: Ask, now: float) -> Decision:
         case "skip":
             return Decision(Duplicate(record), record)
         case "dead_letter":
-            return _exhaust(record, None, now)
+            return _exhaust(record, ask, None, now)
 
 
 def _after_doubt(record: Record, ask: Ask, now: float) -> Decision:
@@ -212,7 +394,7 @@ def _after_doubt(record: Record, ask: Ask, now: float) -> Decision:
         case "hold":
             return Decision(InDoubt(record), record)
         case "dead_letter":
-            return _exhaust(record, "in doubt: a claim ran out", now)
+            return _exhaust(record, ask, "in doubt: a claim ran out", now)
         case _:
             return _after_probe(record, ask, now)
 
@@ -229,8 +411,11 @@ def _after_probe(record: Record, ask: Ask, now: float) -> Decision:
             return Decision(InDoubt(record), record)
 
 
-def _exhaust(record: Record, error: str | None, now: float) -> Decision:
-    new = _failed(record, error, now, exhausted=True)
+def _exhaust(record: Record, ask: Ask, error: str | None, now: float) -> Decision:
+    # The birth tells the asker, should it ask again, that nobody else was told.
+    new = _failed(record, error, now, exhausted=True)._replace(
+        version=version_of(ask.token, record.version + 1)
+    )
     return Decision(Exhausted(new, is_first=True), new)
 
 
@@ -243,7 +428,7 @@ def _fenced(record: Record, _: Command, __: float) -> Decision:
 
 def _again(record: Record, _: Command, __: float) -> Decision:
     """Nothing is to be written: it is so, or the same was stored before and its answer was lost."""
-    return Decision(Written(record), record)
+    return Decision(Written(record, is_repeated=True), record)
 
 
 def _mark_handled(record: Record, mark: MarkHandled, now: float) -> Decision:
@@ -278,7 +463,7 @@ def _release(record: Record, release: Release, now: float) -> Decision:
     new = former._replace(
         fence=record.fence,
         lease_until=None if former.lease_until is None else now,
-        version=first_version(record.birth + 1),
+        version=version_of(_birth_after(record), record.version + 1),
     )
     return Decision(Written(new), new)
 
@@ -301,13 +486,6 @@ def _finish(record: Record, _: Finish, now: float) -> Decision:
 def _count(record: Record, _: CountDelivery, now: float) -> Decision:
     new = record._replace(attempts=record.attempts + 1, last_seen=now, version=record.version + 1)
     return Decision(Written(new), new)
-
-
-def is_too_old(policy: Policy, sent_at: float | None, now: float) -> bool:
-    """Whether the ledger may have known a message, sent at that time, and forgotten it."""
-    if sent_at is None or policy.on_too_old == "run":
-        return False
-    return now - sent_at > policy.retention_s
 
 
 # ---- Rules for operators -----------------------------------------------------------------------
@@ -390,7 +568,7 @@ def _row(*rules: _Rule) -> Sequence[_Rule]:
 # fmt: off
 TABLE: Mapping[type[Command], Sequence[_Rule]] = {
     #                   ABSENT        HELD             IN_DOUBT       HANDLED         FAILED          EXHAUSTED   COMPLETED
-    Ask:           _row(_grant_first, _busy,           _after_doubt,  _grant_sending, _after_failure, _exhausted, _duplicate),
+    Ask:           _row(_grant_first, _busy,           _after_doubt,  _grant_sending, _ask_after_failure, _exhausted, _duplicate),
     Confirm:       _row(_fenced,      _again,          _again,        _fenced,        _fenced,        _fenced,    _fenced),
     MarkHandled:   _row(_fenced,      _mark_handled,   _mark_handled, _again,         _fenced,        _fenced,    _again),
     Complete:      _row(_fenced,      _complete,       _complete,     _complete,      _fenced,        _fenced,    _again),
@@ -402,4 +580,8 @@ TABLE: Mapping[type[Command], Sequence[_Rule]] = {
     Reset:         _row(_refuse,      _reset_endless,  _reset,        _refuse,        _reset,         _reset,     _refuse),
     Forget:        _row(_forget,      _forget_endless, _forget,       _forget,        _forget,        _forget,    _forget),
 }
+
+# For an Ask whose token is the record's birth already: its asker did not hear what it was answered.
+REPEATED: Sequence[_Rule] = \
+                   _row(_grant_first, _grant_the_same, _grant_the_same, _send_the_same, _ask_after_failure, _same_exhausted, _same_duplicate)
 # fmt: on

@@ -3,6 +3,6 @@
 The names stand in `__init__.pyi`; each is imported when it is first asked for.
 """
 
-import lazy_loader
+from oncely._util.lazy_names import lazily
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -1,7 +1,7 @@
-from .base import BothWays, CallNext, Middleware
+from .chain import BothWays, CallNext, Middleware
 from .idempotency import Idempotent
 from .logging import Logged
-from .metrics import Measured
+from .metering import Measured
 from .rate_limit import RateLimited
 from .timeout import TimeLimit
 from .tracing import Traced

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oncely.core.message import Message, fingerprint_of
+from oncely.core.ids import fingerprint_of
+from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.handling.around import Asked, Handling
-from oncely.handling.work import Work
 from oncely.ledger import Ledger
-from oncely.middleware.base import BothWays, CallNext
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.work import Work
+from oncely.middleware.chain import BothWays, CallNext
 
 Metadata = Mapping[str, Any] | Callable[[Message], Mapping[str, Any] | None] | None
 """What is kept with each record, or a function that tells it of a message."""
@@ -18,7 +20,7 @@ class Idempotent(BothWays):
     """Goes on once for each message to the consumer `name`; a duplicate gets the kept result.
 
     For chains without a Consumer, which has `idempotent` of its own and claims many at once. Raises
-    what a function under `once` raises, and ConfigError for what is no ledger, name or policy.
+    what a function under `once` raises, and ConfigError for what is not a ledger, name or policy.
     """
 
     def __init__(
@@ -42,4 +44,4 @@ class Idempotent(BothWays):
     def _work(self, message: Message) -> Work:
         metadata = self._metadata(message) if callable(self._metadata) else self._metadata
         asked = Asked(message.id, fingerprint_of(message.body), message, metadata=metadata)
-        return Work(self._handling, asked)
+        return Work(self._handling, Turn(asked))

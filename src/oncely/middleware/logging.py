@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from oncely.core.message import Message
-from oncely.middleware.base import Around
+from oncely.middleware.chain import Around
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
-from oncely.middleware.base import BothWays, CallNext
+from oncely.middleware.chain import BothWays, CallNext
 
 
 class RateLimited(BothWays):

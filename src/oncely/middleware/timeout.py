@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
-from oncely.core.policy import Duration, seconds
-from oncely.handling.wrapping import is_async, name_of
-from oncely.middleware.base import CallNext
+from oncely.lifecycle.wrapping import is_async, name_of
+from oncely.middleware.chain import CallNext
 
 
 class TimeLimit:

@@ -6,7 +6,7 @@ from typing import Any
 
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
-from oncely.middleware.base import Around
+from oncely.middleware.chain import Around
 
 try:
     from opentelemetry.trace import Link, SpanKind, TracerProvider, get_current_span, get_tracer

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from matplotlib import rc_context
@@ -16,23 +17,21 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
-INK, FAINT = "#101112", "#131415"
-BLUE, ORANGE, GREEN, RED, GREY, TEAL = (
-    *("#0072b2", "#e69f00", "#009e73"),
-    *("#d55e00", "#8a8f98", "#56b4e9"),
-)
-"""Colours that most colour-blind people tell apart. The page says what each is there, so that
-they are legible in light and dark."""
-_NAMES = {
-    INK: "ink",
-    FAINT: "faint",
-    BLUE: "blue",
-    ORANGE: "orange",
-    GREEN: "green",
-    RED: "red",
-    GREY: "grey",
-    TEAL: "teal",
-}
+
+class Colour(StrEnum):
+    """Colours that most colour-blind people tell apart. The page says what each is there, under
+    its name, so that they are legible in light and dark.
+    """
+
+    INK = "#101112"
+    FAINT = "#131415"
+    BLUE = "#0072b2"
+    ORANGE = "#e69f00"
+    GREEN = "#009e73"
+    RED = "#d55e00"
+    GREY = "#8a8f98"
+    TEAL = "#56b4e9"
+
 
 _STYLE: "dict[RcKeyType, Any]" = {
     # Text stays text: it can be read aloud, found and copied.
@@ -40,16 +39,16 @@ _STYLE: "dict[RcKeyType, Any]" = {
     "svg.hashsalt": "oncely",
     # A consumer's name is no formula, whatever dollars are in it.
     "text.parse_math": False,
-    "text.color": INK,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
+    "text.color": Colour.INK,
+    "axes.edgecolor": Colour.FAINT,
+    "axes.labelcolor": Colour.INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid.axis": "y",
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": FAINT,
+    "xtick.color": Colour.INK,
+    "ytick.color": Colour.INK,
+    "grid.color": Colour.FAINT,
     "grid.linewidth": 0.6,
     "font.size": 11,
     "legend.frameon": False,
@@ -75,8 +74,8 @@ def draw(paint: Callable[[Axes], None], height: float = _HEIGHT) -> str:
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", transparent=True)
     svg = _METADATA.sub("", _PROLOG.sub("", drawn.getvalue()))
-    for colour, name in _NAMES.items():
-        svg = svg.replace(colour, f"var(--{name})")
+    for colour in Colour:
+        svg = svg.replace(colour, f"var(--{colour.name.lower()})")
     # The ids of parts are the same in every plot of the page.
     return _ID.sub("", svg)
 

@@ -10,17 +10,18 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from oncely.core.shown import shown
 from oncely.report import drawing
+from oncely.report.drawing import Colour
 from oncely.spark.operations.measures import EDGES_S, MOST_ATTEMPTS, Measures, Spread
 
 _MOST_CONSUMERS = 20
 _LONGEST_NAME = 32
 _STANDINGS = (
-    ("completed", "completed", drawing.GREEN),
-    ("handled", "handled, messages to send", drawing.TEAL),
-    ("held", "processing", drawing.BLUE),
-    ("in_doubt", "in doubt", drawing.ORANGE),
-    ("failed", "failed, to be tried again", drawing.GREY),
-    ("exhausted", "failed for good", drawing.RED),
+    ("completed", "completed", Colour.GREEN),
+    ("handled", "handled, messages to send", Colour.TEAL),
+    ("held", "processing", Colour.BLUE),
+    ("in_doubt", "in doubt", Colour.ORANGE),
+    ("failed", "failed, to be tried again", Colour.GREY),
+    ("exhausted", "failed for good", Colour.RED),
 )
 _UNITS_S = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
@@ -78,8 +79,8 @@ def _over_time(measures: Measures) -> Plot:
             [each.at for each in moments],
             measures.step_s,
             [
-                ("messages", drawing.BLUE, [each.messages for each in moments]),
-                ("duplicates", drawing.ORANGE, [each.duplicates for each in moments]),
+                ("messages", Colour.BLUE, [each.messages for each in moments]),
+                ("duplicates", Colour.ORANGE, [each.duplicates for each in moments]),
             ],
         )
         axes.set_xlabel("time, UTC")
@@ -107,7 +108,7 @@ def _distance(measures: Measures) -> Plot:
         "be longer than the longest, or the duplicate would be handled again.",
         measures.distance,
         "first delivery to last duplicate",
-        drawing.ORANGE,
+        Colour.ORANGE,
     )
 
 
@@ -119,7 +120,7 @@ def _handling(measures: Measures) -> Plot:
         "completed messages that no duplicate came of: a duplicate renews the time of the record.",
         measures.handling,
         "first claim to completion",
-        drawing.GREEN,
+        Colour.GREEN,
     )
 
 
@@ -166,7 +167,7 @@ def _attempts(measures: Measures) -> Plot:
         labels[-1] += " or more"
 
     def paint(axes: Axes) -> None:
-        drawing.bars(axes, counts[first:end], drawing.BLUE)
+        drawing.bars(axes, counts[first:end], Colour.BLUE)
         axes.set_xticks(range(len(labels)), labels)
         axes.set_xlabel("attempts")
         axes.set_ylabel("messages")
@@ -226,7 +227,7 @@ def _in_doubt(measures: Measures) -> Plot:
     def paint(axes: Axes) -> None:
         ages = [each.age_s / unit_s for each in drawn]
         labels = [_short(each.consumer) for each in drawn]
-        drawing.lying_bars(axes, labels, [("oldest", drawing.ORANGE, ages)])
+        drawing.lying_bars(axes, labels, [("oldest", Colour.ORANGE, ages)])
         axes.bar_label(
             axes.containers[0],  # type: ignore[arg-type]
             [f" {span(each.age_s)}, {each.records:,} in doubt" for each in drawn],

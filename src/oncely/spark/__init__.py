@@ -3,6 +3,6 @@
 The public names stand in `__init__.pyi`; each is imported when it is first asked for.
 """
 
-from oncely.naming import lazily
+from oncely._util.lazy_names import lazily
 
 __getattr__, __dir__, __all__ = lazily(__name__)

@@ -1,5 +1,5 @@
 from .fronts import foreach_batch, process, register
-from .report import Report
 from .settings import sink_options
+from .spark_report import Report
 
 __all__ = ["Report", "foreach_batch", "process", "register", "sink_options"]

@@ -2,11 +2,11 @@
 a DataFrame.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from pyarrow import RecordBatch
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
@@ -14,22 +14,19 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.types import StructType
 
-from oncely.collecting import rarely_collecting
+from oncely._util.garbage import rarely_collecting
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.spark.ledgers import migrated_ledger
-from oncely.spark.modes.opening import check_columns, open_task
+from oncely.spark.modes.open_task import check_columns, open_task
 from oncely.spark.reader import SCHEMA, LedgerReader, open_reader
 from oncely.spark.reader_options import read_reader_options
 from oncely.spark.sink.channel import TaskChannel, report_batch
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.handover import hand_over
-from oncely.spark.sink.options import SinkOptions, read_options
 from oncely.spark.sink.quarantine import Quarantine, remove_stale
-
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch
-    from pyspark.sql.types import StructType
+from oncely.spark.sink.sink_options import SinkOptions, read_options
 
 
 @dataclass
@@ -56,66 +53,65 @@ class OncelyDataSource(DataSource):
         """The columns of a read."""
         return SCHEMA
 
-    def reader(self, schema: "StructType") -> LedgerReader:  # noqa: ARG002 - Spark's own signature.
+    def reader(self, schema: StructType) -> LedgerReader:  # noqa: ARG002 - Spark's own signature.
         """The reader of a batch; raises ConfigError for wrong options."""
         return open_reader(read_reader_options(self.options))
 
-    def writer(self, schema: "StructType", overwrite: bool) -> "OncelyWriter":
+    def writer(self, schema: StructType, overwrite: bool) -> "OncelyWriter":
         """The writer of a batch; raises ConfigError for wrong options or columns."""
         if overwrite:
             raise ConfigError('mode overwrite: effects cannot be undone; write .mode("append")')
-        options = read_options(self.options)
-        check_columns(options, schema)
-        return OncelyWriter(options)
+        return OncelyWriter(_checked(self.options, schema))
 
     def streamWriter(  # noqa: N802 - Spark's name.
         self,
-        schema: "StructType",
+        schema: StructType,
         overwrite: bool,  # noqa: ARG002 - Spark's own signature.
     ) -> "OncelyStreamWriter":
         """The writer of a stream; raises ConfigError for wrong options or columns."""
-        options = read_options(self.options)
-        check_columns(options, schema)
-        return OncelyStreamWriter(options)
+        return OncelyStreamWriter(_checked(self.options, schema))
 
 
-class OncelyWriter(DataSourceArrowWriter):
-    """Writes one batch. Lives on the driver, and as a copy in every task."""
+def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
+    read = read_options(options)
+    check_columns(read, schema)
+    return read
+
+
+class _Committing:
+    """What the driver does for a batch, whether or not it is one of a stream."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        self._run = uuid4().hex
 
-    def write(self, iterator: Iterator["RecordBatch"]) -> TaskReport:
-        """Settle the rows of one partition."""
-        return _run_task(self._options, f"{self._run}-", iterator)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: ARG002, N803
         """Add up what the tasks report."""
         _commit(self._options, messages)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
         """Undo nothing: effects have happened, and the ledger knows which."""
 
 
-class OncelyStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the batches of a stream. Lives on the driver, and as a copy in every task."""
+class OncelyWriter(_Committing, DataSourceArrowWriter):
+    """Writes one batch. Lives on the driver, and as a copy in every task."""
 
     def __init__(self, options: SinkOptions) -> None:
-        self._options = options
+        super().__init__(options)
+        self._run = uuid4().hex
 
-    def write(self, iterator: Iterator["RecordBatch"]) -> TaskReport:
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskReport:
+        """Settle the rows of one partition."""
+        return _run_task(self._options, f"{self._run}-", iterator)
+
+
+class OncelyStreamWriter(_Committing, DataSourceStreamArrowWriter):
+    """Writes the batches of a stream. Lives on the driver, and as a copy in every task."""
+
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskReport:
         """Settle the rows of one partition of one batch."""
         batch = _property("streaming.sql.batchId")
         query = _property("sql.streaming.queryId")
         return _run_task(self._options, f"{query}-{batch}-", iterator)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """Add up what the tasks report."""
-        _commit(self._options, messages)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Undo nothing: effects have happened, and the ledger knows which."""
 
 
 def _property(name: str) -> str | None:
@@ -123,7 +119,7 @@ def _property(name: str) -> str | None:
     return None if context is None else context.getLocalProperty(name)
 
 
-def _run_task(options: SinkOptions, batch: str, batches: Iterator["RecordBatch"]) -> TaskReport:
+def _run_task(options: SinkOptions, batch: str, batches: Iterator[RecordBatch]) -> TaskReport:
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     ledger = migrated_ledger(options.ledger)
@@ -131,6 +127,7 @@ def _run_task(options: SinkOptions, batch: str, batches: Iterator["RecordBatch"]
     channel = TaskChannel(options.channel, options.channel_token)
     whole = None
     try:
+        ledger.keep_retention(options.consumer, options.whole_policy().retention)
         task = open_task(ledger, options, quarantine, channel)
         with rarely_collecting():
             task.run(batches)
@@ -146,9 +143,7 @@ def _run_task(options: SinkOptions, batch: str, batches: Iterator["RecordBatch"]
 
 def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     reports = [message for message in messages if isinstance(message, TaskReport)]
-    total = Counts()
-    for report in reports:
-        total.add(report.counts)
+    total = sum((report.counts for report in reports), Counts())
     if len(reports) != len(messages) or total.received != total.settled:
         raise OncelyError(f"of {total.received} deliveries {total.settled} are accounted for")
     whole = {report.quarantined_file for report in reports}

@@ -2,28 +2,27 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
 from oncely.core.errors import ConfigError
 from oncely.spark.failures import as_own
-from oncely.spark.report import Report
+from oncely.spark.session import make_active
 from oncely.spark.settings import as_names, as_text, sink_options
 from oncely.spark.sink.handover import fetch
-from oncely.spark.sink.options import Mode
+from oncely.spark.sink.sink_options import Mode
 from oncely.spark.sink.spreading import spread
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from oncely.spark.spark_report import Report
 
 Handler = str | Callable[..., Any]
 """A function that workers can import, or its name, "module:function"."""
 
 
-def register(spark: "SparkSession") -> None:
+def register(spark: SparkSession) -> None:
     """Make `format("oncely")` known to a session.
 
     Only where oncely is not installed in the Python that Spark's driver runs, but came with
@@ -35,7 +34,7 @@ def register(spark: "SparkSession") -> None:
 
 
 def process(
-    messages: "DataFrame",
+    messages: DataFrame,
     *,
     consumer: str | None = None,
     ledger: str | None = None,
@@ -63,7 +62,7 @@ def process(
             ".writeStream.foreachBatch(oncely.spark.foreach_batch(...))"
         )
     spark = messages.sparkSession
-    _make_active(spark)
+    make_active(spark)
     run = uuid4().hex
     settings = sink_options(spark, **given, report=run)
     try:
@@ -82,7 +81,7 @@ def foreach_batch(
     handler: Handler | None = None,
     on_report: Callable[[Report, int], None] | None = None,
     **options: Any,
-) -> "Callable[[DataFrame, int], None]":
+) -> Callable[[DataFrame, int], None]:
     """A function for `writeStream.foreachBatch` that processes every message once.
 
     Takes what `process` takes. `on_report` is called with the report of each batch, and its
@@ -91,17 +90,9 @@ def foreach_batch(
     # Told here what is wrong with a function, and not by the first batch.
     as_text({"handler": handler, **options})
 
-    def take(messages: "DataFrame", batch_id: int) -> None:
+    def take(messages: DataFrame, batch_id: int) -> None:
         report = process(messages, consumer=consumer, ledger=ledger, handler=handler, **options)
         if on_report is not None:
             on_report(report, batch_id)
 
     return take
-
-
-def _make_active(spark: "SparkSession") -> None:
-    # Spark looks formats up in the session that is the thread's own, and only the thread that has
-    # opened one has any. Connect's client has no threads of Spark's.
-    java = getattr(spark, "_jvm", None)
-    if java is not None:
-        java.SparkSession.setActiveSession(spark._jsparkSession)

@@ -15,7 +15,10 @@ from pyspark import TaskContext
 from oncely.core.errors import ConfigError
 from oncely.ledger import Ledger, open_ledger
 from oncely.locations import hidden, read_secret
-from oncely.stores.opening import sqlite_file
+from oncely.stores.open_store import sqlite_file
+
+_opened = lru_cache(maxsize=8)(open_ledger)
+_migrate = lru_cache(maxsize=8)(Ledger.migrate)
 
 
 def migrated_ledger(location: str) -> Ledger:
@@ -61,13 +64,3 @@ def _read_here(location: str) -> str:
             reader, advice = "Spark's driver", f"set {name} where that is started, too"
         where = f"on {socket.gethostname()} for {reader}"
         raise ConfigError(f"{error} {where}{f'; {advice}' if kind == 'env' else ''}") from error
-
-
-@lru_cache(maxsize=8)
-def _opened(url: str) -> Ledger:
-    return open_ledger(url)
-
-
-@lru_cache(maxsize=8)
-def _migrate(ledger: Ledger) -> None:
-    ledger.migrate()

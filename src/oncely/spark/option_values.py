@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from oncely.core.errors import ConfigError, MessageError
-from oncely.core.message import check_id
+from oncely.core.ids import check_id
 
 T = TypeVar("T")
 
@@ -57,5 +57,5 @@ def whole_number(given: Mapping[str, str], name: str, default: int) -> int:
     """An option that counts something. Raises ConfigError for less than 1."""
     text = given.get(name, str(default))
     if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"{name}: {text!r} is no whole number of 1 or more")
+        raise ConfigError(f"{name}: {text!r} is not a whole number of 1 or more")
     return int(text)

@@ -3,8 +3,10 @@
 import json
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import pyarrow as pa
+from pyarrow import DataType, RecordBatch
 from pyspark.sql.datasource import (
     DataSourceReader,
     EqualTo,
@@ -21,10 +23,7 @@ from oncely.core.record import Record, State
 from oncely.ops import record_as_dict
 from oncely.spark.ledgers import existing_ledger
 from oncely.spark.reader_options import ReaderOptions
-from oncely.stores.base import KeyRange, Span, Wanted
-
-if TYPE_CHECKING:
-    from pyarrow import DataType, RecordBatch
+from oncely.stores.store import KeyRange, Span, Wanted
 
 T = TypeVar("T")
 
@@ -78,7 +77,7 @@ class LedgerReader(DataSourceReader):
         number = self._options.partitions if self._wanted.ids is None else 1
         return [InputPartition(keys) for keys in ledger.key_ranges(number)]
 
-    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """The records of a range, a page at a time."""
         ledger = existing_ledger(self._options.ledger)
         keys: KeyRange = partition.value
@@ -151,9 +150,7 @@ def _moment(value: Any, slack_s: float) -> float | None:
     return value.timestamp() + slack_s if is_moment else None
 
 
-def _batch(records: Sequence[Record], now: float) -> "RecordBatch":
-    import pyarrow as pa
-
+def _batch(records: Sequence[Record], now: float) -> RecordBatch:
     types: dict[str, DataType] = {
         "string": pa.string(),
         "int": pa.int32(),

@@ -1,7 +1,7 @@
 """The options of a read of `format("oncely")`, checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from oncely.core.record import State
 from oncely.locations import check_shared
@@ -13,7 +13,6 @@ from oncely.spark.option_values import (
     whole_number,
 )
 
-_NAMES = frozenset({"consumer", "ledger", "partitions", "push_filters", "state"})
 _DEFAULT_PARTITIONS = 8
 
 
@@ -36,7 +35,7 @@ class ReaderOptions:
 def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
     """Check the options of a read. Raises ConfigError, which names the option."""
     given = {name.lower(): value for name, value in options.items()}
-    refuse_unknown(given, _NAMES)
+    refuse_unknown(given, [each.name for each in fields(ReaderOptions)])
     return ReaderOptions(
         ledger=check_shared(required(given, "ledger", "sqlite:////var/lib/ledger.db")),
         consumer=check_consumer(given["consumer"]) if "consumer" in given else None,

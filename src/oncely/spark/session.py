@@ -2,15 +2,18 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
 from oncely.core.errors import OncelyError
+from oncely.spark.failures import as_own
 from oncely.spark.java import ensure_java
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _LOOPBACK = "127.0.0.1"
 _DEFAULTS = {
@@ -26,17 +29,32 @@ _DEFAULTS = {
 }
 
 
-def open_session(name: str, settings: Mapping[str, str]) -> "SparkSession":
+@contextmanager
+def session(
+    name: str, settings: Mapping[str, str], told: Callable[[Exception], OncelyError] = as_own
+) -> Iterator[SparkSession]:
+    """One beside the session that there is, with its Spark, which is left running; else one as
+    `open_session` opens it, which is stopped in the end. What Spark raises meanwhile is `told`.
+    """
+    active = _active()
+    spark = open_session(name, settings) if active is None else _beside(active, settings)
+    try:
+        yield spark
+    except (PySparkException, Py4JError, OSError) as error:
+        raise told(error) from error
+    finally:
+        # Spark may be what has died.
+        with suppress(Py4JError, OSError):
+            spark.stop() if active is None else make_active(active)
+
+
+def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
     """A session with our defaults and, over them, `settings`.
 
     Raises ConfigError without Java, and OncelyError when Spark cannot be started.
     """
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
     chosen = {**_DEFAULTS, **_submitted(), **settings}
     if chosen["spark.master"].startswith("local"):
         # Spark looks up the machine's own name otherwise, and that need not resolve.
@@ -53,6 +71,45 @@ def open_session(name: str, settings: Mapping[str, str]) -> "SparkSession":
         return builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
         raise OncelyError(f"Spark cannot be started: {str(error).splitlines()[0]}") from error
+
+
+def _active() -> SparkSession | None:
+    """The session of this thread, or else the one that there is."""
+    try:
+        return SparkSession.active()
+    except PySparkException:
+        return None
+
+
+def _beside(active: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """What was said when that Spark was started holds over our defaults, but not `settings`."""
+    said = active.sparkContext.getConf()
+    defaults = {name: value for name, value in _DEFAULTS.items() if not said.contains(name)}
+    spark = active.newSession()
+    for name, value in {**defaults, **settings}.items():
+        if spark.conf.isModifiable(name):
+            spark.conf.set(name, value)
+    make_active(spark)
+    return spark
+
+
+def make_active(spark: SparkSession) -> None:
+    """Make it the thread's own, in which Spark looks formats up: only the thread that has opened
+    one has any.
+    """
+    # Of the calls that do so, and say nothing else, the one that is nobody's private name.
+    spark.createDataFrame([], "nothing INT")
+
+
+@contextmanager
+def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
+    """What is worked out once, and kept for the length of the block."""
+    kept = frame.persist(StorageLevel.DISK_ONLY)
+    try:
+        yield kept
+    finally:
+        with suppress(Py4JError, OSError):
+            kept.unpersist()
 
 
 def _submitted() -> dict[str, str]:

@@ -6,17 +6,18 @@ import sysconfig
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from oncely.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 _PREFIX = "spark.oncely."
+_DURATIONS = ("backoff", "lease")
+"""Of which numbers are seconds."""
 
 
-def sink_options(spark: "SparkSession", **options: Any) -> dict[str, str]:
+def sink_options(spark: SparkSession, **options: Any) -> dict[str, str]:
     """Options for `format("oncely")`: the session's `spark.oncely.*` and, over them, `options`.
 
     Code on the executors sees its options and no session. Values may be what `Policy` takes
@@ -54,6 +55,8 @@ def _as_text(name: str, value: Any) -> str:
         return str(value).lower()
     if isinstance(value, timedelta):
         return f"{value.total_seconds()}s"
+    if isinstance(value, int | float) and name in _DURATIONS:
+        return f"{value}s"
     if isinstance(value, list | tuple):
         return ",".join(_as_text(name, each) for each in value)
     return str(value)

@@ -1,6 +1,7 @@
 """What the store in memory holds: dicts that remember what a transaction has to undo."""
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from oncely.core.deferred import DeferredMessage
 from oncely.core.record import Key, Record
-from oncely.stores.base import Backlog, Change, Clock, Loaded, Refusal
+from oncely.stores.store import Backlog, Change, Clock, Horizons, Loaded, PublishRefusal
 
 _Undo = Callable[[], object]
 
@@ -30,13 +31,17 @@ class _Step(NamedTuple):
     kept_at: float
 
 
-class Tables:
-    """Records, deferred messages and steps. Whoever calls holds the store's lock."""
+class MemoryTables:
+    """Records, what is kept besides them, and what is known of consumers. Whoever calls holds the
+    store's lock.
+    """
 
     def __init__(self, clock: Clock, on_deferred: Callable[[], object] = lambda: None) -> None:
         self.clock = clock
         self.on_deferred = on_deferred
         self.records: dict[Key, Record] = {}
+        self.retentions: dict[str, float] = {}
+        self._horizons: dict[str, float] = {}
         self._waiting: dict[int, _Waiting] = {}
         self._steps: dict[tuple[Key, str], _Step] = {}
         self._numbers = count(1)
@@ -53,7 +58,11 @@ class Tables:
 
     # ---- Records -------------------------------------------------------------------------------
 
-    def insert(self, records: Sequence[Record]) -> set[Key]:
+    def insert(
+        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
+    ) -> set[Key]:
+        if any(self._horizons.get(name) != at for name, at in (believed or {}).items()):
+            return set()
         now = self.clock()
         absent = [record for record in records if record.key not in self.records]
         for record in absent:
@@ -94,6 +103,16 @@ class Tables:
             is_asked = consumer is None or key.consumer == consumer
             if is_asked and key not in self.records and now - step.kept_at > older_than_s:
                 self._take_out(self._steps, (key, name))
+
+    # ---- Horizons ------------------------------------------------------------------------------
+
+    def horizons(self, consumers: Collection[str]) -> Horizons:
+        return {name: self._horizons[name] for name in consumers if name in self._horizons}
+
+    def forget_until(self, horizons: Horizons) -> None:
+        for consumer, at in horizons.items():
+            if at > self._horizons.get(consumer, -math.inf):
+                self._put(self._horizons, consumer, at)
 
     # ---- Deferred messages ---------------------------------------------------------------------
 
@@ -140,7 +159,7 @@ class Tables:
         for message in messages:
             self._take_out(self._waiting, message.number)
 
-    def put_back(self, refusals: Sequence[Refusal]) -> None:
+    def put_back(self, refusals: Sequence[PublishRefusal]) -> None:
         now = self.clock()
         for message, error, retry_s in refusals:
             row = self._waiting.get(message.number or 0)
@@ -204,8 +223,9 @@ class Tables:
 
     def _take_out(self, table: dict[Any, Any], name: object) -> None:
         if name in table:
-            former = table.pop(name)
+            former = table[name]
             self._undo.append(lambda: table.__setitem__(name, former))
+            del table[name]
 
 
 def own(record: Record) -> Record:

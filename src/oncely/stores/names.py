@@ -30,6 +30,11 @@ class TableName(NamedTuple):
         return self._beside("message_steps", "steps")
 
     @property
+    def consumers(self) -> str:
+        """The table of what is known of each consumer."""
+        return self._beside("message_consumers", "consumers")
+
+    @property
     def version_table(self) -> str:
         """The table that tells which migrations this one has seen."""
         # Alembic names its primary key with four bytes more.

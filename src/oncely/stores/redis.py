@@ -13,38 +13,41 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
+from operator import attrgetter
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.stores import redis_settings
-from oncely.stores.base import (
-    Backlog,
+from oncely.stores.names import TABLE_NAME
+from oncely.stores.redis_server import RedisServer, Script
+from oncely.stores.retrying import TryAgain
+from oncely.stores.store import (
     Change,
     Clock,
+    Horizons,
     Inside,
     Joined,
     KeyRange,
     Loaded,
     Query,
+    Store,
     Tally,
     Wanted,
 )
-from oncely.stores.names import TABLE_NAME
-from oncely.stores.redis_server import RedisServer, Script
-from oncely.stores.retrying import TryAgain
 
 _BATCH = 1_000
 """Records for one call of a script: the server does nothing else meanwhile, and Lua bounds it."""
 
 _PAGE = 100
 
-_INSERT = Script("prelude", "write", "insert")
+_INSERT = Script("prelude", "write", "horizons", "insert")
 _SWAP = Script("prelude", "write", "swap")
 _LOAD = Script("prelude", "read", "load")
 _SCAN = Script("prelude", "read", "choose", "scan")
-_PURGE = Script("prelude", "write", "choose", "purge")
+_PURGE = Script("prelude", "write", "horizons", "choose", "purge")
+_FORGET_UNTIL = Script("prelude", "horizons", "forget_until")
 _TALLIES = Script("prelude", "tallies")
 _SIZE = Script("prelude", "size")
 
@@ -69,7 +72,7 @@ def open_redis(url: str, prefix: str = TABLE_NAME) -> "RedisStore":
     return store
 
 
-class RedisStore:
+class RedisStore(Store):
     """All records of one ledger in one Redis.
 
     `clock` replaces the server's clock; only tests want that.
@@ -83,9 +86,36 @@ class RedisStore:
         self._clock = clock
         self._is_checked = False
 
-    def insert(self, records: Sequence[Record]) -> set[Key]:
+    def insert(
+        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
+    ) -> set[Key]:
         rows = [[*record.key, _written(record)] for record in records]
-        return self._write(_INSERT, rows, [record.key for record in records])
+        pairs = [
+            [consumer, False if at is None else at] for consumer, at in (believed or {}).items()
+        ]
+        keys = [record.key for record in records]
+        return self._write(_INSERT, rows, keys, lambda batch: [batch, pairs])
+
+    def horizons(self, consumers: Collection[str]) -> Horizons:
+        found = self._all_of("horizons")
+        return {consumer: found[consumer] for consumer in consumers if consumer in found}
+
+    def forget_until(self, horizons: Horizons) -> None:
+        # To raise them twice is no harm.
+        self._run(_FORGET_UNTIL, list(horizons.items()))
+
+    def keep_retention(self, consumer: str, retention_s: float) -> None:
+        self._server.ask("HSET", f"{self._prefix}:retentions", consumer, repr(retention_s))
+
+    def retentions(self) -> Mapping[str, float]:
+        return self._all_of("retentions")
+
+    def _all_of(self, name: str) -> Mapping[str, float]:
+        """A hash of numbers, of each consumer."""
+        found = self._server.ask("HGETALL", f"{self._prefix}:{name}")
+        return {
+            consumer: float(text) for consumer, text in zip(found[::2], found[1::2], strict=True)
+        }
 
     def load(self, keys: Collection[Key]) -> Loaded:
         wanted = list(keys)
@@ -122,24 +152,12 @@ class RedisStore:
             "ledger on that database, as in open_ledger(engine)"
         )
 
-    def is_contention(self, error: Exception) -> bool:  # noqa: ARG002 - nobody is lost against.
-        return False
-
-    def backlog(self) -> Backlog:
-        return Backlog(waiting=0, set_aside=0, lag_s=0.0)
-
-    def send_again(self) -> int:
-        return 0
-
     def wait_for_deferred(self, timeout_s: float) -> None:
         time.sleep(timeout_s)
 
     def scan(self, query: Query) -> Sequence[Record]:
         streams = [self._fitting(group, query) for group in self._groups(query, list(State))]
-        return list(islice(heapq.merge(*streams, key=_last_seen), query.limit))
-
-    def key_ranges(self, number: int) -> Sequence[KeyRange]:  # noqa: ARG002 - the protocol's.
-        return [KeyRange()]
+        return list(islice(heapq.merge(*streams, key=attrgetter("last_seen")), query.limit))
 
     def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
         for page in self._wanted_keys(wanted):
@@ -173,9 +191,6 @@ class RedisStore:
     def migrate(self) -> None:
         pass
 
-    def migration_sql(self) -> str:
-        return ""
-
     def problems(self) -> Sequence[str]:
         try:
             found = self._server.ask("CONFIG", "GET", "appendfsync")
@@ -202,10 +217,15 @@ class RedisStore:
         self._is_checked = True
 
     def _write(
-        self, script: Script, rows: Sequence[Sequence[Any]], keys: Sequence[Key]
+        self,
+        script: Script,
+        rows: Sequence[Sequence[Any]],
+        keys: Sequence[Key],
+        asked: Callable[[Sequence[Sequence[Any]]], object] = lambda batch: batch,
     ) -> set[Key]:
+        """Let the script write the rows, batch by batch, each `asked` as it wants it."""
         digits = "".join(
-            self._run(script, rows[start : start + _BATCH], lost=ReplyLost)
+            self._run(script, asked(rows[start : start + _BATCH]), lost=ReplyLost)
             for start in range(0, len(rows), _BATCH)
         )
         return {key for key, digit in zip(keys, digits, strict=True) if digit == "1"}
@@ -347,7 +367,3 @@ def _record(key: Key, values: Sequence[Any]) -> Record:
         duplicates=int(duplicates),
         version=int(version),
     )
-
-
-def _last_seen(record: Record) -> float:
-    return record.last_seen

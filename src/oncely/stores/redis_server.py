@@ -71,7 +71,7 @@ class RedisServer:
         return patiently(lambda: self._try(exchange, lost))
 
     def ask(self, *words: str) -> Any:
-        """What the server answers to a command that changes nothing."""
+        """What the server answers to a command that may be sent again."""
         return patiently(
             lambda: self._try(lambda connection: _call(connection, *words), lost=TryAgain)
         )

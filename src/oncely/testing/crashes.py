@@ -6,14 +6,15 @@ import traceback
 from collections.abc import Callable
 from typing import Never
 
-from oncely import crashpoints
+from oncely._util import crash_points as crashpoints
 
 
 def killed_at(point: str, work: Callable[[], object], nth: int = 1) -> bool:
     """Whether a process that does `work` was killed where it reached `point` the nth time.
 
-    Points are those of `oncely.crashpoints`, and any that `work` reaches itself. The process is a
-    fork of this one, which should have no other threads by then; nothing of it is cleaned up.
+    Points are those of `oncely._util.crash_points`, and any that `work` reaches itself. The
+    process is a fork of this one, which should have no other threads by then; nothing of it is
+    cleaned up.
     Raises AssertionError where `work` raises: its traceback is on stderr.
     """
     pid = os.fork()

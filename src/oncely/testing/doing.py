@@ -1,13 +1,13 @@
-"""What tests of transactions need: deferred messages, and one thing done inside at a time."""
+"""What tests of stores need: records, deferred messages, and one thing done inside at a time."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from oncely.core.deferred import DeferredMessage
 from oncely.core.message import Message
-from oncely.core.record import Key, Record
+from oncely.core.record import Key, Record, State
 from oncely.ledger import Ledger
-from oncely.stores.base import Refusal, Store
+from oncely.stores.store import Store
 
 
 def key_of(message_id: str) -> Key:
@@ -16,6 +16,22 @@ def key_of(message_id: str) -> Key:
 
 
 PARENT = key_of("parent")
+LEASE_S = 60.0
+
+
+def fresh(message_id: str, consumer: str = "billing", **fields: Any) -> Record:
+    """A record as a first claim writes it, but for `fields`."""
+    record = Record(
+        key=Key(consumer, message_id),
+        state=State.PROCESSING,
+        attempts=1,
+        fence=1,
+        first_seen=0.0,
+        last_seen=0.0,
+        lease_until=LEASE_S,
+        version=5 << 24,
+    )
+    return record._replace(**fields)
 
 
 def deferred(
@@ -34,45 +50,17 @@ def deferred(
 
 
 class Doing:
-    """Does one thing of Inside, in a transaction of its own."""
+    """Has the methods of Inside, and does each in a transaction of its own."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.ledger = Ledger(store)
 
-    def insert(self, records: Sequence[Record]) -> set[Key]:
-        """As Inside says."""
-        return self.store.transaction(lambda inside: inside.insert(records))
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def do(*arguments: Any, **named: Any) -> Any:
+            return self.store.transaction(lambda inside: getattr(inside, name)(*arguments, **named))
 
-    def defer(self, messages: Sequence[DeferredMessage]) -> None:
-        """As Inside says."""
-        self.store.transaction(lambda inside: inside.defer(messages))
-
-    def waiting(self, keys: Collection[Key]) -> Sequence[DeferredMessage]:
-        """As Inside says."""
-        return self.store.transaction(lambda inside: inside.waiting(keys))
-
-    def take(
-        self, limit: int, hold_s: float, parents: Collection[Key] | None = None
-    ) -> Sequence[DeferredMessage]:
-        """As Inside says."""
-        return self.store.transaction(lambda inside: inside.take(limit, hold_s, parents))
-
-    def remove(self, messages: Sequence[DeferredMessage]) -> None:
-        """As Inside says."""
-        self.store.transaction(lambda inside: inside.remove(messages))
-
-    def put_back(self, refusals: Sequence[Refusal]) -> None:
-        """As Inside says."""
-        self.store.transaction(lambda inside: inside.put_back(refusals))
-
-    def steps(self, key: Key) -> Mapping[str, Any]:
-        """As Inside says."""
-        return self.store.transaction(lambda inside: inside.steps(key))
-
-    def keep_step(self, key: Key, name: str, result: Any) -> None:
-        """As Inside says."""
-        self.store.transaction(lambda inside: inside.keep_step(key, name, result))
+        return do
 
 
 def ids_of(messages: Sequence[DeferredMessage]) -> list[str]:

@@ -1,5 +1,6 @@
 """A durable queue in one SQLite file that several processes share."""
 
+import json
 import logging
 import os
 import secrets
@@ -8,25 +9,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
-from oncely import sqlite_files
+from oncely._util import sqlite_files
 from oncely.core.errors import PublishRefused, TransportError
 from oncely.core.message import Message
-from oncely.transports.base import (
-    Ack,
-    Clock,
-    DeadLetter,
-    DeadLettered,
-    Delay,
-    Delivery,
-    Features,
-    Limits,
-    Requeue,
-    Verdict,
-    refusals,
-)
-from oncely.transports.envelope import decode, encode
+from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue, Verdict
+from oncely.transports.transport import Clock, DeadLettered, Delivery, Features, Limits, refusals
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +113,7 @@ class SqliteTransport:
     def publish(self, queue: str, messages: Sequence[Message]) -> None:
         refused = refusals(messages, self._limits.max_bytes)
         rows = [
-            (queue, encode(message), message.body)
+            (queue, _encoded(message), message.body)
             for place, message in enumerate(messages)
             if place not in refused
         ]
@@ -142,7 +132,7 @@ class SqliteTransport:
     def dead_letters(self, queue: str, limit: int = 100) -> Sequence[DeadLettered]:
         with self._linked().connected() as connection:
             rows = connection.execute(_DEAD, (queue, limit)).fetchall()
-        return [DeadLettered(decode(envelope, body), *rest) for envelope, body, *rest in rows]
+        return [DeadLettered(_decoded(envelope, body), *rest) for envelope, body, *rest in rows]
 
     def retry(self, letters: Sequence[DeadLettered]) -> int:
         ids = [(letter.tag,) for letter in letters]
@@ -175,7 +165,7 @@ class SqliteTransport:
             connection.executemany(_HOLD, held)
             link.queues.add(queue)
         return [
-            Delivery(decode(envelope, body), queue, count, (id_, count, link.holder))
+            Delivery(_decoded(envelope, body), queue, count, (id_, count, link.holder))
             for id_, count, envelope, body in rows
         ]
 
@@ -261,6 +251,27 @@ class _Link:
             if isinstance(error, sqlite3.Error):
                 raise TransportError(f"{self._file}: {error}") from error
             raise
+
+
+def _encoded(message: Message) -> str:
+    """All of `message` but its body, as one JSON object. Pure ASCII, whatever is in it."""
+    return json.dumps(
+        {
+            "id": message.id,
+            "type": message.type,
+            "headers": dict(message.headers),
+            "source": message.source,
+            "time": message.time and message.time.isoformat(),
+            "content_type": message.content_type,
+            "key": message.key,
+        }
+    )
+
+
+def _decoded(envelope: str, body: bytes) -> Message:
+    fields = json.loads(envelope)
+    time = fields.pop("time")
+    return Message(body=body, time=time and datetime.fromisoformat(time), **fields)
 
 
 def _said(connection: sqlite3.Connection, question: str, *values: object) -> bool:

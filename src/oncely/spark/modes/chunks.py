@@ -10,59 +10,35 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
+
+from pyarrow import RecordBatch
 
 from oncely.archive.lookup import Archive
-from oncely.claiming.calls import Calls
-from oncely.core.commands import (
-    Busy,
-    ClaimOutcome,
-    Duplicate,
-    Exhausted,
-    Granted,
-    Handled,
-    InDoubt,
-    Mismatch,
-)
+from oncely.consuming.relaying import Deferred
+from oncely.core.commands import Granted, Outcome, TooOld
 from oncely.core.control import Reject
-from oncely.core.errors import MessageError, reason_of
-from oncely.core.message import check_id
-from oncely.core.policy import Finding
-from oncely.core.record import Claim, Key, Record
-from oncely.handling.around import asked_probe
+from oncely.core.errors import MessageError, StoreError, reason_of
+from oncely.core.ids import check_id
+from oncely.core.record import Key
+from oncely.core.verdicts import Counted, Delay, Ending
 from oncely.ledger import Ledger
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.turn import Kept
 from oncely.locations import open_named_transport
 from oncely.outbox import Relay
-from oncely.runtime.deferred import Deferred
-from oncely.spark.modes.ends import End, Kind
-from oncely.spark.modes.tally import FIRST_POLL_S, MISMATCH, Tally
+from oncely.spark.modes.row_turn import RowTurn
+from oncely.spark.modes.tally import FIRST_POLL_S, RunTally
 from oncely.spark.sink.channel import TaskChannel
-from oncely.spark.sink.horizon import forgotten
-from oncely.spark.sink.options import SinkOptions
+from oncely.spark.sink.horizon import Horizon
+from oncely.spark.sink.message_rows import Row, read_chunks
 from oncely.spark.sink.quarantine import Quarantine
-from oncely.spark.sink.rows import Row, read_chunks
-
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+from oncely.spark.sink.sink_options import SinkOptions
 
 _FIRST_CHUNK = 100
 _QUICK_S = 0.5
 _SLOW_S = 2.0
 MAX_WAITING = 10_000
-
-
-Answers = Sequence[tuple[Row, ClaimOutcome]]
-"""What the ledger says of rows that were asked for."""
-
-_Refusal = Busy | InDoubt | Duplicate | Exhausted | Mismatch
-"""The outcomes that give no claim."""
-
-
-class Doubt(NamedTuple):
-    """What a probe found out about a message in doubt."""
-
-    finding: Finding
-    record: Record
 
 
 class _Delay(NamedTuple):
@@ -76,14 +52,20 @@ class ChunkTask(ABC):
     """One run over the rows of one partition."""
 
     def __init__(
-        self, ledger: Ledger, options: SinkOptions, quarantine: Quarantine, channel: TaskChannel
+        self,
+        ledger: Ledger,
+        options: SinkOptions,
+        handler: Callable[..., Any],
+        quarantine: Quarantine,
+        channel: TaskChannel,
     ) -> None:
         self._ledger = ledger
+        self._handler = handler
         self._options = options
         self._policy = options.whole_policy()
         self._channel = channel
         since = ledger.now() if options.since is None else options.since
-        self._tally = Tally(self._policy, quarantine, since)
+        self._tally = RunTally(self._policy, quarantine, since)
         self.counts = self._tally.counts
         self._chunk = min(_FIRST_CHUNK, options.chunk)
         self._waiting: list[tuple[float, int, Row]] = []
@@ -91,40 +73,39 @@ class ChunkTask(ABC):
         self._order = itertools.count()
         self._delays: dict[str, _Delay] = {}
         """For every id that waits, until it is settled."""
-        self._archive = (
-            None if options.archive is None else Archive(options.archive, options.consumer)
-        )
+        archive = None if options.archive is None else Archive(options.archive, options.consumer)
+        self._horizon = Horizon(self._policy, archive)
+        self._handling = Handling.under(ledger, options.consumer, self._horizon.policy)
         self._opened = ExitStack()
         """What is closed when the run is over."""
-        self._sending = None if options.transport is None else self._open(options.transport)
+        self._sending: Deferred | None = None
+        if options.transport is not None:
+            transport = self._opened.enter_context(closing(open_named_transport(options.transport)))
+            self._sending = Deferred(Relay(ledger, transport))
 
-    def _open(self, location: str) -> Deferred:
-        transport = self._opened.enter_context(closing(open_named_transport(location)))
-        return Deferred(Relay(self._ledger, transport))
-
-    def run(self, batches: Iterable["RecordBatch"]) -> None:
+    def run(self, batches: Iterable[RecordBatch]) -> None:
         """Settle every row. Raises Stopped; StoreError and whatever ends a process come through."""
         with self._opened:
             for chunk in read_chunks(batches, lambda: self._chunk):
                 self.counts.received += len(chunk)
-                self._in_pace(self._take, chunk)
+                self._take_in_pace(chunk)
                 self._take_due()
                 # Where most messages fail, the input waits for them, and not they in memory.
                 self._wait_for_all_but(MAX_WAITING)
             self._wait_for_all_but(0)
 
     @abstractmethod
-    def _process(self, rows: Sequence[Row], doubt: Doubt | None) -> None:
-        """Ask for each row, of which there are some, with what is known of it where it is in
-        `doubt`; run the handler where it is granted, and count what came of it.
+    def _process(self, rows: Sequence[Row]) -> None:
+        """Ask for each row, of which there are some; run the handler where it is granted, and count
+        what came of it.
         """
 
     # ---- Chunks --------------------------------------------------------------------------------
 
-    def _in_pace(self, take: Callable[[Sequence[Row]], None], chunk: Sequence[Row]) -> None:
+    def _take_in_pace(self, chunk: Sequence[Row]) -> None:
         """Take a chunk, and size the next so that a kill leaves little in doubt."""
         began = time.monotonic()
-        take(chunk)
+        self._take(chunk)
         took_s = time.monotonic() - began
         if took_s < _QUICK_S and len(chunk) >= self._chunk:
             self._chunk = min(self._chunk * 2, self._options.chunk)
@@ -150,9 +131,7 @@ class ChunkTask(ABC):
         self._settle_copies(copies)
 
     def _usable(self, chunk: Sequence[Row]) -> Sequence[Row]:
-        """Set aside what is no message, or too old to tell, and count what is known from the
-        archive; return the rest.
-        """
+        """Set aside what is no message; return the rest."""
         usable = []
         for row in chunk:
             reason = _unusable(row)
@@ -160,15 +139,7 @@ class ChunkTask(ABC):
                 usable.append(row)
             else:
                 self._tally.set_aside(row, reason)
-        refused = forgotten(
-            self._ledger, self._options.consumer, self._policy, usable, self._archive
-        )
-        for place, why in refused.items():
-            if isinstance(why, str):
-                self._tally.set_aside(usable[place], why)
-            else:
-                self._count_refusal(usable[place], why, None)
-        return [row for place, row in enumerate(usable) if place not in refused]
+        return usable
 
     def _settle_copies(self, copies: Sequence[Row]) -> None:
         free = []
@@ -198,100 +169,87 @@ class ChunkTask(ABC):
         self._delays[row.id] = delay
         heapq.heappush(self._waiting, (delay.due, next(self._order), row))
 
-    # ---- Claims --------------------------------------------------------------------------------
+    # ---- Turns ---------------------------------------------------------------------------------
 
-    def _settle(self, rows: Sequence[Row], doubt: Doubt | None = None) -> None:
+    def _settle(self, rows: Sequence[Row]) -> None:
         if rows:
             self._channel.raise_if_stopping()
-            self._process(rows, doubt)
+            self._process(rows)
 
-    def _ask(self, calls: Calls, rows: Sequence[Row], doubt: Doubt | None) -> Answers:
-        compared = self._policy.on_mismatch != "ignore"
-        outcomes = calls.claim_many(
-            [Key(self._options.consumer, row.id) for row in rows],
-            policy=self._policy,
-            fingerprints=[row.fingerprint() for row in rows] if compared else None,
-            finding=None if doubt is None else doubt.finding,
-            in_doubt=None if doubt is None else doubt.record,
-        )
-        return list(zip(rows, outcomes, strict=True))
+    def _turns(self, rows: Sequence[Row]) -> list[RowTurn]:
+        is_compared = self._policy.on_mismatch != "ignore"
+        sent_at = self._horizon.sent_at
+        return [RowTurn(row, sent_at(row), is_compared=is_compared) for row in rows]
 
-    def _count_refused(self, answers: Answers, doubt: Doubt | None) -> None:
-        """Count what was not granted, or put it off."""
-        self._finish([(row, said.claim) for row, said in answers if isinstance(said, Handled)])
-        for row, outcome in answers:
-            if not isinstance(outcome, Granted | Handled):
-                self._count_refusal(row, outcome, doubt)
+    def _count_ended(self, turns: Sequence[RowTurn]) -> None:
+        """Count what came of these, or put them off."""
+        too_old = []
+        for turn in turns:
+            ending = turn.ending or self._handling.ending_of(turn)
+            if isinstance(turn.outcome, TooOld):
+                too_old.append((turn.row, turn.outcome))
+            elif turn.outcome is not None and not isinstance(turn.outcome, Granted):
+                self._count_outcome(turn.row, turn.outcome)
+            else:
+                self._count_end(turn, ending)
+        self._channel.report(self.counts)
+        if self._sending is not None:
+            # What this cannot send, a relay does.
+            self._sending.send([key for turn in turns if (key := _sender(turn)) is not None])
+        self._count_too_old(too_old)
 
-    def _finish(self, handled: Sequence[tuple[Row, Claim]]) -> None:
-        """Make the last mark on what was handled before and has nothing left to send."""
-        if not handled:
+    def _count_too_old(self, answers: Sequence[tuple[Row, TooOld]]) -> None:
+        """Set aside what the ledger may have forgotten, or count it as the archive knows it; ask
+        again for what may run all the same.
+        """
+        if not answers:
             return
-        keys = [claim.key for _, claim in handled]
-        self._ledger.finish(keys)
-        for row, claim in handled:
-            self._delays.pop(row.id, None)
-            self._tally.duplicate(claim.record)
-        self._send(keys)
+        again = []
+        for (row, _), why in zip(answers, self._horizon.judge(answers), strict=True):
+            if why is None:
+                again.append(row)
+            elif isinstance(why, str):
+                self._delays.pop(row.id, None)
+                self._tally.set_aside(row, why)
+            else:
+                self._count_outcome(row, why)
+        self._channel.report(self.counts)
+        self._settle(again)
 
-    def _count_refusal(self, row: Row, outcome: _Refusal, doubt: Doubt | None) -> None:
-        delay = self._delays.pop(row.id, None)
-        match outcome:
-            case Busy(_, retry_at):
-                self._count_busy(row, delay, ends=retry_at is not None)
-            case InDoubt(record):
-                self._count_in_doubt(row, record, is_probed=doubt is not None)
-            case Duplicate(record):
-                self._tally.duplicate(record)
-            case Exhausted(record):
-                self._tally.exhausted(row, record)
-            case Mismatch():
-                self._tally.set_aside(row, MISMATCH)
+    def _count_end(self, turn: RowTurn, ending: Ending) -> None:
+        self._delays.pop(turn.row.id, None)
+        if isinstance(turn.refusal, StoreError):
+            raise turn.refusal
+        match ending.counted:
+            case Counted.HANDLED:
+                self.counts.handled += 1
+            case Counted.REJECTED:
+                self._tally.set_aside(turn.row, reason_of(turn.error or Reject()))
+            case Counted.FAILED:
+                self.counts.failed += 1
+            case _:
+                # To be tried again; or another worker took over, and settles it.
+                now = time.monotonic()
+                delay_s = ending.verdict.delay_s if isinstance(ending.verdict, Delay) else 0.0
+                wait_s = delay_s if ending.counted is Counted.RETRIED else FIRST_POLL_S
+                self._put_off(turn.row, _Delay(now + wait_s, now))
 
-    def _count_busy(self, row: Row, delay: _Delay | None, *, ends: bool) -> None:
+    def _count_outcome(self, row: Row, outcome: Outcome) -> None:
+        """Count what was not granted, or put it off."""
         now = time.monotonic()
+        delay = self._delays.pop(row.id, None)
         since = now if delay is None else delay.since
-        wait_s = self._tally.busy(now - since, ends=ends)
+        wait_s = self._tally.refused(outcome, lambda: row, now - since)
         if wait_s is not None:
             self._put_off(row, _Delay(now + wait_s, since))
 
-    def _count_in_doubt(self, row: Row, record: Record, *, is_probed: bool) -> None:
-        """Ask the user's probe what became of it; without one it stays in doubt."""
-        probe = self._policy.on_in_doubt
-        if is_probed or not callable(probe):
-            self.counts.in_doubt += 1
-        else:
-            finding = asked_probe(probe, row.message(None))
-            self._settle([row], Doubt(finding, record))
 
-    # ---- Ends ----------------------------------------------------------------------------------
-
-    def _count_ends(self, ends: Sequence[End]) -> None:
-        for end in ends:
-            self._delays.pop(end.row.id, None)
-            if not end.stored:
-                # Another worker took over, and settles it: its record will tell.
-                self._put_off(end.row, self._after(FIRST_POLL_S))
-            elif end.kind in (Kind.DONE, Kind.SENDING):
-                self.counts.handled += 1
-            elif end.kind is Kind.REJECTED:
-                self._tally.set_aside(end.row, reason_of(end.error or Reject()))
-            elif end.kind in (Kind.FAILED, Kind.LEFT):
-                self.counts.failed += 1
-            else:
-                self._put_off(end.row, self._after(end.delay_s))
-        self._channel.report(self.counts)
-        self._send([end.claim.key for end in ends if end.stored and end.deferred])
-
-    def _send(self, keys: Sequence[Key]) -> None:
-        """Send what these have deferred, where this task is to; what it cannot, a relay sends."""
-        if self._sending is not None:
-            self._sending.send(keys)
-
-    @staticmethod
-    def _after(delay_s: float) -> _Delay:
-        now = time.monotonic()
-        return _Delay(now + delay_s, now)
+def _sender(turn: RowTurn) -> Key | None:
+    """The key of what may have messages to be sent."""
+    if isinstance(turn.begun, Kept):
+        return turn.key if turn.begun.may_send else None
+    is_handled = turn.ending is not None and turn.ending.counted is Counted.HANDLED
+    return turn.key if is_handled and turn.held is not None and turn.held.end() else None
 
 
 def _unusable(row: Row) -> str | None:

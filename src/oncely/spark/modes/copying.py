@@ -1,33 +1,28 @@
 """Rows of Arrow as a database takes them: CSV for COPY without a Python value, or Python's own."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pyarrow import Array, Buffer, RecordBatch
+import pyarrow as pa
+from pyarrow import Array, Buffer, RecordBatch, csv
 
 _MOST_ROWS = 200_000
 _MOST_BYTES = 64_000_000
 
 
-def as_csv(rows: "RecordBatch") -> "Buffer":
+def as_csv(rows: RecordBatch) -> Buffer:
     """CSV as PostgreSQL reads it: null is nothing, text stands in quotes, moments are in UTC."""
-    import pyarrow as pa
-    from pyarrow import csv
-
     plain = pa.RecordBatch.from_arrays([_plain(each) for each in rows.columns], rows.schema.names)
     out = pa.BufferOutputStream()
     csv.write_csv(plain, out, csv.WriteOptions(include_header=False))
     return out.getvalue()
 
 
-def as_values(rows: "RecordBatch") -> list[dict[str, Any]]:
+def as_values(rows: RecordBatch) -> list[dict[str, Any]]:
     """Python's values, moments in UTC: most databases store no time zone beside them.
 
     Raises ValueError or OverflowError for what Python cannot hold.
     """
-    import pyarrow as pa
-
     columns = [_without_zone(column) for column in rows.columns]
     values: list[dict[str, Any]] = pa.RecordBatch.from_arrays(
         columns, rows.schema.names
@@ -35,7 +30,7 @@ def as_values(rows: "RecordBatch") -> list[dict[str, Any]]:
     return values
 
 
-def sorted_by_id(batches: Iterable["RecordBatch"]) -> "Iterator[RecordBatch]":
+def sorted_by_id(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
     """The rows in larger batches, each in the order of its ids; of copies the first stays first.
 
     Ids that follow each other lie on one page of the ledger's index: in any other order a large
@@ -52,24 +47,13 @@ def sorted_by_id(batches: Iterable["RecordBatch"]) -> "Iterator[RecordBatch]":
         yield from _sorted(gathered)
 
 
-def _sorted(batches: "Sequence[RecordBatch]") -> "list[RecordBatch]":
-    import pyarrow as pa
-
+def _sorted(batches: Sequence[RecordBatch]) -> list[RecordBatch]:
     rows = pa.Table.from_batches(batches).sort_by("id").combine_chunks()
     ordered: list[RecordBatch] = rows.to_batches()
     return ordered
 
 
-def chosen(rows: "RecordBatch", places: Sequence[int]) -> "RecordBatch":
-    """The rows at these places, in this order."""
-    import pyarrow as pa
-
-    return rows.take(pa.array(places, pa.int64()))
-
-
-def _plain(column: "Array") -> "Array":
-    import pyarrow as pa
-
+def _plain(column: Array) -> Array:
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         texts = [None if value is None else f"\\x{value.hex()}" for value in column.to_pylist()]
         return pa.array(texts, pa.string())
@@ -77,15 +61,11 @@ def _plain(column: "Array") -> "Array":
     return column.cast(pa.timestamp("us", "UTC")) if _has_zone(column) else column
 
 
-def _without_zone(column: "Array") -> "Array":
-    import pyarrow as pa
-
+def _without_zone(column: Array) -> Array:
     if not _has_zone(column):
         return column
     return column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us"))
 
 
-def _has_zone(column: "Array") -> bool:
-    import pyarrow as pa
-
+def _has_zone(column: Array) -> bool:
     return pa.types.is_timestamp(column.type) and column.type.tz is not None

@@ -7,48 +7,61 @@ claims; completion under the fence. What an earlier worker left in doubt comes l
 import time
 from collections.abc import Sequence
 
-from oncely.core.commands import Granted
-from oncely.core.record import Claim, State
-from oncely.ledger import Ledger
-from oncely.spark.modes.chunks import ChunkTask, Doubt
-from oncely.spark.modes.effects import Effects
-from oncely.spark.sink.channel import TaskChannel
-from oncely.spark.sink.options import Handler, SinkOptions
-from oncely.spark.sink.quarantine import Quarantine
-from oncely.spark.sink.rows import Row
+from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.spark.modes.chunks import ChunkTask
+from oncely.spark.modes.row_turn import RowTurn
+from oncely.spark.sink.message_rows import Row
+
+_STORE_EVERY_S = 0.5
 
 
 class LeasedTask(ChunkTask):
     """Hands each message to `handler` while it holds a claim on it."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        options: SinkOptions,
-        handler: Handler,
-        quarantine: Quarantine,
-        channel: TaskChannel,
-    ) -> None:
-        super().__init__(ledger, options, quarantine, channel)
-        self._effects = Effects(ledger, self._policy, handler, channel.raise_if_stopping)
-        self._opened.callback(self._effects.close)
-
-    def _process(self, rows: Sequence[Row], doubt: Doubt | None) -> None:
-        asked_at = time.monotonic()
-        answers = self._ask(self._ledger, rows, doubt)
-        granted = [(row, said.claim) for row, said in answers if isinstance(said, Granted)]
+    def _process(self, rows: Sequence[Row]) -> None:
+        calls = InlineCalls(self._ledger)
+        turns = self._turns(rows)
+        run_inline(self._handling.begin(calls, turns))
+        granted = [turn for turn in turns if turn.held is not None]
         # One of those that an earlier worker left may be what killed it: that is to cost nobody
         # else a try, once more.
-        suspects = [pair for pair in granted if _was_left(pair[1])] if len(granted) > 1 else []
+        suspects = [turn for turn in granted if _was_left(turn)] if len(granted) > 1 else []
         if suspects:
-            self._ledger.release_many([claim for _, claim in suspects])
-            granted = [pair for pair in granted if not _was_left(pair[1])]
+            run_inline(self._handling.give_back(calls, suspects))
+            granted = [turn for turn in granted if not _was_left(turn)]
         # Before the rest, so that nothing there can let these claims run out, or lose them.
-        self._effects.run(granted, asked_at, self._count_ends)
-        self._count_refused(answers, doubt)
-        for row, _ in suspects:
-            self._settle([row])
+        self._run(granted, calls)
+        self._count_ended([turn for turn in turns if turn.held is None])
+        for turn in suspects:
+            self._settle([turn.row])
+
+    def _run(self, granted: Sequence[RowTurn], calls: InlineCalls) -> None:
+        """Run the handler for each, in order; count them as their ends are stored.
+
+        What a long chunk has done is stored twice a second. Whatever ends the run early, what was
+        done is stored and what was not begun is released.
+        """
+        first = 0
+        stored_at = time.monotonic()
+        try:
+            for place, turn in enumerate(granted, 1):
+                self._channel.raise_if_stopping()
+                self._run_one(turn)
+                if place == len(granted) or time.monotonic() - stored_at > _STORE_EVERY_S:
+                    ended, first = granted[first:place], place
+                    run_inline(self._handling.end(calls, ended))
+                    self._count_ended(ended)
+                    stored_at = time.monotonic()
+        except BaseException:
+            run_inline(self._handling.end(calls, granted[first:]))
+            raise
+
+    def _run_one(self, turn: RowTurn) -> None:
+        held = turn.held
+        # What is not begun, since its claim may have run out, is given back.
+        if held is not None and self._handling.heartbeat.is_good(held.claim):
+            turn.run(held, self._handler, keeps_result=self._handling.keeps_result)
 
 
-def _was_left(claim: Claim) -> bool:
-    return claim.former is not None and claim.former.state is State.PROCESSING
+def _was_left(turn: RowTurn) -> bool:
+    return turn.held is not None and turn.held.claim.takes_over

@@ -1,17 +1,15 @@
 """Which columns of a DataFrame go into which of a table, checked before anything is written."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StructType
 
 from oncely.core.errors import ConfigError
 from oncely.spark.ledgers import url_here
+from oncely.spark.modes.target_table import Kind, TargetTable, open_target, shared_engine
 from oncely.spark.option_values import unknown
-from oncely.spark.sink.options import SinkOptions
-from oncely.spark.sink.rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
-from oncely.target_table import Kind, TargetTable, open_target, shared_engine
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
+from oncely.spark.sink.sink_options import SinkOptions
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _TAKEN: dict[Kind, Sequence[str]] = {
@@ -56,7 +54,7 @@ def written_columns(table: TargetTable, names: Sequence[str]) -> list[str]:
     return [name for name in names if name not in (*own, ROW_COLUMN, BROKEN_COLUMN)]
 
 
-def check_table(table: TargetTable, schema: "StructType") -> None:
+def check_table(table: TargetTable, schema: StructType) -> None:
     """Raise ConfigError for a DataFrame whose rows the table cannot take."""
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     if _ID not in types:

@@ -11,58 +11,60 @@ import itertools
 import json
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
-from oncely.claiming.inbox import Inbox
-from oncely.core.commands import (
-    Busy,
-    ClaimOutcome,
-    Duplicate,
-    Exhausted,
-    Granted,
-    Handled,
-    InDoubt,
-    Mismatch,
-)
+import pyarrow as pa
+from pyarrow import RecordBatch
+
+from oncely._util.crash_points import reached
+from oncely.core.commands import ClaimOutcome, Granted, Handled
 from oncely.core.control import Reject
 from oncely.core.errors import MessageError
-from oncely.core.message import are_plain_ids, check_id
-from oncely.core.record import Claim, Key
-from oncely.crashpoints import reached
-from oncely.handling.transacting import retried
+from oncely.core.ids import are_plain_ids, check_id
+from oncely.core.record import Key
+from oncely.engine.transaction import Inbox
 from oncely.ledger import Ledger
+from oncely.lifecycle.transacting import retried
 from oncely.spark.modes.chunks import MAX_WAITING
-from oncely.spark.modes.copying import as_csv, as_values, chosen, sorted_by_id
+from oncely.spark.modes.copying import as_csv, as_values, sorted_by_id
 from oncely.spark.modes.table_columns import written_columns
-from oncely.spark.modes.tally import Tally
+from oncely.spark.modes.tally import RunTally
+from oncely.spark.modes.target_table import TargetTable, refusal
 from oncely.spark.sink.channel import TaskChannel
-from oncely.spark.sink.options import SinkOptions
+from oncely.spark.sink.message_rows import BROKEN_COLUMN, ROW_COLUMN, Row, values_of
 from oncely.spark.sink.quarantine import Quarantine, plain
-from oncely.spark.sink.rows import BROKEN_COLUMN, ROW_COLUMN, Row, values_of
-from oncely.target_table import TargetTable, refusal
-
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+from oncely.spark.sink.sink_options import SinkOptions
 
 
-class Rows(NamedTuple):
+class TableChunk(NamedTuple):
     """Rows of the DataFrame, and the ids of their messages."""
 
     ids: Sequence[str]
     batch: "RecordBatch"
 
-    def at(self, places: Sequence[int]) -> "Rows":
+    def at(self, places: Sequence[int]) -> "TableChunk":
         """Those at these places, which stand in order."""
         if len(places) == len(self.ids):
             return self
-        return Rows([self.ids[n] for n in places], chosen(self.batch, places))
+        chosen = self.batch.take(pa.array(places, pa.int64()))
+        return TableChunk([self.ids[n] for n in places], chosen)
 
-    def halves(self) -> "tuple[Rows, Rows]":
+    def row(self, place: int) -> Row:
+        """The one at a place for the quarantine, with all of its values as text."""
+        row = self.batch.slice(place, 1)
+        values: dict[str, Any] = {}
+        for name, column in zip(row.schema.names, row.columns, strict=True):
+            [values[name]] = values_of(name, column, {})
+        original = values.pop(ROW_COLUMN, None) or json.dumps(values, default=plain)
+        return Row(self.ids[place], None, None, None, None, None, None, original, None)
+
+    def halves(self) -> "tuple[TableChunk, TableChunk]":
         """The first half and the second."""
         half = len(self.ids) // 2
         return (
-            Rows(self.ids[:half], self.batch.slice(0, half)),
-            Rows(self.ids[half:], self.batch.slice(half)),
+            TableChunk(self.ids[:half], self.batch.slice(0, half)),
+            TableChunk(self.ids[half:], self.batch.slice(half)),
         )
 
 
@@ -73,13 +75,13 @@ class _Settled(NamedTuple):
     others: Sequence[tuple[int, ClaimOutcome]]
 
 
-class _Delay(NamedTuple):
+class _BusyDelay(NamedTuple):
     """When to ask for rows again, and since when that goes on (both monotonic)."""
 
     due: float
     order: int
     since: float
-    rows: Rows
+    rows: TableChunk
 
 
 class TableRowsTask:
@@ -94,18 +96,18 @@ class TableRowsTask:
         table: TargetTable,
     ) -> None:
         since = ledger.now() if options.since is None else options.since
-        self._tally = Tally(options.policy, quarantine, since)
+        self._tally = RunTally(options.policy, quarantine, since)
         self.counts = self._tally.counts
         self._ledger = ledger
         self._options = options
         self._policy = options.policy
         self._channel = channel
         self._table = table
-        self._waiting: list[_Delay] = []
+        self._waiting: list[_BusyDelay] = []
         """A heap."""
         self._order = itertools.count()
 
-    def run(self, batches: Iterable["RecordBatch"]) -> None:
+    def run(self, batches: Iterable[RecordBatch]) -> None:
         """Settle every row. Raises Stopped; StoreError and whatever ends a process come through."""
         for batch in sorted_by_id(batches):
             for start in range(0, batch.num_rows, self._options.chunk):
@@ -116,55 +118,52 @@ class TableRowsTask:
                 self._wait_for_all_but(MAX_WAITING)
         self._wait_for_all_but(0)
 
-    def _usable(self, chunk: "RecordBatch") -> Rows:
+    def _usable(self, chunk: RecordBatch) -> TableChunk:
         """The rows that are messages; the others are set aside."""
         unreadable: dict[int, str] = {}
-        rows = Rows(values_of("id", chunk.column("id"), unreadable), chunk)
+        rows = TableChunk(values_of("id", chunk.column("id"), unreadable), chunk)
         bad = {**_bad_rows(rows, self._options.upsert), **unreadable}
         if not bad:
             return rows
         for n, reason in bad.items():
-            self._tally.set_aside(_as_row(rows.at([n])), reason)
+            self._tally.set_aside(rows.row(n), reason)
         return rows.at([n for n in range(len(rows.ids)) if n not in bad])
 
     # ---- Transactions --------------------------------------------------------------------------
 
-    def _settle(self, rows: Rows, since: float | None = None) -> None:
+    def _settle(self, rows: TableChunk, since: float | None = None) -> None:
         """Bring rows to an end; those that have to wait do so `since` then, or now."""
         if not rows.ids:
             return
         self._channel.raise_if_stopping()
         try:
-            settled = retried(self._ledger, lambda: self._store(rows))
+            settled = retried(self._ledger, self._table, partial(self._store, rows))
         except Exception as error:
             reason = _refusal(error)
             if reason is None:
                 raise
-            if len(rows.ids) == 1:
-                settled = retried(self._ledger, lambda: self._reject(rows, reason))
-            else:
+            if len(rows.ids) > 1:
                 for half in rows.halves():
                     self._settle(half, since)
                 return
+            settled = retried(self._ledger, self._table, partial(self._reject, rows, reason))
+            if not settled.others:
+                self._tally.set_aside(rows.row(0), reason)
+        reached("after_commit")
         self.counts.handled += len(settled.stored)
         self._count(rows, settled.others, time.monotonic() if since is None else since)
         self._channel.report(self.counts)
 
-    def _store(self, rows: Rows) -> _Settled:
+    def _store(self, rows: TableChunk, connection: Any, inbox: Inbox) -> _Settled:
         """Write the rows whose messages can be claimed, with their records, in one transaction."""
-        with (
-            self._table.begin() as connection,
-            self._ledger.transaction(connection) as inbox,
-        ):
-            settled = self._claim(inbox, rows)
-            reached("before_completed")
-            if settled.stored:
-                self._write(connection, rows.at(settled.stored).batch)
-            reached("before_commit")
-        reached("after_commit")
+        settled = self._claim(inbox, rows)
+        reached("before_completed")
+        if settled.stored:
+            self._write(connection, rows.at(settled.stored).batch)
+        reached("before_commit")
         return settled
 
-    def _claim(self, inbox: Inbox, rows: Rows) -> _Settled:
+    def _claim(self, inbox: Inbox, rows: TableChunk) -> _Settled:
         consumer = self._options.consumer
         new = inbox.complete_new(consumer, set(rows.ids), self._policy)
         if len(new) == len(rows.ids):
@@ -183,10 +182,10 @@ class TableRowsTask:
             inbox.complete_many([claim for _, claim in granted])
             stored = sorted([*stored, *(n for n, _ in granted)])
         if handled:
-            inbox.finish(handled)
+            inbox.mailbox.finish(handled)
         return _Settled(stored, [(n, a) for n, a in answers if not isinstance(a, Granted)])
 
-    def _write(self, connection: Any, batch: "RecordBatch") -> None:
+    def _write(self, connection: Any, batch: RecordBatch) -> None:
         columns = written_columns(self._table, batch.schema.names)
         written = batch.select(columns)
         if self._table.is_copied_to:
@@ -194,47 +193,33 @@ class TableRowsTask:
         else:
             self._table.insert(connection, as_values(written))
 
-    def _reject(self, row: Rows, reason: str) -> _Settled:
+    def _reject(self, row: TableChunk, reason: str, _: Any, inbox: Inbox) -> _Settled:
         """Take down that a message is refused, where it can be claimed at all."""
         key = Key(self._options.consumer, row.ids[0])
-        with (
-            self._table.begin() as connection,
-            self._ledger.transaction(connection) as inbox,
-        ):
-            outcome = inbox.claim(key, policy=self._policy)
-            if isinstance(outcome, Handled):
-                inbox.finish([key])
-            if not isinstance(outcome, Granted):
-                return _Settled((), [(0, outcome)])
-            inbox.fail(outcome.claim, Reject(reason), final=True)
-        self._tally.set_aside(_as_row(row), reason)
+        outcome = inbox.claim(key, policy=self._policy)
+        if isinstance(outcome, Handled):
+            inbox.mailbox.finish([key])
+        if not isinstance(outcome, Granted):
+            return _Settled((), [(0, outcome)])
+        inbox.fail(outcome.claim, Reject(reason), final=True)
         return _Settled((), ())
 
     # ---- Counts --------------------------------------------------------------------------------
 
-    def _count(self, rows: Rows, others: Sequence[tuple[int, ClaimOutcome]], since: float) -> None:
+    def _count(
+        self, rows: TableChunk, others: Sequence[tuple[int, ClaimOutcome]], since: float
+    ) -> None:
         """Count rows that were not stored, or put them off."""
-        waited_s = time.monotonic() - since
+        now = time.monotonic()
         busy: list[int] = []
-        poll_s = None
+        due = now
         for n, outcome in others:
-            match outcome:
-                case Busy(_, retry_at):
-                    wait_s = self._tally.busy(waited_s, ends=retry_at is not None)
-                    if wait_s is not None:
-                        busy.append(n)
-                        poll_s = wait_s
-                case Duplicate(record) | Handled(Claim(record)):
-                    self._tally.duplicate(record)
-                case Exhausted(record):
-                    self._tally.exhausted(_as_row(rows.at([n])), record)
-                case InDoubt():
-                    self.counts.in_doubt += 1
-                case Mismatch() | Granted():
-                    raise AssertionError("nothing is compared here, and what is granted is stored")
-        if poll_s is not None:
-            due = time.monotonic() + poll_s
-            delay = _Delay(due, next(self._order), since, rows.at(busy))
+            wait_s = self._tally.refused(outcome, partial(rows.row, n), now - since)
+            if wait_s is not None:
+                busy.append(n)
+                due = now + wait_s
+        if busy:
+            delay = _BusyDelay(due, next(self._order), since, rows.at(busy))
             heapq.heappush(self._waiting, delay)
 
     # ---- Waiting -------------------------------------------------------------------------------
@@ -252,7 +237,7 @@ class TableRowsTask:
             self._take_due()
 
 
-def _bad_rows(rows: Rows, key: Sequence[str]) -> dict[int, str]:
+def _bad_rows(rows: TableChunk, key: Sequence[str]) -> dict[int, str]:
     """By their places, why rows are no messages, or have no key to be written under."""
     bad = {}
     for n, id_ in enumerate(() if are_plain_ids(rows.ids) else rows.ids):
@@ -277,12 +262,3 @@ def _refusal(error: Exception) -> str | None:
         return f"unreadable: {error}"
     refused = refusal(error)
     return None if refused is None else f"refused by the database: {refused}"
-
-
-def _as_row(row: Rows) -> Row:
-    """A row for the quarantine, with all of its values as text."""
-    values: dict[str, Any] = {}
-    for name, column in zip(row.batch.schema.names, row.batch.columns, strict=True):
-        [values[name]] = values_of(name, column, {})
-    original = values.pop(ROW_COLUMN, None) or json.dumps(values, default=plain)
-    return Row(row.ids[0], None, None, None, None, None, None, original, None)

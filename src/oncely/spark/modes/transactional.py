@@ -4,140 +4,82 @@ Claims, what handlers write and send, and completions commit together, or none o
 Where one of a chunk fails, each of it gets a transaction of its own.
 """
 
-import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from oncely.claiming.inline import InlineCalls
-from oncely.core.commands import Granted
-from oncely.core.errors import ContentionError, StoreUnavailable
 from oncely.core.message import Message
-from oncely.crashpoints import reached
-from oncely.handling.held_message import HeldMessage
-from oncely.handling.transacting import Begins, complete_many, retried
 from oncely.ledger import Ledger
-from oncely.spark.modes.chunks import Answers, ChunkTask, Doubt
-from oncely.spark.modes.ends import End, ended_badly, results_of, run_handler
+from oncely.lifecycle.transacting import Begins, run, run_together
+from oncely.spark.modes.chunks import ChunkTask
+from oncely.spark.modes.row_turn import RowTurn
 from oncely.spark.sink.channel import Stopped, TaskChannel
-from oncely.spark.sink.options import SinkOptions
+from oncely.spark.sink.message_rows import Row
 from oncely.spark.sink.quarantine import Quarantine
-from oncely.spark.sink.rows import Row
-
-_log = logging.getLogger(__name__)
-
-SessionHandler = Callable[[Message, Any], Any]
-"""Takes a message and the SQLAlchemy Session of its transaction."""
-
-
-class _Committed(NamedTuple):
-    """What a transaction came to."""
-
-    answers: Answers
-    ends: Sequence[End]
+from oncely.spark.sink.sink_options import SinkOptions
 
 
 class TransactionalTask(ChunkTask):
-    """Hands each message to `handler` with a session that `begins` begins."""
+    """Hands each message to `handler`, with the SQLAlchemy Session that `begins` begins."""
 
     def __init__(
         self,
         ledger: Ledger,
         options: SinkOptions,
-        handler: SessionHandler,
+        handler: Callable[[Message, Any], Any],
         quarantine: Quarantine,
         channel: TaskChannel,
         begins: Begins,
     ) -> None:
-        super().__init__(ledger, options, quarantine, channel)
-        self._handler = handler
+        super().__init__(ledger, options, handler, quarantine, channel)
         self._begins = begins
 
-    def _process(self, rows: Sequence[Row], doubt: Doubt | None) -> None:
-        together = self._together(rows) if len(rows) > 1 else None
-        if together is not None:
-            self._count(together, doubt)
-            return
-        for row in rows:
-            self._channel.raise_if_stopping()
-            self._count(self._alone(row, doubt), doubt)
+    def _process(self, rows: Sequence[Row]) -> None:
+        turns = self._turns(rows)
+        if not self._are_stored_together(turns):
+            for turn in turns:
+                self._channel.raise_if_stopping()
+                self._run_alone(turn)
+        self._count_ended(turns)
 
-    def _count(self, committed: _Committed, doubt: Doubt | None) -> None:
-        self._count_ends(committed.ends)
-        self._count_refused(committed.answers, doubt)
+    def _are_stored_together(self, turns: Sequence[RowTurn]) -> bool:
+        """Whether all of them succeeded in one transaction; else nothing of it is stored."""
+        stopped: list[Stopped] = []
 
-    def _together(self, rows: Sequence[Row]) -> _Committed | None:
-        """All in one transaction; None where it failed, and nothing of it is stored."""
+        def run_all(session: Any) -> bool:
+            try:
+                return all(self._succeeds(turn, session) for turn in turns)
+            except Stopped as error:
+                stopped.append(error)
+                return False
+
+        if len(turns) < 2:
+            return False
+        are_stored = run_together(self._handling, self._begins, turns, run_all)
+        if stopped:
+            raise stopped[0]
+        return are_stored
+
+    def _succeeds(self, turn: RowTurn, session: Any) -> bool:
+        if turn.held is None:
+            return True
+        self._channel.raise_if_stopping()
+        keeps_result = self._handling.keeps_result
+        turn.run(turn.held, lambda m: self._handler(m, session), keeps_result=keeps_result)
+        return turn.error is None
+
+    def _run_alone(self, turn: RowTurn) -> None:
+        """In a transaction of its own, which is begun again where it only lost against another.
+
+        Raises what is the database's fault, and no message's.
+        """
+
+        def call(session: Any) -> Any:
+            claim = None if turn.held is None else turn.held.claim
+            return self._handler(turn.row.message(claim), session)
+
         try:
-            return self._transact(rows, None)
-        except Stopped:
-            raise
-        except Exception:  # noqa: BLE001 - each alone tells what is wrong, and with which.
-            _log.info("chunk_undone", exc_info=True)
-            return None
-
-    def _alone(self, row: Row, doubt: Doubt | None) -> _Committed:
-        """In a transaction of its own, which is begun again where it only lost against another."""
-        try:
-            return retried(self._ledger, lambda: self._transact([row], doubt))
-        except _FailedError as failed:
-            error = failed.error
-        return retried(self._ledger, lambda: self._record(row, doubt, error))
-
-    def _transact(self, rows: Sequence[Row], doubt: Doubt | None) -> _Committed:
-        """Raises _FailedError where a handler fails, or the database refuses what it wrote."""
-        ends: list[End] = []
-        try:
-            return self._commit(rows, doubt, ends)
-        except (Stopped, StoreUnavailable, ContentionError, _FailedError):
-            raise
+            run(self._handling, self._begins, turn, call)
         except Exception as error:
-            # Before a handler has run, and where the database goes away, it is no message's fault.
-            if not ends or self._ledger.is_contention(error):
+            # Where the ledger has not answered, or what it granted is lost, no message is at fault.
+            if turn.ending is None or (error is turn.refusal and turn.outcome is None):
                 raise
-            raise _FailedError(error) from error
-
-    def _commit(self, rows: Sequence[Row], doubt: Doubt | None, ends: list[End]) -> _Committed:
-        """All in one transaction; how each handler ended is added to `ends`."""
-        with self._begins.begin() as session, self._ledger.transaction(session) as inbox:
-            answers = self._ask(inbox, rows, doubt)
-            reached("after_claim")
-            calls = InlineCalls(inbox)
-            held: list[HeldMessage] = []
-            for row, outcome in answers:
-                if isinstance(outcome, Granted):
-                    self._channel.raise_if_stopping()
-                    message = row.message(outcome.claim)
-                    held.append(HeldMessage(outcome.claim, calls, message))
-                    ends.append(self._run(row, held[-1], message, session))
-            complete_many(inbox, held, results_of(ends, self._policy))
-            reached("before_commit")
-        reached("after_commit")
-        return _Committed(answers, [end._replace(stored=True) for end in ends])
-
-    def _run(self, row: Row, held: HeldMessage, message: Message, session: Any) -> End:
-        end = run_handler(row, held, message, lambda m: self._handler(m, session), self._policy)
-        if end.error is None:
-            return end
-        if self._ledger.is_contention(end.error):
-            raise end.error
-        raise _FailedError(end.error) from end.error
-
-    def _record(self, row: Row, doubt: Doubt | None, error: Exception) -> _Committed:
-        """Store that the handler has failed: the claim of that try was undone with the rest."""
-        ends = []
-        with self._begins.begin() as session, self._ledger.transaction(session) as inbox:
-            answers = self._ask(inbox, [row], doubt)
-            for _, outcome in answers:
-                if isinstance(outcome, Granted):
-                    end = ended_badly(row, outcome.claim, error, self._policy)
-                    inbox.fail(outcome.claim, end.error or error, final=end.kind.is_final)
-                    ends.append(end._replace(stored=True))
-        return _Committed(answers, ends)
-
-
-class _FailedError(Exception):
-    """It is the message's fault that nothing of its transaction is stored."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error

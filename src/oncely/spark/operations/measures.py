@@ -8,14 +8,14 @@ took is known only where none came.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from oncely.spark.failures import as_own
-from oncely.spark.operations.records import check_archive, clock_of, read_records
-from oncely.spark.session import open_session
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+from oncely.locations import absolute
+from oncely.spark.operations.ledger_frames import check_archive, clock_of, read_records
+from oncely.spark.session import on_disk, session
 
 EDGES_S = (0.01, 0.1, 1, 10, 60, 600, 3_600, 21_600, 86_400, 604_800, 2_592_000)
 """Between these are the classes of lengths of time, with one below them and one above."""
@@ -97,28 +97,19 @@ def measure(ledger: str, consumer: str | None = None, archive: str | None = None
 
     Raises ConfigError where there is no such archive, OncelyError when Spark gives up.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     check_archive(archive)
-    spark = open_session("oncely report", {})
-    try:
-        return _measure(spark, ledger, consumer, archive)
-    except (PySparkException, Py4JError, OSError) as error:
-        raise as_own(error) from error
-    finally:
-        spark.stop()
+    with (
+        session("oncely report", {}) as spark,
+        # Once: the records may be many, and may change while they are read again.
+        on_disk(_records(spark, ledger, consumer, archive and absolute(archive))) as records,
+    ):
+        return _measure(records, clock_of(ledger))
 
 
-def _measure(
-    spark: "SparkSession", ledger: str, consumer: str | None, archive: str | None
-) -> Measures:
-    from pyspark import StorageLevel
-    from pyspark.sql import functions as f
-
-    now = clock_of(ledger)
-    # Once: the records may be many, and may change while they are read again.
-    records = (
+def _records(
+    spark: SparkSession, ledger: str, consumer: str | None, archive: str | None
+) -> DataFrame:
+    return (
         read_records(spark, ledger, consumer, archive)
         .withColumn("first_s", f.col("first_seen").cast("double"))
         .withColumn("last_s", f.col("last_seen").cast("double"))
@@ -127,8 +118,10 @@ def _measure(
             *("consumer", "message_id", "standing", "attempts", "duplicates", "archived"),
             *("first_s", "last_s", "took_s"),
         )
-        .persist(StorageLevel.DISK_ONLY)
     )
+
+
+def _measure(records: DataFrame, now: float) -> Measures:
     [total] = records.agg(
         f.count("*").alias("records"),
         f.count_if("archived").alias("archived"),
@@ -159,10 +152,8 @@ def _step(span_s: float) -> float:
     return next((step for step in _STEPS_S if step >= longest), longest)
 
 
-def _over_time(records: "DataFrame", step_s: float) -> list[Moment]:
-    from pyspark.sql import functions as f
-
-    def begin(at: str) -> "Column":
+def _over_time(records: DataFrame, step_s: float) -> list[Moment]:
+    def begin(at: str) -> Column:
         return (f.floor(f.col(at) / step_s) * step_s).cast("double").alias("at")
 
     first = records.select(begin("first_s"), f.lit(1).alias("messages"), f.lit(0).alias("copies"))
@@ -173,9 +164,7 @@ def _over_time(records: "DataFrame", step_s: float) -> list[Moment]:
     return [Moment(*row) for row in summed.orderBy("at").collect()]
 
 
-def _spread(records: "DataFrame") -> Spread | None:
-    from pyspark.sql import functions as f
-
+def _spread(records: DataFrame) -> Spread | None:
     took = f.greatest("took_s", f.lit(0.0))
     bounds = [float("-inf"), *EDGES_S, float("inf")]
     [row] = records.agg(
@@ -186,36 +175,30 @@ def _spread(records: "DataFrame") -> Spread | None:
     return Spread(counts, *percentiles) if percentiles else None
 
 
-def _attempts(records: "DataFrame") -> list[int]:
-    from pyspark.sql import functions as f
-
+def _attempts(records: DataFrame) -> list[int]:
     most = f.least("attempts", f.lit(MOST_ATTEMPTS))
     counts = {row.attempts: row["count"] for row in _counted(records, most.alias("attempts"))}
     return [counts.get(number, 0) for number in range(MOST_ATTEMPTS + 1)]
 
 
-def _counted(records: "DataFrame", *columns: "Column | str") -> list[Any]:
+def _counted(records: DataFrame, *columns: Column | str) -> list[Any]:
     return records.groupBy(*columns).count().collect()
 
 
-def _standings(records: "DataFrame") -> dict[str, dict[str, int]]:
+def _standings(records: DataFrame) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for consumer, standing, count in _counted(records, "consumer", "standing"):
         found.setdefault(consumer, {})[standing] = count
     return dict(sorted(found.items(), key=lambda item: (-sum(item[1].values()), item[0])))
 
 
-def _oldest(records: "DataFrame", now: float) -> list[Oldest]:
-    from pyspark.sql import functions as f
-
+def _oldest(records: DataFrame, now: float) -> list[Oldest]:
     doubtful = records.where("standing = 'in_doubt'")
     found = doubtful.groupBy("consumer").agg(f.count("*"), (now - f.min("last_s")).alias("age_s"))
     return [Oldest(*row) for row in found.orderBy(f.desc("age_s"), "consumer").collect()]
 
 
-def _in_doubt(records: "DataFrame", now: float) -> list[Doubtful]:
-    from pyspark.sql import functions as f
-
+def _in_doubt(records: DataFrame, now: float) -> list[Doubtful]:
     found = records.where("standing = 'in_doubt'").orderBy("last_s", "message_id")
     columns = ("consumer", "message_id", "attempts", (now - f.col("last_s")).alias("age_s"))
     return [Doubtful(*row) for row in found.limit(_MOST_IN_DOUBT).select(*columns).collect()]

@@ -4,20 +4,20 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from oncely.core.errors import ConfigError, MessageError
-from oncely.core.message import check_id, fingerprint_of
-from oncely.spark.failures import as_own
+from oncely.core.ids import check_id, fingerprint_of
+from oncely.locations import absolute
 from oncely.spark.modes.tally import MAX_REASONS, MISMATCH, OTHER_REASONS, REJECTED
+from oncely.spark.operations.ledger_frames import check_archive, read_records
 from oncely.spark.operations.reconcile_file import ReconcileConfig
-from oncely.spark.operations.records import check_archive, read_records
-from oncely.spark.pipeline.source import read_messages
-from oncely.spark.session import open_session
-from oncely.spark.sink.rows import BROKEN_COLUMN, ROW_COLUMN
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+from oncely.spark.pipeline.pipeline_source import read_messages
+from oncely.spark.session import on_disk, session
+from oncely.spark.sink.message_rows import BROKEN_COLUMN, ROW_COLUMN
 
 _MAX_REASON = 200
 _OUTCOMES = {
@@ -85,18 +85,10 @@ def reconcile(
     `quarantined/` has the rows that are no message. Raises ConfigError for what is wrong with the
     file, and where `to` is in use; OncelyError when Spark gives up.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     check_archive(archive)
     _check_new(to)
-    spark = open_session("oncely reconcile", config.spark)
-    try:
-        return _reconcile(spark, config, archive, to)
-    except (PySparkException, Py4JError, OSError) as error:
-        raise as_own(error) from error
-    finally:
-        spark.stop()
+    with session("oncely reconcile", config.spark) as spark:
+        return _reconcile(spark, config, archive and absolute(archive), to and absolute(to))
 
 
 def _check_new(folder: str | None) -> None:
@@ -110,32 +102,32 @@ def _check_new(folder: str | None) -> None:
 
 
 def _reconcile(
-    spark: "SparkSession", config: ReconcileConfig, archive: str | None, to: str | None
+    spark: SparkSession, config: ReconcileConfig, archive: str | None, to: str | None
 ) -> Reconciliation:
-    from pyspark import StorageLevel
-    from pyspark.sql import functions as f
-
     began = time.monotonic()
-    deliveries = _deliveries(spark, config).persist(StorageLevel.DISK_ONLY)
-    # All of the source before the first record: what a pipeline handles meanwhile is not missing.
-    deliveries.count()
-    records = read_records(spark, config.ledger, config.consumer, archive)
-    compared = _compared(config, deliveries, records).persist(StorageLevel.DISK_ONLY)
-    found = _count(deliveries, compared)
-    if to is not None:
-        compared.write.partitionBy("outcome").parquet(f"{to}/messages")
-        # A reader of Parquet refuses a string of Spark's with bytes that are no text.
-        whole = [f.make_valid_utf8(name).alias(name) for name in ("id", "row")]
-        unusable = deliveries.where("reason IS NOT NULL").select("reason", *whole)
-        unusable.write.parquet(f"{to}/quarantined")
+    with on_disk(_deliveries(spark, config)) as deliveries:
+        # All of the source before the first record: what a pipeline handles meanwhile is not
+        # missing.
+        deliveries.count()
+        records = read_records(spark, config.ledger, config.consumer, archive)
+        with on_disk(_compared(config, deliveries, records)) as compared:
+            found = _count(deliveries, compared)
+            if to is not None:
+                _write_details(deliveries, compared, to)
     found.seconds = time.monotonic() - began
     return found
 
 
-def _deliveries(spark: "SparkSession", config: ReconcileConfig) -> "DataFrame":
-    """The rows of the source: id, reason (why it is no message), fingerprint, row."""
-    from pyspark.sql import functions as f
+def _write_details(deliveries: DataFrame, compared: DataFrame, to: str) -> None:
+    compared.write.partitionBy("outcome").parquet(f"{to}/messages")
+    # A reader of Parquet refuses a string of Spark's with bytes that are no text.
+    whole = [f.make_valid_utf8(name).alias(name) for name in ("id", "row")]
+    unusable = deliveries.where("reason IS NOT NULL").select("reason", *whole)
+    unusable.write.parquet(f"{to}/quarantined")
 
+
+def _deliveries(spark: SparkSession, config: ReconcileConfig) -> DataFrame:
+    """The rows of the source: id, reason (why it is no message), fingerprint, row."""
     messages = read_messages(spark, config, streaming=False)
     body = f.col("body") if "body" in messages.columns else f.lit(None)
     # Arrow's way of calling it would want pandas.
@@ -161,12 +153,8 @@ def _judge(id_: bytes | None, body: bytes | None) -> tuple[str | None, str | Non
     return None, None if body is None else fingerprint_of(bytes(body))
 
 
-def _compared(
-    config: ReconcileConfig, deliveries: "DataFrame", records: "DataFrame"
-) -> "DataFrame":
+def _compared(config: ReconcileConfig, deliveries: DataFrame, records: "DataFrame") -> DataFrame:
     """Each message beside its record: one row for each body of it, and each record of none."""
-    from pyspark.sql import functions as f
-
     messages = (
         deliveries.where("reason IS NULL")
         .groupBy("id", "fingerprint")
@@ -191,20 +179,16 @@ def _compared(
     )
 
 
-def _why_quarantined(config: ReconcileConfig) -> "Column":
+def _why_quarantined(config: ReconcileConfig) -> Column:
     """Why a message with a record was set aside, if so: as a pipeline counts it."""
-    from pyspark.sql import functions as f
-
     differs = f.col("body_fingerprint") != f.col("fingerprint")
-    is_rejected = (f.col("standing") == "exhausted") & f.col("error").startswith(REJECTED)
+    is_rejected = (f.col("standing") == "exhausted") & f.col("error").rlike(REJECTED)
     return f.when(f.lit(config.compares_bodies) & differs, MISMATCH).when(
-        is_rejected, f.substring("error", len(REJECTED) + 1, _MAX_REASON)
+        is_rejected, f.substring(f.regexp_replace("error", REJECTED, ""), 1, _MAX_REASON)
     )
 
 
-def _by_standing() -> "Column":
-    from pyspark.sql import functions as f
-
+def _by_standing() -> Column:
     words = [f.lit(word) for pair in _OUTCOMES.items() for word in pair]
     return f.create_map(*words)[f.col("standing")]
 
@@ -212,9 +196,7 @@ def _by_standing() -> "Column":
 # ---- Counting ----------------------------------------------------------------------------------
 
 
-def _count(deliveries: "DataFrame", compared: "DataFrame") -> Reconciliation:
-    from pyspark.sql import functions as f
-
+def _count(deliveries: DataFrame, compared: DataFrame) -> Reconciliation:
     found = Reconciliation()
     unusable = deliveries.where("reason IS NOT NULL").select("reason", f.lit(1).alias("deliveries"))
     set_aside = compared.where(f.col("outcome") == _QUARANTINED).select("reason", "deliveries")
@@ -231,10 +213,8 @@ def _count(deliveries: "DataFrame", compared: "DataFrame") -> Reconciliation:
     return found
 
 
-def _by_reason(rows: "DataFrame") -> Counter[str]:
+def _by_reason(rows: DataFrame) -> Counter[str]:
     """How many rows each reason was given for; the rarest of very many together."""
-    from pyspark.sql import functions as f
-
     counted = rows.groupBy("reason").agg(f.sum("deliveries").alias("rows"))
     most = counted.orderBy(f.desc("rows"), "reason").limit(MAX_REASONS).collect()
     counts = Counter({row.reason: row.rows for row in most})

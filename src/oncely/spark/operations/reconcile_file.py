@@ -5,8 +5,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from oncely.core.errors import ConfigError, MessageError
-from oncely.core.message import check_id
+from oncely.core.errors import ConfigError
 from oncely.locations import check_shared, read_secret
 from oncely.spark.pipeline.config import (
     MessageTable,
@@ -14,12 +13,12 @@ from oncely.spark.pipeline.config import (
     SourceConfig,
     SourceTable,
     Table,
-    as_option,
     first_error,
     read_toml,
 )
-from oncely.spark.rabbitmq.options import FORMAT as RABBITMQ
-from oncely.stores.opening import sqlite_file
+from oncely.spark.rabbitmq.source_options import FORMAT as RABBITMQ
+from oncely.spark.settings import as_text
+from oncely.stores.open_store import sqlite_file
 
 
 class _Part(Table):
@@ -32,7 +31,7 @@ class _PipelinePart(_Part):
     ledger: str | None = None
 
 
-class _File(_Part):
+class _ReconcileFile(_Part):
     pipeline: _PipelinePart = _PipelinePart()
     source: SourceTable
     message: MessageTable
@@ -43,11 +42,16 @@ class _File(_Part):
 class ReconcileConfig(SourceConfig):
     """A file with a source and its mapping, and whose records its messages are compared with."""
 
-    def __init__(self, file: Path, tables: _File, ledger: str | None, consumer: str | None) -> None:
+    def __init__(
+        self, file: Path, tables: _ReconcileFile, ledger: str | None, consumer: str | None
+    ) -> None:
         super().__init__(file, tables.source, tables.message)
-        self.spark = {name: as_option(value) for name, value in tables.spark.items()}
+        self.spark = as_text(tables.spark)
         self.compares_bodies = tables.policy.get("on_mismatch") != "ignore"
-        self.consumer = self._consumer(consumer or tables.pipeline.consumer)
+        name = consumer or tables.pipeline.consumer
+        if name is None:
+            raise self.wrong("[pipeline] consumer", "is missing; write it there, or add --consumer")
+        self.consumer = self.consumer_of(name)
         self.ledger = self._ledger(ledger or tables.pipeline.ledger)
 
     def _source_options(self) -> dict[str, str]:
@@ -61,24 +65,14 @@ class ReconcileConfig(SourceConfig):
             )
         return super()._source_options()
 
-    def _consumer(self, name: str | None) -> str:
-        if name is None:
-            raise self.wrong("[pipeline] consumer", "is missing; write it there, or add --consumer")
-        try:
-            return check_id(name, "consumer")
-        except MessageError as error:
-            raise self.wrong("[pipeline] consumer", str(error)) from error
-
     def _ledger(self, ledger: str | None) -> str:
         """Where the ledger is, which must be there."""
         key = "[pipeline] ledger"
         if ledger is None:
             raise self.wrong(key, "is missing; write it there, or add --ledger")
-        try:
+        with self.checking(key, "ledger: "):
             location = self._located(ledger)
             check_shared(read_secret(location, "ledger"))
-        except ConfigError as error:
-            raise self.wrong(key, str(error).removeprefix("ledger: ")) from error
         if location.startswith("sqlite:") and not sqlite_file(location).is_file():
             # Opening it would leave an empty file where somebody has mistyped a name.
             raise self.wrong(key, f"there is no file {str(sqlite_file(location))!r}")
@@ -93,7 +87,7 @@ def read_reconcile_config(
     Raises ConfigError, one line that names the file and the key.
     """
     try:
-        tables = _File.model_validate(read_toml(file))
+        tables = _ReconcileFile.model_validate(read_toml(file))
     except ValidationError as error:
         raise ConfigError(f"{file}: {first_error(error)}") from error
     return ReconcileConfig(file, tables, ledger, consumer)

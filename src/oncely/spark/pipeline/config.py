@@ -1,22 +1,24 @@
 """The pipeline file: read, checked, paths made absolute. Every error names the file and the key."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from glob import has_magic
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from oncely.core.durations import seconds
 from oncely.core.errors import ConfigError, MessageError
-from oncely.core.message import check_id
-from oncely.core.policy import seconds
+from oncely.core.ids import check_id
 from oncely.locations import check_shared_transport, open_named_ledger, read_secret
 from oncely.spark.option_values import unknown
-from oncely.spark.rabbitmq.options import FORMAT as RABBITMQ
-from oncely.spark.rabbitmq.options import beside, read_rabbitmq_options
-from oncely.spark.sink.options import Mode, check_ledger, import_function, read_policy
-from oncely.stores.opening import sqlite_file
+from oncely.spark.rabbitmq.source_options import FORMAT as RABBITMQ
+from oncely.spark.rabbitmq.source_options import beside, read_rabbitmq_options
+from oncely.spark.settings import as_text
+from oncely.spark.sink.sink_options import Mode, check_ledger, import_function, read_policy
+from oncely.stores.open_store import sqlite_file
 
 Scalar = str | int | float | bool
 Text = Annotated[str, Field(min_length=1)]
@@ -70,7 +72,7 @@ class MessageTable(Table):
     key: str | None = None
 
 
-class _File(Table):
+class _PipelineFile(Table):
     pipeline: PipelineTable
     source: SourceTable
     message: MessageTable
@@ -95,24 +97,41 @@ class SourceConfig:
         """The error for `key` of this file."""
         return ConfigError(f"{self.file}: {key}: {text}")
 
+    @contextmanager
+    def checking(self, key: str, *others: str) -> Iterator[None]:
+        """What is found to be wrong from here on is so with `key` of this file, and not with what
+        an error would begin with by itself.
+        """
+        try:
+            yield
+        except (ConfigError, MessageError) as error:
+            text = str(error)
+            for other in others:
+                text = text.removeprefix(other)
+            raise self.wrong(key, text) from error
+
+    def consumer_of(self, name: str) -> str:
+        """`name`, if a consumer can have it. Raises ConfigError."""
+        with self.checking("[pipeline] consumer"):
+            return check_id(name, "consumer")
+
     def _source_path(self) -> str | None:
         if self.source.path is None:
             return None
         path = self._absolute(self.source.path)
-        if "://" not in path and not _is_pattern(path) and not Path(path).exists():
+        is_pattern = has_magic(path) or "{" in path
+        if "://" not in path and not is_pattern and not Path(path).exists():
             raise self.wrong("[source] path", f"{path!r} does not exist")
         return path
 
     def _source_options(self) -> dict[str, str]:
         """The source's options as Spark takes them; those of our own source checked."""
-        options = {name: as_option(value) for name, value in self.source.options.items()}
+        options = as_text(self.source.options)
         if self.source.format != RABBITMQ:
             return options
         options = beside(options, self.folder)
-        try:
+        with self.checking("[source] options", "option "):
             read_rabbitmq_options(options)
-        except ConfigError as error:
-            raise self.wrong("[source] options", str(error).removeprefix("option ")) from error
         return options
 
     def _absolute(self, path: str) -> str:
@@ -133,16 +152,13 @@ class SourceConfig:
 class PipelineConfig(SourceConfig):
     """A pipeline file that has been checked; its paths are absolute."""
 
-    def __init__(self, file: Path, tables: _File) -> None:
+    def __init__(self, file: Path, tables: _PipelineFile) -> None:
         super().__init__(file, tables.source, tables.message)
         self.pipeline = tables.pipeline
-        self.spark = {name: as_option(value) for name, value in tables.spark.items()}
-        self._check_consumer()
+        self.spark = as_text(tables.spark)
+        self.consumer_of(self.pipeline.consumer)
         self._check_policy(tables.policy)
-        self.policy_options = {
-            name: ",".join(value) if isinstance(value, list) else str(value)
-            for name, value in tables.policy.items()
-        }
+        self.policy_options = as_text(tables.policy)
         self.columns = tables.columns
         if self.pipeline.mode == "rows":
             self._check_rows()
@@ -154,12 +170,6 @@ class PipelineConfig(SourceConfig):
         self.quarantine = self._folder("quarantine", self.pipeline.quarantine)
         self.archive = self._archive()
         self.trigger = self._trigger()
-
-    def _check_consumer(self) -> None:
-        try:
-            check_id(self.pipeline.consumer, "consumer")
-        except MessageError as error:
-            raise self.wrong("[pipeline] consumer", str(error)) from error
 
     def _check_policy(self, table: Mapping[str, Any]) -> None:
         try:
@@ -195,29 +205,20 @@ class PipelineConfig(SourceConfig):
 
     def _ledger(self) -> str:
         """Where the ledger is; its folder is made."""
-        try:
+        with self.checking("[pipeline] ledger", "ledger: "):
             location = self._located(self.pipeline.ledger)
             if location.startswith("sqlite:"):
                 _make_folder(sqlite_file(location))
             check_ledger(read_secret(location, "ledger"), self.pipeline.mode)
             open_named_ledger(location)
-        except ConfigError as error:
-            raise self.wrong("[pipeline] ledger", str(error).removeprefix("ledger: ")) from error
-        except OSError as error:
-            raise self.wrong(
-                "[pipeline] ledger", f"{error.filename!r} cannot be made: {error.strerror}"
-            ) from error
         return location
 
     def _transport(self) -> str | None:
         if self.pipeline.transport is None:
             return None
-        try:
+        with self.checking("[pipeline] transport", "ledger: ", "transport: "):
             location = self._located(self.pipeline.transport)
             check_shared_transport(read_secret(location, "transport"))
-        except ConfigError as error:
-            text = str(error).removeprefix("ledger: ").removeprefix("transport: ")
-            raise self.wrong("[pipeline] transport", text) from error
         return location
 
     def _folder(self, key: str, path: str) -> str:
@@ -258,13 +259,12 @@ class PipelineConfig(SourceConfig):
 
 def _make_folder(file: Path) -> None:
     """The folder that `file` is to be in."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{error.filename!r} cannot be made: {error.strerror}") from error
     if file.is_dir():
         raise ConfigError(f"{str(file)!r} is a folder; name a file")
-
-
-def _is_pattern(path: str) -> bool:
-    return has_magic(path) or "{" in path
 
 
 def read_config(file: Path, ledger: str | None = None) -> PipelineConfig:
@@ -276,14 +276,9 @@ def read_config(file: Path, ledger: str | None = None) -> PipelineConfig:
     if ledger is not None and isinstance(document.get("pipeline"), dict):
         document["pipeline"]["ledger"] = ledger
     try:
-        return PipelineConfig(file, _File.model_validate(document))
+        return PipelineConfig(file, _PipelineFile.model_validate(document))
     except ValidationError as error:
         raise ConfigError(f"{file}: {first_error(error)}") from error
-
-
-def _gives_messages(source: object) -> bool:
-    """Whether the source's columns are those of a message, each under its own name."""
-    return isinstance(source, dict) and source.get("format") == RABBITMQ
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -297,14 +292,11 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: is no TOML: {error}") from error
-    if _gives_messages(document.get("source")):
+    source = document.get("source")
+    # Its columns are those of a message, each under its own name.
+    if isinstance(source, dict) and source.get("format") == RABBITMQ:
         document.setdefault("message", {name: name for name in MessageTable.model_fields})
     return document
-
-
-def as_option(value: Scalar) -> str:
-    """A TOML value as Spark's options have it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def first_error(error: ValidationError) -> str:
@@ -324,7 +316,7 @@ def first_error(error: ValidationError) -> str:
 
 
 def _keys(path: list[str]) -> list[str]:
-    table: type[BaseModel] = _File
+    table: type[BaseModel] = _PipelineFile
     for name in path:
         annotation = table.model_fields[name].annotation
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):

@@ -1,26 +1,25 @@
 """The pipeline: a source, a mapping and the sink, run to the end or until it is told to stop."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import closing
 
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from oncely._util.signals import told_to_stop
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.locations import open_named_ledger
 from oncely.spark.failures import as_own
 from oncely.spark.pipeline.config import PipelineConfig
-from oncely.spark.pipeline.source import read_messages
-from oncely.spark.report import Report
-from oncely.spark.session import open_session
+from oncely.spark.pipeline.pipeline_source import read_messages
+from oncely.spark.session import session
+from oncely.spark.settings import as_text
 from oncely.spark.sink.channel import DriverChannel
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.spreading import spread
-from oncely.stopping import told_to_stop
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+from oncely.spark.spark_report import Report
 
 _LOOK_S = 0.2
 _GRACE_S = 60.0
@@ -34,28 +33,20 @@ def run_pipeline(config: PipelineConfig, on_progress: OnProgress = lambda _: Non
     `on_progress` is called a few times a second. Raises ConfigError for what is wrong with the
     file, StoreError when the ledger cannot be opened, OncelyError when Spark gives up.
     """
-    ledger = open_named_ledger(config.ledger)
-    ledger.migrate()
-    since = ledger.now()
-    ledger.close()
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    with told_to_stop() as stop:
-        spark = open_session(config.pipeline.name, config.spark)
-        try:
-            # Spark has set a SIGINT handler of its own meanwhile.
-            with told_to_stop(stop):
-                return _run(spark, config, since, stop, on_progress)
-        except (PySparkException, Py4JError, OSError) as error:
-            raise _told(error, config) from error
-        finally:
-            with contextlib.suppress(Py4JError, OSError):
-                spark.stop()
+    with closing(open_named_ledger(config.ledger)) as ledger:
+        ledger.migrate()
+        since = ledger.now()
+    with (
+        told_to_stop() as stop,
+        session(config.pipeline.name, config.spark, lambda error: _told(error, config)) as spark,
+        # Spark has set a SIGINT handler of its own meanwhile.
+        told_to_stop(stop),
+    ):
+        return _run(spark, config, since, stop, on_progress)
 
 
 def _run(
-    spark: "SparkSession",
+    spark: SparkSession,
     config: PipelineConfig,
     since: float,
     stop: threading.Event,
@@ -74,49 +65,49 @@ def _run(
 
 
 def _start(
-    spark: "SparkSession", config: PipelineConfig, since: float, channel: DriverChannel
-) -> "StreamingQuery":
+    spark: SparkSession, config: PipelineConfig, since: float, channel: DriverChannel
+) -> StreamingQuery:
     pipeline = config.pipeline
     messages = read_messages(spark, config, columns=config.columns)
-    given = {
+    options = {
+        "consumer": pipeline.consumer,
+        "ledger": config.ledger,
         "handler": pipeline.handler,
+        "handler_path": config.folder,
+        "mode": pipeline.mode,
         "table": pipeline.table,
-        "upsert": ",".join(pipeline.upsert) or None,
+        "upsert": pipeline.upsert or None,
         "chunk": pipeline.chunk,
         "transport": config.transport,
+        "quarantine": config.quarantine,
+        "archive": config.archive,
+        "since": since,
+        "channel": channel.address,
+        "channel_token": channel.token,
     }
     return (
         spread(messages, upsert=pipeline.upsert)
         .writeStream.format("oncely")
-        .queryName(config.pipeline.name)
+        .queryName(pipeline.name)
         .trigger(**config.trigger)
-        .options(
-            checkpointLocation=config.checkpoint,
-            consumer=config.pipeline.consumer,
-            ledger=config.ledger,
-            handler_path=str(config.folder),
-            mode=config.pipeline.mode,
-            quarantine=config.quarantine,
-            archive=config.archive or "",
-            since=repr(since),
-            channel=channel.address,
-            channel_token=channel.token,
-            **{name: value for name, value in given.items() if value is not None},
-            **config.policy_options,
-        )
+        .option("checkpointLocation", config.checkpoint)
+        .options(**as_text(options), **config.policy_options)
         .start()
     )
 
 
 def _follow(
-    query: "StreamingQuery", channel: DriverChannel, stop: threading.Event, on_progress: OnProgress
+    query: StreamingQuery, channel: DriverChannel, stop: threading.Event, on_progress: OnProgress
 ) -> None:
     """Wait for the query's end, or bring it about."""
-    while query.isActive and not stop.wait(_LOOK_S):
-        on_progress(channel.progress())
-    error = query.exception()
-    if error is None and query.isActive:
-        channel.stop(_GRACE_S)
+    try:
+        while query.isActive and not stop.wait(_LOOK_S):
+            on_progress(channel.progress())
+        error = query.exception()
+        if error is None and query.isActive:
+            channel.stop(_GRACE_S)
+    finally:
+        # The session may be somebody's, who goes on with it.
         query.stop()
     if error is not None:
         raise error

@@ -9,14 +9,16 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import RecordBatch, Table
+from pyarrow.parquet import read_metadata
+
+from oncely._util.crash_points import reached
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.core.message import Message
-from oncely.crashpoints import reached
-
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch, Table
 
 _LOCK_WAIT_S = 30.0
 """A source whose driver was killed ends what it is at before it lets its spool go."""
@@ -82,8 +84,6 @@ class Spool:
         """The last of the segments after `start` that hold no more than so many messages, or the
         first alone where that holds more; `start` where none comes after it.
         """
-        from pyarrow.parquet import read_metadata
-
         end, messages = start, 0
         for number in self.numbers():
             if number > start:
@@ -98,8 +98,6 @@ class Spool:
 
         Raises OncelyError where it cannot be written.
         """
-        import pyarrow.parquet as pq
-
         number = max([after, *self.numbers()]) + 1
         whole = self.file(number)
         unfinished = self._folder / f"{_UNFINISHED}{number}"
@@ -149,10 +147,8 @@ class Spool:
         return ConfigError(f"option spool: {str(self._folder)!r} {text}")
 
 
-def read_segment(file: str) -> Iterator["RecordBatch"]:
+def read_segment(file: str) -> Iterator[RecordBatch]:
     """The messages of a segment. Raises OncelyError where its file cannot be read here."""
-    import pyarrow.parquet as pq
-
     try:
         with pq.ParquetFile(file) as segment:
             yield from segment.iter_batches(_ROWS_READ)
@@ -163,9 +159,7 @@ def read_segment(file: str) -> Iterator["RecordBatch"]:
         ) from error
 
 
-def _table(messages: Sequence[Message]) -> "Table":
-    import pyarrow as pa
-
+def _table(messages: Sequence[Message]) -> Table:
     schema = pa.schema(
         {
             "id": pa.string(),

@@ -4,11 +4,12 @@ import logging
 import time
 from collections.abc import Iterator
 
+from oncely._util.crash_points import reached
 from oncely.core.errors import BrokerRefused, TransportError
-from oncely.crashpoints import reached
-from oncely.spark.rabbitmq.options import RabbitmqOptions
+from oncely.core.verdicts import Ack
+from oncely.spark.rabbitmq.source_options import RabbitmqOptions
 from oncely.spark.rabbitmq.spool import Spool
-from oncely.transports.base import Ack, Delivery
+from oncely.transports.transport import Delivery
 
 _log = logging.getLogger(__name__)
 
@@ -73,8 +74,8 @@ class Spooler:
     def waiting(self) -> int:
         """How many messages the broker has for receivers now, those that are delayed included."""
         from oncely.transports.rabbitmq.connection import Line
-        from oncely.transports.rabbitmq.options import read_options
         from oncely.transports.rabbitmq.topology import Topology, waiting
+        from oncely.transports.rabbitmq.url_options import read_options
 
         address, _, told = self._options.url().partition("?")
         parameters, settings = read_options(address, told)
@@ -93,9 +94,8 @@ class Spooler:
         while True:
             try:
                 gathered = list(self._gather(limit, wait_s))
-            except TransportError as error:
-                is_final = isinstance(error, BrokerRefused) or not self._was_reached
-                if is_final or time.monotonic() >= until:
+            except TransportError:
+                if not self._was_reached or time.monotonic() >= until:
                     raise
                 _log.warning("broker_away", exc_info=True)
             else:
@@ -111,7 +111,7 @@ class Spooler:
         while taken < limit and size < _MAX_BYTES:
             try:
                 more = self._transport.receive(self._options.queue, limit - taken, wait_s)
-            except TransportError:
+            except (TransportError, BrokerRefused):
                 if not taken:
                     raise
                 return
@@ -126,6 +126,6 @@ class Spooler:
     def _acknowledge(self, deliveries: list[Delivery]) -> None:
         try:
             self._transport.settle([(delivery, Ack()) for delivery in deliveries])
-        except TransportError:
+        except (TransportError, BrokerRefused):
             # They are durable, and come again: the ledger knows them then.
             _log.warning("acknowledgements_lost", extra={"count": len(deliveries)}, exc_info=True)

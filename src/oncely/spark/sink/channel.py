@@ -61,11 +61,7 @@ class DriverChannel:
     def progress(self) -> Counts:
         """The same, and what the open batch has come to so far."""
         with self._lock:
-            total = Counts()
-            total.add(self._committed)
-            for counts in self._tasks.values():
-                total.add(counts)
-            return total
+            return sum(self._tasks.values(), self._committed)
 
     def stop(self, grace_s: float) -> None:
         """Tell all tasks to stop; return when they have, or after `grace_s`."""
@@ -129,10 +125,10 @@ class DriverChannel:
 
     def _hear(self, connection: Connection, said: Mapping[str, Any]) -> bool:
         """Take in what a task says; return whether it will say more."""
-        counts = Counts.from_dict(said["counts"])
+        counts = Counts(**said["counts"])
         with self._lock:
             if said["is"] == "batch":
-                self._committed = _sum(self._committed, counts)
+                self._committed += counts
                 self._tasks.clear()
                 connection.send_bytes(_HEARD)
             else:
@@ -229,7 +225,7 @@ def _answer(connection: Connection) -> bytes:
 
 
 def _said(what: str, counts: Counts) -> bytes:
-    return json.dumps({"is": what, "counts": counts.as_dict()}).encode()
+    return json.dumps({"is": what, "counts": vars(counts)}).encode()
 
 
 def _send(connection: Connection, said: bytes) -> None:
@@ -237,10 +233,3 @@ def _send(connection: Connection, said: bytes) -> None:
         connection.send_bytes(said)
     except OSError:
         _log.debug("channel_broken")
-
-
-def _sum(one: Counts, other: Counts) -> Counts:
-    total = Counts()
-    total.add(one)
-    total.add(other)
-    return total

@@ -1,7 +1,6 @@
 """Counts: what became of the deliveries of a task, a batch or a run."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +20,12 @@ class Counts:
     failed: int = 0
     in_doubt: int = 0
 
-    def add(self, other: "Counts") -> None:
-        """Count what `other` counted as well."""
-        self.received += other.received
-        self.handled += other.handled
-        self.duplicates_input += other.duplicates_input
-        self.duplicates_ledger += other.duplicates_ledger
-        self.quarantined.update(other.quarantined)
-        self.failed += other.failed
-        self.in_doubt += other.in_doubt
+    def __post_init__(self) -> None:
+        # What was `vars` of counts, and JSON on its way, makes them again.
+        self.quarantined = Counter(self.quarantined)
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(**{name: count + getattr(other, name) for name, count in vars(self).items()})
 
     @property
     def settled(self) -> int:
@@ -48,16 +44,3 @@ class Counts:
             "failed": self.failed,
             "in_doubt": self.in_doubt,
         }
-
-    @classmethod
-    def from_dict(cls, counts: Mapping[str, Any]) -> "Counts":
-        """The inverse of `as_dict`."""
-        return cls(
-            received=counts["received"],
-            handled=counts["handled"],
-            duplicates_input=counts["duplicates"]["input"],
-            duplicates_ledger=counts["duplicates"]["ledger"],
-            quarantined=Counter(counts["quarantined"]),
-            failed=counts["failed"],
-            in_doubt=counts["in_doubt"],
-        )

@@ -9,19 +9,16 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from oncely.core.errors import OncelyError
 from oncely.spark.sink.counts import Counts
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
-
-_reading: "WeakSet[SparkSession]" = WeakSet()
+_reading: WeakSet[SparkSession] = WeakSet()
 """The sessions that know the format."""
 
 
@@ -30,19 +27,19 @@ def hand_over(run: str, counts: Counts) -> None:
     unfinished = _file(run).with_suffix(".unfinished")
     # Others on this machine may not read along, nor have put something in its place.
     with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(counts.as_dict(), file)
+        json.dump(vars(counts), file)
     unfinished.replace(_file(run))
 
 
-def fetch(spark: "SparkSession", run: str) -> Counts:
+def fetch(spark: SparkSession, run: str) -> Counts:
     """The counts that a commit has handed over, once. Raises OncelyError where there are none."""
     if hasattr(spark, "sparkContext"):
-        return Counts.from_dict(json.loads(_take(run)))
+        return Counts(**json.loads(_take(run)))
     if spark not in _reading:
         spark.dataSource.register(HandedOver)
         _reading.add(spark)
     [row] = spark.read.format(HandedOver.name()).option("run", run).load().collect()
-    return Counts.from_dict(json.loads(row.counts))
+    return Counts(**json.loads(row.counts))
 
 
 def _file(run: str) -> Path:
@@ -70,7 +67,7 @@ class HandedOver(DataSource):
         """One column, JSON."""
         return "counts string"
 
-    def reader(self, schema: "StructType") -> "CountsReader":  # noqa: ARG002 - Spark's signature.
+    def reader(self, schema: StructType) -> "CountsReader":  # noqa: ARG002 - Spark's signature.
         """Reads what was handed over."""
         return CountsReader(self.options["run"])
 

@@ -1,52 +1,59 @@
-"""The horizon: what is older than the ledger remembers may have been handled, and forgotten."""
+"""The horizon: what was sent before it may have been handled, and forgotten by the ledger."""
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
-from oncely.archive.lookup import Archive, Old, Refusal, TooOld
+from oncely.archive.lookup import Archive, NotCovered, Old, Refusal
+from oncely.core.commands import TooOld
 from oncely.core.policy import Policy
-from oncely.core.record import Key
-from oncely.core.rules import is_too_old
-from oncely.handling.around import seconds_since_1970
-from oncely.ledger import Ledger
-from oncely.spark.sink.rows import Row
+from oncely.lifecycle.turn import seconds_since_1970
+from oncely.spark.sink.message_rows import Row
 
 
-def forgotten(
-    ledger: Ledger, consumer: str, policy: Policy, rows: Sequence[Row], archive: Archive | None
-) -> dict[int, str | Refusal]:
-    """The places of those rows that are not to be asked for, and why: the ledger may have known
-    their messages. What it still knows is answered from there, however old it is; what the
-    archive knows, by its record there.
+class Horizon:
+    """Looks up in `archive`, where there is one, what the ledger answers with TooOld.
+
+    To be asked for under `policy`, as sent at `sent_at`.
     """
-    # With an archive, also what would run unasked is looked for.
-    strict = policy if archive is None else replace(policy, on_too_old="dead_letter")
-    # The store's clock decides; it is asked where this machine's says so.
-    times = {place: seconds_since_1970(row.time) for place, row in enumerate(rows)}
-    sent_at = _too_old(strict, times, time.time())
-    if not sent_at:
-        return {}
-    old = _too_old(strict, sent_at, ledger.now())
-    known = ledger.find_many({Key(consumer, rows[place].id) for place in old})
-    places = sorted(place for place in old if Key(consumer, rows[place].id) not in known)
-    reason = f"too old: older than the retention of {policy.retention}, and not in the ledger"
-    if archive is None:
-        return dict.fromkeys(places, reason)
-    asked = [Old(rows[place].id, sent_at[place], rows[place].fingerprint()) for place in places]
-    answers = archive.judge(asked, policy) if asked else []
-    refused: dict[int, str | Refusal] = {}
-    for place, answer in zip(places, answers, strict=True):
-        if isinstance(answer, TooOld):
-            if policy.on_too_old != "run":
-                refused[place] = f"{reason}, and from before the archive"
-        elif answer is not None:
-            refused[place] = answer
-    return refused
+
+    def __init__(self, policy: Policy, archive: Archive | None) -> None:
+        self._own = policy
+        self._archive = archive
+        # With an archive, also what would run unasked is looked for.
+        self.policy = policy if archive is None else replace(policy, on_too_old="dead_letter")
+        self._passed: dict[str, float] = {}
+        """The horizons for which messages may run, by their ids."""
+
+    def sent_at(self, row: Row) -> float | None:
+        """When the message was sent, in seconds since 1970; not before a horizon for which it
+        may run. Should the ledger forget more meanwhile, that is too old again.
+        """
+        at = seconds_since_1970(row.time)
+        return None if at is None else max(at, self._passed.get(row.id, at))
+
+    def judge(self, rows: Sequence[tuple[Row, TooOld]]) -> list[str | Refusal | None]:
+        """Why each is not to run, as a reason or as the rules say by its archived record; None
+        where it may, and is to be asked for again.
+        """
+        if self._archive is None:
+            return [_reason(said) for _, said in rows]
+        asked = [
+            Old(row.id, seconds_since_1970(row.time) or 0.0, row.fingerprint()) for row, _ in rows
+        ]
+        verdicts: list[str | Refusal | None] = []
+        self._passed.clear()
+        for (row, said), answer in zip(rows, self._archive.judge(asked, self._own), strict=True):
+            if answer is None or (isinstance(answer, NotCovered) and self._own.on_too_old == "run"):
+                self._passed[row.id] = said.horizon
+                verdicts.append(None)
+            elif isinstance(answer, NotCovered):
+                verdicts.append(f"{_reason(said)}, and from before the archive")
+            else:
+                verdicts.append(answer)
+        return verdicts
 
 
-def _too_old(policy: Policy, times: Mapping[int, float | None], now: float) -> dict[int, float]:
-    """Those of `times` that are, by their places."""
-    return {
-        place: at for place, at in times.items() if at is not None and is_too_old(policy, at, now)
-    }
+def _reason(said: TooOld) -> str:
+    when = datetime.fromtimestamp(said.horizon, UTC).isoformat(" ", "seconds")
+    return f"too old: sent before {when}, up to when the ledger has forgotten"

@@ -4,15 +4,24 @@ import contextlib
 import json
 from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
-from oncely.spark.sink.rows import Row
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow.fs import FileSelector, FileSystem
 
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
+from oncely.spark.sink.message_rows import Row
 
 _BUFFERED_ROWS = 1_000
+_SCHEMA = pa.schema(
+    {
+        "reason": pa.string(),
+        "id": pa.string(),
+        "row": pa.string(),
+        "quarantined_at": pa.timestamp("us", tz="UTC"),
+    }
+)
 
 
 class Quarantine:
@@ -50,7 +59,7 @@ class Quarantine:
         if self._writer is None:
             return None
         self._writer.close()
-        files, path = self._open()
+        files, path = FileSystem.from_uri(self._folder)
         files.move(f"{path}/{self._unfinished_name}", f"{path}/{self._name}")
         return self._name
 
@@ -59,41 +68,22 @@ class Quarantine:
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 self._writer.close()
-                files, path = self._open()
+                files, path = FileSystem.from_uri(self._folder)
                 files.delete_file(f"{path}/{self._unfinished_name}")
 
     def _flush(self) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        schema = pa.schema(
-            {
-                "reason": pa.string(),
-                "id": pa.string(),
-                "row": pa.string(),
-                "quarantined_at": pa.timestamp("us", tz="UTC"),
-            }
-        )
         if self._writer is None:
-            files, path = self._open()
+            files, path = FileSystem.from_uri(self._folder)
             files.create_dir(path, recursive=True)
             # Readers of Parquet folders pass over names with a dot in front.
-            self._writer = pq.ParquetWriter(
-                f"{path}/{self._unfinished_name}", schema, filesystem=files
-            )
-        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=schema))
+            unfinished = f"{path}/{self._unfinished_name}"
+            self._writer = pq.ParquetWriter(unfinished, _SCHEMA, filesystem=files)
+        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=_SCHEMA))
         self._rows.clear()
-
-    def _open(self) -> "tuple[FileSystem, str]":
-        from pyarrow.fs import FileSystem
-
-        return FileSystem.from_uri(self._folder)  # type: ignore[no-any-return]
 
 
 def remove_stale(folder: str, prefix: str, whole: Collection[str | None]) -> None:
     """Remove the files of one batch that an earlier attempt at it wrote under other names."""
-    from pyarrow.fs import FileSelector, FileSystem
-
     files, path = FileSystem.from_uri(folder)
     for found in files.get_file_info(FileSelector(path, allow_not_found=True)):
         if found.base_name.lstrip(".").startswith(prefix) and found.base_name not in whole:

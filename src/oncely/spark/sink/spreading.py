@@ -1,19 +1,18 @@
 """How messages are dealt out to tasks."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from oncely.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _ROWS_FOR_EVERY_PART = 100_000
 
 
 def spread(
-    messages: "DataFrame", partitions: int | None = None, upsert: Sequence[str] = ()
-) -> "DataFrame":
+    messages: DataFrame, partitions: int | None = None, upsert: Sequence[str] = ()
+) -> DataFrame:
     """Let the copies of an id meet in one task, where they cost one claim; with the key of an
     `upsert`, the messages of one key, which one task writes in order.
 
@@ -30,10 +29,8 @@ def spread(
     return messages.repartition(partitions or 2 * _slots(messages.sparkSession), *names)
 
 
-def _slots(spark: "SparkSession") -> int:
+def _slots(spark: SparkSession) -> int:
     """How many tasks can run at a time."""
-    from pyspark.sql import functions as f
-
     context = getattr(spark, "sparkContext", None)
     if context is not None:
         return int(context.defaultParallelism)

@@ -10,6 +10,8 @@
 --   seen:sent:billing     sorted set  the ids of a group, by last_processed_at
 --   leases:sent:billing   sorted set  those of them that have a lease, by lease_until
 --   duplicates            hash        what the duplicates of a group add up to
+--   horizons              hash        up to when records of a consumer may have been forgotten
+--   retentions            hash        for how long those of a consumer are to be kept
 
 local prefix = ARGV[1] .. ':'
 local asked = cjson.decode(ARGV[3])

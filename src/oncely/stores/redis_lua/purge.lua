@@ -1,5 +1,8 @@
 -- Answered: where to go on, and how many were removed.
 local ids, after = choose()
+if #ids > 0 then
+  forget_until(asked.consumer, now - (asked.older_than_s or 0))
+end
 for _, id in ipairs(ids) do
   local state, count, lease_until = unpack(redis.call('HMGET', record_key(asked.consumer, id),
     'status', 'duplicates', 'lease_until'))

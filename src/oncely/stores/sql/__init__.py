@@ -1,5 +1,5 @@
 """Records in a relational database: SQLite, PostgreSQL, MariaDB and MySQL."""
 
-from oncely.stores.sql.store import SqlStore
+from oncely.stores.sql.sql_store import SqlStore
 
 __all__ = ["SqlStore"]

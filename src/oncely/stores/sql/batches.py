@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from oncely.stores.sql.rows import Rows
+from oncely.stores.sql.record_rows import RowValues
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class Split(NamedTuple):
     constant: Mapping[str, Any]
 
 
-def split(rows: Rows) -> Split:
+def split(rows: RowValues) -> Split:
     """Part the columns of one row or more."""
     if len(rows.values) == 1:
         return Split({}, dict(zip(rows.names, rows.values[0], strict=True)))

@@ -1,19 +1,28 @@
 """What differs between databases; everything else of the SQL store is the same for all."""
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum, auto
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
 from sqlalchemy import ColumnElement, Connection, Engine, bindparam, func, literal_column, select
 
 from oncely.core.record import Key, Record
-from oncely.stores.base import Loaded
 from oncely.stores.sql.batches import batches
-from oncely.stores.sql.rows import LOADED, Pair, by_place, record_of
-from oncely.stores.sql.table import Tables
+from oncely.stores.sql.record_rows import LOADED, Pair, by_place, record_of
+from oncely.stores.sql.table import SqlTables
+from oncely.stores.store import Clock, Loaded
 
 T = TypeVar("T")
 
@@ -44,6 +53,8 @@ class Fault(Enum):
     """Lost against another transaction, and nothing is stored: the same again."""
     LOST = auto()
     """The connection is gone; what was being written may be stored, or not."""
+    LOCKED = auto()
+    """Somebody's transaction holds a lock for longer than was waited; nothing is stored."""
     UNAVAILABLE = auto()
     """The database is there and does not serve."""
     OTHER = auto()
@@ -53,42 +64,64 @@ class Database(ABC):
     """Statements and errors of one kind of database, for one ledger.
 
     Statements are text that is built once, for raw cursors: SQLAlchemy's own work per row would
-    cost more than the database's. `now` is a time that a test has set, None for the database's
-    own clock.
+    cost more than the database's. `clock` replaces the database's own; only tests want that.
 
     Where it `is_inside`, its statements are for a transaction that is open already, on a session
-    with anybody's settings: they neither begin nor end it, and `load` locks what it finds.
+    with anybody's settings: they neither begin nor end it, and `load` locks what it finds. Else
+    they wait for a second or two for a lock that somebody holds, and where it `is_hurried`, hardly
+    at all.
     """
 
     clock: ClassVar[str]
     """An expression for the database's clock, in seconds since 1970."""
     position: ClassVar[str]
     """The function that finds a text in a text, letter by letter."""
-    false: ClassVar[str] = "false"
-    true: ClassVar[str] = "true"
     always: ClassVar[str]
     """A time that is long past."""
     insert_absent: ClassVar[str] = "INSERT INTO {} ON CONFLICT DO NOTHING"
     """An insert of rows which leaves those that are there."""
     skip_locked: ClassVar[str]
     """How a query of the table `d` locks its rows, and leaves out what others have locked."""
+    begin: ClassVar[str] = "BEGIN"
+    """How a transaction on a connection of ours begins."""
 
-    def __init__(self, engine: Engine, tables: Tables, *, is_inside: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tables: SqlTables,
+        clock: Clock | None,
+        *,
+        is_inside: bool = False,
+        is_hurried: bool = False,
+    ) -> None:
         self._engine = engine
         self._tables = tables
+        self._clock = clock
+        # A batch has one of few shapes: which columns differ from row to row.
+        self._text = lru_cache(_built)
         self.is_inside = is_inside
+        self.is_hurried = is_hurried
         self.table = tables.records
+        self.deferred_table = tables.deferred
         name_of = engine.dialect.identifier_preparer.format_table
         self.name = name_of(tables.records)
         self.deferred_name = name_of(tables.deferred)
         self.steps_name = name_of(tables.steps)
-        self.channel = tables.deferred.name
-        """By which those are told who wait for deferred messages, where a database can tell."""
+        self.consumers_name = name_of(tables.consumers)
 
     @cached_property
     def inside(self) -> Self:
         """The same for use inside transactions."""
-        return type(self)(self._engine, self._tables, is_inside=True)
+        return type(self)(self._engine, self._tables, self._clock, is_inside=True)
+
+    @cached_property
+    def hurried(self) -> Self:
+        """The same for statements that hardly wait for locks."""
+        return type(self)(self._engine, self._tables, self._clock, is_hurried=True)
+
+    def hurry(self, _: Link) -> AbstractContextManager[None]:
+        """While statements on a connection of ours wait as this one's do."""
+        return nullcontext()
 
     def prepare(self, connection: Any, _: object) -> None:  # noqa: B027 - not all have to.
         """Make a new connection fit for the ledger."""
@@ -99,21 +132,19 @@ class Database(ABC):
     # ---- Records -------------------------------------------------------------------------------
 
     @abstractmethod
-    def insert(self, link: Link, records: Sequence[Record], now: float | None) -> set[Key]:
+    def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
         """Write one of `batches` of records as the Store protocol says."""
 
-    def insert_alike(
-        self, link: Link, record: Record, message_ids: Sequence[str], now: float | None
-    ) -> set[str]:
+    def insert_alike(self, link: Link, record: Record, message_ids: Sequence[str]) -> set[str]:
         """As `insert`, of records that differ from `record` in their message ids alone."""
         keys = [Key(record.key.consumer, message_id) for message_id in message_ids]
         written: set[Key] = set()
         for batch in self.batches([record._replace(key=key) for key in keys]):
-            written |= self.insert(link, batch, now)
+            written |= self.insert(link, batch)
         return {key.message_id for key in written}
 
     @abstractmethod
-    def swap(self, link: Link, pairs: Sequence[Pair], now: float | None) -> set[Key]:
+    def swap(self, link: Link, pairs: Sequence[Pair]) -> set[Key]:
         """Replace the first by the second of each pair, as the Store protocol says."""
 
     @abstractmethod
@@ -124,25 +155,33 @@ class Database(ABC):
         """`items` in parts that are stored whole or not at all: one can be tried again."""
         return batches(items)
 
-    def load(self, link: Link, keys: Collection[Key], now: float | None) -> Loaded:
+    def load(self, link: Link, keys: Collection[Key]) -> Loaded:
         """As the Store protocol says."""
         # What is locked as it is read may tell the time itself: nobody extends a lease meanwhile.
-        at = None if self.is_inside else self.now(link, now)
+        at = None if self.is_inside else self.time(link)
         found: dict[Key, Record] = {}
+        for row in self._rows_by_batch(link, keys, locks=self.is_inside):
+            record = record_of(row)
+            found[record.key] = record
+            if at is None:
+                at = float(row[len(LOADED)])
+        return Loaded(found, self.time(link) if at is None else at)
+
+    def look(self, link: Link, keys: Collection[Key]) -> Mapping[Key, Record]:
+        """The records that exist, locked by nobody."""
+        rows = self._rows_by_batch(link, keys, locks=False)
+        return {record.key: record for record in map(record_of, rows)}
+
+    def _rows_by_batch(
+        self, link: Link, keys: Collection[Key], *, locks: bool
+    ) -> Iterator[Sequence[Any]]:
         for batch in batches(by_place(keys)):
-            for row in self.rows_of(link, batch, now):
-                record = record_of(row)
-                found[record.key] = record
-                if at is None:
-                    at = float(row[len(LOADED)])
-        return Loaded(found, self.now(link, now) if at is None else at)
+            yield from self.rows_of(link, batch, locks=locks)
 
     @abstractmethod
-    def rows_of(
-        self, link: Link, keys: Sequence[Key], now: float | None
-    ) -> Iterable[Sequence[Any]]:
-        """The rows of these keys that exist: the columns of `LOADED`, and inside transactions one
-        with the time before it was locked.
+    def rows_of(self, link: Link, keys: Sequence[Key], *, locks: bool) -> Iterable[Sequence[Any]]:
+        """The rows of these keys that exist, locked or not: the columns of `LOADED`, and of those
+        that are locked one with the time before they were.
         """
 
     def sample_ids(self, link: Link, number: int) -> Sequence[str]:
@@ -162,22 +201,35 @@ class Database(ABC):
         return [row[0] for row in self.run(link, f"{chosen} ORDER BY message_id").fetchall()]
 
     def purge(
-        self, connection: Connection, condition: ColumnElement[bool], limit: int, *, steps: bool
-    ) -> int:
+        self,
+        connection: Connection,
+        condition: ColumnElement[bool],
+        limit: int,
+        horizon: float,
+        *,
+        steps: bool,
+        after: str,
+    ) -> tuple[int, str]:
         """Remove at most `limit` records that fit, in one transaction, and their `steps` where
-        there are any; return how many records.
+        there are any: those first that come after a place in the table, "" for its beginning; and
+        raise the horizons of their consumers. Return how many records, and the place of the last.
         """
         c = self.table.c
+        chosen = select(c.id, c.message_id, c.provider).where(condition, c.id > int(after or 0))
         # Rows that another cleaner, or a worker, is at are left to them.
-        chosen = select(c.id, c.message_id, c.provider).where(condition).limit(limit)
+        chosen = chosen.order_by(c.id).limit(limit).with_for_update(skip_locked=True)
         with self.transaction(connection):
-            found = connection.execute(chosen.with_for_update(skip_locked=True)).all()
+            found = connection.execute(chosen).all()
             if found:
-                ids = ", ".join(f"{row.id:d}" for row in found)
-                self.run(connection, f"DELETE FROM {self.name} WHERE id IN ({ids})")
-            if found and steps:
-                self.remove_steps(connection, [Key(row.provider, row.message_id) for row in found])
-        return len(found)
+                keys = [Key(row.provider, row.message_id) for row in found]
+                # By key: to remove many ids MariaDB reads all rows, and waits for who is at one.
+                self.run(connection, self.removal(self.name), self.key_values(by_place(keys)))
+                if steps:
+                    self.remove_steps(connection, keys)
+            raised = self.consumer_written("forgotten_until", only_later=True)
+            for consumer in sorted({row.provider for row in found}):
+                self.run(connection, raised, {"consumer": consumer, "value": horizon})
+        return len(found), str(found[-1].id) if found else after
 
     def has_beside(self, link: Link) -> tuple[bool, bool]:
         """Whether there are any deferred messages, and any steps."""
@@ -188,19 +240,61 @@ class Database(ABC):
 
     def remove_steps(self, link: Link, keys: Sequence[Key]) -> None:
         """Remove the steps of one of `batches` of messages."""
-        self.run(link, self.steps_removal, self.key_values(by_place(keys)))
+        self.run(link, self.removal(self.steps_name), self.key_values(by_place(keys)))
+
+    # ---- Consumers -----------------------------------------------------------------------------
+
+    def horizons(
+        self,
+        link: Link,
+        consumers: Sequence[str],
+        *,
+        reads_anew: bool = False,  # noqa: ARG002 - where it makes a difference, it is used.
+    ) -> Mapping[str, float]:
+        """The horizons of those consumers that have one, as they are now: not as they were when the
+        transaction first read, unless it `reads_anew`.
+        """
+        return self._horizons_of(link, consumers)
+
+    def has_read_nothing(self, link: Link) -> bool:  # noqa: ARG002 - for one that has to ask.
+        """Whether a transaction has surely read nothing yet, so that what it reads next is not as
+        it was before this moment. False where that cannot be known, or makes no difference.
+        """
+        return False
+
+    def _horizons_of(
+        self, link: Link, consumers: Sequence[str], lock: str = ""
+    ) -> Mapping[str, float]:
+        names = {f"c{n}": consumer for n, consumer in enumerate(consumers)}
+        given = ", ".join(f"%({name})s" for name in names)
+        found = self.run(
+            link,
+            f"SELECT provider, forgotten_until FROM {self.consumers_name}"
+            f" WHERE provider IN ({given}) ORDER BY provider{lock}",
+            names,
+        ).fetchall()
+        return {consumer: float(at) for consumer, at in found if at is not None}
+
+    def consumer_written(self, column: str, *, only_later: bool = False) -> str:
+        """The statement that writes `value` for `consumer`; over one that is less, `only_later`."""
+        later = f" WHERE coalesce(c.{column} < %(value)s, true)" if only_later else ""
+        return (
+            f"INSERT INTO {self.consumers_name} AS c (provider, {column})"
+            " VALUES (%(consumer)s, %(value)s)"
+            f" ON CONFLICT (provider) DO UPDATE SET {column} = %(value)s{later}"
+        )
 
     # ---- Deferred messages ---------------------------------------------------------------------
 
     @abstractmethod
-    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]], now: float | None) -> None:
+    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep deferred messages, each a row of `DEFERRED`, as the Inside protocol says."""
 
     # ---- Schema --------------------------------------------------------------------------------
 
-    @abstractmethod
     def migrating(self, connection: Connection) -> AbstractContextManager[None]:
         """While nobody else migrates the same table; in a transaction, where the schema can be."""
+        return self.transaction(connection)
 
     @abstractmethod
     def size(self, connection: Connection) -> int | None:
@@ -210,7 +304,7 @@ class Database(ABC):
 
     def transaction(self, connection: Connection) -> AbstractContextManager[None]:
         """A transaction on a connection of ours."""
-        return in_transaction(connection)
+        return in_transaction(connection, self.begin)
 
     # ---- Running -------------------------------------------------------------------------------
 
@@ -249,14 +343,18 @@ class Database(ABC):
     def of_keys(self, name: str) -> str:
         """FROM and WHERE for those rows of a table, as `d`, that have one of `key_values`."""
 
-    @abstractmethod
     def key_values(self, keys: Sequence[Key]) -> Mapping[str, Any]:
         """The parameters for `of_keys`."""
+        return {"keys": json.dumps([[key.message_id, key.consumer] for key in keys])}
+
+    @abstractmethod
+    def removal(self, name: str) -> str:
+        """The statement that removes those rows of a table that have one of `key_values`."""
 
     @property
-    @abstractmethod
-    def steps_removal(self) -> str:
-        """The statement that removes the steps of messages with one of `key_values`."""
+    def _loaded(self) -> str:
+        """The columns of `LOADED`, of the table `t`."""
+        return ", ".join(self.loaded_text(name, "t.") for name in LOADED)
 
     def loaded(self) -> list[ColumnElement[Any]]:
         """The columns that records are made from."""
@@ -273,11 +371,19 @@ class Database(ABC):
         )
         return position > 0
 
-    def now(self, link: Link, now: float | None) -> float:
-        """The time."""
-        if now is not None:
-            return now
-        return float(self.run(link, f"SELECT {self.clock}").fetchone()[0])
+    @property
+    def now(self) -> float | None:
+        """The parameter `now`: a time that a test has set, None for the database's own clock."""
+        return None if self._clock is None else self._clock()
+
+    def time(self, link: Link) -> float:
+        """The time, in seconds since 1970."""
+        now = self.now
+        return float(self.run(link, f"SELECT {self.clock}").fetchone()[0]) if now is None else now
+
+
+def _built(build: Callable[..., str], *shape: tuple[str, ...]) -> str:
+    return build(*shape)
 
 
 def raw_cursor(link: Link) -> Any:
@@ -286,11 +392,11 @@ def raw_cursor(link: Link) -> Any:
 
 
 @contextmanager
-def in_transaction(link: Link) -> Iterator[None]:
+def in_transaction(link: Link, begin: str = "BEGIN") -> Iterator[None]:
     """A transaction on a connection that else commits each statement."""
     # Past SQLAlchemy, which would roll back once more when it gets the connection back.
     cursor = raw_cursor(link)
-    cursor.execute("BEGIN")
+    cursor.execute(begin)
     try:
         yield
     except BaseException as error:

@@ -2,12 +2,10 @@
 
 import re
 import sqlite3
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from functools import cache, lru_cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from inspect import iscoroutinefunction
-from itertools import count
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from oncely.core.errors import ConfigError
 
@@ -16,35 +14,39 @@ Parameters = Mapping[str, Any] | Sequence[Any] | None
 _PARAMETER = re.compile(r"%\((\w+)\)[sb]|%%")
 _IDLE = 0
 """What PostgreSQL's drivers call a connection on which no transaction has begun."""
-_IN_ERROR = 3
-"""What they call one on which a transaction can only be rolled back."""
 _IN_TRANSACTION = 1
 """The bit of MariaDB's and MySQL's answers that says so."""
 
 
-def _is_never(_: Any) -> bool:
-    return False
-
-
-class Driver(NamedTuple):
+class Driver:
     """What is to be known of a driver. `own` is its own connection, `raw` that or an adapter."""
 
     kind: str
     """Of database: the name of SQLAlchemy's dialect."""
-    is_idle: Callable[[Any], bool]
-    """Of `own`: whether no transaction has begun; False where that cannot be known."""
-    cursor: Callable[[Any], Any]
-    """Of `raw`: a cursor whose rows are tuples."""
-    commits_each: Callable[[Any], bool] | None = None
-    """Of `own`: whether a statement outside a transaction commits by itself; None where a bare
-    connection cannot be joined."""
+
+    def is_idle(self, own: Any) -> bool | None:  # noqa: ARG002 - for those that know.
+        """Whether no transaction has begun; None where that cannot be known."""
+        return None
+
+    def is_closed(self, own: Any) -> bool:  # noqa: ARG002 - for those that know.
+        """Whether its program has closed it, as far as that can be known."""
+        return False
+
+    def has_autocommit(self, raw: Any) -> bool:
+        """Whether a statement outside a transaction commits by itself."""
+        return bool(raw.autocommit)
+
+    def cursor(self, raw: Any) -> Any:
+        """A cursor whose rows are tuples."""
+        return raw.cursor()
+
     adapted: Callable[[str, Parameters], tuple[str, Parameters]] | None = None
     """A statement as it takes it; None for the drivers that statements are written for."""
-    is_broken: Callable[[Any], bool] = _is_never
-    """Of `raw`: whether a statement has failed, after which a commit would roll back."""
-    begin_with: Callable[[Any, str, Mapping[str, Any]], int | None] | None = None
-    """Of `own`: begin a transaction and execute a statement in one exchange. How many rows it
-    wrote, or None where it was not executed, for whatever reason; it returns no rows."""
+
+    def commits_each(self, raw: Any) -> bool:
+        """Whether the next statement commits by itself."""
+        has_begun = self.is_idle(own_connection(raw)) is False
+        return not has_begun and self.has_autocommit(raw)
 
 
 def own_connection(raw: Any) -> Any:
@@ -107,204 +109,135 @@ def _with_numbers(statement: str) -> tuple[str, Sequence[str]]:
     return _PARAMETER.sub(number, statement), list(names)
 
 
-# ---- Cursors and states ------------------------------------------------------------------------
-
-
-def _psycopg_cursor(raw: Any) -> Any:
-    if raw.pgconn.pipeline_status:
-        raise ConfigError("transaction: this connection is in a pipeline; leave that first")
-    return _psycopg_cursors()(raw)
-
-
-@cache
-def _psycopg_cursors() -> Callable[[Any], Any]:
-    # To look for the driver anew would take as long as a cursor does.
-    import psycopg
-    from psycopg.rows import tuple_row
-
-    # Past what the caller has set for cursors of its own.
-    return partial(psycopg.Cursor, row_factory=tuple_row)
-
-
-def _pymysql_cursor(raw: Any) -> Any:
-    from pymysql.cursors import Cursor
-
-    return Cursor(raw)
-
-
-def _psycopg2_cursor(raw: Any) -> Any:
-    from psycopg2.extensions import cursor
-
-    return raw.cursor(cursor_factory=cursor)
-
-
-def _mysqlclient_cursor(raw: Any) -> Any:
-    from MySQLdb.cursors import Cursor
-
-    return raw.cursor(Cursor)
-
-
-def _any_cursor(raw: Any) -> Any:
-    return raw.cursor()
-
-
-def _is_idle_psycopg(own: Any) -> bool:
-    return bool(own.pgconn.transaction_status == _IDLE)
-
-
-def _is_idle_psycopg2(own: Any) -> bool:
-    return bool(own.info.transaction_status == _IDLE)
-
-
-def _is_idle_asyncpg(own: Any) -> bool:
-    return not own.is_in_transaction()
-
-
-def _is_idle_pymysql(own: Any) -> bool:
-    return not own.server_status & _IN_TRANSACTION
-
-
-def _is_idle_async_mysql(own: Any) -> bool:
-    return not own.get_transaction_status()
-
-
-def _is_idle_sqlite(own: Any) -> bool:
-    return not own.in_transaction
-
-
-def _is_broken_psycopg(raw: Any) -> bool:
-    return bool(own_connection(raw).info.transaction_status == _IN_ERROR)
-
-
-def _is_broken_asyncpg(raw: Any) -> bool:
-    # It does not tell; so it is tried.
-    try:
-        raw.cursor().execute("SELECT 1", ())
-    except Exception as error:
-        if not is_driver_error(error):
-            raise
-        return True
-    return False
-
-
-def _has_autocommit(own: Any) -> bool:
-    return bool(own.autocommit)
-
-
-def _gets_autocommit(own: Any) -> bool:
-    return bool(own.get_autocommit())
-
-
-def _sqlite_commits_each(own: Any) -> bool:
-    # Since Python 3.12 it may be a bool; before, and where it is not set, this counts alone.
-    autocommit = getattr(own, "autocommit", None)
-    return autocommit if isinstance(autocommit, bool) else own.isolation_level is None
-
-
-# ---- Beginning with a statement ----------------------------------------------------------------
-
-_BEGIN_OPTIONS = ("isolation_level", "read_only", "deferrable")
-_NOT_PREPARED = b"26000"
-_numbers = count()
-_prepared: MutableMapping[Any, dict[str, str]] = WeakKeyDictionary()
-"""The names of statements that connections have prepared."""
-
-
-def _psycopg_begin_with(own: Any, statement: str, parameters: Mapping[str, Any]) -> int | None:
-    # psycopg waits for the answer to BEGIN before it sends the statement, and its own work for each
-    # of the two takes as long as the server's. What goes wrong is done again as it would do it.
-    if not _begins_plainly(own):
-        return None
-    from psycopg import generators, pq
-
-    prepared = _prepared.setdefault(own, {})
-    text, names = _with_numbers(statement)
-    literals = _literals(pq.Escaping(own.pgconn), [parameters[name] for name in names])
-    if literals is None:
-        return None
-    preparing = ""
-    if statement not in prepared:
-        prepared[statement] = f"oncely_{next(_numbers)}"
-        preparing = f"PREPARE {prepared[statement]} AS {text}; "
-    query = f"BEGIN; {preparing}EXECUTE {prepared[statement]} (".encode()
-    with own.lock:
-        own.pgconn.send_query(query + b", ".join(literals) + b")")
-        result = own.wait(generators.execute(own.pgconn))[-1]
-    if result.status == pq.ExecStatus.COMMAND_OK:
-        return int(result.command_tuples)
-    if result.error_field(pq.DiagnosticField.SQLSTATE) == _NOT_PREPARED:
-        del prepared[statement]
-    own.rollback()
-    return None
-
-
-def _begins_plainly(own: Any) -> bool:
-    """Whether a connection of psycopg begins its transactions with BEGIN and nothing more."""
-    return (
-        not own.autocommit
-        and all(getattr(own, name) is None for name in _BEGIN_OPTIONS)
-        and own.info.encoding == "utf-8"
-    )
-
-
-def _literals(escaping: Any, values: Sequence[Any]) -> list[bytes] | None:
-    """The values as they stand in a statement; None where one cannot."""
-    literals: list[bytes] = []
-    for value in values:
-        if value is None:
-            literals.append(b"NULL")
-        elif isinstance(value, str):
-            literals.append(escaping.escape_literal(value.encode()))
-        elif isinstance(value, int | float):
-            literals.append(str(value).encode())
-        else:
-            return None
-    return literals
-
-
 # ---- Drivers -----------------------------------------------------------------------------------
 
-_POSTGRESQL, _MYSQL, _SQLITE = "postgresql", "mysql", "sqlite"
 
-_DRIVERS = {
-    "psycopg": Driver(
-        _POSTGRESQL,
-        _is_idle_psycopg,
-        _psycopg_cursor,
-        _has_autocommit,
-        is_broken=_is_broken_psycopg,
-        begin_with=_psycopg_begin_with,
-    ),
-    "psycopg2": Driver(
-        _POSTGRESQL,
-        _is_idle_psycopg2,
-        _psycopg2_cursor,
-        _has_autocommit,
-        adapted=_as_text,
-        is_broken=_is_broken_psycopg,
-    ),
-    "pymysql": Driver(_MYSQL, _is_idle_pymysql, _pymysql_cursor, _gets_autocommit),
-    "MySQLdb": Driver(_MYSQL, _is_never, _mysqlclient_cursor, adapted=_as_text),
-    "sqlite3": Driver(_SQLITE, _is_idle_sqlite, sqlite3.Cursor, _sqlite_commits_each),
+class _Psycopg(Driver):
+    kind = "postgresql"
+
+    def is_idle(self, own: Any) -> bool:
+        return bool(own.pgconn.transaction_status == _IDLE)
+
+    def is_closed(self, own: Any) -> bool:
+        return bool(own.closed and not own.broken)
+
+    def cursor(self, raw: Any) -> Any:
+        if raw.pgconn.pipeline_status:
+            raise ConfigError("transaction: this connection is in a pipeline; leave that first")
+        return self._new_cursor(raw)
+
+    @cached_property
+    def _new_cursor(self) -> Callable[[Any], Any]:
+        # To look for the driver anew would take as long as a cursor does.
+        import psycopg
+        from psycopg.rows import tuple_row
+
+        # Past what the caller has set for cursors of its own.
+        return partial(psycopg.Cursor, row_factory=tuple_row)
+
+
+class _AsyncPsycopg(_Psycopg):
+    adapted = staticmethod(_as_text)
+    cursor = Driver.cursor
+
+
+class _Psycopg2(Driver):
+    kind = "postgresql"
+    adapted = staticmethod(_as_text)
+
+    def is_idle(self, own: Any) -> bool:
+        return bool(own.info.transaction_status == _IDLE)
+
+    def is_closed(self, own: Any) -> bool:
+        return bool(own.closed)
+
+    def cursor(self, raw: Any) -> Any:
+        from psycopg2.extensions import cursor
+
+        return raw.cursor(cursor_factory=cursor)
+
+
+class _Asyncpg(Driver):
+    kind = "postgresql"
+    adapted = staticmethod(_numbered)
+
+    def is_idle(self, own: Any) -> bool:
+        return not own.is_in_transaction()
+
+
+class _MysqlDriver(Driver):
+    kind = "mysql"
+
+    def has_autocommit(self, raw: Any) -> bool:
+        return bool(own_connection(raw).get_autocommit())
+
+
+class _Pymysql(_MysqlDriver):
+    def is_idle(self, own: Any) -> bool:
+        return not own.server_status & _IN_TRANSACTION
+
+    def is_closed(self, own: Any) -> bool:
+        return not own.open
+
+    def cursor(self, raw: Any) -> Any:
+        from pymysql.cursors import Cursor
+
+        return Cursor(raw)
+
+
+class _Mysqlclient(_MysqlDriver):
+    adapted = staticmethod(_as_text)
+
+    def cursor(self, raw: Any) -> Any:
+        from MySQLdb.cursors import Cursor
+
+        return raw.cursor(Cursor)
+
+
+class _AsyncMysql(_MysqlDriver):
+    adapted = staticmethod(_as_text)
+
+    def is_idle(self, own: Any) -> bool:
+        return not own.get_transaction_status()
+
+
+class _Aiosqlite(Driver):
+    kind = "sqlite"
+
+    def is_idle(self, own: Any) -> bool:
+        return not own.in_transaction
+
+    def is_closed(self, own: Any) -> bool:
+        try:
+            return own.in_transaction is None
+        except (ValueError, sqlite3.ProgrammingError):
+            return True
+
+    def has_autocommit(self, raw: Any) -> bool:
+        # Since Python 3.12 it may be a bool; before, and where it is not set, this counts alone.
+        own = own_connection(raw)
+        autocommit = getattr(own, "autocommit", None)
+        return autocommit if isinstance(autocommit, bool) else own.isolation_level is None
+
+
+class _Sqlite3(_Aiosqlite):
+    def cursor(self, raw: Any) -> Any:
+        return sqlite3.Cursor(raw)
+
+
+_DRIVERS: Mapping[str, Driver] = {
+    "psycopg": _Psycopg(),
+    "psycopg2": _Psycopg2(),
+    "pymysql": _Pymysql(),
+    "MySQLdb": _Mysqlclient(),
+    "sqlite3": _Sqlite3(),
 }
-_ASYNC_DRIVERS = {
-    "psycopg": Driver(
-        _POSTGRESQL,
-        _is_idle_psycopg,
-        _any_cursor,
-        adapted=_as_text,
-        is_broken=_is_broken_psycopg,
-    ),
-    "asyncpg": Driver(
-        _POSTGRESQL,
-        _is_idle_asyncpg,
-        _any_cursor,
-        adapted=_numbered,
-        is_broken=_is_broken_asyncpg,
-    ),
-    "aiomysql": Driver(_MYSQL, _is_idle_async_mysql, _any_cursor, adapted=_as_text),
-    "asyncmy": Driver(_MYSQL, _is_idle_async_mysql, _any_cursor, adapted=_as_text),
-    "aiosqlite": Driver(_SQLITE, _is_idle_sqlite, _any_cursor),
+_ASYNC_DRIVERS: Mapping[str, Driver] = {
+    "psycopg": _AsyncPsycopg(),
+    "asyncpg": _Asyncpg(),
+    "aiomysql": _AsyncMysql(),
+    "asyncmy": _AsyncMysql(),
+    "aiosqlite": _Aiosqlite(),
 }
 """By the connections that SQLAlchemy's asyncio adapts."""
 

@@ -1,9 +1,11 @@
 """Engines: how each kind of database is connected to."""
 
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from oncely.core.errors import ConfigError, mask_passwords
@@ -11,17 +13,16 @@ from oncely.stores.sql.database import Database
 
 _CONNECT_TIMEOUT_S = 5
 """For one try: a server that is gone may not even refuse."""
-
-
 _ANSWER_TIMEOUT_S = 120
 """For one answer: longer than MariaDB lets a statement wait for a lock."""
-_LISTEN = {
+_KEEPALIVE = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
 """How PostgreSQL's line finds out that nobody is at its other end."""
+_PREPARE = "prepare_threshold"
 
 
 def database_of(engine: Engine) -> type[Database]:
@@ -54,22 +55,36 @@ def sqlite_engine(file: Path) -> Engine:
     return create_engine(URL.create("sqlite+pysqlite", database=str(file.absolute())))
 
 
-def server_engine(url: str | URL) -> Engine:
+def server_engine(url: str | URL, like: Engine | None = None) -> Engine:
     """An engine on a PostgreSQL, MariaDB or MySQL server, for the ledger's own statements.
 
-    Raises ConfigError for a URL that cannot be read, ModuleNotFoundError for a missing driver.
+    It prepares no statements where the URL says so, or the engine that it is to be `like`. Raises
+    ConfigError for a URL that cannot be read, ModuleNotFoundError for a missing driver.
     """
     # Each statement commits by itself, so that there is nothing to roll back on return.
-    return _server_engine(url, is_own=True, isolation_level="AUTOCOMMIT", pool_reset_on_return=None)
+    engine = _server_engine(url, isolation_level="AUTOCOMMIT", pool_reset_on_return=None)
+    if like is not None and engine.dialect.name == "postgresql":
+        _prepare_like(engine, like)
+    return engine
 
 
 def session_engine(url: str | URL) -> Engine:
     """An engine on such a server for anybody's transactions. Raises as `server_engine` does."""
     # Else MariaDB locks the gaps between keys, and writers of neighbouring ones wait for another.
-    return _server_engine(url, is_own=False, isolation_level="READ COMMITTED")
+    return _server_engine(url, isolation_level="READ COMMITTED")
 
 
-def _server_engine(url: str | URL, *, is_own: bool, **settings: Any) -> Engine:
+def engine_beside(engine: Engine) -> Engine:
+    """One to the same database, with the same settings and connections of its own."""
+    return Engine(
+        engine.pool.recreate(),
+        engine.dialect,
+        engine.url,
+        execution_options=engine.get_execution_options(),
+    )
+
+
+def _server_engine(url: str | URL, **settings: Any) -> Engine:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -83,12 +98,9 @@ def _server_engine(url: str | URL, *, is_own: bool, **settings: Any) -> Engine:
             f"ledger: {shown!r} names no database; write it last, after the host and a slash"
         )
     if parsed.get_backend_name() in ("postgresql", "postgres"):
-        from oncely.stores.sql.postgresql import SETTINGS
-
         parsed = parsed.set(drivername="postgresql+psycopg")
-        options = (*SETTINGS, *parsed.normalized_query.get("options", ()))
-        own = {"options": " ".join(options)} if is_own else {}
-        patience = {**_LISTEN, "connect_timeout": _CONNECT_TIMEOUT_S}
+        parsed, own = _plain_or_prepared(parsed)
+        patience = {**_KEEPALIVE, "connect_timeout": _CONNECT_TIMEOUT_S}
     else:
         parsed = parsed.set(drivername="mysql+pymysql")
         own = {"charset": "utf8mb4"}
@@ -99,3 +111,41 @@ def _server_engine(url: str | URL, *, is_own: bool, **settings: Any) -> Engine:
         return create_engine(parsed, connect_args={**own, **unsaid}, **settings)
     except (SQLAlchemyError, ValueError) as error:
         raise ConfigError(f"ledger: {shown!r} cannot be opened: {error}") from error
+
+
+def _plain_or_prepared(url: URL) -> tuple[URL, dict[str, Any]]:
+    """A URL without the option that says from when on psycopg prepares, and that for psycopg, to
+    which SQLAlchemy would hand it as a text.
+    """
+    said = url.query.get(_PREPARE)
+    if said is None:
+        return url, {}
+    if said != "none" and not (isinstance(said, str) and said.isdecimal()):
+        raise ConfigError(
+            f'ledger: {_PREPARE}={said} is not a number; write "none" for a pooler that hands out'
+            " sessions for one transaction at a time, or leave it out"
+        )
+    threshold = None if said == "none" else int(said)
+    return url.difference_update_query([_PREPARE]), {_PREPARE: threshold}
+
+
+def _prepare_like(engine: Engine, like: Engine) -> None:
+    """Prepare statements on connections as those of another engine do."""
+
+    @cache
+    def threshold() -> int | None:
+        # Its connection arguments are told nobody. The pool's own connections may all be taken,
+        # by the very thread that asks here.
+        pool = like.pool.recreate()
+        try:
+            with closing(pool.connect()) as connection:
+                # Other drivers have none: nor do they prepare by themselves.
+                found: int | None = getattr(connection.driver_connection, _PREPARE, None)
+                return found
+        finally:
+            pool.dispose()
+
+    def prepare(connection: Any, _: object) -> None:
+        connection.prepare_threshold = threshold()
+
+    event.listen(engine, "connect", prepare)

@@ -4,23 +4,26 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from functools import lru_cache, partial
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any, Self, cast
 
 from sqlalchemy.util import await_only
 
-from oncely import sqlite_files
+from oncely._util import sqlite_files
 from oncely.core.errors import ConfigError, ContentionError, EndedError
-from oncely.stores.base import Clock
 from oncely.stores.sql.database import Database, Fault
 from oncely.stores.sql.drivers import Driver, driver_of, is_driver_error, own_connection
 from oncely.stores.sql.foreign import Foreign, foreign
-from oncely.stores.sql.inside import SqlInside
+from oncely.stores.sql.sql_inside import SqlInside, guarded
+from oncely.stores.store import Joined
 
 _FIRST_TRIES = 6
 """How often the first statement of a transaction may lose against others."""
 _FIRST_WAIT_S = 0.02
+_IN_ERROR = "25P02"
+"""PostgreSQL's answer to a statement in a transaction that can only be rolled back."""
 
 _marks = count()
 
@@ -28,56 +31,41 @@ Translate = Callable[[Exception, Fault], Exception]
 """The error that the Store protocol promises, for one of a driver and what it means."""
 
 
-class Joining:
+@contextmanager
+def joined(
+    connection: Any, database: Database, kind: str, translate: Translate
+) -> Iterator[Joined]:
     """As `Store.within` says; `kind` is that of the database."""
-
-    def __init__(
-        self,
-        connection: Any,
-        database: Database,
-        kind: str,
-        clock: Clock | None,
-        translate: Translate,
-    ) -> None:
-        self._connection = connection
-        self._database = database
-        self._kind = kind
-        self._clock = clock
-        self._translate = translate
-
-    def __enter__(self) -> "_JoinedInside":
-        transaction = foreign(self._connection)
-        try:
-            driver = _driver_for(transaction.raw)
-            if driver.kind != self._kind:
-                raise ConfigError(
-                    f"transaction: this is a connection to {driver.kind}, and the ledger is in"
-                    f" {self._kind}; open the ledger on the same database, as in"
-                    " open_ledger(engine)"
-                )
-            self._link = _ForeignLink(transaction, driver, self._database)
-            self._inside = _JoinedInside(self._link, self._database, self._clock, self._translate)
-        except BaseException:
-            transaction.leave()
-            raise
-        return self._inside
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        try:
-            if error is None:
-                self._inside.check_end()
-        finally:
-            self._link.is_left = True
-            self._link.transaction.leave()
+    transaction = foreign(connection)
+    driver = _driver_for(transaction.raw)
+    if driver.kind != kind:
+        raise ConfigError(
+            f"transaction: this is a connection to {driver.kind}, and the ledger is in {kind}; open"
+            " the ledger on the same database, as in open_ledger(engine)"
+        )
+    if driver.commits_each(transaction.raw):
+        raise ConfigError(
+            "transaction: this connection commits each statement: switch autocommit off (of"
+            " SQLAlchemy, take an isolation level that is not AUTOCOMMIT), or begin a"
+            " transaction first"
+        )
+    link = _ForeignLink(transaction, driver, database)
+    inside = _JoinedInside(link, database, translate)
+    try:
+        yield inside
+        inside.check_end()
+    except Exception:
+        if inside.error is None:
+            # The error stays what it is; a connection with a transaction of its own does not.
+            link.has_ended()
+        raise
+    finally:
+        link.is_left = True
 
 
 def kind_of(connection: Any) -> str:
     """The kind of database that `connection` is to. Raises ConfigError as joining it does."""
-    transaction = foreign(connection)
-    try:
-        return _driver_for(transaction.raw).kind
-    finally:
-        transaction.leave()
+    return _driver_for(foreign(connection).raw).kind
 
 
 def _driver_for(raw: Any) -> Driver:
@@ -91,37 +79,39 @@ def _driver_for(raw: Any) -> Driver:
 class _JoinedInside(SqlInside):
     """Inside a transaction that is somebody else's."""
 
-    def __init__(
-        self, link: "_ForeignLink", database: Database, clock: Clock | None, translate: Translate
-    ) -> None:
+    def __init__(self, link: "_ForeignLink", database: Database, translate: Translate) -> None:
         def translated(error: Exception) -> Exception:
+            if link.is_broken_by(error):
+                return _undone()
             fault = link.fault(error)
             if fault is Fault.LOST:
                 link.transaction.lose()
+            elif fault in (Fault.NO_TABLE, Fault.OTHER) and link.has_ended():
+                return _ended()
             return error if fault is None else translate(error, fault)
 
-        super().__init__(database, link, clock, translated)
+        super().__init__(database, link, translated)
         self._joined = link
-        self.is_guarded = link.transaction.is_guarded
-        if link.driver.kind == "sqlite":
-            with self._translated:
-                link.lock_file()
+        self._begin()
 
-    def watch(self, on_savepoint: Callable[[], None], on_undo: Callable[[], None]) -> None:
-        self._joined.transaction.on_savepoint = on_savepoint
-        self._joined.transaction.on_undo = on_undo
+    @guarded
+    def _begin(self) -> None:
+        # Asked before the mark, which begins what has not begun.
+        self.reads_anew = self.database.has_read_nothing(self._joined)
+        self._joined.begin()
 
     def check(self) -> None:
-        self._joined.check()
-
-    def check_call(self) -> None:
         pass  # Each statement is checked.
 
     def check_end(self) -> None:
-        """Raise EndedError where the transaction is over, whether that is easily seen or not."""
+        """Raise EndedError where it is not the transaction any more that was joined."""
         if self.error is not None:
             raise EndedError(f"the transaction is over: {self.error}") from self.error
-        self._joined.check_end()
+        self._end()
+
+    @guarded
+    def _end(self) -> None:
+        self._joined.end()
 
 
 class _ForeignLink:
@@ -137,7 +127,8 @@ class _ForeignLink:
         self._own = own_connection(transaction.raw)
         self._has_begun = False
         """Whether the transaction was seen to have begun."""
-        self._mark: str | None = None
+        self._mark = f"oncely_{next(_marks)}"
+        self._is_marked = False
 
     @property
     def connection(self) -> Self:
@@ -156,6 +147,59 @@ class _ForeignLink:
         """What an error means; None where it is not the driver's."""
         return self._database.fault(error) if is_driver_error(error) else None
 
+    def is_broken_by(self, error: Exception) -> bool:
+        """Whether an error says that a statement has failed before, and a commit rolls back."""
+        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        return state == _IN_ERROR and is_driver_error(error)
+
+    # ---- Beginning and end ---------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin what has not begun, and mark it.
+
+        The mark is a savepoint: it does not outlive its transaction, whoever ends that, and in
+        whatever way. It is older than what is begun inside the block, which may be rolled back.
+        """
+        self.transaction.prepare()
+        if self.driver.kind == "sqlite":
+            self._lock_file()
+        self._set_mark()
+
+    def _set_mark(self) -> None:
+        self.driver.cursor(self.transaction.raw).execute(f"SAVEPOINT {self._mark}")
+        self._is_marked = True
+        self._note_beginning()
+
+    def end(self) -> None:
+        """Take the mark away. Raises EndedError where it is gone."""
+        self._check_open()
+        try:
+            self.driver.cursor(self.transaction.raw).execute(f"RELEASE SAVEPOINT {self._mark}")
+        except Exception as error:
+            if self.is_broken_by(error) or self.fault(error) in (None, Fault.LOST):
+                raise
+            raise self._lost() from error
+
+    def _lost(self) -> EndedError:
+        # What else its program has done to the connection nobody knows, be it locks on tables, or
+        # a transaction of its own.
+        self.transaction.lose()
+        return _ended()
+
+    def has_ended(self) -> bool:
+        """Whether, after an error of another kind, the mark is gone. It is now."""
+        if not self._is_marked:
+            return False
+        try:
+            self.end()
+        except EndedError:
+            return True
+        except Exception as error:
+            # PostgreSQL tells nothing more.
+            if self.fault(error) is None:
+                raise
+        return False
+
     # ---- Running -------------------------------------------------------------------------------
 
     def run(self, execute: Callable[..., object], *args: Any, **options: Any) -> None:
@@ -164,23 +208,13 @@ class _ForeignLink:
             self._run_first(partial(execute, *args, **options))
         else:
             execute(*args, **options)
-        if not self._has_begun:
-            self._note_beginning()
-
-    def begin_with(self, statement: str, parameters: Any) -> int | None:
-        """Execute the first statement of the transaction together with its beginning; how many
-        rows it wrote. None where that cannot be, and nothing is done.
-        """
-        begin_with = self.driver.begin_with
-        if begin_with is None or not _is_plain_write(statement) or not self.check():
-            return None
-        written = begin_with(self._own, statement, parameters)
-        if written is not None:
-            self._note_beginning()
-        return written
+        self._note_beginning()
 
     def _run_first(self, call: Callable[[], object]) -> None:
-        """Nothing is done in the transaction yet: where it loses, it may quietly begin again."""
+        """Nothing is done in the transaction yet: where it loses, it may quietly begin again.
+
+        On MariaDB and MySQL alone, where a savepoint does not count as something done.
+        """
         for lost in range(_FIRST_TRIES - 1):
             try:
                 call()
@@ -189,6 +223,7 @@ class _ForeignLink:
                 if self.fault(error) is not Fault.ROLLED_BACK:
                     raise
             self.transaction.raw.rollback()
+            self._set_mark()
             self._wait(_FIRST_WAIT_S * 2**lost * random.uniform(0.5, 1.0))  # noqa: S311
         call()
 
@@ -198,7 +233,7 @@ class _ForeignLink:
         else:
             await_only(asyncio.sleep(seconds))
 
-    def lock_file(self) -> None:
+    def _lock_file(self) -> None:
         """Take SQLite's one write lock: from now on nobody else writes.
 
         Raises ContentionError where somebody has written since the transaction read.
@@ -217,7 +252,6 @@ class _ForeignLink:
             raise ContentionError("others have written to the file since it was read") from error
         finally:
             cursor.execute(f"PRAGMA busy_timeout = {patience_ms}")
-        self._note_beginning()
 
     # ---- Noticing the end ----------------------------------------------------------------------
 
@@ -232,48 +266,36 @@ class _ForeignLink:
         self.transaction.prepare()
         return is_idle
 
-    def check_end(self) -> None:
-        """Raise EndedError where the transaction is over already, as far as that can be known."""
-        self._check_open()
-        if self._has_begun and self.driver.is_broken(self.transaction.raw):
-            raise EndedError(
-                "a statement has failed inside the block, after which the database stores nothing "
-                "of the transaction: let its error leave the block, or use a savepoint"
-            )
-        if self._mark is not None:
-            try:
-                self.driver.cursor(self.transaction.raw).execute(f"RELEASE SAVEPOINT {self._mark}")
-            except Exception as error:
-                if not is_driver_error(error):
-                    raise
-                raise _ended() from error
-
     def _check_open(self) -> bool:
-        is_idle = self.driver.is_idle(self._own)
-        if self.transaction.has_ended or (is_idle and self._has_begun):
+        """Whether nothing was done in the transaction yet. Raises EndedError where it is over."""
+        if self.transaction.has_ended:
             raise _ended()
+        if self.driver.is_closed(self._own):
+            raise self._lost()
+        is_idle = bool(self.driver.is_idle(self._own))
+        if is_idle and self._has_begun:
+            raise self._lost()
         return is_idle
 
     def _note_beginning(self) -> None:
-        if self.driver.is_idle(self._own):
-            return
-        self._has_begun = True
-        if not self.transaction.is_guarded:
-            # A savepoint does not outlive its transaction, whoever ends that, and in whatever way.
-            mark = f"oncely_{next(_marks)}"
-            self.driver.cursor(self.transaction.raw).execute(f"SAVEPOINT {mark}")
-            self._mark = mark
+        self._has_begun = self._has_begun or not self.driver.is_idle(self._own)
 
 
 def _ended() -> EndedError:
     return EndedError(
-        "the transaction was ended inside the block that joined it; leave that to whoever began it"
+        "the transaction was ended inside the block that joined it, by a commit or rollback of any "
+        "kind, by a statement that commits implicitly, or by the database as a deadlock's victim: "
+        "leave its end to whoever began it, and let the database's errors leave the block"
     )
 
 
-@lru_cache
-def _is_plain_write(statement: str) -> bool:
-    return statement.startswith("INSERT ") and " RETURNING " not in statement
+def _undone() -> EndedError:
+    error = EndedError(
+        "a statement has failed inside the block, after which the database stores nothing "
+        "of the transaction: let its error leave the block, or use a savepoint"
+    )
+    error.is_undone = True
+    return error
 
 
 class _Cursor:
@@ -282,14 +304,10 @@ class _Cursor:
     def __init__(self, link: _ForeignLink, cursor: Any) -> None:
         self._link = link
         self._cursor = cursor
-        self._written: int | None = None
         self.fetchone = cursor.fetchone
         self.fetchall = cursor.fetchall
 
     def execute(self, statement: str, parameters: Any = None, **options: Any) -> Self:
-        self._written = self._link.begin_with(statement, parameters)
-        if self._written is not None:
-            return self
         adapted = self._link.driver.adapted
         if adapted is not None:
             (statement, parameters), options = adapted(statement, parameters), {}
@@ -309,7 +327,7 @@ class _Cursor:
 
     @property
     def rowcount(self) -> int:
-        return int(self._cursor.rowcount) if self._written is None else self._written
+        return int(self._cursor.rowcount)
 
     @property
     def lastrowid(self) -> int | None:

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, inspect
 
 from oncely.core.errors import StoreError
 from oncely.stores.names import TableName
-from oncely.stores.sql.table import Tables
+from oncely.stores.sql.table import SqlTables
 
 _KEY = {"message_id", "provider"}
 _NAMING = {*_KEY, "name", "destination", "deferred_id"}
@@ -39,6 +39,8 @@ class Found(NamedTuple):
     """Those of the table; None where there is none."""
     defaults: Mapping[str, Any]
     is_mariadb: bool
+    collation: str | None
+    """Of ids. Those that differ by case or by a space at the end are two: so bytes are compared."""
     lacks_schema: bool
     """A PostgreSQL schema that is to be created. In MariaDB it would be a whole database."""
 
@@ -61,7 +63,7 @@ def upgrade_sql(connection: Connection, name: TableName) -> str:
         return config.output_buffer.getvalue()
 
 
-def drift(connection: Connection, name: TableName, tables: Tables) -> list[str]:
+def drift(connection: Connection, name: TableName, tables: SqlTables) -> list[str]:
     """How the tables differ from what the migrations make, a sentence each."""
     with _config(connection, name) as config:
         revision, head = _revision(connection, name), _head(config)
@@ -107,9 +109,9 @@ def _told(diff: Any) -> list[str]:
             return []
 
 
-def _loose_keys(connection: Connection, name: TableName, tables: Tables) -> Iterator[str]:
+def _loose_keys(connection: Connection, name: TableName, tables: SqlTables) -> Iterator[str]:
     """Why one message may be taken for two, or two for one."""
-    keys = (_KEY, _KEY | {"name"}, _KEY | {"name"})
+    keys = (_KEY, _KEY | {"name"}, _KEY | {"name"}, {"provider"})
     inspector = inspect(connection)
     for table, key in zip(tables, keys, strict=True):
         primary = inspector.get_pk_constraint(table.name, name.schema)["constrained_columns"]
@@ -157,14 +159,16 @@ def _unpack(packed: Traversable, to: Path) -> None:
 
 def _found(connection: Connection, name: TableName) -> Found:
     is_mariadb = getattr(connection.dialect, "is_mariadb", False)
+    binary = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
+    collation = {"postgresql": "C", "mysql": binary}.get(connection.dialect.name)
     inspector = inspect(connection)
     can_create = connection.dialect.name == "postgresql" and name.schema is not None
     lacks_schema = can_create and name.schema not in inspector.get_schema_names()
     if not inspector.has_table(name.table, schema=name.schema):
-        return Found(None, {}, is_mariadb, lacks_schema)
+        return Found(None, {}, is_mariadb, collation, lacks_schema)
     columns = inspector.get_columns(name.table, schema=name.schema)
     defaults = {column["name"]: column["default"] for column in columns}
-    return Found(frozenset(defaults), defaults, is_mariadb, lacks_schema)
+    return Found(frozenset(defaults), defaults, is_mariadb, collation, lacks_schema)
 
 
 def _revision(connection: Connection, name: TableName) -> str | None:

@@ -4,65 +4,54 @@ import json
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 from pymysql.constants import CR, ER
 from pymysql.err import InterfaceError
-from sqlalchemy import ColumnElement, Connection, Engine, delete
+from sqlalchemy import Connection
 
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, Record
 from oncely.stores.sql.batches import batches, split
-from oncely.stores.sql.database import Database, Fault, Link, in_transaction, raw_cursor
-from oncely.stores.sql.rows import (
+from oncely.stores.sql.database import (
+    Database,
+    Fault,
+    Link,
+    in_transaction,
+    raw_cursor,
+)
+from oncely.stores.sql.record_rows import (
     DEFERRED,
-    LOADED,
+    INSERTED,
+    SWAPPED,
     TIMES,
     Pair,
-    Rows,
+    RowValues,
     believed,
     deferred,
     inserted,
     sought,
     swapped,
 )
-from oncely.stores.sql.table import Tables
 
 T = TypeVar("T")
 
+_Build = Callable[[tuple[str, ...]], str]
+"""Of a statement for rows, of which these columns differ from row to row."""
+
 _TYPES = {
-    "message_id": "VARCHAR(255)",
-    "provider": "VARCHAR(255)",
+    **dict.fromkeys(("message_id", "provider", "destination", "deferred_id"), "VARCHAR(255)"),
+    **dict.fromkeys(("fingerprint", "sent_at"), "VARCHAR(64)"),
+    **dict.fromkeys(("name", "lane"), "VARCHAR(32)"),
+    **dict.fromkeys(("metadata", "result", "type", "body", "headers", "source"), "LONGTEXT"),
+    **dict.fromkeys(("content_type", "ordering_key"), "LONGTEXT"),
+    **dict.fromkeys(("attempts", "position"), "INT"),
+    **dict.fromkeys(("fence", "version", "duplicates", "believed"), "BIGINT"),
+    **dict.fromkeys(("lease_s", "delay_s"), "DOUBLE"),
     "status": "VARCHAR(50)",
-    "attempts": "INT",
-    "metadata": "LONGTEXT",
-    "fence": "BIGINT",
-    "version": "BIGINT",
-    "lease_s": "DOUBLE",
-    "fingerprint": "VARCHAR(64)",
-    "result": "LONGTEXT",
     "exhausted": "TINYINT",
-    "duplicates": "BIGINT",
-    "believed": "BIGINT",
-    "name": "VARCHAR(32)",
-    "position": "INT",
-    "destination": "VARCHAR(255)",
-    "deferred_id": "VARCHAR(255)",
-    "type": "LONGTEXT",
-    "body": "LONGTEXT",
-    "headers": "LONGTEXT",
-    "source": "LONGTEXT",
-    "sent_at": "VARCHAR(64)",
-    "content_type": "LONGTEXT",
-    "ordering_key": "LONGTEXT",
-    "delay_s": "DOUBLE",
-    "lane": "VARCHAR(32)",
 }
-_INSERTED = (
-    *("message_id", "provider", "status", "attempts", "metadata", "fence", "version"),
-    "fingerprint",
-)
 _FEW = 100
 """Rows, up to which an insert is written row by row."""
 _EPOCH = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {}) / 1e6"
@@ -73,13 +62,15 @@ _KEYS = (
 )
 _MIGRATION_WAIT_S = 100
 """For another program's migration; shorter than a connection waits for an answer."""
+_LOCK_WAIT_S = 1
+_LOCK_WAIT = "SET innodb_lock_wait_timeout = {}"
 _MAX_PACKET = "max_allowed_packet"
 _LONG_COLUMNS = ("metadata", "result", "body")
 _LONG = 1 << 20
 """Characters from which on a statement is measured: the server hangs up on one too long for it."""
 
 _NUMBERING_LOCKED = 1467
-_ROLLED_BACK = (ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT, ER.CHECKREAD, _NUMBERING_LOCKED)
+_ROLLED_BACK = (ER.LOCK_DEADLOCK, ER.CHECKREAD, _NUMBERING_LOCKED)
 _NO_TABLE = (ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR)
 _CONNECTION_KILLED = 1927
 _LOST = (ER.SERVER_SHUTDOWN, ER.NORMAL_SHUTDOWN, _CONNECTION_KILLED)
@@ -113,16 +104,9 @@ class Mysql(Database):
     insert_absent = "INSERT IGNORE INTO {}"
     skip_locked = "FOR UPDATE SKIP LOCKED"
 
-    def __init__(self, engine: Engine, tables: Tables, *, is_inside: bool = False) -> None:
-        super().__init__(engine, tables, is_inside=is_inside)
-        # A batch has one of few shapes: which columns differ from row to row.
-        self._insert_text = lru_cache(self._build_insert)
-        self._insertion_text = lru_cache(self._build_insertion)
-        self._swap_text = lru_cache(self._build_swap)
-        self._removal_text = lru_cache(self._build_removal)
-        self._find_text = lru_cache(self._build_find)
-        self._load_text = lru_cache(self._build_load)
-        self._defer_text = lru_cache(self._build_defer)
+    @cached_property
+    def _insertion_text(self) -> Callable[[tuple[str, ...], int], str]:
+        return lru_cache(self._build_insertion)
 
     @property
     def moment(self) -> str:
@@ -130,24 +114,24 @@ class Mysql(Database):
         # the session's time zone, which is ours only where the session is.
         return _NOW.format("UTC_TIMESTAMP(6)" if self.is_inside else "SYSDATE(6)")
 
-    def insert(self, link: Link, records: Sequence[Record], now: float | None) -> set[Key]:
+    def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
         rows = inserted(records)
         if self.is_inside or len(records) <= _FEW:
-            cursor = self._insert_values(link, rows, now)
+            cursor = self._insert_values(link, rows)
         else:
-            cursor = _executed(link, self._insert_text, rows, now)
+            cursor = self._executed(link, self._build_insert, rows)
         if self._has_inserted_all(cursor, len(records)):
             return {record.key for record in records}
         # No two inserts under one key have the same version: these are ours.
         return self._unchanged(link, records)
 
-    def _insert_values(self, link: Link, rows: Rows, now: float | None) -> Any:
+    def _insert_values(self, link: Link, rows: RowValues) -> Any:
         varying, constant = split(rows)
         values = {
             f"{name}_{n}": value for name, of in varying.items() for n, value in enumerate(of)
         }
         statement = self._insertion_text(tuple(varying), len(rows.values))
-        return _execute(link, statement, {**constant, **values, "now": now})
+        return _execute(link, statement, {**constant, **values, "now": self.now})
 
     def _has_inserted_all(self, cursor: Any, count: int) -> bool:
         if self.is_inside:
@@ -155,31 +139,42 @@ class Mysql(Database):
             return count == 1 and bool(cursor.lastrowid)
         return bool(cursor.rowcount == count)
 
-    def swap(self, link: Link, pairs: Sequence[Pair], now: float | None) -> set[Key]:
+    def swap(self, link: Link, pairs: Sequence[Pair]) -> set[Key]:
         def write(pairs: Sequence[Pair]) -> int:
-            return _written(link, self._swap_text, swapped(pairs), now)
+            return self._written(link, self._build_swap, swapped(pairs))
 
         return self._write(link, pairs, lambda pair: pair[0], write)
 
     def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
         def write(records: Sequence[Record]) -> int:
-            return _written(link, self._removal_text, believed(records))
+            return self._written(link, self._build_removal, believed(records))
 
         return self._write(link, records, lambda record: record, write)
 
-    def rows_of(
-        self, link: Link, keys: Sequence[Key], now: float | None
-    ) -> Iterable[Sequence[Any]]:
-        return _executed(link, self._load_text, sought(keys), now).fetchall()  # type: ignore[no-any-return]
+    def rows_of(self, link: Link, keys: Sequence[Key], *, locks: bool) -> Iterable[Sequence[Any]]:
+        build = self._build_locking if locks else self._build_load
+        return self._executed(link, build, sought(keys)).fetchall()  # type: ignore[no-any-return]
 
-    def purge(
-        self, connection: Connection, condition: ColumnElement[bool], limit: int, *, steps: bool
-    ) -> int:
-        if steps:
-            return super().purge(connection, condition, limit, steps=True)
-        # A third of the cost; but which rows are gone is not told.
-        removal = delete(self.table).where(condition)
-        return connection.execute(removal.with_dialect_options(mysql_limit=limit)).rowcount
+    def horizons(
+        self, link: Link, consumers: Sequence[str], *, reads_anew: bool = False
+    ) -> Mapping[str, float]:
+        # What is locked is read as it is now. A purge waits for that lock.
+        lock = " LOCK IN SHARE MODE" if self.is_inside and not reads_anew else ""
+        return self._horizons_of(link, consumers, lock)
+
+    def has_read_nothing(self, link: Link) -> bool:
+        # Drivers do not know: they note what writes alone.
+        if not getattr(self._engine.dialect, "is_mariadb", False):
+            return False
+        return not self.run(link, "SELECT @@in_transaction").fetchone()[0]
+
+    def consumer_written(self, column: str, *, only_later: bool = False) -> str:
+        later = f"GREATEST(COALESCE({column}, %(value)s), %(value)s)"
+        return (
+            f"INSERT INTO {self.consumers_name} (provider, {column})"
+            " VALUES (%(consumer)s, %(value)s)"
+            f" ON DUPLICATE KEY UPDATE {column} = {later if only_later else '%(value)s'}"
+        )
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
@@ -207,6 +202,8 @@ class Mysql(Database):
         code = error.args[0] if error.args else 0
         if code in _ROLLED_BACK:
             return Fault.ROLLED_BACK
+        if code == ER.LOCK_WAIT_TIMEOUT:
+            return Fault.LOCKED
         if code in _NO_TABLE:
             return Fault.NO_TABLE
         if code in _LOST or code in _CLIENT_ERRORS or isinstance(error, InterfaceError):
@@ -214,9 +211,9 @@ class Mysql(Database):
         # PyMySQL calls nearly everything an OperationalError: its type tells nothing.
         return Fault.UNAVAILABLE if code in _UNAVAILABLE else Fault.OTHER
 
-    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]], now: float | None) -> None:
+    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]]) -> None:
         encoded = [{**row, "body": b64encode(row["body"]).decode()} for row in rows]
-        _executed(link, self._defer_text, deferred(encoded), now)
+        self._executed(link, self._build_defer, deferred(encoded))
 
     def later(self, seconds: str) -> str:
         return f"{self.moment} + INTERVAL {seconds} SECOND"
@@ -230,12 +227,8 @@ class Mysql(Database):
             " WHERE d.message_id = k.message_id AND d.provider = k.provider"
         )
 
-    @property
-    def steps_removal(self) -> str:
-        return f"DELETE d {self.of_keys(self.steps_name)}"
-
-    def key_values(self, keys: Sequence[Key]) -> Mapping[str, Any]:
-        return {"keys": json.dumps([[key.message_id, key.consumer] for key in keys])}
+    def removal(self, name: str) -> str:
+        return f"DELETE d {self.of_keys(name)}"
 
     def loaded_text(self, column: str, of: str = "") -> str:
         return self.epoch_text(f"{of}{column}") if column in TIMES else f"{of}{column}"
@@ -248,8 +241,24 @@ class Mysql(Database):
             # Gaps between keys stay unlocked, so that writers of neighbouring keys do not wait.
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
             cursor.execute("SET time_zone = '+00:00'")
+            cursor.execute(_LOCK_WAIT.format(_LOCK_WAIT_S))
             cursor.execute(f"SELECT @@{_MAX_PACKET}")
             record.info[_MAX_PACKET] = cursor.fetchone()[0]
+
+    @contextmanager
+    def hurry(self, link: Link) -> Iterator[None]:
+        if not self.is_hurried:
+            yield
+            return
+        cursor = raw_cursor(link)
+        # Whole seconds; MySQL takes the 0 for a 1.
+        cursor.execute(_LOCK_WAIT.format(0))
+        try:
+            yield
+        except Exception:
+            cursor.execute(_LOCK_WAIT.format(_LOCK_WAIT_S))
+            raise
+        cursor.execute(_LOCK_WAIT.format(_LOCK_WAIT_S))
 
     # ---- Writing exactly what is unchanged -----------------------------------------------------
 
@@ -281,17 +290,29 @@ class Mysql(Database):
     def _unchanged(self, link: Link, records: Sequence[Record], *, lock: bool = False) -> set[Key]:
         """Those that the table has in the version that the records have."""
         suffix = " FOR UPDATE" if lock else ""
-        cursor = _executed(link, self._find_text, believed(records), lock=suffix)
+        cursor = self._executed(link, self._build_find, believed(records), lock=suffix)
         return {Key(*row) for row in cursor.fetchall()}
+
+    def _written(self, link: Link, build: _Build, rows: RowValues) -> int:
+        """Write these rows; how many were."""
+        return int(self._executed(link, build, rows).rowcount)
+
+    def _executed(self, link: Link, build: _Build, rows: RowValues, lock: str = "") -> Any:
+        """A cursor that has executed the statement for these rows."""
+        varying, constant = split(rows)
+        # As they are: every letter beyond ASCII would be two escapes for the server to undo.
+        text = json.dumps(list(zip(*varying.values(), strict=True)), ensure_ascii=False)
+        statement = self._text(build, tuple(varying)) + lock
+        return _execute(link, statement, {**constant, "rows": text, "now": self.now})
 
     # ---- Statements ----------------------------------------------------------------------------
 
     def _build_insert(self, varying: tuple[str, ...]) -> str:
         value = _values(varying)
         return (
-            f"INSERT IGNORE INTO {self.name} ({', '.join(_INSERTED)},"
+            f"INSERT IGNORE INTO {self.name} ({', '.join(INSERTED)},"
             " lease_until, first_processed_at, last_processed_at)"
-            f" SELECT {', '.join(value[name] for name in _INSERTED)},"
+            f" SELECT {', '.join(value[name] for name in INSERTED)},"
             f" c.now + INTERVAL {value['lease_s']} SECOND, c.now, c.now"
             f" FROM {self._at_one_time(varying)}"
         )
@@ -303,12 +324,12 @@ class Mysql(Database):
 
         def row(n: int) -> str:
             value = {name: f"{name}_{n}" if name in varying else name for name in _TYPES}
-            given = ", ".join(f"%({value[name]})s" for name in _INSERTED)
+            given = ", ".join(f"%({value[name]})s" for name in INSERTED)
             lease_until = f"first_processed_at + INTERVAL %({value['lease_s']})s SECOND"
             return f"({self.moment}, first_processed_at, {lease_until}, {given})"
 
         rows = ", ".join(map(row, range(count)))
-        columns = ("first_processed_at", "last_processed_at", "lease_until", *_INSERTED)
+        columns = ("first_processed_at", "last_processed_at", "lease_until", *INSERTED)
         written = f"INTO {self.name} ({', '.join(columns)}) VALUES {rows}"
         if not self.is_inside:
             return f"INSERT IGNORE {written}"
@@ -332,11 +353,9 @@ class Mysql(Database):
 
     def _build_swap(self, varying: tuple[str, ...]) -> str:
         value = _values(varying)
-        plain = ("status", "attempts", "metadata", "fence", "version", "fingerprint", "result")
-        written = (*plain, "exhausted", "duplicates")
         return (
             f"UPDATE {self._joined(varying)} SET"
-            f" {', '.join(f't.{name} = {value[name]}' for name in written)},"
+            f" {', '.join(f't.{name} = {value[name]}' for name in SWAPPED)},"
             f" t.lease_until = {self.moment} + INTERVAL {value['lease_s']} SECOND,"
             f" t.last_processed_at = {self.moment} {_where_unchanged(value)}"
         )
@@ -349,12 +368,14 @@ class Mysql(Database):
         return f"SELECT t.provider, t.message_id FROM {self._joined(varying)} {unchanged}"
 
     def _build_load(self, varying: tuple[str, ...]) -> str:
-        columns = ", ".join(self.loaded_text(name, "t.") for name in LOADED)
-        if self.is_inside:
-            columns += f", {self.epoch_text(self.moment)}"
-        lock = " FOR UPDATE" if self.is_inside else ""
-        found = f"SELECT {columns} FROM {self._joined(varying)} {_where_key(_values(varying))}"
-        return found + lock
+        return f"SELECT {self._loaded} {self._found(varying)}"
+
+    def _build_locking(self, varying: tuple[str, ...]) -> str:
+        locked_at = self.epoch_text(self.moment)
+        return f"SELECT {self._loaded}, {locked_at} {self._found(varying)} FOR UPDATE"
+
+    def _found(self, varying: tuple[str, ...]) -> str:
+        return f"FROM {self._joined(varying)} {_where_key(_values(varying))}"
 
     def _at_one_time(self, varying: tuple[str, ...]) -> str:
         """The batch, with the time as `c.now`."""
@@ -388,16 +409,6 @@ class _NotAll(Exception):
     """Fewer rows were written than were meant."""
 
 
-def _written(
-    link: Link,
-    build: Callable[[tuple[str, ...]], str],
-    rows: Rows,
-    now: float | None = None,
-) -> int:
-    """Write these rows; how many were."""
-    return int(_executed(link, build, rows, now).rowcount)
-
-
 def _check_length(link: Link, statement: str) -> None:
     """Raise StoreError for a statement that the server would hang up on."""
     length, most = len(statement.encode()), link.info[_MAX_PACKET]
@@ -405,20 +416,6 @@ def _check_length(link: Link, statement: str) -> None:
         raise StoreError(
             f"{length} bytes are to be written at once: raise max_allowed_packet, now {most}"
         )
-
-
-def _executed(
-    link: Link,
-    build: Callable[[tuple[str, ...]], str],
-    rows: Rows,
-    now: float | None = None,
-    lock: str = "",
-) -> Any:
-    """A cursor that has executed the statement for these rows."""
-    varying, constant = split(rows)
-    # As they are: every letter beyond ASCII would be two escapes for the server to undo.
-    text = json.dumps(list(zip(*varying.values(), strict=True)), ensure_ascii=False)
-    return _execute(link, build(tuple(varying)) + lock, {**constant, "rows": text, "now": now})
 
 
 def _execute(link: Link, statement: str, values: Mapping[str, Any]) -> Any:

@@ -1,83 +1,69 @@
 """PostgreSQL through psycopg: each batch is one statement over arrays, and commits by itself."""
 
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import psycopg
-from sqlalchemy import ColumnElement, Connection, Engine, Select, literal_column, select
+from sqlalchemy import ColumnElement, Connection, Select, literal_column, select
 
 from oncely.core.record import Key, Record
-from oncely.stores.sql.batches import split
-from oncely.stores.sql.database import Database, Fault, Link, in_transaction, raw_cursor
-from oncely.stores.sql.rows import (
+from oncely.stores.sql.batches import MOST_ROWS, split
+from oncely.stores.sql.database import (
+    Database,
+    Fault,
+    Link,
+    in_transaction,
+    raw_cursor,
+)
+from oncely.stores.sql.record_rows import (
     DEFERRED,
-    LOADED,
+    INSERTED,
+    SWAPPED,
     TIMES,
     Pair,
-    Rows,
+    RowValues,
     believed,
     deferred,
     inserted,
     sought,
     swapped,
 )
-from oncely.stores.sql.table import Tables
 
-SETTINGS = (
-    # Statements here look rows up by their key, in batches. On a table that was never analysed the
-    # planner would rather read all of it for each batch; prepared once, with these, it does not.
-    "-c plan_cache_mode=force_generic_plan",
-    "-c random_page_cost=0.1",
-    "-c enable_hashjoin=off",
-    "-c enable_mergejoin=off",
-    "-c jit=off",
-)
-"""What sessions are opened with."""
+_Build = Callable[[tuple[str, ...], tuple[str, ...]], str]
+"""Of a statement for rows, of which the first columns differ from row to row."""
 
 _TYPES = {
-    "message_id": "text",
-    "provider": "text",
-    "status": "text",
-    "attempts": "int4",
-    "metadata": "text",
-    "fence": "int8",
-    "version": "int8",
-    "lease_s": "float8",
-    "fingerprint": "text",
-    "result": "text",
+    **dict.fromkeys(("attempts", "position"), "int4"),
+    **dict.fromkeys(("fence", "version", "duplicates", "believed"), "int8"),
+    **dict.fromkeys(("lease_s", "delay_s"), "float8"),
     "exhausted": "bool",
-    "duplicates": "int8",
-    "believed": "int8",
-    "name": "text",
-    "position": "int4",
-    "destination": "text",
-    "deferred_id": "text",
-    "type": "text",
     "body": "bytea",
-    "headers": "text",
-    "source": "text",
-    "sent_at": "text",
-    "content_type": "text",
-    "ordering_key": "text",
-    "delay_s": "float8",
-    "lane": "text",
 }
+"""Of the columns that are not given as text."""
 _NOW = "coalesce(to_timestamp(%(now)s::float8), clock_timestamp())"
 _LEASE_END = "now + lease_s * interval '1 second'"
-_KEYS = "unnest(%(message_ids)s::text[], %(providers)s::text[]) AS k (message_id, provider)"
+_FEW = f"LIMIT (SELECT {MOST_ROWS})"
+"""The end of a subquery. It keeps the planner from taking that apart, and is a limit that it does
+not know, of which it expects few rows: so what is joined is looked up by its key in a table of any
+size, whether it was analysed or not, also by a plan that was made for a small table and is kept.
+"""
+_LOCK_WAIT_MS = 1500
+"""Longer than the server waits before it looks for a deadlock: its victim is to be told that."""
+_HURRIED_WAIT_MS = 20
+_KEYS = (
+    "(SELECT * FROM unnest((SELECT %(message_ids)s::text[]), (SELECT %(providers)s::text[]))"
+    f" AS u (message_id, provider) {_FEW}) AS k"
+)
 _OF_KEY = "WHERE d.message_id = k.message_id AND d.provider = k.provider"
 _THIS = "WHERE t.message_id = k.message_id AND t.provider = k.provider"
 _UNCHANGED = f"{_THIS} AND t.version = k.believed"
 
-_TELL_AGAIN_S = 0.1
-"""How long a process is silent after it has told of deferred messages: of transactions that tell,
-only one commits at a time. What it does not tell is found by those who look."""
+_READS_ANEW = "current_setting('transaction_isolation') LIKE 'read%%'"
+"""Whether each statement sees what was committed before it, and not what was before the first."""
 
 _ROLLED_BACK = ("40001", "40P01")
+_LOCKED = "55P03"
 _NO_TABLE = ("42P01", "42703", "3F000")
 _READ_ONLY = "25006"
 """As a server is that was failed over to, or from."""
@@ -92,47 +78,35 @@ class Postgresql(Database):
     always = "to_timestamp(0)"
     skip_locked = "FOR UPDATE OF d SKIP LOCKED"
     moment = _NOW
+    # Whatever sessions begin with: behind a pooler it is not ours to set it for longer.
+    begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {_LOCK_WAIT_MS}"
 
-    def __init__(self, engine: Engine, tables: Tables, *, is_inside: bool = False) -> None:
-        super().__init__(engine, tables, is_inside=is_inside)
-        # A batch has one of few shapes: which columns differ from row to row.
-        self._insert_text = lru_cache(self._build_insert)
-        self._swap_text = lru_cache(self._build_swap)
-        self._removal_text = lru_cache(self._build_removal)
-        self._load_text = lru_cache(self._build_load)
-        self._defer_text = lru_cache(self._build_defer)
-        self._telling_text = lru_cache(self._build_telling)
-        self._told_at = -math.inf
-
-    def insert(self, link: Link, records: Sequence[Record], now: float | None) -> set[Key]:
-        cursor = _executed(link, self._insert_text, inserted(records), now)
+    def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
+        cursor = self._executed(link, self._build_insert, inserted(records))
         return _written(cursor, records)
 
-    def insert_alike(
-        self, link: Link, record: Record, message_ids: Sequence[str], now: float | None
-    ) -> set[str]:
+    def insert_alike(self, link: Link, record: Record, message_ids: Sequence[str]) -> set[str]:
         # Records and their rows, made one by one, would take longer than the server does.
         columns = split(inserted([record])).constant
         constant = tuple(name for name in columns if name != "message_id")
-        values = {**columns, "message_id": message_ids, "now": now, "count": len(message_ids)}
+        values = {**columns, "message_id": message_ids, "now": self.now}
         cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
-        statement = self._insert_text(("message_id",), constant)
+        statement = self._text(self._build_insert, ("message_id",), constant)
         cursor.execute(statement, values, prepare=True, binary=True)
         if cursor.rowcount == len(message_ids):
             return set(message_ids)
         return {message_id for _, message_id in cursor.fetchall()}
 
-    def swap(self, link: Link, pairs: Sequence[Pair], now: float | None) -> set[Key]:
-        cursor = _executed(link, self._swap_text, swapped(pairs), now)
+    def swap(self, link: Link, pairs: Sequence[Pair]) -> set[Key]:
+        cursor = self._executed(link, self._build_swap, swapped(pairs))
         return _written(cursor, [old for old, _ in pairs])
 
     def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
-        return _written(_executed(link, self._removal_text, believed(records)), records)
+        return _written(self._executed(link, self._build_removal, believed(records)), records)
 
-    def rows_of(
-        self, link: Link, keys: Sequence[Key], now: float | None
-    ) -> Iterable[Sequence[Any]]:
-        return _executed(link, self._load_text, sought(keys), now).fetchall()
+    def rows_of(self, link: Link, keys: Sequence[Key], *, locks: bool) -> Iterable[Sequence[Any]]:
+        build = self._build_locking if locks else self._build_load
+        return self._executed(link, build, sought(keys)).fetchall()
 
     def sample_ids(self, link: Link, number: int) -> Sequence[str]:
         # By pages: nothing looks rows up by their number here. A page holds dozens of rows, which
@@ -145,25 +119,68 @@ class Postgresql(Database):
         return [row[0] for row in self.run(link, statement).fetchall()]
 
     def purge(
-        self, connection: Connection, condition: ColumnElement[bool], limit: int, *, steps: bool
-    ) -> int:
-        # Rows that another cleaner, or a worker, is at are left to them.
+        self,
+        connection: Connection,
+        condition: ColumnElement[bool],
+        limit: int,
+        horizon: float,
+        *,
+        steps: bool,
+        after: str,
+    ) -> tuple[int, str]:
+        # From PostgreSQL 14 on the table is read from that place on, and before it reads past the
+        # rest. Rows that another cleaner, or a worker, is at are left to them.
         chosen: Select[Any] = (
             select(literal_column("ctid"))
             .select_from(self.table)
-            .where(condition)
+            .where(condition, literal_column(f"ctid > '{after or '(0,0)'}'::tid"))
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
         compiled = chosen.compile(connection, compile_kwargs={"render_postcompile": True})
         removal = f"DELETE FROM {self.name} WHERE ctid = ANY (ARRAY ({compiled}))"
-        if steps:
-            removal = (
-                f"WITH gone AS ({removal} RETURNING message_id, provider), steps AS"
-                f" (DELETE FROM {self.steps_name} AS d USING gone AS k {_OF_KEY})"
-                " SELECT FROM gone"
+        of_steps = f"DELETE FROM {self.steps_name} AS d USING gone AS k {_OF_KEY}"
+        # In one order, so that no two purges deadlock.
+        raised = (
+            f"INSERT INTO {self.consumers_name} AS c (provider, forgotten_until)"
+            " SELECT DISTINCT provider, %(horizon)s::float8 FROM gone ORDER BY provider"
+            " ON CONFLICT (provider) DO UPDATE SET forgotten_until ="
+            " greatest(c.forgotten_until, excluded.forgotten_until)"
+        )
+        statement = (
+            f"WITH gone AS ({removal} RETURNING ctid AS place, message_id, provider),"
+            f" raised AS ({raised}){f', steps AS ({of_steps})' if steps else ''}"
+            " SELECT count(*) OVER (), place::text FROM gone ORDER BY place DESC LIMIT 1"
+        )
+        parameters = {**compiled.params, "horizon": horizon}
+        last = connection.exec_driver_sql(statement, parameters).one_or_none()
+        return (last[0], last[1]) if last else (0, after)
+
+    def horizons(
+        self,
+        link: Link,
+        consumers: Sequence[str],
+        *,
+        reads_anew: bool = False,  # noqa: ARG002 - the server is asked, in the same statement.
+    ) -> Mapping[str, float]:
+        asked = (
+            f"SELECT k.provider, c.forgotten_until, {_READS_ANEW}"
+            " FROM unnest(%(providers)s::text[]) AS k (provider)"
+            f" LEFT JOIN {self.consumers_name} AS c ON c.provider = k.provider"
+        )
+        rows = self.run(link, asked, {"providers": list(consumers)}).fetchall()
+        if all(reads_anew for _, _, reads_anew in rows):
+            return {consumer: at for consumer, at, _ in rows if at is not None}
+        # A row that is newer than what the transaction reads is a serialization failure to both of
+        # these. The lock is none that a purge would wait for, once there is a row.
+        for consumer in consumers:
+            self.run(
+                link,
+                f"INSERT INTO {self.consumers_name} (provider) VALUES (%(consumer)s)"
+                " ON CONFLICT DO NOTHING",
+                {"consumer": consumer},
             )
-        return connection.exec_driver_sql(removal, dict(compiled.params)).rowcount
+        return self._horizons_of(link, consumers, " FOR KEY SHARE")
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
@@ -182,6 +199,8 @@ class Postgresql(Database):
         kinds = {kind.__name__ for kind in type(error).__mro__}
         if state in _ROLLED_BACK:
             return Fault.ROLLED_BACK
+        if state == _LOCKED:
+            return Fault.LOCKED
         if state in _NO_TABLE:
             return Fault.NO_TABLE
         if state in _SHUT_DOWN or state.startswith("08"):
@@ -191,11 +210,8 @@ class Postgresql(Database):
         is_away = state == _READ_ONLY or "OperationalError" in kinds
         return Fault.UNAVAILABLE if is_away else Fault.OTHER
 
-    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]], now: float | None) -> None:
-        tells = time.monotonic() - self._told_at > _TELL_AGAIN_S
-        _executed(link, self._telling_text if tells else self._defer_text, deferred(rows), now)
-        if tells:
-            self._told_at = time.monotonic()
+    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._executed(link, self._build_defer, deferred(rows))
 
     def later(self, seconds: str) -> str:
         return f"{_NOW} + {seconds}::float8 * interval '1 second'"
@@ -206,9 +222,8 @@ class Postgresql(Database):
     def of_keys(self, name: str) -> str:
         return f"FROM {_KEYS}, {name} AS d {_OF_KEY}"
 
-    @property
-    def steps_removal(self) -> str:
-        return f"DELETE FROM {self.steps_name} AS d USING {_KEYS} {_OF_KEY}"
+    def removal(self, name: str) -> str:
+        return f"DELETE FROM {name} AS d USING {_KEYS} {_OF_KEY}"
 
     def key_values(self, keys: Sequence[Key]) -> Mapping[str, Any]:
         return {
@@ -223,37 +238,69 @@ class Postgresql(Database):
 
     # ---- Statements ----------------------------------------------------------------------------
 
+    def _executed(
+        self, link: Link, build: _Build, rows: RowValues
+    ) -> "psycopg.Cursor[tuple[Any, ...]]":
+        """A cursor that has executed the statement for these rows."""
+        varying, constant = split(rows)
+        statement = self._text(build, tuple(varying), tuple(constant))
+        cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
+        values = {**varying, **constant, "now": self.now}
+        cursor.execute(statement, values, prepare=True, binary=True)
+        return cursor
+
+    def _rows(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        """The table `k` of the batch: a row for each record, with its values and the time."""
+        # An array in a query of its own has a length that the planner does not know.
+        arrays = ", ".join(f"(SELECT %({name})b::{_type(name)}[])" for name in varying)
+        singles = [f"%({name})b::{_type(name)} AS {name}" for name in constant]
+        columns = ", ".join((*varying, *singles, f"{_NOW} AS now"))
+        source = f" FROM unnest({arrays}) AS u ({', '.join(varying)})" if varying else ""
+        return f"(SELECT {columns}{source} {self._end}) AS k"
+
+    @property
+    def _end(self) -> str:
+        if self.is_inside:
+            return _FEW
+        # The limit is asked for before the first row is: so that locks are waited for no longer.
+        # It holds for this one statement, whoever has the session next.
+        wait_ms = _HURRIED_WAIT_MS if self.is_hurried else _LOCK_WAIT_MS
+        waits = f"set_config('lock_timeout', '{wait_ms}', true)"
+        return f"LIMIT (SELECT {MOST_ROWS} FROM {waits})"
+
     def _build_insert(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        plain = ("message_id", "provider", "status", "attempts", "fence", "version", "fingerprint")
         return (
-            f"INSERT INTO {self.name} ({', '.join(plain)}, metadata, lease_until,"
+            f"INSERT INTO {self.name} ({', '.join(INSERTED)}, lease_until,"
             " first_processed_at, last_processed_at)"
-            f" SELECT {', '.join(plain)}, metadata::jsonb, {_LEASE_END}, now, now"
-            f" FROM {_rows(varying, constant)}"
+            f" SELECT {', '.join(map(_given, INSERTED))}, {_LEASE_END}, now, now"
+            f" FROM {self._rows(varying, constant)}"
             f" ON CONFLICT DO NOTHING{_returning(varying)}"
         )
 
     def _build_swap(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        plain = ("status", "attempts", "fence", "version", "fingerprint", "result")
-        written = (*plain, "exhausted", "duplicates")
+        written = ", ".join(f"{name} = k.{_given(name)}" for name in SWAPPED)
         return (
-            f"UPDATE {self.name} AS t SET {', '.join(f'{name} = k.{name}' for name in written)},"
-            f" metadata = k.metadata::jsonb, lease_until = {_LEASE_END}, last_processed_at = now"
-            f" FROM {_rows(varying, constant)} {_UNCHANGED}{_returning(varying, 't.')}"
+            f"UPDATE {self.name} AS t SET {written},"
+            f" lease_until = {_LEASE_END}, last_processed_at = now"
+            f" FROM {self._rows(varying, constant)} {_UNCHANGED}{_returning(varying, 't.')}"
         )
 
     def _build_removal(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         return (
-            f"DELETE FROM {self.name} AS t USING {_rows(varying, constant)}"
+            f"DELETE FROM {self.name} AS t USING {self._rows(varying, constant)}"
             f" {_UNCHANGED}{_returning(varying, 't.')}"
         )
 
     def _build_load(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        columns = ", ".join(self.loaded_text(name, "t.") for name in LOADED)
-        if self.is_inside:
-            columns += f", {self.epoch_text('k.now')}"
-        lock = " FOR UPDATE OF t" if self.is_inside else ""
-        return f"SELECT {columns} FROM {_rows(varying, constant)}, {self.name} AS t {_THIS}{lock}"
+        return f"SELECT {self._loaded} {self._found(varying, constant)}"
+
+    def _build_locking(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        locked_at = self.epoch_text("k.now")
+        found = self._found(varying, constant)
+        return f"SELECT {self._loaded}, {locked_at} {found} FOR UPDATE OF t"
+
+    def _found(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        return f"FROM {self._rows(varying, constant)}, {self.name} AS t {_THIS}"
 
     def _build_defer(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         due_at = "now + delay_s * interval '1 second'"
@@ -261,48 +308,22 @@ class Postgresql(Database):
         return (
             f"INSERT INTO {self.deferred_name} ({columns}, created_at, due_at, held_until)"
             f" SELECT {columns}, now, {due_at}, CASE WHEN delay_s > 0 THEN {due_at}"
-            f" ELSE {self.always} END FROM {_rows(varying, constant)} ON CONFLICT DO NOTHING"
-        )
-
-    def _build_telling(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        # In the same statement; whoever listens is told when the transaction commits.
-        return (
-            f"WITH kept AS ({self._build_defer(varying, constant)} RETURNING id)"
-            f" SELECT pg_notify('{self.channel}', '') WHERE EXISTS (SELECT FROM kept)"
+            f" ELSE {self.always} END FROM {self._rows(varying, constant)} ON CONFLICT DO NOTHING"
         )
 
 
-def _rows(varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-    """The table `k` of the batch: a row for each record, with its values and the time."""
-    arrays = ", ".join(f"%({name})b::{_TYPES[name]}[]" for name in varying)
-    singles = [f"%({name})b::{_TYPES[name]} AS {name}" for name in constant]
-    columns = ", ".join((*varying, *singles, f"{_NOW} AS now"))
-    source = f" FROM unnest({arrays}) AS u ({', '.join(varying)})" if varying else ""
-    # The end keeps the planner from taking `k` apart: compared with constants, rows of the table
-    # would seem to it to be found in a shorter way than by their key. Of a limit that it does not
-    # know it expects few rows: else a plan that it made for a small table, and keeps, reads all of
-    # it, in sessions without our settings.
-    end = "LIMIT %(count)b::int8" if varying else "OFFSET 0"
-    return f"(SELECT {columns}{source} {end}) AS k"
+def _given(name: str) -> str:
+    """A column of the batch as the table takes it."""
+    return "metadata::jsonb" if name == "metadata" else name
+
+
+def _type(name: str) -> str:
+    return _TYPES.get(name, "text")
 
 
 def _returning(varying: tuple[str, ...], of: str = "") -> str:
     """Which rows were written; of a single one, of which nothing varies, their number tells."""
     return f" RETURNING {of}provider, {of}message_id" if varying else ""
-
-
-def _executed(
-    link: Link,
-    build: Callable[[tuple[str, ...], tuple[str, ...]], str],
-    rows: Rows,
-    now: float | None = None,
-) -> "psycopg.Cursor[tuple[Any, ...]]":
-    """A cursor that has executed the statement for these rows."""
-    varying, constant = split(rows)
-    parameters = {**varying, **constant, "now": now, "count": len(rows.values)}
-    cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
-    cursor.execute(build(tuple(varying), tuple(constant)), parameters, prepare=True, binary=True)
-    return cursor
 
 
 def _written(cursor: "psycopg.Cursor[tuple[Any, ...]]", records: Sequence[Record]) -> set[Key]:

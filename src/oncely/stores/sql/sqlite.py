@@ -1,30 +1,33 @@
 """SQLite: one file, one writer at a time, rows written one by one."""
 
-import json
 import re
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, Engine
 
-from oncely import sqlite_files
+from oncely._util import sqlite_files
+from oncely._util.forking import pause_at_forks
 from oncely.core.record import Key, Record
 from oncely.stores.sql.database import Database, Fault, Link, raw_cursor, roll_back
-from oncely.stores.sql.rows import (
+from oncely.stores.sql.record_rows import (
     DEFERRED,
+    INSERTED,
     LOADED,
+    SWAPPED,
     Pair,
-    Rows,
+    RowValues,
     believed,
     inserted,
     sought,
     swapped,
 )
-from oncely.stores.sql.table import Tables
+from oncely.stores.sql.table import SqlTables
+from oncely.stores.store import Clock
 
 T = TypeVar("T")
 
@@ -32,6 +35,9 @@ _KEYS = (
     "(SELECT json_extract(value, '$[0]') AS message_id, json_extract(value, '$[1]') AS provider"
     " FROM json_each(%(keys)s)) AS k"
 )
+
+_FORK_PATIENCE_S = 5.0
+"""How long a fork waits for a writer, who may wait for a transaction of the thread that forks."""
 
 
 class Sqlite(Database):
@@ -42,27 +48,27 @@ class Sqlite(Database):
     always = "0.0"
     skip_locked = ""
 
-    def __init__(self, engine: Engine, tables: Tables, *, is_inside: bool = False) -> None:
-        super().__init__(engine, tables, is_inside=is_inside)
+    def __init__(
+        self, engine: Engine, tables: SqlTables, clock: Clock | None, **kind: bool
+    ) -> None:
+        super().__init__(engine, tables, clock, **kind)
         # One thread at a time asks for the file's one write lock.
         self._lock = threading.Lock()
+        pause_at_forks(self)
         columns = ", ".join(self.loaded_text(name) for name in LOADED)
-        if is_inside:
+        if self.is_inside:
             columns += f", {_spelled(self.moment)}"
         this = "message_id = :message_id AND provider = :provider"
         self._load = f"SELECT {columns} FROM {self.name} WHERE {this}"
         self._remove = f"DELETE FROM {self.name} WHERE {this} AND version = :believed"
-        plain = ("message_id", "provider", "status", "attempts", "metadata", "fence", "version")
-        given = (*plain, "fingerprint")
         self._insert = (
-            f"INSERT INTO {self.name} ({', '.join(given)},"
+            f"INSERT INTO {self.name} ({', '.join(INSERTED)},"
             " lease_until, first_processed_at, last_processed_at)"
-            f" VALUES ({', '.join(f':{name}' for name in given)}, :lease_s + :now, :now, :now)"
+            f" VALUES ({', '.join(f':{name}' for name in INSERTED)}, :lease_s + :now, :now, :now)"
             " ON CONFLICT DO NOTHING"
         )
-        written = (*plain[2:], "fingerprint", "result", "exhausted", "duplicates")
         self._swap = (
-            f"UPDATE {self.name} SET {', '.join(f'{name} = :{name}' for name in written)},"
+            f"UPDATE {self.name} SET {', '.join(f'{name} = :{name}' for name in SWAPPED)},"
             " lease_until = :lease_s + :now, last_processed_at = :now"
             f" WHERE {this} AND version = :believed"
         )
@@ -75,37 +81,29 @@ class Sqlite(Database):
             f" CASE WHEN :delay_s > 0 THEN {due_at} ELSE {self.always} END) ON CONFLICT DO NOTHING"
         )
 
-    def insert(self, link: Link, records: Sequence[Record], now: float | None) -> set[Key]:
-        rows = _named(inserted(records))
-        with self._writing(link):
-            # Asked for now: to wait for the lock may have taken longer than a lease.
-            return _write_each(link, self._insert, rows, records, self.now(link, now))
+    def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
+        return self._write(link, self._insert, inserted(records), records)
 
-    def swap(self, link: Link, pairs: Sequence[Pair], now: float | None) -> set[Key]:
-        rows, olds = _named(swapped(pairs)), [old for old, _ in pairs]
-        with self._writing(link):
-            return _write_each(link, self._swap, rows, olds, self.now(link, now))
+    def swap(self, link: Link, pairs: Sequence[Pair]) -> set[Key]:
+        return self._write(link, self._swap, swapped(pairs), [old for old, _ in pairs])
 
     def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
-        rows = _named(believed(records))
-        with self._writing(link):
-            return _write_each(link, self._remove, rows, records)
+        return self._write(link, self._remove, believed(records), records)
 
     def batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
         # One transaction: it is undone as a whole.
         return [items] if items else []
 
     def rows_of(
-        self, link: Link, keys: Sequence[Key], now: float | None
+        self,
+        link: Link,
+        keys: Sequence[Key],
+        *,
+        locks: bool,  # noqa: ARG002 - who writes has the file's one lock.
     ) -> Iterable[Sequence[Any]]:
         cursor = raw_cursor(link)
         for this in _named(sought(keys)):
-            yield from cursor.execute(self._load, {**this, "now": now})
-
-    @contextmanager
-    def migrating(self, connection: Connection) -> Iterator[None]:
-        with self.transaction(connection):
-            yield
+            yield from cursor.execute(self._load, {**this, "now": self.now})
 
     def size(self, connection: Connection) -> int | None:
         pages = "pragma_page_count(), pragma_page_size()"
@@ -122,8 +120,8 @@ class Sqlite(Database):
     def loaded_text(self, column: str, of: str = "") -> str:
         return f"{of}{column}"
 
-    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]], now: float | None) -> None:
-        at = self.now(link, now)
+    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]]) -> None:
+        at = self.time(link)
         raw_cursor(link).executemany(self._defer, [{**row, "now": at} for row in rows])
 
     @property
@@ -142,13 +140,9 @@ class Sqlite(Database):
             " WHERE d.message_id = k.message_id AND d.provider = k.provider"
         )
 
-    @property
-    def steps_removal(self) -> str:
+    def removal(self, name: str) -> str:
         these = f"SELECT k.message_id, k.provider FROM {_KEYS}"
-        return f"DELETE FROM {self.steps_name} WHERE (message_id, provider) IN ({these})"
-
-    def key_values(self, keys: Sequence[Key]) -> Mapping[str, Any]:
-        return {"keys": json.dumps([[key.message_id, key.consumer] for key in keys])}
+        return f"DELETE FROM {name} WHERE (message_id, provider) IN ({these})"
 
     def run(self, link: Link, statement: str, values: Mapping[str, Any] | None = None) -> Any:
         return super().run(link, _spelled(statement), values)
@@ -158,6 +152,17 @@ class Sqlite(Database):
         # Random ids touch most pages again and again: to copy them back less often saves a fifth.
         connection.execute("PRAGMA wal_autocheckpoint = 8000")
         connection.execute("PRAGMA cache_size = -65536")
+
+    def pause(self) -> None:
+        """Let nobody write through this while the process is forked: SQLite in the child would take
+        the file for locked by that thread, which is not there, for ever.
+        """
+        self._is_paused = self._lock.acquire(timeout=_FORK_PATIENCE_S)
+
+    def go_on(self) -> None:
+        """After the fork, in the parent."""
+        if self._is_paused:
+            self._lock.release()
 
     def start_afresh(self) -> None:
         self._lock = threading.Lock()
@@ -174,9 +179,20 @@ class Sqlite(Database):
                 raise
             raw_cursor(connection).execute("COMMIT")
 
-    def _writing(self, link: Link) -> AbstractContextManager[None]:
-        """A transaction; the one that is open, where one is."""
-        return nullcontext() if self.is_inside else self.transaction(cast(Connection, link))
+    def _write(
+        self, link: Link, statement: str, rows: RowValues, records: Sequence[Record]
+    ) -> set[Key]:
+        """Run a statement for the row of each record; the keys of those that it has written."""
+        named = _named(rows)
+        written = set()
+        with nullcontext() if self.is_inside else self.transaction(cast(Connection, link)):
+            # Asked for now: to wait for the lock may have taken longer than a lease.
+            now = self.time(link)
+            cursor = raw_cursor(link)
+            for row, record in zip(named, records, strict=True):
+                if cursor.execute(statement, {**row, "now": now}).rowcount:
+                    written.add(record.key)
+        return written
 
 
 @lru_cache
@@ -185,22 +201,6 @@ def _spelled(statement: str) -> str:
     return re.sub(r"%\((\w+)\)s", r":\1", statement)
 
 
-def _named(rows: Rows) -> list[dict[str, Any]]:
+def _named(rows: RowValues) -> list[dict[str, Any]]:
     """The parameters for each row."""
     return [dict(zip(rows.names, row, strict=True)) for row in rows.values]
-
-
-def _write_each(
-    link: Link,
-    statement: str,
-    rows: Sequence[dict[str, Any]],
-    records: Sequence[Record],
-    now: float | None = None,
-) -> set[Key]:
-    cursor = raw_cursor(link)
-    written = set()
-    for row, record in zip(rows, records, strict=True):
-        row["now"] = now
-        if cursor.execute(statement, row).rowcount:
-            written.add(record.key)
-    return written

@@ -1,4 +1,4 @@
-"""The tables of a ledger, their columns and indexes: records, deferred messages, steps."""
+"""The tables of a ledger: records, deferred messages, steps, consumers."""
 
 from typing import NamedTuple
 
@@ -25,37 +25,38 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.sql.elements import quoted_name
 
 from oncely.core.deferred import MAX_DESTINATION_LENGTH
-from oncely.core.message import MAX_ID_LENGTH
+from oncely.core.ids import MAX_ID_LENGTH
 from oncely.stores.names import TableName
 
-_long = BigInteger().with_variant(Integer(), "sqlite")
-_time = (
+# The migrations use these as well: to change a column's type, add another.
+LONG = BigInteger().with_variant(Integer(), "sqlite")
+TIME = (
     Float()
     .with_variant(TIMESTAMP(timezone=True), "postgresql")
     .with_variant(DATETIME(fsp=6), "mysql")
 )
-_long_text = Text().with_variant(LONGTEXT(), "mysql")
-_json = Text().with_variant(JSONB(), "postgresql").with_variant(JSON(), "mysql")
+LONG_TEXT = Text().with_variant(LONGTEXT(), "mysql")
+JSON_TEXT = Text().with_variant(JSONB(), "postgresql").with_variant(JSON(), "mysql")
+BYTES = LargeBinary().with_variant(LONGBLOB(), "mysql")
 
 
-_bytes = LargeBinary().with_variant(LONGBLOB(), "mysql")
-
-
-class Tables(NamedTuple):
+class SqlTables(NamedTuple):
     """The tables as the newest migration leaves them on one kind of database."""
 
     records: Table
     deferred: Table
     steps: Table
+    consumers: Table
 
 
-def tables(name: TableName, dialect: str) -> Tables:
+def tables(name: TableName, dialect: str) -> SqlTables:
     """The tables of one ledger."""
     metadata = MetaData(schema=name.schema and quoted_name(name.schema, quote=True))
-    return Tables(
+    return SqlTables(
         _processed_messages(name, dialect, metadata),
         _deferred_messages(name, metadata),
         _message_steps(name, metadata),
+        _message_consumers(name, metadata),
     )
 
 
@@ -64,22 +65,22 @@ def _processed_messages(name: TableName, dialect: str, metadata: MetaData) -> Ta
         quoted_name(name.table, quote=True),
         metadata,
         # The columns that a hand-written processed_messages table has, under its names.
-        Column("id", _long, nullable=False, autoincrement=True),
+        Column("id", LONG, nullable=False, autoincrement=True),
         Column("message_id", String(MAX_ID_LENGTH), nullable=False),
         Column("provider", String(MAX_ID_LENGTH), nullable=False),
         Column("status", String(50), nullable=False),
         Column("attempts", Integer),
-        Column("first_processed_at", _time, nullable=False),
-        Column("last_processed_at", _time, nullable=False),
-        Column("metadata", _json),
+        Column("first_processed_at", TIME, nullable=False),
+        Column("last_processed_at", TIME, nullable=False),
+        Column("metadata", JSON_TEXT),
         # What is added: nullable or with a default, so that a row written by hand is a record too.
-        Column("fence", _long, nullable=False),
-        Column("version", _long, nullable=False),
-        Column("lease_until", _time),
+        Column("fence", LONG, nullable=False),
+        Column("version", LONG, nullable=False),
+        Column("lease_until", TIME),
         Column("fingerprint", String(64)),
-        Column("result", _long_text),
+        Column("result", LONG_TEXT),
         Column("exhausted", Boolean, nullable=False),
-        Column("duplicates", _long, nullable=False),
+        Column("duplicates", LONG, nullable=False),
     )
     key = (table.c.message_id, table.c.provider)
     if dialect == "postgresql":
@@ -96,7 +97,7 @@ def _deferred_messages(name: TableName, metadata: MetaData) -> Table:
         quoted_name(name.deferred, quote=True),
         metadata,
         # The order of sending.
-        Column("id", _long, primary_key=True, autoincrement=True),
+        Column("id", LONG, primary_key=True, autoincrement=True),
         Column("message_id", String(MAX_ID_LENGTH), nullable=False),
         Column("provider", String(MAX_ID_LENGTH), nullable=False),
         # The message's own id and destination as one short name: no index takes all four in full.
@@ -104,22 +105,22 @@ def _deferred_messages(name: TableName, metadata: MetaData) -> Table:
         Column("position", Integer, nullable=False),
         Column("destination", String(MAX_DESTINATION_LENGTH), nullable=False),
         Column("deferred_id", String(MAX_ID_LENGTH), nullable=False),
-        Column("type", _long_text, nullable=False),
-        Column("body", _bytes, nullable=False),
-        Column("headers", _long_text, nullable=False),
-        Column("source", _long_text, nullable=False),
+        Column("type", LONG_TEXT, nullable=False),
+        Column("body", BYTES, nullable=False),
+        Column("headers", LONG_TEXT, nullable=False),
+        Column("source", LONG_TEXT, nullable=False),
         Column("sent_at", String(64)),
-        Column("content_type", _long_text, nullable=False),
-        Column("ordering_key", _long_text),
+        Column("content_type", LONG_TEXT, nullable=False),
+        Column("ordering_key", LONG_TEXT),
         Column("lane", String(32), nullable=False),
         Column("delay_s", Double, nullable=False),
-        Column("created_at", _time, nullable=False),
+        Column("created_at", TIME, nullable=False),
         # When it could be sent first.
-        Column("due_at", _time, nullable=False),
+        Column("due_at", TIME, nullable=False),
         # Nobody takes it before; 1970 where nobody holds it and no delay is left.
-        Column("held_until", _time, nullable=False),
+        Column("held_until", TIME, nullable=False),
         Column("attempts", Integer, nullable=False),
-        Column("error", _long_text),
+        Column("error", LONG_TEXT),
         Column("set_aside", Boolean, nullable=False),
     )
     c = table.c
@@ -138,6 +139,17 @@ def _message_steps(name: TableName, metadata: MetaData) -> Table:
         Column("message_id", String(MAX_ID_LENGTH), primary_key=True),
         Column("provider", String(MAX_ID_LENGTH), primary_key=True),
         Column("name", String(MAX_ID_LENGTH), primary_key=True),
-        Column("result", _long_text, nullable=False),
-        Column("created_at", _time, nullable=False),
+        Column("result", LONG_TEXT, nullable=False),
+        Column("created_at", TIME, nullable=False),
+    )
+
+
+def _message_consumers(name: TableName, metadata: MetaData) -> Table:
+    return Table(
+        quoted_name(name.consumers, quote=True),
+        metadata,
+        Column("provider", String(MAX_ID_LENGTH), primary_key=True),
+        Column("retention_s", Double),
+        # Seconds since 1970: it is compared as it was read, and to the last digit.
+        Column("forgotten_until", Double),
     )

@@ -31,6 +31,10 @@ _AROUND_BYTES = _FRAME.size + spec.FRAME_END_SIZE
 _CONTENT = struct.Struct(">HHQ")
 
 
+Lost = TransportError | BrokerRefused
+"""Why a line is of no use any more."""
+
+
 class ChannelLost(TransportError):
     """A channel was closed by the broker; `code` says why."""
 
@@ -99,7 +103,7 @@ class Line:
     def __init__(self, parameters: Parameters, answer_s: float = ANSWER_S) -> None:
         self._answer_s = answer_s
         self._lock = threading.Lock()
-        self._error: TransportError | None = None
+        self._error: Lost | None = None
         self._asked: set[Future[Any]] = set()
         self._ioloop = IOLoop()
         self._opened: Future[None] = Future()
@@ -172,7 +176,7 @@ class Line:
         for future in asked:
             _fail(future, self._error)
 
-    def _end(self, error: TransportError) -> None:
+    def _end(self, error: Lost) -> None:
         """Make it lost, from any thread."""
         with self._lock:
             if self._error is None:
@@ -206,7 +210,7 @@ class Channel:
 
     def __init__(self, line: Line) -> None:
         self.line = line
-        self.error: TransportError | None = None
+        self.error: Lost | None = None
         self._asked: set[Future[Any]] = set()
         self.raw: Any = line.ask(self._open)
 
@@ -226,13 +230,13 @@ class Channel:
                 raise self.error
             self._asked.add(future)
             future.add_done_callback(self._asked.discard)
-            start(lambda answer: _succeed(future, answer))
+            start(lambda answer: succeed(future, answer))
 
         return self.line.ask(begin)
 
     def close(self) -> None:
         """Give back what is not settled on it."""
-        with suppress(TransportError):
+        with suppress(TransportError, BrokerRefused):
             # The answer is that it is lost.
             self.ask(lambda _: self.raw.close())
 
@@ -241,7 +245,7 @@ class Channel:
 
     def _open(self, future: "Future[Any]") -> None:
         self._asked.add(future)
-        raw = self.line.open_channel(lambda opened: _succeed(future, opened))
+        raw = self.line.open_channel(lambda opened: succeed(future, opened))
         raw.add_on_close_callback(self._on_close)
 
     def _on_close(self, _: object, reason: BaseException) -> None:
@@ -261,7 +265,7 @@ class Reach:
         self._line: Line | None = None
         self._failures = 0
         self._not_before = 0.0
-        self._error = TransportError("RabbitMQ: not connected")
+        self._error: Lost = TransportError("RabbitMQ: not connected")
         self._closed = threading.Event()
 
     def line(self, until: float = 0.0) -> Line:
@@ -276,8 +280,9 @@ class Reach:
                     self._failures = 0
                 except TransportError as error:
                     self._failed(error)
-                    if isinstance(error, BrokerRefused):
-                        raise
+                except BrokerRefused as error:
+                    self._failed(error)
+                    raise
 
     def close(self) -> None:
         """Close the line; there is no other after it."""
@@ -295,17 +300,17 @@ class Reach:
         if self._not_before > last:
             raise self._error
 
-    def _failed(self, error: TransportError) -> None:
+    def _failed(self, error: Lost) -> None:
         pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._failures)
         self._failures += 1
         self._not_before = time.monotonic() + uniform(pause_s / 2, pause_s)  # noqa: S311 - spreads, hides nothing.
         self._error = error
 
 
-def error_of(reason: BaseException) -> TransportError:
+def error_of(reason: BaseException) -> Lost:
     """What to tell of an error of pika's."""
     match reason:
-        case TransportError():
+        case TransportError() | BrokerRefused():
             return reason
         case exceptions.ChannelClosed():
             return ChannelLost(reason.reply_code, reason.reply_text)
@@ -338,7 +343,8 @@ def _begin(start: Callable[["Future[T]"], object], future: "Future[T]") -> None:
         _fail(future, error_of(error))
 
 
-def _succeed(future: "Future[Any]", answer: object) -> None:
+def succeed(future: "Future[Any]", answer: object) -> None:
+    """Answer, unless somebody has."""
     if not future.done():
         future.set_result(answer)
 

@@ -10,11 +10,12 @@ from heapq import heapify, heappop, heappush
 from threading import Lock
 from typing import NamedTuple
 
-from oncely.transports.base import Delay, Delivery
+from oncely.core.verdicts import Delay
 from oncely.transports.rabbitmq.bell import Bell
 from oncely.transports.rabbitmq.connection import Line
-from oncely.transports.rabbitmq.consuming import Arrival, Intake, Terms
+from oncely.transports.rabbitmq.intake import Arrival, Intake, Terms
 from oncely.transports.rabbitmq.messages import delay_of
+from oncely.transports.transport import Delivery
 
 _HELD_S = 600.0
 """What is held for longer goes to the end of its queue: well before RabbitMQ's own timeout, half an

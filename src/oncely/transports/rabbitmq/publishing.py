@@ -1,12 +1,12 @@
 """Publishing with confirms: many messages are on their way at once, and each is accounted for."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from pika import BasicProperties, spec
 
-from oncely.transports.rabbitmq.connection import Channel, Line
+from oncely.transports.rabbitmq.connection import Channel, Line, Reply
 from oncely.transports.rabbitmq.messages import Content
 
 NOT_STORED = "the broker has not stored it"
@@ -17,9 +17,7 @@ _WINDOW = 1_000
 class _Window:
     """Messages for one queue that are on their way together."""
 
-    def __init__(
-        self, queue: str, contents: Sequence[Content], done: "Future[Mapping[int, str]]"
-    ) -> None:
+    def __init__(self, queue: str, contents: Sequence[Content], done: Reply) -> None:
         self.queue = queue
         self.contents = contents
         self.done = done
@@ -48,25 +46,17 @@ class Publisher(Channel):
         """
         refused = {}
         for first in range(0, len(contents), _WINDOW):
-            by_place = self._publish(queue, contents[first : first + _WINDOW])
+            send = partial(self._send, queue, contents[first : first + _WINDOW])
+            by_place = self.ask(send)
             refused.update({first + place: reason for place, reason in by_place.items()})
         return refused
 
-    def _publish(self, queue: str, contents: Sequence[Content]) -> Mapping[int, str]:
-        def begin(done: "Future[Mapping[int, str]]") -> None:
-            if self.error is not None:
-                raise self.error
-            self._asked.add(done)
-            done.add_done_callback(self._asked.discard)
-            self._send(_Window(queue, contents, done))
-
-        return self.line.ask(begin)
-
-    def _confirm(self, reply: Any) -> None:
+    def _confirm(self, reply: Reply) -> None:
         self.raw.add_on_return_callback(self._on_return)
         self.raw.confirm_delivery(self._on_confirm, callback=reply)
 
-    def _send(self, window: _Window) -> None:
+    def _send(self, queue: str, contents: Sequence[Content], done: Reply) -> None:
+        window = _Window(queue, contents, done)
         for place, content in enumerate(window.contents):
             self._numbers += 1
             self._unconfirmed[self._numbers] = window, place
@@ -91,8 +81,8 @@ class Publisher(Channel):
             if not is_stored:
                 window.refused[place] = NOT_STORED
             window.unconfirmed -= 1
-            if not window.unconfirmed and not window.done.done():
-                window.done.set_result(window.refused)
+            if not window.unconfirmed:
+                window.done(window.refused)
 
     def _confirmed(self, last: int, *, multiple: bool) -> list[int]:
         if not multiple:

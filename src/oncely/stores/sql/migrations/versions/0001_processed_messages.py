@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects import mysql, postgresql
+
+from oncely.stores.sql.table import JSON_TEXT, LONG, LONG_TEXT, TIME
 
 if TYPE_CHECKING:
     from oncely.stores.names import TableName
@@ -20,68 +21,34 @@ _TIMES = ("first_processed_at", "last_processed_at")
 def upgrade(name: "TableName", found: "Found") -> None:
     """Create the table, or add what it lacks."""
     dialect = op.get_context().dialect.name
-    types = _types(dialect, is_mariadb=found.is_mariadb)
+    id_type = sa.String(255, collation=found.collation)
     if found.columns is None:
-        _create(name, dialect, types)
+        _create(name, dialect, id_type)
     else:
-        _take_over(name, dialect, types, found)
+        _take_over(name, dialect, id_type, found)
 
 
-def _types(dialect: str, *, is_mariadb: bool) -> dict[str, Any]:
-    # Ids that differ by case or by a space at the end are two ids: so bytes are compared.
-    binary = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
-    match dialect:
-        case "postgresql":
-            return {
-                "id": sa.String(255, collation="C"),
-                "long": sa.BigInteger(),
-                "time": sa.TIMESTAMP(timezone=True),
-                "json": postgresql.JSONB(),
-                "text": sa.Text(),
-            }
-        case "mysql" | "mariadb":
-            return {
-                "id": sa.String(255, collation=binary),
-                "long": sa.BigInteger(),
-                "time": mysql.DATETIME(fsp=6),
-                "json": sa.JSON(),
-                "text": mysql.LONGTEXT(),
-            }
-        case _:
-            return {
-                "id": sa.String(255),
-                "long": sa.Integer(),
-                "time": sa.Float(),
-                "json": sa.Text(),
-                "text": sa.Text(),
-            }
-
-
-def _create(name: "TableName", dialect: str, types: dict[str, Any]) -> None:
-    now = {
-        "postgresql": sa.text("now()"),
-        "mysql": sa.text("CURRENT_TIMESTAMP(6)"),
-        "mariadb": sa.text("CURRENT_TIMESTAMP(6)"),
-    }.get(dialect)
+def _create(name: "TableName", dialect: str, id_type: sa.String) -> None:
+    now = {"postgresql": sa.text("now()"), "mysql": sa.text("CURRENT_TIMESTAMP(6)")}.get(dialect)
     key: list[Any]
     if dialect == "postgresql":
         # One index is half the work of two: `id` is there to be read, and nothing looks it up.
         id_ = sa.Column("id", sa.BigInteger(), sa.Identity(), nullable=False)
         key = [sa.PrimaryKeyConstraint("message_id", "provider", name=name.unique)]
     else:
-        id_ = sa.Column("id", types["long"], primary_key=True, autoincrement=True)
+        id_ = sa.Column("id", LONG, primary_key=True, autoincrement=True)
         key = [sa.UniqueConstraint("message_id", "provider", name=name.unique)]
     op.create_table(
         name.table,
         id_,
-        sa.Column("message_id", types["id"], nullable=False),
-        sa.Column("provider", types["id"], nullable=False),
+        sa.Column("message_id", id_type, nullable=False),
+        sa.Column("provider", id_type, nullable=False),
         sa.Column("status", sa.String(50), nullable=False, server_default="processing"),
         sa.Column("attempts", sa.Integer(), server_default="1"),
-        sa.Column("first_processed_at", types["time"], nullable=False, server_default=now),
-        sa.Column("last_processed_at", types["time"], nullable=False, server_default=now),
-        sa.Column("metadata", types["json"]),
-        *_added(types),
+        sa.Column("first_processed_at", TIME, nullable=False, server_default=now),
+        sa.Column("last_processed_at", TIME, nullable=False, server_default=now),
+        sa.Column("metadata", JSON_TEXT),
+        *_added(),
         *key,
         schema=name.schema,
         # Half of each page stays free: an update then stays on its page, and leaves the index be.
@@ -91,37 +58,37 @@ def _create(name: "TableName", dialect: str, types: dict[str, Any]) -> None:
     )
 
 
-def _added(types: dict[str, Any]) -> list[sa.Column[Any]]:
+def _added() -> list[sa.Column[Any]]:
     """The columns that a table made by hand does not have."""
     return [
-        sa.Column("fence", types["long"], nullable=False, server_default="1"),
-        sa.Column("version", types["long"], nullable=False, server_default="0"),
-        sa.Column("lease_until", types["time"]),
+        sa.Column("fence", LONG, nullable=False, server_default="1"),
+        sa.Column("version", LONG, nullable=False, server_default="0"),
+        sa.Column("lease_until", TIME),
         sa.Column("fingerprint", sa.String(64)),
-        sa.Column("result", types["text"]),
+        sa.Column("result", LONG_TEXT),
         sa.Column("exhausted", sa.Boolean(), nullable=False, server_default=sa.false()),
-        sa.Column("duplicates", types["long"], nullable=False, server_default="0"),
+        sa.Column("duplicates", LONG, nullable=False, server_default="0"),
     ]
 
 
-def _take_over(name: "TableName", dialect: str, types: dict[str, Any], found: "Found") -> None:
-    for column in _added(types):
+def _take_over(name: "TableName", dialect: str, id_type: sa.String, found: "Found") -> None:
+    for column in _added():
         if column.name not in (found.columns or ()):
             op.add_column(name.table, column, schema=name.schema)
     match dialect:
         case "postgresql":
-            _change_postgresql(name, types)
-        case "mysql" | "mariadb":
-            _change_mysql(name, types, found)
+            _change_postgresql(name, id_type)
+        case "mysql":
+            _change_mysql(name, id_type, found)
         case _:
             _change_sqlite(name)
 
 
-def _change_postgresql(name: "TableName", types: dict[str, Any]) -> None:
+def _change_postgresql(name: "TableName", id_type: sa.String) -> None:
     # A conflict uses up an id as well: 32 bits are soon used up.
-    changes = {"id": types["long"], **dict.fromkeys(_KEY, types["id"])}
+    changes: dict[str, Any] = {"id": LONG, **dict.fromkeys(_KEY, id_type)}
     # What was written without a time zone is in that of the session.
-    changes |= dict.fromkeys(_TIMES, types["time"])
+    changes |= dict.fromkeys(_TIMES, TIME)
     for column, type_ in changes.items():
         op.alter_column(name.table, column, type_=type_, schema=name.schema)
     table = f'"{name.schema}"."{name.table}"' if name.schema else f'"{name.table}"'
@@ -132,20 +99,20 @@ def _change_postgresql(name: "TableName", types: dict[str, Any]) -> None:
     )
 
 
-def _change_mysql(name: "TableName", types: dict[str, Any], found: "Found") -> None:
+def _change_mysql(name: "TableName", id_type: sa.String, found: "Found") -> None:
     def change(column: str, type_: Any, **options: Any) -> None:
         options["existing_nullable"] = False
         op.alter_column(name.table, column, type_=type_, schema=name.schema, **options)
 
-    change("id", types["long"], autoincrement=True)
+    change("id", LONG, autoincrement=True)
     for column in _KEY:
-        change(column, types["id"])
+        change(column, id_type)
     now = "CURRENT_TIMESTAMP(6)"
     renewed = f"{now} ON UPDATE {now}"
     for column in _TIMES:
         # Old servers gave the first TIMESTAMP of a table an ON UPDATE that nobody asked for.
         is_renewed = column != _TIMES[0] and "ON UPDATE" in (found.defaults[column] or "").upper()
-        change(column, types["time"], server_default=sa.text(renewed if is_renewed else now))
+        change(column, TIME, server_default=sa.text(renewed if is_renewed else now))
 
 
 def _change_sqlite(name: "TableName") -> None:

@@ -1,0 +1,59 @@
+"""Forks: what has locks or threads begins afresh in the child, which has none of the threads."""
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Fresh(Protocol):
+    """What can begin afresh."""
+
+    def start_afresh(self) -> None:
+        """Leave locks, threads and connections to the parent: called in a forked child."""
+
+
+_things: "weakref.WeakSet[Fresh]" = weakref.WeakSet()
+
+
+def afresh_in_children(thing: Fresh) -> None:
+    """From now on, and as long as it lives, `thing` starts afresh in every forked child."""
+    _things.add(thing)
+
+
+def _start_all_afresh() -> None:
+    _paused.clear()
+    for thing in list(_things):
+        thing.start_afresh()
+
+
+class Pausing(Protocol):
+    """What is not to be in the midst of something when the process is forked."""
+
+    def pause(self) -> None:
+        """Come to a rest, and stay so: called before a fork, in the thread that forks."""
+
+    def go_on(self) -> None:
+        """Go on: called in the parent after the fork."""
+
+
+_pausing: "weakref.WeakSet[Pausing]" = weakref.WeakSet()
+_paused: list[Pausing] = []
+
+
+def pause_at_forks(thing: Pausing) -> None:
+    """From now on, and as long as it lives, `thing` pauses while the process is forked."""
+    _pausing.add(thing)
+
+
+def _pause_all() -> None:
+    _paused[:] = _pausing
+    for thing in _paused:
+        thing.pause()
+
+
+def _go_on_all() -> None:
+    while _paused:
+        _paused.pop().go_on()
+
+
+os.register_at_fork(before=_pause_all, after_in_parent=_go_on_all, after_in_child=_start_all_afresh)

@@ -1,0 +1,225 @@
+"""Supervising: worker processes, each started again when it dies; none outlives its supervisor.
+
+A worker is a program of its own, started by its command line, and no child of `multiprocessing`:
+nothing of this process is copied, pickled or run again in it, it can be started by hand just so,
+and its death has an exit code. See `runtime/lifeline.py` for how the two hear of each other.
+"""
+
+import math
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from oncely.consuming.consumer_report import ConsumerReport
+from oncely.consuming.lifeline import Listener
+from oncely.core.errors import ConfigError, OncelyError
+from oncely.transports.transport import Clock
+
+_LOOK_EVERY_S = 0.05
+_LONG_LIFE_S = 60.0
+_FIRST_DELAY_S = 0.5
+_MOST_DELAY_S = 30.0
+_MISSTARTS = 3
+"""So often in a row a worker may say that it cannot work, before it is believed."""
+_WRONG = 2
+"""The exit code for a user's mistake."""
+
+Tell = Callable[[str], None]
+OnProgress = Callable[[ConsumerReport], None]
+
+
+class Backoff:
+    """How long to wait before a worker that died is started again.
+
+    Twice as long after each short life; somewhat at random, so that workers which died together
+    do not come back together. `jitter` gives numbers from 0 to 1.
+    """
+
+    def __init__(
+        self, clock: Clock = time.monotonic, jitter: Callable[[], float] = random.random
+    ) -> None:
+        self._clock = clock
+        self._jitter = jitter
+        self._started_at = self._due_at = clock()
+        self._short_lives = 0
+
+    def is_due(self) -> bool:
+        """Whether it may be started now."""
+        return self._clock() >= self._due_at
+
+    def lived_long(self) -> bool:
+        """Whether it worked for a while, as if nothing were wrong with it."""
+        return self._clock() - self._started_at >= _LONG_LIFE_S
+
+    def started(self) -> None:
+        """Take note that it lives from now on."""
+        self._started_at = self._clock()
+
+    def died(self) -> float:
+        """Take note that it lives no more; return after how many seconds it is due again."""
+        if self.lived_long():
+            self._short_lives = 0
+        # Bounded, because a power of two soon is too large for a float.
+        longest_s = min(math.ldexp(_FIRST_DELAY_S, min(self._short_lives, 16)), _MOST_DELAY_S)
+        delay_s = longest_s * (1 + self._jitter()) / 2
+        self._short_lives += 1
+        self._due_at = self._clock() + delay_s
+        return delay_s
+
+
+class Supervisor:
+    """Keeps so many workers running; `command` and the option --lifeline FD start one.
+
+    Where `drains`, a worker that ends in good order is done. `tell` is given a line, for people,
+    about each that dies. A worker that is told to stop is killed after `grace_s`.
+    """
+
+    def __init__(
+        self, command: Sequence[str], workers: int, *, drains: bool, grace_s: float, tell: Tell
+    ) -> None:
+        self._workers = [
+            _WorkerProcess(command, name=f"worker {number}", drains=drains, tell=tell)
+            for number in range(1, workers + 1)
+        ]
+        self._grace_s = grace_s
+
+    def run(self, stop: threading.Event, on_progress: OnProgress) -> ConsumerReport:
+        """Go on until `stop` is set, or all workers are done; return their reports, added up.
+
+        Of a worker that was killed, what it said last counts. Raises ConfigError, or where
+        workers drain OncelyError, when one says again and again that it cannot work.
+        """
+        try:
+            while not stop.is_set() and not all(worker.is_done for worker in self._workers):
+                for worker in self._workers:
+                    worker.look()
+                on_progress(self._report())
+                stop.wait(_LOOK_EVERY_S)
+        finally:
+            self._end()
+        return self._report()
+
+    def _report(self) -> ConsumerReport:
+        return _sum(worker.report for worker in self._workers)
+
+    def _end(self) -> None:
+        for worker in self._workers:
+            worker.terminate()
+        until = time.monotonic() + self._grace_s
+        while any(worker.is_running() for worker in self._workers):
+            if time.monotonic() >= until:
+                for worker in self._workers:
+                    worker.kill()
+            time.sleep(_LOOK_EVERY_S)
+        for worker in self._workers:
+            worker.bury()
+
+
+class _WorkerProcess:
+    """A process, and when that has died the one in its place."""
+
+    def __init__(self, command: Sequence[str], *, name: str, drains: bool, tell: Tell) -> None:
+        self.is_done = False
+        self._command = command
+        self._name = name
+        self._drains = drains
+        self._tell = tell
+        self._backoff = Backoff()
+        self._misstarts = 0
+        self._before = ConsumerReport()
+        self._process: _Process | None = None
+
+    @property
+    def report(self) -> ConsumerReport:
+        """What all its processes have said, added up."""
+        said = [] if self._process is None else [self._process.line.report]
+        return _sum([self._before, *said])
+
+    def look(self) -> None:
+        """Start a process where it is time to; see whether the one that there is has died."""
+        if self._process is not None:
+            code = self._process.exit_code()
+            if code is not None:
+                self._died(self._process.line, code)
+        elif not self.is_done and self._backoff.is_due():
+            self._process = _Process(self._command)
+            self._backoff.started()
+
+    def is_running(self) -> bool:
+        """Whether there is a process still; what it says is heard."""
+        return self._process is not None and self._process.exit_code() is None
+
+    def terminate(self) -> None:
+        """Ask the process to end in good order."""
+        if self.is_running() and self._process is not None:
+            self._process.popen.terminate()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self.is_running() and self._process is not None:
+            self._tell(f"{self._name} did not stop within its grace time, and is killed")
+            self._process.popen.kill()
+
+    def bury(self) -> None:
+        """Keep what the process has said, and nothing else of it."""
+        if self._process is not None:
+            self._before = self.report
+            self._process.line.close()
+            self._process = None
+
+    def _died(self, line: Listener, code: int) -> None:
+        self.bury()
+        if self._drains and line.has_ended:
+            self.is_done = True
+            return
+        how = line.error or _how(code)
+        self._check_misstarts(how, code)
+        delay_s = self._backoff.died()
+        self._tell(f"{self._name}: {how}; it is started again in {delay_s:.1f} s")
+
+    def _check_misstarts(self, how: str, code: int) -> None:
+        """Raises what the worker says, where it would say so for ever."""
+        cannot_work = code == _WRONG or (self._drains and code > 0)
+        before = 0 if self._backoff.lived_long() else self._misstarts
+        self._misstarts = before + 1 if cannot_work else 0
+        if self._misstarts == _MISSTARTS:
+            raise (ConfigError if code == _WRONG else OncelyError)(how)
+
+
+class _Process:
+    """One life of a worker."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        ours, theirs = socket.socketpair()
+        self.line = Listener(ours)
+        with theirs:
+            self.popen = subprocess.Popen(
+                [*command, "--lifeline", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                # A Ctrl-C on the terminal comes to the supervisor alone, which passes it on.
+                process_group=0,
+            )
+
+    def exit_code(self) -> int | None:
+        """None while it lives. What it has said is heard, its last words too."""
+        code = self.popen.poll()
+        self.line.listen()
+        return code
+
+
+def _sum(reports: Iterable[ConsumerReport]) -> ConsumerReport:
+    total = ConsumerReport()
+    for report in reports:
+        total.add(report)
+    return total
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"died of signal {-code} ({signal.strsignal(-code)})"
+    return f"ended with exit code {code}"

@@ -1,0 +1,34 @@
+"""Bodies as JSON, read so that no two readers understand one body differently."""
+
+import json
+from typing import Any
+
+from oncely.core.errors import MessageError
+
+
+def _no_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return names
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+_decode_json = json.JSONDecoder(
+    object_pairs_hook=_no_duplicate_names, parse_constant=_no_constant
+).decode
+
+
+def read_json(body: bytes) -> Any:
+    """A body as JSON.
+
+    Raises MessageError where it is no JSON as RFC 8259 has it: not UTF-8, cut off, NaN, a name
+    twice in one object, nested or long beyond what can be read safely.
+    """
+    try:
+        return _decode_json(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise MessageError("body is not JSON") from error

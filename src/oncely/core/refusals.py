@@ -1,0 +1,51 @@
+"""Refusals: why a handler does not run, as an error."""
+
+from datetime import UTC, datetime
+
+from oncely.core.commands import (
+    Busy,
+    ClaimOutcome,
+    Duplicate,
+    Exhausted,
+    Granted,
+    Handled,
+    InDoubt,
+    Mismatch,
+    TooOld,
+)
+from oncely.core.errors import (
+    BusyError,
+    DuplicateError,
+    ExhaustedError,
+    InDoubtError,
+    MismatchError,
+    OncelyError,
+    TooOldError,
+)
+
+
+def refusal(outcome: ClaimOutcome) -> OncelyError:
+    """What a caller is raised, to whom a message is not granted."""
+    match outcome:
+        case Granted(claim) | Handled(claim):
+            raise AssertionError(f"{claim.key} is granted")
+        case Duplicate(record):
+            return DuplicateError(f"{record.key.message_id!r} was processed before")
+        case Busy(record):
+            return BusyError(f"{record.key.message_id!r} is being processed by another worker")
+        case Mismatch(record):
+            return MismatchError(f"{record.key.message_id!r} was seen before with other content")
+        case Exhausted(record, is_first):
+            error = ExhaustedError(
+                f"{record.key.message_id!r} has failed permanently: {record.error}"
+            )
+            error.is_first = is_first
+            return error
+        case InDoubt(record):
+            return InDoubtError(f"{record.key.message_id!r} is in doubt: its claim ran out")
+        case TooOld(horizon, key):
+            when = datetime.fromtimestamp(horizon, UTC).isoformat(" ", "seconds")
+            return TooOldError(
+                f"{key.message_id!r} was sent before {when}, and the ledger has forgotten what it "
+                "knew up to then: it may have been handled before"
+            )

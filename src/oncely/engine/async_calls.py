@@ -1,0 +1,164 @@
+"""AsyncCalls: the calls of a ledger that concern messages, as coroutines."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from oncely.core.commands import (
+    ClaimOutcome,
+    Complete,
+    Extend,
+    Fail,
+    Held,
+    MarkHandled,
+    Outcome,
+    Release,
+    WriteOutcome,
+)
+from oncely.core.deferred import DeferredMessage
+from oncely.core.durations import Duration, lease_seconds
+from oncely.core.errors import describe
+from oncely.core.policy import Finding, Policy
+from oncely.core.record import Claim, Key, Record
+from oncely.engine.calls import Calls
+from oncely.engine.mailbox import Mailbox
+from oncely.engine.request import (
+    Request,
+    json_value,
+    raise_if_fenced,
+    renewed,
+    to_claim,
+    to_write,
+)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+C = TypeVar("C", bound=Calls)
+
+
+def awaited(
+    call: Callable[Concatenate[C, P], T],
+) -> Callable[Concatenate["AsyncCalls", P], Coroutine[Any, Any, T]]:
+    """The call of that name as a coroutine, which takes the same and gives the same."""
+
+    @wraps(call)
+    async def method(self: "AsyncCalls", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        function: Callable[P, T] = getattr(self._calls, call.__name__)
+        return await self.run(partial(function, *args, **kwargs))
+
+    return method
+
+
+class AsyncCalls(ABC):
+    """Each method is the one of Calls by its name."""
+
+    _calls: Calls
+
+    @property
+    @abstractmethod
+    def blocking(self) -> "AsyncCalls | None":
+        """The same calls, such that they never wait, for functions that are not async; None where
+        these cannot ask.
+        """
+
+    @property
+    def can_defer(self) -> bool:
+        """Whether the store has transactions, and so deferred messages and steps."""
+        return self._calls.can_defer
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """The messages that wait. Its calls may block: hand them to `run`."""
+        return self._calls.mailbox
+
+    @abstractmethod
+    async def _settle_one(self, request: Request) -> Outcome:
+        """The outcome of a single call."""
+
+    async def settle(self, requests: Sequence[Request]) -> list[Outcome]:
+        """One outcome for each, in order; a single one goes together with those of others."""
+        if len(requests) == 1:
+            return [await self._settle_one(requests[0])]
+        return await self.run(self._calls._settle, requests)
+
+    @abstractmethod
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """What `function`, which may block, returns."""
+
+    @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Return after so long."""
+
+    # ---- Asking for claims ---------------------------------------------------------------------
+
+    async def claim(
+        self,
+        key: Key,
+        lease: Duration | None = None,
+        policy: Policy = Policy(),
+        *,
+        fingerprint: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        finding: Finding | None = None,
+        in_doubt: Record | None = None,
+        token: int | None = None,
+        sent_at: float | None = None,
+    ) -> ClaimOutcome:
+        """Ask for the right to process the message `key` now."""
+        [request] = to_claim(
+            [key], lease, policy, [fingerprint], metadata, finding, in_doubt, token, [sent_at]
+        )
+        return cast(ClaimOutcome, await self._settle_one(request))
+
+    claim_many = awaited(Calls.claim_many)
+
+    # ---- With a claim --------------------------------------------------------------------------
+
+    async def handled(
+        self, claim: Claim, result: Any = None, deferred: Sequence[DeferredMessage] = ()
+    ) -> Claim:
+        """The handler has succeeded; `deferred` is stored with that."""
+        if deferred:
+            return await self.run(self._calls.handled, claim, result, deferred)
+        return renewed(claim, await self._written(MarkHandled(claim, json_value(result))))
+
+    handled_many = awaited(Calls.handled_many)
+
+    async def complete(self, claim: Claim, result: Any = None) -> None:
+        """Nothing is left to do."""
+        raise_if_fenced(await self._written(Complete(claim, json_value(result))))
+
+    complete_many = awaited(Calls.complete_many)
+
+    async def fail(self, claim: Claim, error: BaseException | str, final: bool = False) -> None:
+        """The handler has failed."""
+        raise_if_fenced(await self._written(Fail(claim, describe(error), final)))
+
+    fail_many = awaited(Calls.fail_many)
+
+    async def release(self, claim: Claim) -> None:
+        """Give the claim back as if it had never been granted."""
+        raise_if_fenced(await self._written(Release(claim)))
+
+    release_many = awaited(Calls.release_many)
+
+    async def extend(self, claim: Claim, lease: Duration) -> Claim:
+        """Renew the lease."""
+        return renewed(claim, await self._written(Extend(claim, lease_seconds(lease))))
+
+    extend_many = awaited(Calls.extend_many)
+
+    async def _written(self, command: Held) -> WriteOutcome:
+        return cast(WriteOutcome, await self._settle_one(to_write(command)))
+
+    count_delivery = awaited(Calls.count_delivery)
+
+    # ---- Steps ---------------------------------------------------------------------------------
+
+    steps = awaited(Calls.steps)
+    keep_step = awaited(Calls.keep_step)
+
+    async def find(self, key: Key) -> Record | None:
+        """The record of `key`, if there is one."""
+        return await self.run(self._calls.find, key)

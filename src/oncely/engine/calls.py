@@ -1,0 +1,250 @@
+"""Calls: what can be asked of a ledger for a message, the same inside a transaction as outside."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from oncely.core.commands import (
+    ClaimOutcome,
+    Complete,
+    Confirm,
+    CountDelivery,
+    Extend,
+    Fail,
+    Held,
+    MarkHandled,
+    Release,
+    WriteOutcome,
+    Written,
+)
+from oncely.core.deferred import DeferredMessage
+from oncely.core.durations import Duration, lease_seconds
+from oncely.core.errors import describe
+from oncely.core.policy import Finding, Policy
+from oncely.core.record import Claim, Key, Record, check_key
+from oncely.engine.mailbox import Mailbox
+from oncely.engine.means import SettlingMeans
+from oncely.engine.request import (
+    Metadata,
+    Request,
+    json_value,
+    raise_if_fenced,
+    raise_if_refused,
+    renewed,
+    to_claim,
+    to_write,
+)
+from oncely.stores.store import Inside
+
+
+class Calls(SettlingMeans):
+    """The calls of a ledger that concern messages."""
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """The messages that wait, for whoever sends them."""
+        return Mailbox(self)
+
+    @abstractmethod
+    def find(self, key: Key) -> Record | None:
+        """The record of `key`, if there is one."""
+
+    # ---- Asking for claims ---------------------------------------------------------------------
+
+    def claim(
+        self,
+        key: Key,
+        lease: Duration | None = None,
+        policy: Policy = Policy(),
+        *,
+        fingerprint: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        finding: Finding | None = None,
+        in_doubt: Record | None = None,
+        token: int | None = None,
+        sent_at: float | None = None,
+    ) -> ClaimOutcome:
+        """Ask for the right to process the message `key` now.
+
+        `lease` replaces the policy's. A `fingerprint` is compared with the one seen first.
+        `metadata` is kept with a record that begins here. `finding` is what a probe found out
+        about the record that was `in_doubt`, where the policy's `on_in_doubt` is one; when
+        another claim is in doubt by now, it is not about that.
+
+        After StoreUnavailable nobody knows whether the claim is granted. Who asks again under the
+        same `token`, a random number of 39 bits that was drawn for this asking, is given it.
+
+        `sent_at` is when the message was sent, in seconds since 1970. Where it is known, and the
+        policy's `on_too_old` is not "run", a message that may have been handled and forgotten is
+        answered by TooOld.
+        """
+        [request] = to_claim(
+            [key], lease, policy, [fingerprint], metadata, finding, in_doubt, token, [sent_at]
+        )
+        return cast(ClaimOutcome, self._settle_one(request))
+
+    def claim_many(
+        self,
+        keys: Sequence[Key],
+        lease: Duration | None = None,
+        policy: Policy = Policy(),
+        *,
+        fingerprints: Sequence[str | None] | None = None,
+        metadata: Metadata = None,
+        finding: Finding | None = None,
+        in_doubt: Record | None = None,
+        token: int | None = None,
+        sent_at: Sequence[float | None] | None = None,
+    ) -> list[ClaimOutcome]:
+        """One outcome for each key, in order; one exchange with the store when all are new.
+
+        `metadata` is kept with each record that begins here, or is one for each key.
+        Of a key that stands twice, the first is granted and the other finds it busy. A `token` is
+        for the same keys in the same order.
+        """
+        requests = to_claim(
+            keys, lease, policy, fingerprints, metadata, finding, in_doubt, token, sent_at
+        )
+        return cast(list[ClaimOutcome], self._settle(requests))
+
+    # ---- With a claim --------------------------------------------------------------------------
+
+    def handled(
+        self, claim: Claim, result: Any = None, deferred: Sequence[DeferredMessage] = ()
+    ) -> Claim:
+        """The handler has succeeded; `deferred` is stored with that, or nothing is.
+
+        `result` is kept, as JSON. Returns the claim as it now stands. Raises FencedError when it
+        is not the newest, MessageError when `result` is no JSON, ConfigError where the store
+        cannot defer messages.
+        """
+        mark = MarkHandled(claim, json_value(result))
+        if not deferred:
+            return renewed(claim, self._call(mark))
+        return renewed(claim, self._handle([mark], [deferred])[0])
+
+    def handled_many(
+        self,
+        claims: Sequence[Claim],
+        results: Sequence[Any] | None = None,
+        deferred: Sequence[Sequence[DeferredMessage]] | None = None,
+    ) -> list[WriteOutcome]:
+        """`handled` for each; a claim that is not the newest is answered by Fenced."""
+        values = [None] * len(claims) if results is None else map(json_value, results)
+        marks = [MarkHandled(claim, value) for claim, value in zip(claims, values, strict=True)]
+        if deferred is None or not any(deferred):
+            return self._write(marks)
+        return self._handle(marks, deferred)
+
+    def _handle(
+        self, marks: Sequence[MarkHandled], deferred: Sequence[Sequence[DeferredMessage]]
+    ) -> list[WriteOutcome]:
+        def work(inside: Inside) -> list[WriteOutcome]:
+            outcomes = self._settle_inside(inside, [to_write(mark) for mark in marks])
+            # What is repeated was deferred before, and may be sent by now: it is not sent twice.
+            written = zip(outcomes, deferred, strict=True)
+            kept = [
+                message
+                for outcome, messages in written
+                if isinstance(outcome, Written) and not outcome.is_repeated
+                for message in messages
+            ]
+            if kept:
+                inside.defer(kept)
+            return cast(list[WriteOutcome], outcomes)
+
+        return self._transact(work)
+
+    def complete(self, claim: Claim, result: Any = None) -> None:
+        """Nothing is left to do. `result` is kept, as JSON.
+
+        Raises FencedError when the claim is not the newest, MessageError when `result` is no
+        JSON. To complete again under the same claim is not an error.
+        """
+        raise_if_fenced(self._call(Complete(claim, json_value(result))))
+
+    def complete_many(
+        self, claims: Sequence[Claim], results: Sequence[Any] | None = None
+    ) -> list[WriteOutcome]:
+        """`complete` for each; a claim that is not the newest is answered by Fenced."""
+        if results is None:
+            return self._write(map(Complete, claims))
+        pairs = zip(claims, map(json_value, results), strict=True)
+        return self._write(Complete(claim, value) for claim, value in pairs)
+
+    def fail(self, claim: Claim, error: BaseException | str, final: bool = False) -> None:
+        """The handler has failed; after a `final` failure no further try is granted.
+
+        The error's text is kept under "error" in the record's metadata, cut and with passwords
+        masked. Raises FencedError when the claim is not the newest.
+        """
+        raise_if_fenced(self._call(Fail(claim, describe(error), final)))
+
+    def fail_many(
+        self, claims: Sequence[Claim], errors: Sequence[BaseException | str], final: bool = False
+    ) -> list[WriteOutcome]:
+        """`fail` for each; a claim that is not the newest is answered by Fenced."""
+        pairs = zip(claims, map(describe, errors), strict=True)
+        return self._write(Fail(claim, text, final) for claim, text in pairs)
+
+    def release(self, claim: Claim) -> None:
+        """Give the claim back as if it had never been granted.
+
+        Raises FencedError when it is not the newest.
+        """
+        raise_if_fenced(self._call(Release(claim)))
+
+    def release_many(self, claims: Sequence[Claim]) -> list[WriteOutcome]:
+        """`release` for each; a claim that is not the newest is answered by Fenced."""
+        return self._write(map(Release, claims))
+
+    def extend(self, claim: Claim, lease: Duration) -> Claim:
+        """Renew the lease, counted from now by the store's clock.
+
+        Returns the claim as it now stands; the former one stays good, at the price of one more
+        exchange with the store. Raises FencedError when it is not the newest.
+        """
+        return renewed(claim, self._call(Extend(claim, lease_seconds(lease))))
+
+    def extend_many(self, claims: Sequence[Claim], lease: Duration) -> list[WriteOutcome]:
+        """`extend` for each; a claim that is not the newest is answered by Fenced."""
+        lease_s = lease_seconds(lease)
+        return self._write(Extend(claim, lease_s) for claim in claims)
+
+    def _call(self, command: Held) -> WriteOutcome:
+        return cast(WriteOutcome, self._settle_one(to_write(command)))
+
+    def _write(self, commands: Iterable[Held]) -> list[WriteOutcome]:
+        requests = [to_write(command) for command in commands]
+        return cast(list[WriteOutcome], self._settle(requests))
+
+    # ---- Without a claim -----------------------------------------------------------------------
+
+    def count_delivery(self, key: Key) -> Record:
+        """Count a delivery that asks for no claim among the attempts; the record as it then is.
+
+        Raises RefusedError where there is none.
+        """
+        outcome = self._settle_one(Request(check_key(key), CountDelivery()))
+        return cast(Record, raise_if_refused(key, outcome, "there is nothing to count"))
+
+    # ---- Steps ---------------------------------------------------------------------------------
+
+    def steps(self, key: Key) -> Mapping[str, Any]:
+        """The results of the finished steps of the message, by their names."""
+        check_key(key)
+        return self._transact(lambda inside: inside.steps(key)) if self.can_defer else {}
+
+    def keep_step(self, claim: Claim, name: str, result: Any) -> None:
+        """Keep the result of a finished step; one that is kept already stays.
+
+        Raises FencedError when the claim is not the newest, MessageError when `result` is no JSON.
+        """
+        kept = json_value(result)
+
+        def work(inside: Inside) -> None:
+            [outcome] = self._settle_inside(inside, [to_write(Confirm(claim))])
+            raise_if_fenced(cast(WriteOutcome, outcome))
+            inside.keep_step(claim.key, name, kept)
+
+        self._transact(work)

@@ -1,0 +1,37 @@
+"""Means: how requests are settled, and transactions had, whatever the calls are part of."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from oncely.core.commands import Outcome
+from oncely.engine.request import Request
+from oncely.engine.settle import Settler
+from oncely.stores.store import Inside
+
+T = TypeVar("T")
+
+
+class SettlingMeans(ABC):
+    """What the calls of a ledger, or of an inbox, are made of."""
+
+    @abstractmethod
+    def _settle_one(self, request: Request) -> Outcome:
+        """The outcome of a single call."""
+
+    @abstractmethod
+    def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
+        """One outcome for each, in order."""
+
+    @abstractmethod
+    def _transact(self, work: Callable[[Inside], T]) -> T:
+        """What `work` returns, done in one transaction; it may be called again."""
+
+    @property
+    @abstractmethod
+    def can_defer(self) -> bool:
+        """Whether there are transactions. Where not, no message waits, and no step is kept."""
+
+    def _settle_inside(self, inside: Inside, requests: Sequence[Request]) -> list[Outcome]:
+        """One outcome for each, as a part of a transaction."""
+        return Settler(inside).settle(requests)

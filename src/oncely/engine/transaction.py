@@ -1,0 +1,188 @@
+"""Inbox: the ledger's calls inside a transaction that is the caller's own."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar, cast
+
+from oncely._util import clock
+from oncely.core.commands import ClaimOutcome, Outcome
+from oncely.core.errors import ConfigError
+from oncely.core.ids import check_ids
+from oncely.core.policy import Policy
+from oncely.core.record import Key, Record, check_key
+from oncely.core.rules import completed, decide
+from oncely.engine.async_calls import AsyncCalls
+from oncely.engine.calls import Calls
+from oncely.engine.request import Request, to_claim
+from oncely.engine.settle import BelievedHorizons, LedgerObserver, Settler
+from oncely.stores.store import Inside, Joined, Store
+
+T = TypeVar("T")
+
+
+class Inbox(Calls):
+    """What is asked for here is stored when the caller's transaction commits, or not at all.
+
+    For one thread at a time, as the connection is.
+    """
+
+    can_defer = True
+
+    def __init__(
+        self,
+        ledger: Calls,
+        inside: Joined,
+        observer: LedgerObserver | None = None,
+        horizons: BelievedHorizons | None = None,
+    ) -> None:
+        self.ledger = ledger
+        """Whose calls these are; its own are outside the transaction."""
+        self._settler = Settler(inside, observer, horizons)
+        self._inside = inside
+
+    def _settle_one(self, request: Request) -> Outcome:
+        return self._settle([request])[0]
+
+    def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
+        return self._settler.settle(requests)
+
+    def _settle_inside(self, _: Inside, requests: Sequence[Request]) -> list[Outcome]:
+        return self._settler.settle(requests)
+
+    def _transact(self, work: Callable[[Inside], T]) -> T:
+        return work(self._inside)
+
+    def complete_new(
+        self, consumer: str, message_ids: Collection[str], policy: Policy = Policy()
+    ) -> set[str]:
+        """Claim and complete those messages that have no record; return their ids.
+
+        As `claim_many` and `complete_many` do, in one statement: for work that needs no claim, as
+        it is stored with the records or not at all. Nothing changes for the other messages, and
+        no observer is told. Raises MessageError for an id that cannot identify a message.
+        """
+        if not message_ids:
+            return set()
+        check_ids(message_ids)
+        # What the rules say of a message without a record is the same for all of them.
+        any_key = Key(consumer, next(iter(message_ids)))
+        [first] = to_claim([any_key], None, policy, None, None, None, None)
+        claimed = decide(None, first.command, 0.0).new
+        assert claimed is not None  # noqa: S101 - a first claim is always granted.
+        return self._inside.insert_alike(completed(claimed, 0.0), message_ids)
+
+    def claim_known(self, keys: Sequence[Key], policy: Policy = Policy()) -> list[ClaimOutcome]:
+        """As `claim_many`, for messages of which nearly all have a record: those are looked for
+        first, where `claim_many` takes them for new.
+        """
+        found = self._inside.load(set(keys)).records
+        requests = to_claim(keys, None, policy, None, None, None, None)
+        believed = [each._replace(believed=found.get(each.key)) for each in requests]
+        return cast(list[ClaimOutcome], self._settle(believed))
+
+    def find(self, key: Key) -> Record | None:
+        """The record of `key`, if there is one, as the transaction sees it."""
+        return self._inside.look([check_key(key)]).get(key)
+
+
+class AsyncInbox(AsyncCalls):
+    """An Inbox whose calls are coroutines, for a connection of SQLAlchemy's asyncio."""
+
+    def __init__(self, inbox: Inbox, connection: Any) -> None:
+        self._calls = self._inbox = inbox
+        self._connection = connection
+
+    @property
+    def blocking(self) -> None:
+        """None: its statements are awaited."""
+        return None
+
+    async def _settle_one(self, request: Request) -> Outcome:
+        return await self.run(self._inbox._settle_one, request)
+
+    async def pause(self, seconds: float) -> None:
+        """Return after so long."""
+        await clock.pause(seconds)
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """What `function`, which uses the connection, returns."""
+        done: T = await self._connection.run_sync(lambda _: function(*args))
+        return done
+
+
+class JoinedTransaction:
+    """The time during which the ledger is part of the caller's transaction."""
+
+    def __init__(
+        self,
+        ledger: Calls,
+        store: Store,
+        connection: Any,
+        observer: LedgerObserver | None = None,
+        horizons: BelievedHorizons | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._connection = connection
+        self._observer = observer
+        self._horizons = horizons
+
+    def __enter__(self) -> Inbox:
+        if _is_async(self._connection):
+            raise ConfigError("transaction: this connection is async; write `async with`")
+        return self._enter(self._connection)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if os.getpid() != self._pid:
+            _end_child(error)
+        self._joining.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> AsyncInbox:
+        if not _is_async(self._connection):
+            raise ConfigError("transaction: this connection is not async; write `with`")
+        inbox = await self._connection.run_sync(self._enter)
+        return AsyncInbox(inbox, self._connection)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if os.getpid() != self._pid:
+            _end_child(error)
+        await self._connection.run_sync(lambda _: self._joining.__exit__(kind, error, trace))
+
+    def _enter(self, connection: Any) -> Inbox:
+        self._pid = os.getpid()
+        self._joining = self._store.within(connection)
+        return Inbox(self._ledger, self._joining.__enter__(), self._observer, self._horizons)
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a process that was forked inside the block, where it would leave that.
+
+    Its connection is its parent's: whoever began the transaction would end it there, too.
+    """
+    if error is not None and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    code = error.code if isinstance(error, SystemExit) else int(error is not None)
+    if isinstance(code, str):
+        sys.stderr.write(f"{code}\n")
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _is_async(connection: Any) -> bool:
+    return hasattr(connection, "run_sync")

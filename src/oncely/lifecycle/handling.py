@@ -1,0 +1,496 @@
+"""Handling: what happens before and after a handler, for one message of a consumer or for many."""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, Self, cast
+
+from oncely._util import clock
+from oncely._util.crash_points import reached
+from oncely._util.signals import is_process_stopping
+from oncely.core.commands import (
+    ClaimOutcome,
+    Complete,
+    Duplicate,
+    Fail,
+    Fenced,
+    Granted,
+    Handled,
+    Held,
+    InDoubt,
+    Outcome,
+    Release,
+    WriteOutcome,
+)
+from oncely.core.durations import Duration, lease_seconds
+from oncely.core.errors import (
+    ConfigError,
+    EndedError,
+    FencedError,
+    MessageError,
+    OncelyError,
+    StoreError,
+    StoreUnavailable,
+    describe,
+)
+from oncely.core.ids import check_id
+from oncely.core.message import Message
+from oncely.core.policy import Finding, Policy
+from oncely.core.record import Claim, Key, Record
+from oncely.core.refusals import refusal
+from oncely.core.rules import (
+    AFTER_DOUBT,
+    AFTER_DUPLICATE,
+    AFTER_OUTAGE,
+    after_end,
+    after_refusal,
+    after_stop,
+    recorded,
+)
+from oncely.core.verdicts import Ending, Phase, Told
+from oncely.engine.async_calls import AsyncCalls
+from oncely.engine.request import Request, to_claim, to_write
+from oncely.ledger import Ledger
+from oncely.lifecycle.heartbeat import shared_heartbeat
+from oncely.lifecycle.held_message import HeldMessage, Untracked
+from oncely.lifecycle.patience import AWAY, Hold, Patience
+from oncely.lifecycle.probing import asked_probe
+from oncely.lifecycle.turn import Asked, Kept, Turn
+
+_log = logging.getLogger(__name__)
+
+_Write = Callable[[AsyncCalls, Sequence[Turn], Sequence[Claim]], Awaitable[list[WriteOutcome]]]
+
+
+@dataclass(kw_only=True)
+class Handling:
+    """What happens before and after the handlers of one consumer's messages.
+
+    Its coroutines wait for nothing but `calls`: for functions that are not async they run inline.
+    """
+
+    ledger: Ledger
+    consumer: str
+    policy: Policy
+    lease_s: float | None
+    keeps_result: bool = False
+    forgets_failures: bool = False
+    """A handler that fails leaves no record."""
+    finishes_handled: bool = True
+    """What was handled before, and has nothing left to send, is completed by whoever meets it."""
+    is_stopping: Callable[[], bool] = is_process_stopping
+    """Whether this process is being stopped."""
+    patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        self.heartbeat = shared_heartbeat(self.ledger, self.lease_s)
+        self._has_kept_retention = False
+
+    @classmethod
+    def under(
+        cls,
+        ledger: object,
+        consumer: str,
+        policy: object,
+        lease: Duration | None = None,
+        *,
+        keep_result: bool = False,
+        is_called: bool = False,
+    ) -> Self:
+        """As users write it; where the handler `is_called` by who is to try again, tries have no
+        limit by default. Raises ConfigError, which says what to write instead.
+        """
+        if not isinstance(ledger, Ledger):
+            kind = type(ledger).__name__
+            raise ConfigError(f"ledger: {kind} is not a Ledger; write open_ledger(...)")
+        if not isinstance(policy, Policy):
+            raise ConfigError(f"policy: {_not_a_policy(policy)}")
+        try:
+            check_id(consumer, "consumer")
+        except MessageError as error:
+            raise ConfigError(f'{error}; write consumer="billing"') from None
+        return cls(
+            ledger=ledger,
+            consumer=consumer,
+            policy=policy.for_callers() if is_called else policy,
+            lease_s=lease_seconds(policy.lease if lease is None else lease),
+            keeps_result=keep_result or policy.results == "keep",
+        )
+
+    def keep_retention(self) -> None:
+        """Let the ledger know for how long the policy keeps records. Not inside a transaction; what
+        cannot be told now, the next message tells.
+        """
+        if self._has_kept_retention:
+            return
+        try:
+            self.ledger.keep_retention(self.consumer, self.policy.retention)
+            self._has_kept_retention = True
+        except StoreError:
+            _log.warning("retention_not_kept", exc_info=True, extra={"consumer": self.consumer})
+
+    # ---- Before --------------------------------------------------------------------------------
+
+    async def begin(
+        self, calls: AsyncCalls, turns: Sequence[Turn], *, is_joined: bool = False
+    ) -> None:
+        """Ask for all of these: each is `begun`, its claim extended from now on, or is refused.
+
+        To ask again for the same turns after an error is safe: each keeps what it asks with. Where
+        it `is_joined`, the transaction of `calls`, and no lease, keeps others away. Raises
+        StoreUnavailable where the store cannot be reached, unless the policy lets messages run.
+        """
+        self._prepare([turn for turn in turns if turn.request is None])
+        asking = [turn for turn in turns if turn.is_asking]
+        try:
+            await self._ask(calls, asking, is_joined=is_joined)
+        except StoreUnavailable:
+            if is_joined or self.policy.on_outage == "pause":
+                raise
+            for turn in asking:
+                self._run_untracked(turn, is_outage=True)
+
+    async def _ask(self, calls: AsyncCalls, turns: Sequence[Turn], *, is_joined: bool) -> None:
+        if not turns:
+            return
+        asked_at = clock.monotonic()
+        outcomes = await calls.settle([cast(Request, turn.request) for turn in turns])
+        reached("after_claim")
+        self._note(calls, turns, outcomes, is_joined=is_joined)
+        granted = [turn.held.claim for turn in turns if turn.held is not None]
+        if granted and not is_joined:
+            await self._hold(calls, granted, asked_at)
+        await self._finish(calls, outcomes)
+        if callable(self.policy.on_in_doubt):
+            for turn, outcome in zip(turns, outcomes, strict=True):
+                if isinstance(outcome, InDoubt) and turn.finding is None:
+                    await self._ask_probed(calls, turn, outcome, is_joined=is_joined)
+
+    def _note(
+        self,
+        calls: AsyncCalls,
+        turns: Sequence[Turn],
+        outcomes: Sequence[Outcome],
+        *,
+        is_joined: bool,
+    ) -> None:
+        """Let the turns know what the ledger has answered."""
+        for turn, outcome in zip(turns, outcomes, strict=True):
+            turn.outcome = outcome
+            match outcome:
+                case Granted(claim):
+                    hold = None if is_joined else Hold(self.heartbeat, claim, self.patience)
+                    turn.begun = HeldMessage(claim, calls, turn.asked.message, hold)
+                case Duplicate(record):
+                    turn.begun = Kept(record.result)
+                case Handled(claim):
+                    turn.begun = Kept(claim.record.result, may_send=True)
+                case _:
+                    turn.refusal = refusal(cast(ClaimOutcome, outcome))
+
+    async def _hold(self, calls: AsyncCalls, claims: Sequence[Claim], asked_at: float) -> None:
+        try:
+            self.heartbeat.hold(claims, asked_at)
+            if not self._has_kept_retention:
+                await calls.run(self.keep_retention)
+        except BaseException:
+            newest = self.heartbeat.let_go_many(claims)
+            await calls.settle([to_write(Release(claim)) for claim in newest])
+            raise
+
+    async def _finish(self, calls: AsyncCalls, outcomes: Sequence[Outcome]) -> None:
+        """Make the last mark on what was handled before, and has nothing left to send."""
+        handled = [outcome.claim.key for outcome in outcomes if isinstance(outcome, Handled)]
+        try:
+            if handled and self.finishes_handled:
+                await calls.run(calls.mailbox.finish, handled)
+        except AWAY:
+            # A relay does it later.
+            _log.warning("finishing_failed", exc_info=True)
+
+    async def _ask_probed(
+        self, calls: AsyncCalls, turn: Turn, doubt: InDoubt, *, is_joined: bool
+    ) -> None:
+        """Ask once more, with what the user's probe has found out."""
+        message = turn.probed() or Message(doubt.record.key.message_id)
+        turn.finding = await calls.run(asked_probe, self.policy.on_in_doubt, message)
+        [turn.request] = self._requests([turn], turn.finding, doubt.record)
+        turn.refusal = None
+        await self._ask(calls, [turn], is_joined=is_joined)
+
+    # ---- What is asked -------------------------------------------------------------------------
+
+    def key_of(self, asked: Asked) -> Key | None:
+        """What the ledger knows the message by; None where it is to run untracked.
+
+        Raises MessageError for an id that cannot be one.
+        """
+        if asked.message_id or self.policy.on_missing_id == "dead_letter":
+            return Key(self.consumer, check_id(asked.message_id))
+        if self.policy.on_missing_id == "untracked":
+            return None
+        if asked.fingerprint is None:
+            raise MessageError("missing id, and no content to tell the message by")
+        return Key(self.consumer, f"content:{asked.fingerprint}")
+
+    def _prepare(self, turns: Sequence[Turn]) -> None:
+        """Make the requests of these; what cannot be asked for is refused, or runs untracked."""
+        asking = [turn for turn in turns if self._is_to_be_asked(turn)]
+        try:
+            requests = self._requests(asking) if asking else []
+        except MessageError as error:
+            if len(asking) == 1:
+                asking[0].refusal = error
+            else:
+                # Of one of them; whose, is found out with each alone.
+                for turn in asking:
+                    self._prepare([turn])
+            return
+        for turn, request in zip(asking, requests, strict=True):
+            turn.request = request
+
+    def _is_to_be_asked(self, turn: Turn) -> bool:
+        if turn.begun is not None or turn.refusal is not None:
+            return False
+        try:
+            turn.key = self.key_of(turn.asked)
+        except MessageError as error:
+            turn.refusal = error
+            return False
+        if turn.key is None:
+            self._run_untracked(turn)
+        return turn.key is not None
+
+    def _requests(
+        self, turns: Sequence[Turn], finding: Finding | None = None, doubt: Record | None = None
+    ) -> list[Request]:
+        keys = [cast(Key, turn.key) for turn in turns]
+        fingerprints = [turn.asked.fingerprint for turn in turns]
+        metadata = [turn.asked.metadata for turn in turns]
+        kept = metadata if any(metadata) else None
+        sent_at = [turn.sent_at for turn in turns]
+        return to_claim(
+            keys, self._lease, self.policy, fingerprints, kept, finding, doubt, sent_at=sent_at
+        )
+
+    @cached_property
+    def _lease(self) -> Duration:
+        return "none" if self.lease_s is None else timedelta(seconds=self.lease_s)
+
+    def _run_untracked(self, turn: Turn, *, is_outage: bool = False) -> None:
+        self.ledger.count_untracked(self.consumer)
+        turn.begun = Untracked(turn.asked.message, is_outage=is_outage)
+
+    # ---- After ---------------------------------------------------------------------------------
+
+    async def end(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
+        """Store how the handlers of these have ended, and let each know what follows: its `ending`.
+
+        While the store is away that is said again, until the leases are over. What could not be
+        stored has a `refusal`: another worker took the message over, or it is in doubt.
+        """
+        for turn in turns:
+            if turn.ending is None:
+                turn.ending = self.ending_of(turn)
+        held = self._to_be_stored(turns)
+        is_done = any(map(_is_completed, held))
+        sending = [turn for turn in held if _held_by(turn).end() and _is_completed(turn)]
+        if is_done:
+            reached("before_completed")
+        await self._store(calls, _without(held, sending), self._write)
+        await self._store(calls, sending, self._write_handled)
+        if is_done:
+            reached("after_completed")
+
+    async def end_joined(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
+        """Store in the transaction of `calls` how the handlers of these have ended, none of which
+        has failed. Raises EndedError where it has lost a claim.
+        """
+        for turn in turns:
+            turn.ending = self.ending_of(turn)
+        sending = [turn for turn in turns if _held_by(turn).end() and _is_completed(turn)]
+        reached("before_completed")
+        outcomes: list[WriteOutcome] = []
+        for write, those in (
+            (self._write, _without(turns, sending)),
+            (self._write_handled, sending),
+        ):
+            if those:
+                outcomes += await write(calls, those, [_held_by(turn).claim for turn in those])
+        if any(isinstance(outcome, Fenced) for outcome in outcomes):
+            raise EndedError("the transaction has lost a claim inside the block")
+        reached("after_completed")
+
+    async def after_rollback(self, calls: AsyncCalls, turn: Turn, error: BaseException) -> None:
+        """The transaction of this turn, its claim included, was undone by `error`: record that
+        where it is a failure of the handler.
+        """
+        if turn.refusal is error:
+            turn.ending = after_refusal(turn.refusal)
+            return
+        if isinstance(error, EndedError) and not error.is_undone and turn.held is not None:
+            await self.leave_in_doubt(calls, [turn], error)
+            return
+        phase, is_failure = turn.phase, self._is_failure(turn, error)
+        turn.start_over()
+        if not is_failure and isinstance(error, Exception):
+            turn.refusal = error
+            turn.ending = after_refusal(error)
+            return
+        if not is_failure:
+            turn.ending = after_stop(self.policy, Phase.STARTED)
+            return
+        try:
+            await self.begin(calls, [turn])
+            turn.error, turn.phase = error, phase
+            await self.end(calls, [turn])
+        except OncelyError:
+            _log.exception("recording_failed", extra={"consumer": self.consumer})
+
+    async def leave_in_doubt(
+        self, calls: AsyncCalls, turns: Sequence[Turn], error: EndedError
+    ) -> None:
+        """What handlers have committed that ended their transaction themselves nobody knows. Where
+        that holds their claims, these are left to run out; where it does not, others say so.
+        """
+        held = [turn for turn in turns if turn.held is not None]
+        for turn in turns:
+            turn.start_over()
+        for turn in held:
+            turn.asked.metadata = {**(turn.asked.metadata or {}), "error": describe(error)}
+        try:
+            await self.begin(calls, held)
+        except StoreError:
+            _log.exception("recording_failed", extra={"consumer": self.consumer})
+        self.heartbeat.let_go_many([_held_by(turn).claim for turn in held if turn.held is not None])
+        for turn in turns:
+            turn.refusal = error
+            turn.ending = AFTER_DOUBT
+            turn.phase = Phase.STORED
+
+    def _is_failure(self, turn: Turn, error: BaseException) -> bool:
+        """Whether what has undone a transaction is the handler's fault, and not the database's."""
+        if not isinstance(error, Exception):
+            return not self.is_stopping()
+        if turn.phase < Phase.RUNNING or self.ledger.is_contention(error):
+            return False
+        is_ours = isinstance(error, OncelyError) and not isinstance(error, EndedError)
+        return error is turn.error or not is_ours
+
+    async def give_back(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
+        """This process stops before the handlers of these have ended."""
+        held = [turn for turn in turns if turn.held is not None and turn.phase < Phase.STORED]
+        for turn in held:
+            # In this order: whoever calls a handler notes that first, and then asks whether it may.
+            _held_by(turn).end()
+            turn.ending = after_stop(self.policy, turn.phase)
+        await self._store(calls, self._to_be_stored(held), self._write)
+
+    def ending_of(self, turn: Turn) -> Ending:
+        """What follows from how far this turn has come."""
+        return ending_of(turn, self.policy, is_stopping=self.is_stopping())
+
+    # ---- What is stored ------------------------------------------------------------------------
+
+    def _to_be_stored(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """Those of which the ledger is told; the claims of the others are left to run out."""
+        held = [turn for turn in turns if turn.held is not None and turn.phase < Phase.STORED]
+        left = [turn for turn in held if cast(Ending, turn.ending).told is Told.NOTHING]
+        self.heartbeat.let_go_many([_held_by(turn).claim for turn in left])
+        return _without(held, left)
+
+    async def _store(self, calls: AsyncCalls, turns: Sequence[Turn], write: _Write) -> None:
+        if not turns:
+            return
+        claims = [_held_by(turn).claim for turn in turns]
+
+        async def speak() -> list[WriteOutcome]:
+            return await write(calls, turns, self.heartbeat.newest(claims))
+
+        try:
+            outcomes = await self.patience.say(
+                calls, speak, lambda: self.heartbeat.good_until(claims), is_one=len(turns) == 1
+            )
+        except StoreError as error:
+            if len(turns) > 1 and not isinstance(error, StoreUnavailable):
+                # Of one of them, perhaps: whose, is found out by storing each.
+                for turn in turns:
+                    await self._store(calls, [turn], write)
+                return
+            self._give_up(turns, error)
+        else:
+            for turn, outcome in zip(turns, outcomes, strict=True):
+                turn.phase = Phase.STORED
+                if isinstance(outcome, Fenced):
+                    turn.refusal = FencedError("another worker has taken the message over")
+                    turn.ending = after_refusal(turn.refusal)
+        finally:
+            # Also where a signal breaks this off: what is extended for ever is busy for ever.
+            self.heartbeat.let_go_many(claims)
+
+    def _give_up(self, turns: Sequence[Turn], error: StoreError) -> None:
+        """The leases are over: what happened is in doubt."""
+        names = {"consumer": self.consumer, "count": len(turns)}
+        _log.error("storing_failed", exc_info=error, extra=names)
+        for turn in turns:
+            turn.refusal = error
+            turn.ending = after_refusal(error)
+
+    async def _write(
+        self, calls: AsyncCalls, turns: Sequence[Turn], claims: Sequence[Claim]
+    ) -> list[WriteOutcome]:
+        pairs = zip(turns, claims, strict=True)
+        requests = [to_write(self._command(turn, claim)) for turn, claim in pairs]
+        return cast(list[WriteOutcome], await calls.settle(requests))
+
+    async def _write_handled(
+        self, calls: AsyncCalls, turns: Sequence[Turn], claims: Sequence[Claim]
+    ) -> list[WriteOutcome]:
+        results = [turn.result for turn in turns] if self.keeps_result else None
+        deferred = [_held_by(turn).end() for turn in turns]
+        return await calls.handled_many(claims, results, deferred)
+
+    def _command(self, turn: Turn, claim: Claim) -> Held:
+        told = cast(Ending, turn.ending).told
+        if told is Told.COMPLETED:
+            return Complete(claim, turn.result if self.keeps_result else None)
+        if told is Told.RELEASED or self.forgets_failures:
+            return Release(claim)
+        return Fail(claim, recorded(turn.error), final=told is Told.EXHAUSTED)
+
+
+def ending_of(turn: Turn, policy: Policy, *, is_stopping: bool) -> Ending:
+    """What follows from how far a turn has come under `policy`."""
+    begun, error = turn.begun, turn.error
+    if turn.refusal is not None:
+        ending = after_refusal(turn.refusal)
+        # What was claimed, and then may not run, is given back.
+        return ending if turn.held is None else ending._replace(told=Told.RELEASED)
+    if isinstance(begun, Kept):
+        return AFTER_DUPLICATE
+    if isinstance(begun, Untracked) and begun.is_outage and error is not None:
+        return AFTER_OUTAGE
+    attempts = turn.deliveries if turn.held is None else turn.held.claim.attempts
+    return after_end(policy, attempts, error, turn.phase, is_stopping=is_stopping)
+
+
+def _held_by(turn: Turn) -> HeldMessage:
+    assert turn.held is not None  # noqa: S101 - only such are stored.
+    return turn.held
+
+
+def _is_completed(turn: Turn) -> bool:
+    return turn.ending is not None and turn.ending.told is Told.COMPLETED
+
+
+def _without(turns: Sequence[Turn], others: Sequence[Turn]) -> Sequence[Turn]:
+    return [turn for turn in turns if turn not in others] if others else turns
+
+
+def _not_a_policy(value: Any) -> str:
+    name = getattr(value, "__name__", None)
+    if callable(value) and name is not None:
+        return f"{name} is a function; write {name}()"
+    return f"{type(value).__name__} is not a Policy; write Policy(...), or at_most_once()"

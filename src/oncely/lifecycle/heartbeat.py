@@ -1,0 +1,168 @@
+"""The heartbeat: extends claims while their messages are being handled, on a thread of its own."""
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+
+from oncely._util import clock as process_clock
+from oncely._util.forking import afresh_in_children
+from oncely.core.commands import Fenced, Written
+from oncely.core.record import Claim, Key
+from oncely.ledger import Ledger
+
+_log = logging.getLogger(__name__)
+
+_BEATS_PER_LEASE = 3
+
+_Name = tuple[Key, int, int]
+
+
+class Heartbeat:
+    """Extends the claims that it holds, three times in each lease, until they are let go.
+
+    `lease_s` is the length of every claim held; None needs no extending. The thread starts with
+    the first claim held, also again in a forked child and after `close`, and ends with the
+    process. `clock` tells the time in seconds, as `time.monotonic` does. Where it `is_by_hand`
+    there is no thread, and whoever made it calls `beat`.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lease_s: float | None,
+        clock: Callable[[], float] = process_clock.monotonic,
+        *,
+        is_by_hand: bool = False,
+    ) -> None:
+        self._ledger = ledger
+        self._lease_s = lease_s
+        self._clock = clock
+        self._is_by_hand = is_by_hand
+        self.start_afresh()
+        afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Hold nothing: what was held when a child was forked is its parent's to extend."""
+        # Reentrant: a claim may be let go by who is collected as garbage in the midst of this.
+        self._lock = threading.RLock()
+        self._held: dict[_Name, tuple[Claim, float]] = {}
+        """Each with the time when it is not surely live any more."""
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def hold(self, claims: Iterable[Claim], asked_at: float) -> None:
+        """Extend these from now on. `asked_at`: the clock before they were asked for."""
+        if self._lease_s is None:
+            return
+        good_until = asked_at + self._lease_s
+        with self._lock:
+            for claim in claims:
+                self._held[_name(claim)] = claim, good_until
+            if self._held and not self._is_by_hand:
+                self._start(self._lease_s)
+
+    def close(self) -> None:
+        """End the thread, and wait for it. A claim that is held later starts another."""
+        with self._lock:
+            self._closed.set()
+            thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def let_go(self, claim: Claim) -> Claim:
+        """Stop extending; return the claim as it was last extended."""
+        return self.let_go_many([claim])[0]
+
+    def let_go_many(self, claims: Sequence[Claim]) -> list[Claim]:
+        """The same for each of these."""
+        with self._lock:
+            return [self._held.pop(_name(claim), (claim,))[0] for claim in claims]
+
+    def newest(self, claims: Sequence[Claim]) -> list[Claim]:
+        """These as they were last extended, which goes on."""
+        with self._lock:
+            return [self._held.get(_name(claim), (claim,))[0] for claim in claims]
+
+    def good_until(self, claims: Sequence[Claim]) -> float:
+        """When the first of these may run out that is held, by this process's clock; infinity where
+        none does.
+        """
+        if self._lease_s is None:
+            return math.inf
+        with self._lock:
+            held = [self._held[name] for name in map(_name, claims) if name in self._held]
+        return min((until for _, until in held), default=-math.inf)
+
+    def is_good(self, claim: Claim) -> bool:
+        """Whether the claim is surely still live.
+
+        By this process's own clock, counted from before each exchange with the store: it errs on
+        the early side.
+        """
+        if self._lease_s is None:
+            return True
+        held = self._held.get(_name(claim))
+        return held is not None and self._clock() < held[1]
+
+    def beat(self) -> None:
+        """Extend what is held, once. Whatever fails is logged, and tried again by the next beat;
+        what runs out meanwhile is not good any more.
+        """
+        try:
+            if self._lease_s is not None:
+                self._extend_all(self._lease_s)
+        except Exception:  # noqa: BLE001 - the claims are lost if nobody extends them any more.
+            _log.warning("extending_failed", exc_info=True)
+
+    def _start(self, lease_s: float) -> None:
+        """Under the lock."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._beat_until,
+            args=[self._closed, lease_s / _BEATS_PER_LEASE],
+            name="oncely-heartbeat",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def _beat_until(self, closed: threading.Event, pause_s: float) -> None:
+        while not closed.wait(pause_s):
+            self.beat()
+
+    def _extend_all(self, lease_s: float) -> None:
+        with self._lock:
+            claims = [claim for claim, _ in self._held.values()]
+        if not claims:
+            return
+        asked_at = self._clock()
+        outcomes = self._ledger.extend_each(claims, timedelta(seconds=lease_s))
+        with self._lock:
+            for claim, outcome in zip(claims, outcomes, strict=True):
+                name = _name(claim)
+                if name not in self._held or self._held[name][0] is not claim:
+                    continue
+                if isinstance(outcome, Fenced):
+                    del self._held[name]
+                    _log.warning("claim_lost", extra={"fence": claim.fence})
+                elif isinstance(outcome, Written) and outcome.record is not None:
+                    extended = claim._replace(record=outcome.record)
+                    self._held[name] = extended, asked_at + lease_s
+                elif isinstance(outcome, Exception):
+                    _log.warning("extending_failed", exc_info=outcome)
+
+
+def shared_heartbeat(ledger: Ledger, lease_s: float | None) -> Heartbeat:
+    """The heartbeat of all claims of `ledger` that last so long: one thread for any number, which
+    ends when the ledger is closed.
+    """
+    return ledger.keep((Heartbeat, lease_s), lambda: Heartbeat(ledger, lease_s))
+
+
+def _name(claim: Claim) -> _Name:
+    # Not by its key alone: whoever lost a claim to another thread is not to let go of that one's.
+    record = claim.record
+    return record.key, record.fence, record.birth

@@ -1,0 +1,267 @@
+"""What a handler can do with the message that it processes: steps, and messages to be sent."""
+
+import inspect
+import json
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+from oncely.core.deferred import MAX_DESTINATION_LENGTH, DeferredMessage, deferred_id
+from oncely.core.durations import Duration, seconds
+from oncely.core.errors import ConfigError, FencedError, MessageError
+from oncely.core.ids import check_id
+from oncely.core.message import Message, check_message, entered
+from oncely.core.record import Claim, Key, idempotency_key
+from oncely.engine.async_calls import AsyncCalls
+from oncely.engine.inline_calls import run_inline
+from oncely.engine.request import json_value
+from oncely.lifecycle.patience import Hold
+from oncely.lifecycle.wrapping import is_async
+
+T = TypeVar("T")
+
+MOST_DEFERRED = 10_000
+"""Messages that one handler may send."""
+
+
+class HeldMessage:
+    """A message whose handler runs under `claim`, as Processing says.
+
+    `calls` are those of its thread or task; `message`, where there is one, is what the handler was
+    given; `hold` extends the claim, unless a transaction keeps others away. Any number of threads
+    and tasks of the handler may use it.
+    """
+
+    __slots__ = (
+        "_deferred",
+        "_hold",
+        "_lock",
+        "_results",
+        "_running",
+        "calls",
+        "claim",
+        "is_over",
+        "message",
+    )
+
+    def __init__(
+        self,
+        claim: Claim,
+        calls: AsyncCalls,
+        message: Message | None = None,
+        hold: Hold | None = None,
+    ) -> None:
+        self.claim = claim
+        self.calls = calls
+        self.message = message
+        self.is_over = False
+        self._hold = hold
+        self._lock = threading.Lock()
+        self._results: dict[str, Any] | None = None
+        self._running: set[str] = set()
+        self._deferred: dict[tuple[str, str], DeferredMessage] = {}
+
+    @property
+    def idempotency_key(self) -> str:
+        return idempotency_key(self.claim.key)
+
+    def step_key(self, name: str) -> str:
+        return idempotency_key(self.claim.key, name)
+
+    def end(self) -> Sequence[DeferredMessage]:
+        """The handler has ended: what it has sent. It has no steps any more, and sends nothing."""
+        with self._lock:
+            self.is_over = True
+            return [*self._deferred.values()] if self._deferred else ()
+
+    def _check(self, what: str) -> None:
+        if self.is_over:
+            raise MessageError(f"{what}: the handler of this message has ended")
+        if not self.calls.can_defer:
+            raise ConfigError(
+                f"{what}: this ledger keeps no steps and defers no messages; open it on a "
+                'database, as in "postgresql://user@host/database"'
+            )
+
+    # ---- Steps ---------------------------------------------------------------------------------
+
+    def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        self._check_step(name, function)
+        if is_async(function):
+            return self._async_step(name, function, args)
+        blocking = self.calls.blocking
+        if blocking is None:
+            raise MessageError(
+                f"step {name!r}: inside a transaction of asyncio, hand over an async function"
+            )
+        with self._begun(name):
+            kept = run_inline(self._kept(blocking))
+            if name not in kept:
+                with entered(InStep(self, name)):
+                    result = _done(name, function(*args))
+                kept[name] = run_inline(self._keep(blocking, name, result))
+            return kept[name]
+
+    async def _async_step(
+        self, name: str, function: Callable[..., Any], args: Sequence[Any]
+    ) -> Any:
+        with self._begun(name):
+            kept = await self._kept(self.calls)
+            if name not in kept:
+                with entered(InStep(self, name)):
+                    result = await function(*args)
+                kept[name] = await self._keep(self.calls, name, result)
+            return kept[name]
+
+    def _check_step(self, name: str, function: object) -> None:
+        check_id(name, "step name")
+        self._check(f"step {name!r}")
+        if not callable(function):
+            raise MessageError(
+                f"step {name!r}: hand over the function and then its arguments, not its result"
+            )
+
+    @contextmanager
+    def _begun(self, name: str) -> Iterator[None]:
+        with self._lock:
+            if name in self._running:
+                raise MessageError(f"step {name!r} is running already")
+            self._running.add(name)
+        try:
+            yield
+        finally:
+            self._running.discard(name)
+
+    async def _kept(self, calls: AsyncCalls) -> dict[str, Any]:
+        """The results of the finished steps; the claim is good, and the handler not over."""
+        if self._results is None:
+            self._results = dict(await self.say(calls, lambda: calls.steps(self.claim.key)))
+        self._check("step")
+        if self._hold is not None and not self._hold.is_good():
+            raise FencedError("no step was begun: the claim may have run out")
+        return self._results
+
+    async def _keep(self, calls: AsyncCalls, name: str, result: Any) -> Any:
+        """What a later attempt is given is what is returned now."""
+        kept = json_value(result)
+        # The step has had its effect: to give up would let the next attempt repeat that.
+        await self.say(calls, lambda: calls.keep_step(self.claim, name, kept))
+        return kept
+
+    async def say(self, calls: AsyncCalls, speak: Callable[[], Awaitable[T]]) -> T:
+        """What `speak` returns: repeated while the store is away, until the lease is over."""
+        return await (speak() if self._hold is None else self._hold.say(calls, speak))
+
+    # ---- Deferred messages ---------------------------------------------------------------------
+
+    def send(self, destination: str, content: Any, delay: Duration | None = None) -> str:
+        self._check(f"send to {destination!r}")
+        with self._lock:
+            position = len(self._deferred)
+            sent = deferred_message(self.claim.key, position, destination, content, delay)
+            there = self._deferred.setdefault((sent.id, destination), sent)
+        if there.message != sent.message:
+            raise MessageError(f"{sent.id!r} was sent to {destination!r} with other content")
+        return sent.id
+
+
+def deferred_message(
+    parent: Key, position: int, destination: str, content: Any, delay: Duration | None = None
+) -> DeferredMessage:
+    """What the handler of `parent` sends at that place. Raises MessageError and ConfigError."""
+    if position >= MOST_DEFERRED:
+        raise MessageError(f"a handler may send {MOST_DEFERRED:,} messages, and no more")
+    check_id(destination, "destination", MAX_DESTINATION_LENGTH)
+    if isinstance(content, Message):
+        message = check_message(content)
+    else:
+        message = Message(deferred_id(parent, position), _body(content))
+    delay_s = 0.0 if delay is None else seconds(delay, "delay")
+    return DeferredMessage(message.id, destination, message, parent, position, delay_s)
+
+
+def _body(content: Any) -> bytes:
+    if isinstance(content, bytes):
+        return content
+    text = content if isinstance(content, str) else json.dumps(json_value(content))
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise MessageError("body with a lone surrogate") from error
+
+
+def _done(name: str, result: Any) -> Any:
+    """`result`, of a function that is not async."""
+    if inspect.isawaitable(result):
+        getattr(result, "close", lambda: None)()
+        raise MessageError(
+            f"step {name!r}: what it calls gave back an awaitable; hand over the async "
+            "function itself, and its arguments after it"
+        )
+    return result
+
+
+class InStep:
+    """What is processed while a step runs: all but sending, which a retry would pass over."""
+
+    is_over = False
+
+    def __init__(self, held: HeldMessage, name: str) -> None:
+        self._held = held
+        self._name = name
+        self.message = held.message
+        self.claim = held.claim
+        self.idempotency_key = held.idempotency_key
+        self.step_key = held.step_key
+        self.step = held.step
+
+    def send(self, destination: str, content: Any, delay: Duration | None = None) -> NoReturn:  # noqa: ARG002
+        raise MessageError(
+            f"send to {destination!r}: a retry passes over the step {self._name!r}, and would not "
+            "send it; send it after the step"
+        )
+
+
+class Untracked:
+    """A message that runs without a claim, because the policy says so: nothing is remembered."""
+
+    is_over = False
+
+    def __init__(self, message: Message | None = None, *, is_outage: bool = False) -> None:
+        self.message = message
+        self.is_outage = is_outage
+        """Whether that is because the store is away: else it would be tracked."""
+
+    @property
+    def claim(self) -> Claim:
+        """There is none: raises MessageError."""
+        raise _untracked("claim")
+
+    @property
+    def idempotency_key(self) -> str:
+        """There is none: raises MessageError."""
+        raise _untracked("idempotency_key")
+
+    def step_key(self, name: str) -> str:
+        """There is none: raises MessageError."""
+        raise _untracked(f"key for step {name!r}")
+
+    def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """What `function` returns; it runs every time."""
+        check_id(name, "step name")
+        if is_async(function):
+            return _as_kept(function, args)
+        return json_value(_done(name, function(*args)))
+
+    def send(self, destination: str, content: Any, delay: Duration | None = None) -> str:  # noqa: ARG002
+        """Nothing can be deferred: raises MessageError."""
+        raise _untracked(f"place to defer what goes to {destination!r}")
+
+
+async def _as_kept(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    return json_value(await function(*args))
+
+
+def _untracked(what: str) -> MessageError:
+    return MessageError(f"this message is not tracked: there is no {what}")

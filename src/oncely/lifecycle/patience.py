@@ -1,0 +1,85 @@
+"""Patience: what has to be said about messages that ran is repeated until their leases are over."""
+
+import logging
+import math
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from oncely._util import clock
+from oncely.core.errors import ContentionError, StoreUnavailable
+from oncely.core.record import Claim
+from oncely.engine.async_calls import AsyncCalls
+from oncely.lifecycle.heartbeat import Heartbeat
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+AWAY = (StoreUnavailable, ContentionError)
+"""What a store raises that may answer when it is asked again."""
+PAUSE_S = 0.2
+"""Between two tries."""
+ENDLESS_S = 60.0
+"""How long is tried where a claim has no end."""
+
+
+class Patience:
+    """Of whoever may be stopped by `stop`, and has `grace_s` then."""
+
+    def __init__(self, stop: threading.Event | None = None, grace_s: float = math.inf) -> None:
+        self._stop = stop
+        self._grace_s = grace_s
+        self._stopped_by = math.inf
+        """When the grace is over."""
+
+    async def say(
+        self,
+        calls: AsyncCalls,
+        speak: Callable[[], Awaitable[T]],
+        good_until: Callable[[], float],
+        *,
+        is_one: bool = True,
+    ) -> T:
+        """What `speak` returns, as soon as the store answers.
+
+        `good_until` tells when the claims that it is about run out, by this process's clock.
+        Raises StoreUnavailable when that time is over, and ContentionError; at once unless it
+        `is_one` message, since others are not to wait for the one that is contended.
+        """
+        away = AWAY if is_one else AWAY[:1]
+        endless_until = clock.monotonic() + ENDLESS_S
+        while True:
+            try:
+                return await speak()
+            except away as error:
+                until = good_until()
+                if not self._may_wait(endless_until if until == math.inf else until):
+                    raise
+                _log.warning("store_is_away", extra={"error": str(error)})
+            await calls.pause(PAUSE_S)
+
+    def _may_wait(self, until: float) -> bool:
+        now = clock.monotonic()
+        if self._stop is not None and self._stop.is_set():
+            self._stopped_by = min(self._stopped_by, now + self._grace_s)
+        return now + PAUSE_S < min(until, self._stopped_by)
+
+
+class Hold:
+    """A claim whose lease is extended while its handler runs."""
+
+    def __init__(self, heartbeat: Heartbeat, claim: Claim, patience: Patience) -> None:
+        self._heartbeat = heartbeat
+        self._claim = claim
+        self._patience = patience
+
+    def is_good(self) -> bool:
+        """Whether the claim is surely still live."""
+        return self._heartbeat.is_good(self._claim)
+
+    async def say(self, calls: AsyncCalls, speak: Callable[[], Awaitable[T]]) -> T:
+        """As `Patience.say`, about this claim."""
+        return await self._patience.say(
+            calls, speak, lambda: self._heartbeat.good_until([self._claim])
+        )

@@ -1,0 +1,255 @@
+"""Handlers in transactions, each with its claim: tried again where they lose."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from oncely._util.crash_points import reached
+from oncely.async_ledger import SteadyLedger
+from oncely.core.errors import EndedError, StoreUnavailable
+from oncely.core.record import Claim, State
+from oncely.core.rules import after_end
+from oncely.core.verdicts import Phase
+from oncely.engine.async_calls import AsyncCalls
+from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.transaction import Inbox
+from oncely.ledger import Ledger
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.turn import Turn
+from oncely.lifecycle.work import JoinedWork
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_TRIES = 20
+"""How often a transaction may lose against others before that is an error."""
+_LONGEST_WAIT_S = 0.5
+
+
+class Begins(Protocol):
+    """A SQLAlchemy Engine or sessionmaker."""
+
+    def begin(self) -> AbstractContextManager[Any]:
+        """A connection or session in a transaction, which is committed in the end."""
+
+
+class AsyncBegins(Protocol):
+    """A SQLAlchemy AsyncEngine or async_sessionmaker."""
+
+    def begin(self) -> AbstractAsyncContextManager[Any]:
+        """As Begins, for `async with`."""
+
+
+def run(handling: Handling, source: Begins, turn: Turn, call: Callable[[Any], Any]) -> Any:
+    """What `call` returns, given a connection of `source`; or what a duplicate gets.
+
+    Raises as a function under `once` does. The turn's `ending` says what follows.
+    """
+    tries = _Tries(handling, InlineCalls(handling.ledger), turn)
+    try:
+        result = _run(tries, source, call)
+    except BaseException as error:
+        run_inline(tries.record(error))
+        raise
+    handling.keep_retention()
+    return result
+
+
+def _run(tries: "_Tries", source: Begins, call: Callable[[Any], Any]) -> Any:
+    for wait_s in _waits_s():
+        work = tries.next()
+        try:
+            with (
+                source.begin() as connection,
+                tries.ledger.transaction(connection) as inbox,
+                work.join(InlineCalls(inbox)),
+            ):
+                if work.is_new:
+                    work.result = call(connection)
+            return run_inline(tries.result_of(work))
+        except Exception as error:
+            if not tries.has_lost(work, error, wait_s):
+                raise
+        time.sleep(wait_s)
+        if run_inline(tries.is_stored()):
+            break
+    return tries.result
+
+
+def run_together(
+    handling: Handling, source: Begins, turns: Sequence[Turn], run_all: Callable[[Any], bool]
+) -> bool:
+    """Let `run_all` run the handlers of these, given a connection of `source`, in one transaction
+    with their claims. Whether each is settled: all have succeeded, and that is stored; or one has
+    ended the transaction, and all are in doubt. Else they are as they were.
+    """
+    try:
+        with (
+            source.begin() as connection,
+            handling.ledger.transaction(connection) as inbox,
+        ):
+            calls = InlineCalls(inbox)
+            run_inline(handling.begin(calls, turns, is_joined=True))
+            if not run_all(connection):
+                raise _UndoneError
+            run_inline(handling.end_joined(calls, [t for t in turns if t.held is not None]))
+            reached("before_commit")
+    except _UndoneError:
+        pass
+    except EndedError as error:
+        _log.info("window_ended", exc_info=True)
+        # Where one handler has ended the transaction, it has done so to all of them.
+        if not error.is_undone:
+            run_inline(handling.leave_in_doubt(InlineCalls(handling.ledger), turns, error))
+            return True
+    except Exception:  # noqa: BLE001 - each alone tells what is wrong, and with which.
+        _log.info("window_undone", exc_info=True)
+    else:
+        _commit_done(handling, turns)
+        handling.keep_retention()
+        return True
+    for turn in turns:
+        turn.start_over()
+    return False
+
+
+class _UndoneError(Exception):
+    """A handler has failed: nothing of the transaction is to be stored."""
+
+
+def _commit_done(handling: Handling, turns: Sequence[Turn]) -> None:
+    reached("after_commit")
+    for turn in turns:
+        turn.ending = turn.ending or handling.ending_of(turn)
+        turn.phase = Phase.STORED
+
+
+def retried(ledger: Ledger, source: Begins, transact: Callable[[Any, Inbox], T]) -> T:
+    """What `transact` returns, given a connection of `source` and `ledger` in its transaction:
+    again where that only loses.
+    """
+    for wait_s in _waits_s():
+        try:
+            with source.begin() as connection, ledger.transaction(connection) as inbox:
+                return transact(connection, inbox)
+        except Exception as error:
+            if not _lost(ledger, error, wait_s):
+                raise
+        time.sleep(wait_s)
+    raise AssertionError("after the last try it was raised")
+
+
+async def run_async(
+    handling: Handling, source: AsyncBegins, turn: Turn, call: Callable[[Any], Awaitable[Any]]
+) -> Any:
+    """As `run`, with an async engine or sessionmaker."""
+    calls = SteadyLedger(handling.ledger)
+    tries = _Tries(handling, calls, turn)
+    try:
+        result = await _run_async(tries, source, call)
+    except BaseException as error:
+        await tries.record(error)
+        raise
+    await calls.run(handling.keep_retention)
+    return result
+
+
+async def _run_async(
+    tries: "_Tries", source: AsyncBegins, call: Callable[[Any], Awaitable[Any]]
+) -> Any:
+    for wait_s in _waits_s():
+        work = tries.next()
+        try:
+            async with (
+                source.begin() as connection,
+                tries.ledger.transaction(connection) as inbox,
+                work.join(inbox),
+            ):
+                if work.is_new:
+                    work.result = await call(connection)
+            return await tries.result_of(work)
+        except Exception as error:
+            if not tries.has_lost(work, error, wait_s):
+                raise
+        await asyncio.sleep(wait_s)
+        if await tries.is_stored():
+            break
+    return tries.result
+
+
+class _Tries:
+    """The tries of one message, each in a transaction of its own: whether one that broke off at its
+    commit is stored after all, and what is left to record after the last.
+    """
+
+    def __init__(self, handling: Handling, calls: AsyncCalls, turn: Turn) -> None:
+        self.ledger = handling.ledger
+        self._handling = handling
+        self._calls = calls
+        self._turn = turn
+        self._written: Claim | None = None
+        """Of the last that came to its commit: whether that was stored, nobody knows."""
+        self.result: Any = None
+        """Of that one."""
+
+    def next(self) -> JoinedWork:
+        """The next try."""
+        self._turn.start_over()
+        return JoinedWork(self._handling, self._turn)
+
+    async def is_stored(self) -> bool:
+        """Whether the transaction whose commit was not answered is stored."""
+        claim = self._written
+        if claim is None:
+            return False
+        try:
+            record = await self._calls.find(claim.key)
+        except StoreUnavailable:
+            return False
+        is_stored = (
+            record is not None
+            and record.state in (State.HANDLED, State.COMPLETED)
+            and (record.fence, record.birth) == (claim.fence, claim.record.birth)
+        )
+        if is_stored:
+            self._turn.ending = after_end(self._handling.policy, claim.attempts, None)
+            _commit_done(self._handling, [self._turn])
+        return is_stored
+
+    async def result_of(self, work: JoinedWork) -> Any:
+        """What a try came to that is committed."""
+        # The commit of the one before may have gone on after it was looked for.
+        if not work.is_new and await self.is_stored():
+            return self.result
+        _commit_done(self._handling, [self._turn])
+        return work.result
+
+    def has_lost(self, work: JoinedWork, error: Exception, wait_s: float) -> bool:
+        """Whether a try only lost against others, or its connection, and another may follow."""
+        if work.is_written:
+            self._written, self.result = work.claim, work.result
+        if isinstance(error, StoreUnavailable) and work.claim and error is not self._turn.error:
+            # The line was lost in the midst of it, and the transaction with it.
+            return wait_s > 0
+        return _lost(self._handling.ledger, error, wait_s)
+
+    async def record(self, error: BaseException) -> None:
+        """Record what the handler did wrong; what the database did is not its fault."""
+        await self._handling.after_rollback(self._calls, self._turn, error)
+
+
+def _waits_s() -> Iterator[float]:
+    """How long to wait after each try; zero after the last."""
+    for lost in range(_TRIES - 1):
+        yield min(0.01 * 2**lost, _LONGEST_WAIT_S) * random.uniform(0.5, 1.0)  # noqa: S311
+    yield 0.0
+
+
+def _lost(ledger: Ledger, error: Exception, wait_s: float) -> bool:
+    """Whether the transaction only lost against another, and is to be tried again."""
+    return wait_s > 0 and ledger.is_contention(error)

@@ -1,0 +1,100 @@
+"""Turn: one message on its way through the lifecycle, whoever drives it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from oncely.core.commands import Outcome
+from oncely.core.message import Message
+from oncely.core.policy import Finding
+from oncely.core.record import Key
+from oncely.core.verdicts import Ending, Phase
+from oncely.engine.request import Request
+from oncely.lifecycle.held_message import HeldMessage, Untracked
+
+
+class Kept(NamedTuple):
+    """What a duplicate gets, whose handler does not run."""
+
+    result: Any
+    may_send: bool = False
+    """Whether an earlier run may have left messages to be sent."""
+
+
+Begun = HeldMessage | Untracked | Kept
+
+
+@dataclass(slots=True)
+class Asked:
+    """What is to be handled."""
+
+    message_id: str | None
+    fingerprint: str | None = None
+    """Of what a repetition under the same id is compared with, where anything is."""
+    message: Message | None = None
+    """As the handler is given it; None where that is not known."""
+    metadata: Mapping[str, Any] | None = None
+    """Kept with a record that begins here."""
+
+
+class Turn:
+    """What is known of a message so far. The rest stands in the class until it is known."""
+
+    key: Key | None = None
+    """What the ledger knows it by; None where it runs untracked."""
+    request: Request | None = None
+    """What the ledger is asked, however often."""
+    outcome: Outcome | None = None
+    """What it has answered."""
+    begun: Begun | None = None
+    """Under which the handler runs; or what a duplicate gets."""
+    refusal: Exception | None = None
+    """Why the handler does not run; or why the ledger did not take its end."""
+    phase: Phase = Phase.WAITING
+    result: Any = None
+    error: BaseException | None = None
+    """What the handler raised; or what stands around it, where the handler did not run."""
+    finding: Finding | None = None
+    """What a probe has found out about it."""
+    ending: Ending | None = None
+    """What follows from all that, once it has ended."""
+    deliveries: int = 1
+    """How often the message was delivered: the attempts of one that is not tracked."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+
+    @property
+    def sent_at(self) -> float | None:
+        """When the message was sent, in seconds since 1970; None where that is not known."""
+        message = self.asked.message
+        return None if message is None else seconds_since_1970(message.time)
+
+    def probed(self) -> Message | None:
+        """What a probe is asked with, where that is known."""
+        return self.asked.message
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the ledger has yet to answer."""
+        return self.request is not None and self.begun is None and self.refusal is None
+
+    @property
+    def held(self) -> HeldMessage | None:
+        """The message with its claim, where one was granted."""
+        return self.begun if isinstance(self.begun, HeldMessage) else None
+
+    def start_over(self) -> None:
+        """Forget what has happened in a transaction that is undone."""
+        self.begun = self.refusal = self.result = self.error = self.ending = None
+        self.request = self.outcome = self.finding = None
+        self.phase = Phase.WAITING
+
+
+def seconds_since_1970(time: datetime | None) -> float | None:
+    """When a message was sent, where that is known."""
+    if time is None:
+        return None
+    # Without a time zone it is what most producers write: UTC.
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()

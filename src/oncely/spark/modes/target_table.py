@@ -1,0 +1,216 @@
+"""A table of the user's own in the ledger's database: what it is like, and rows written to it."""
+
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy import Column, Connection, Engine, MetaData, Table, event, inspect, types
+from sqlalchemy.exc import NoSuchTableError, SAWarning
+from sqlalchemy.sql.sqltypes import NullType
+
+from oncely.core.errors import ConfigError
+from oncely.stores.names import TABLE_NAME
+from oncely.stores.open_store import check_transactions, sqlite_file
+from oncely.stores.sql.engines import session_engine, sqlite_engine
+from oncely.upsert import check_columns, upsert
+
+Kind = Literal["text", "integer", "number", "truth", "date", "moment", "bytes", "other"]
+"""What a column takes; "other" is what only the database knows."""
+
+_KINDS: Sequence[tuple[Kind, tuple[type[Any], ...]]] = (
+    ("truth", (types.Boolean,)),
+    ("integer", (types.Integer,)),
+    ("number", (types.Numeric, types.Float)),
+    ("moment", (types.DateTime,)),
+    ("date", (types.Date,)),
+    ("bytes", (types.LargeBinary, types.BINARY, types.VARBINARY)),
+    ("text", (types.String,)),
+)
+_REFUSED_STATES = ("22", "23", "44", "P0")
+"""The classes of PostgreSQL's states that say what is wrong with a row."""
+_REFUSED_NUMBERS = (1366, 1644, 3819, 4025)
+"""Those of MariaDB's and MySQL's errors that do, and that their driver calls operational: a value
+of the wrong kind, a trigger's own word, and constraints that are not held."""
+_REFUSED_KINDS = {"DataError", "IntegrityError"}
+
+
+class TargetColumn(NamedTuple):
+    """A column as the database describes it."""
+
+    kind: Kind
+    type: str
+    """As the database calls it."""
+    is_filled: bool
+    """Whether the database gives it a value where a row has none."""
+    is_required: bool
+    """Whether a row without a value for it is refused."""
+
+
+class TargetTable:
+    """A table that is there. Rows are written in transactions that `begin` begins."""
+
+    def __init__(self, engine: Engine, table: Table, key: Sequence[str]) -> None:
+        self._engine = engine
+        self._table = table
+        self._key = key
+        self.columns = {column.name: _described(column, engine) for column in table.columns}
+        self.is_copied_to = engine.dialect.name == "postgresql"
+        """Whether rows come as CSV, to `copy`; else as values, to `insert`."""
+        self.name = engine.dialect.identifier_preparer.format_table(table)
+        """As statements have it."""
+        if not self.is_copied_to:
+            self._give_others_as_text()
+
+    def begin(self) -> AbstractContextManager[Connection]:
+        """A connection in a transaction, which is committed in the end."""
+        return self._engine.begin()
+
+    def check(self, columns: Sequence[str]) -> None:
+        """Raise ConfigError where rows of these columns do not have the key, or it is none."""
+        if self._key:
+            check_columns(self._table, columns, self._key, ())
+
+    def copy(self, connection: Connection, columns: Sequence[str], csv: Any) -> None:
+        """Write rows in CSV, by COPY; an empty value without quotes is null. None in the key is."""
+        names = ", ".join(map(_quoted, columns))
+        cursor = connection.connection.cursor()
+        into = self._heap(cursor, names) if self._key else self.name
+        with cursor.copy(f"COPY {into} ({names}) FROM STDIN (FORMAT csv)") as copy:
+            copy.write(csv)
+        if self._key:
+            cursor.execute(self._renewal(into, columns, names))
+
+    def insert(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows, all of the same columns. Nothing in the key is None."""
+        if self._key:
+            upsert(connection, self._table, rows, self._key)
+        else:
+            connection.execute(self._table.insert(), list(rows))
+
+    def _give_others_as_text(self) -> None:
+        # SQLAlchemy would write JSON out of text that is JSON already, and wants objects for times.
+        for column in self._table.columns:
+            if self.columns[column.name].kind == "other":
+                column.type = types.String()
+
+    def _heap(self, cursor: Any, names: str) -> str:
+        """A table of the connection's own that holds rows until the transaction ends."""
+        heap = f"oncely_{zlib.crc32(f'{self.name} {names}'.encode()):08x}"
+        cursor.execute(
+            f"CREATE TEMPORARY TABLE IF NOT EXISTS {heap} ON COMMIT DELETE ROWS"  # noqa: S608 - quoted.
+            f" AS SELECT {names} FROM {self.name} WITH NO DATA"
+        )
+        return f"pg_temp.{heap}"
+
+    def _renewal(self, heap: str, columns: Sequence[str], names: str) -> str:
+        """The statement that moves rows on from there: of those with one key, the last."""
+        key = ", ".join(map(_quoted, self._key))
+        renewed = [_quoted(name) for name in columns if name not in self._key]
+        values = ", ".join(f"{name} = excluded.{name}" for name in renewed)
+        # In the order of the keys: no two writers wait for each other.
+        return (
+            f"INSERT INTO {self.name} ({names})"  # noqa: S608 - names are quoted.
+            f" SELECT DISTINCT ON ({key}) {names} FROM {heap}"
+            f" ORDER BY {key}, {heap.partition('.')[2]}.ctid DESC"
+            f" ON CONFLICT ({key}) DO {f'UPDATE SET {values}' if values else 'NOTHING'}"
+        )
+
+
+def open_target(engine: Engine, name: str, key: Sequence[str] = ()) -> TargetTable:
+    """The table `name`; with a `key`, what is written renews the rows that are there under it.
+
+    `engine` is one of `work_engine`. Raises ConfigError where there is no such table.
+    """
+    schema, _, table = name.rpartition(".")
+    if schema and engine.dialect.name == "sqlite":
+        raise ConfigError(f"table: {name!r}: SQLite has no schemas; write {table!r}")
+    if table.startswith(TABLE_NAME):
+        raise ConfigError(f"table: {name!r} is the ledger's own; name one of yours")
+    try:
+        with warnings.catch_warnings():
+            # A type that SQLAlchemy does not know is no reason to refuse: the database knows it.
+            warnings.simplefilter("ignore", SAWarning)
+            found = Table(
+                table, MetaData(), schema=schema or None, autoload_with=engine, resolve_fks=False
+            )
+    except NoSuchTableError:
+        near = get_close_matches(table, inspect(engine).get_table_names(schema or None), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "create it first"
+        raise ConfigError(f"table: the ledger's database has no table {name!r}; {hint}") from None
+    return TargetTable(engine, found, key)
+
+
+def refusal(error: Exception) -> str | None:
+    """What the database says of a row that it does not take; None for any other error."""
+    cause = getattr(error, "orig", None) or error
+    kinds = {kind.__name__ for kind in type(cause).__mro__}
+    state = getattr(cause, "sqlstate", None) or ""
+    number = cause.args[0] if cause.args else None
+    if not (kinds & _REFUSED_KINDS or state[:2] in _REFUSED_STATES or number in _REFUSED_NUMBERS):
+        return None
+    text = str(cause.args[-1] if isinstance(number, int) else cause)
+    return next(iter(text.strip().splitlines()), type(cause).__name__)
+
+
+def work_engine(url: str) -> Engine:
+    """An engine for transactions in the database where the ledger at `url` is, in UTC.
+
+    Raises ConfigError where that has no transactions, and for a URL that cannot be read.
+    """
+    check_transactions(url)
+    if url.startswith("sqlite:"):
+        return sqlite_engine(sqlite_file(url))
+    engine = session_engine(url)
+    is_postgresql = engine.dialect.name == "postgresql"
+    event.listen(engine, "connect", _prepare_postgresql if is_postgresql else _prepare_mysql)
+    return engine
+
+
+shared_engine = lru_cache(maxsize=8)(work_engine)
+"""As `work_engine`: one for a process, which is never closed."""
+
+
+def _prepare_postgresql(connection: Any, _: object) -> None:
+    with connection.cursor() as cursor:
+        # A time without a zone would be taken for one in the server's.
+        cursor.execute("SET TIME ZONE 'UTC'")
+    # What is rolled back is not set.
+    connection.commit()
+
+
+def _prepare_mysql(connection: Any, _: object) -> None:
+    with connection.cursor() as cursor:
+        # What does not fit would be cut off in silence.
+        cursor.execute("SET sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')")
+        cursor.execute("SET time_zone = '+00:00'")
+
+
+def _quoted(name: str) -> str:
+    # As PostgreSQL reads it in a statement without values: SQLAlchemy's own doubles each "%".
+    return '"{}"'.format(name.replace('"', '""'))
+
+
+def _described(column: Column[Any], engine: Engine) -> TargetColumn:
+    # SQLite numbers what is declared as its integer key, and nothing says so.
+    is_its_key = engine.dialect.name == "sqlite" and column is column.table.autoincrement_column
+    is_filled = (
+        column.server_default is not None
+        or column.identity is not None
+        or column.computed is not None
+        or column.autoincrement is True
+        or is_its_key
+    )
+    type_ = "unknown" if isinstance(column.type, NullType) else column.type.compile(engine.dialect)
+    is_required = not column.nullable and not is_filled
+    return TargetColumn(_kind(column), type_, is_filled, is_required)
+
+
+def _kind(column: Column[Any]) -> Kind:
+    for kind, known in _KINDS:
+        if isinstance(column.type, known):
+            return kind
+    return "other"

@@ -1,0 +1,163 @@
+"""From a pipeline file's source to a DataFrame of messages, by Spark SQL expressions."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StringType, StructField, StructType, VariantType
+
+from oncely.core.ids import ID_IS_NO_STRING
+from oncely.spark.failures import first_line
+from oncely.spark.pipeline.config import SourceConfig
+from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
+
+_CORRUPT = "_corrupt_record"
+_RAW_ID = "oncely_raw_id"
+_FOR_EVER = "36500d"
+_CAN_BE_CORRUPT = frozenset({"json", "csv", "xml"})
+_SCHEMA_FROM_FILES = frozenset({"json", "csv", "xml", "parquet", "orc", "avro"})
+
+
+def read_messages(
+    spark: SparkSession,
+    config: SourceConfig,
+    *,
+    streaming: bool = True,
+    columns: Mapping[str, str] = MappingProxyType({}),
+) -> DataFrame:
+    """A DataFrame of messages, with each row's original and why it is broken, if it is: a stream,
+    or all that is there now. `columns` are further ones, by their expressions.
+
+    Raises ConfigError, which names the file and the key, for what Spark does not understand.
+    """
+    rows = _read_rows(spark, config, streaming=streaming)
+    parts = [
+        _column(rows, config, name, expression)
+        for name, expression in config.message.model_dump(exclude_none=True).items()
+    ]
+    parts += [_typed(rows, config, "columns", *column)[0] for column in columns.items()]
+    return rows.select(*parts, *_diagnosis(rows, config))
+
+
+def _read_rows(spark: SparkSession, config: SourceConfig, *, streaming: bool) -> DataFrame:
+    source = config.source
+    options = dict(config.source_options)
+    if source.path is not None:
+        # A stream of files passes over those that are a week older than the newest it has seen.
+        options.setdefault("maxFileAge", _FOR_EVER)
+    try:
+        reader = (spark.readStream if streaming else spark.read).format(source.format)
+        reader = reader.options(**options)
+        schema = _schema(spark, config, options)
+        if schema is not None:
+            reader = reader.schema(schema)
+        return _with_text_id(reader.load(_streamable(config.source_path)), config)
+    except PySparkException as error:
+        raise config.wrong("[source]", first_line(error)) from error
+
+
+def _streamable(path: str | None) -> str | None:
+    """A stream of files wants a folder or a pattern: for one file, the pattern of just it."""
+    if path is None or not Path(path).is_file():
+        return path
+    plain = re.sub(r"([\\*?\[\]{}])", r"\\\1", path[:-1])
+    return f"{plain}{{{path[-1]}}}"
+
+
+def _schema(
+    spark: SparkSession, config: SourceConfig, options: dict[str, str]
+) -> StructType | None:
+    """The schema to read with: as given, else as the files at hand show it."""
+    source = config.source
+    if source.schema_ is not None:
+        schema = StructType.fromDDL(source.schema_)
+        if not isinstance(schema, StructType):
+            raise config.wrong(
+                "[source] schema", 'is no list of columns; write "id STRING, body STRING"'
+            )
+    elif source.format in _SCHEMA_FROM_FILES:
+        schema = spark.read.format(source.format).options(**options).load(config.source_path).schema
+    else:
+        return None
+    if source.format in _CAN_BE_CORRUPT and _CORRUPT not in schema.fieldNames():
+        schema = schema.add(_CORRUPT, StringType())
+    return _with_raw_id(schema, config) if source.format == "json" else schema
+
+
+def _with_raw_id(schema: StructType, config: SourceConfig) -> StructType:
+    """The schema with the id's column as JSON has it: a reader of strings takes 17 for "17"."""
+    return StructType(
+        [
+            StructField(field.name, VariantType())
+            if field.name == config.message.id and field.dataType == StringType()
+            else field
+            for field in schema.fields
+        ]
+    )
+
+
+def _with_text_id(rows: DataFrame, config: SourceConfig) -> DataFrame:
+    """The rows with the id's column as the string that it is declared to be, and raw beside it."""
+    name = config.message.id
+    if name not in rows.columns or rows.schema[name].dataType.simpleString() != "variant":
+        return rows
+    return rows.withColumn(_RAW_ID, f.col(name)).withColumn(
+        name, f.variant_get(_RAW_ID, "$", "string")
+    )
+
+
+def _column(rows: DataFrame, config: SourceConfig, name: str, expression: str) -> Column:
+    """One column of the message, of a type that the sink takes."""
+    column, type_ = _typed(rows, config, "message", name, expression)
+    if name == "time" and type_ == "string":
+        return f.expr(f"try_cast(({expression}) AS TIMESTAMP)").alias(name)
+    if type_ not in COLUMN_TYPES[name]:
+        fitting = f"to_json({expression})" if name == "body" else f"cast({expression} AS STRING)"
+        hint = f'; write "{fitting}"' if "string" in COLUMN_TYPES[name] else ""
+        raise config.wrong(f"[message] {name}", f"is {type_}, not {COLUMN_TYPES[name][0]}{hint}")
+    return column
+
+
+def _typed(
+    rows: DataFrame, config: SourceConfig, table: str, name: str, expression: str
+) -> tuple[Column, str]:
+    """A column that a table of the file names, and its type."""
+    try:
+        column = f.expr(expression).alias(name)
+        return column, rows.select(column).schema[0].dataType.simpleString()
+    except PySparkException as error:
+        raise config.wrong(f"[{table}] {name}", first_line(error)) from error
+
+
+def _diagnosis(rows: DataFrame, config: SourceConfig) -> list[Column]:
+    """The original row as text, and why it is no message where the source already tells."""
+    original = f.to_json(f.struct(*_original_columns(rows, config)))
+    broken = f.lit(None).cast("string")
+    if _RAW_ID in rows.columns:
+        is_text = f.schema_of_variant(_RAW_ID).isin("STRING", "VOID")
+        broken = f.when(~is_text, f.lit(ID_IS_NO_STRING))
+    if _CORRUPT in rows.columns:
+        original = f.coalesce(f.col(_CORRUPT), original)
+        broken = f.when(f.col(_CORRUPT).isNotNull(), _why_corrupt(config)).otherwise(broken)
+    return [original.alias(ROW_COLUMN), broken.alias(BROKEN_COLUMN)]
+
+
+def _original_columns(rows: DataFrame, config: SourceConfig) -> list[Column]:
+    raw = {config.message.id: _RAW_ID} if _RAW_ID in rows.columns else {}
+    return [
+        f.col(f"`{raw.get(name, name)}`").alias(name)
+        for name in rows.columns
+        if name not in (_CORRUPT, _RAW_ID)
+    ]
+
+
+def _why_corrupt(config: SourceConfig) -> Column:
+    unreadable = f.lit(f"not {config.source.format}")
+    if config.source.format != "json":
+        return unreadable
+    unfit = f.lit("row does not fit the schema")
+    return f.when(f.try_parse_json(_CORRUPT).isNull(), unreadable).otherwise(unfit)

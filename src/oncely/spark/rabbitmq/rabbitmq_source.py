@@ -1,0 +1,176 @@
+"""The Spark format "oncely-rabbitmq": a queue as a source, of streams and of batches.
+
+On the driver messages are taken into a spool, and acknowledged when they are durable there; the
+offsets of a stream are numbers of segments, and the executors read segments.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+from pyarrow import RecordBatch
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import (
+    BinaryType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from oncely.core.errors import ConfigError
+from oncely.spark.rabbitmq.source_options import FORMAT, RabbitmqOptions, read_rabbitmq_options
+from oncely.spark.rabbitmq.spool import Spool, read_segment
+from oncely.spark.rabbitmq.spooler import Spooler
+
+# Not as DDL, which only a process with a session can read.
+SCHEMA = StructType(
+    [
+        StructField("id", StringType()),
+        StructField("type", StringType()),
+        StructField("body", BinaryType()),
+        StructField("headers", MapType(StringType(), StringType())),
+        StructField("source", StringType()),
+        StructField("time", TimestampType()),
+        StructField("key", StringType()),
+    ]
+)
+_SEGMENT = "segment"
+
+Offset = dict[str, int]
+
+
+class RabbitmqDataSource(DataSource):
+    """`format("oncely-rabbitmq")`, for batch and streaming reads of a queue."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The columns of a message; raises ConfigError for wrong options."""
+        read_rabbitmq_options(self.options)
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> "RabbitmqReader":
+        """The reader of a batch; raises ConfigError for wrong options."""
+        return RabbitmqReader(_checked(self.options, schema))
+
+    def streamReader(self, schema: StructType) -> "RabbitmqStreamReader":  # noqa: N802 - Spark's name.
+        """The reader of a stream; raises ConfigError for wrong options."""
+        return RabbitmqStreamReader(_checked(self.options, schema))
+
+
+class _SegmentReader:
+    """What executors do. They get nothing of the rest, and so not the broker's password."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return {}
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """The messages of one segment. Raises OncelyError where it cannot be read here."""
+        # Spark makes a partition of its own where there is none.
+        return iter(()) if partition.value is None else read_segment(partition.value)
+
+
+class RabbitmqReader(_SegmentReader, DataSourceReader):
+    """Reads all that is in the spool, after taking in what is in the queue."""
+
+    def __init__(self, options: RabbitmqOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """One for each segment."""
+        with closing(Spooler(self._options)) as spooler:
+            spooler.open()
+            spooler.take_all()
+            return _partitions(spooler.spool, spooler.spool.numbers())
+
+
+class RabbitmqStreamReader(_SegmentReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads segment after segment. Lives on the driver, and as a copy in every task."""
+
+    def __init__(self, options: RabbitmqOptions) -> None:
+        self._options = options
+        self._opened: Spooler | None = None
+        # How many messages may still be taken; None: as many as come.
+        self._left: int | None = None
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name.
+        """Before all that is in the spool: what a lost checkpoint had is read again."""
+        return {_SEGMENT: min(self._spooler.spool.numbers(), default=1) - 1}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name.
+        """The messages of a batch."""
+        return ReadMaxRows(self._options.max_messages)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name.
+        """Take no more than the broker has by now. Raises TransportError."""
+        self._left = self._spooler.waiting()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name.
+        """The segments to read next: what the spool has after `start`, else what comes in time.
+
+        Raises as `Spooler` does, and OncelyError where the spool cannot be written.
+        """
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        after = start[_SEGMENT]
+        end = self._spooler.spool.end_of_next(after, most or self._options.max_messages)
+        if end == after:
+            end = self._spooler.take_all(after) if most is None else self._take(most, after)
+        return {_SEGMENT: end}
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """One for each segment. Raises OncelyError where one is not there any more."""
+        numbers = range(start[_SEGMENT] + 1, end[_SEGMENT] + 1)
+        return _partitions(self._spooler.spool, list(numbers))
+
+    def commit(self, end: Offset) -> None:
+        """Remove what was committed, but for the newest segments of it."""
+        self._spooler.spool.remove(end[_SEGMENT], self._options.keep_segments)
+
+    def stop(self) -> None:
+        """Give back what was received and not spooled."""
+        if self._opened is not None:
+            self._opened.close()
+
+    @property
+    def _spooler(self) -> Spooler:
+        # Spark makes readers that it only copies to its tasks: those must not hold the spool.
+        if self._opened is None:
+            opened = Spooler(self._options)
+            opened.open()
+            self._opened = opened
+        return self._opened
+
+    def _take(self, most: int, after: int) -> int:
+        if self._left is None:
+            return self._spooler.take(most, after)[0]
+        if self._left == 0:
+            return after
+        end, taken = self._spooler.take(min(most, self._left), after, is_sure=True)
+        # Where nothing comes, somebody else has got the rest.
+        self._left = max(0, self._left - taken) if taken else 0
+        return end
+
+
+def _partitions(spool: Spool, numbers: list[int]) -> list[InputPartition]:
+    return [InputPartition(file) for file in spool.files(numbers)]
+
+
+def _checked(options: Mapping[str, Any], schema: StructType) -> RabbitmqOptions:
+    if schema != SCHEMA:
+        raise ConfigError(f"schema: {FORMAT} has one of its own; leave it out")
+    return read_rabbitmq_options(options)

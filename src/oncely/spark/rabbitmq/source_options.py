@@ -1,0 +1,89 @@
+"""The options of the source "oncely-rabbitmq": from strings to values, checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from oncely.core.durations import seconds
+from oncely.core.errors import ConfigError, mask_passwords
+from oncely.locations import hidden, read_secret
+from oncely.spark.option_values import refuse_unknown, required, whole_number
+from oncely.transports.open_transport import open_transport
+from oncely.transports.transport import Transport
+
+FORMAT = "oncely-rabbitmq"
+
+_NAMES = ("keep_segments", "max_messages_per_batch", "queue", "spool", "url", "wait")
+_EXAMPLE = "amqp://user:password@host:5672/vhost"
+_MAX_MESSAGES = 10_000
+# As many batches as a checkpoint of Spark's remembers, unless it is told otherwise.
+_KEEP_SEGMENTS = 100
+
+
+@dataclass(frozen=True)
+class RabbitmqOptions:
+    """What `format("oncely-rabbitmq")` was told, checked. Stays on the driver."""
+
+    location: str = field(repr=False)
+    """The broker's URL, or env:NAME or file:PATH, where that is read when it is needed."""
+    queue: str
+    spool: str
+    max_messages: int
+    """In one batch."""
+    wait_s: float
+    """For a first message, and then for as many as a batch may have."""
+    keep_segments: int
+    """How many are left in the spool of those that Spark has committed."""
+
+    def url(self) -> str:
+        """The broker's URL. Raises ConfigError, without showing what a secret holds."""
+        url = read_secret(self.location, "option url")
+        if not url.startswith(("amqp://", "amqps://")):
+            shown = mask_passwords(self.location)
+            raise ConfigError(f'option url: {shown!r} is no URL of RabbitMQ; write "{_EXAMPLE}"')
+        return url
+
+    def transport(self) -> Transport:
+        """The broker; nothing is connected yet. Raises ConfigError for a wrong URL."""
+        url = self.url()
+        with hidden(url, mask_passwords(self.location)):
+            return open_transport(url)
+
+
+def read_rabbitmq_options(options: Mapping[str, str]) -> RabbitmqOptions:
+    """Check the options of the source. Raises ConfigError, which names the option."""
+    given = {name.lower(): value for name, value in options.items()}
+    refuse_unknown(given, _NAMES, passed_over=())
+    read = RabbitmqOptions(
+        location=required(given, "url", _EXAMPLE),
+        queue=required(given, "queue", "orders"),
+        spool=_folder(required(given, "spool", "/var/spool/orders")),
+        max_messages=whole_number(given, "max_messages_per_batch", _MAX_MESSAGES),
+        wait_s=_wait_s(given.get("wait", "1s")),
+        keep_segments=whole_number(given, "keep_segments", _KEEP_SEGMENTS),
+    )
+    read.transport()
+    return read
+
+
+def beside(options: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The options of a pipeline file: what is relative in them is so to its folder."""
+    located = dict(options)
+    if "spool" in located:
+        located["spool"] = str(folder / located["spool"])
+    kind, colon, name = located.get("url", "").partition(":")
+    if colon and kind == "file":
+        located["url"] = f"file:{folder / name}"
+    return located
+
+
+def _folder(path: str) -> str:
+    if "://" in path:
+        raise ConfigError(f"option spool: {path!r} is no folder that this machine has mounted")
+    return str(Path(path).absolute())
+
+
+def _wait_s(text: str) -> float:
+    if wait_s := seconds(text, "option wait"):
+        return wait_s
+    raise ConfigError('option wait: zero would ask without a pause; write "1s"')

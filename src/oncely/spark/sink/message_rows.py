@@ -1,0 +1,139 @@
+"""Rows of a message DataFrame: checked by schema, read from Arrow in chunks, made messages."""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.types import StructType
+
+from oncely.core.errors import ConfigError
+from oncely.core.ids import fingerprint_of
+from oncely.core.message import Message
+from oncely.core.record import Claim
+
+if TYPE_CHECKING:
+    # A pipeline's driver does without it.
+    from pyarrow import Array, RecordBatch, Scalar
+
+ROW_COLUMN = "oncely_row"
+"""The original row as text, for the quarantine; the pipeline adds it."""
+BROKEN_COLUMN = "oncely_broken"
+"""Why the row is no message, where the source's format already tells; the pipeline adds it."""
+
+COLUMN_TYPES = {
+    "id": ("string",),
+    "type": ("string",),
+    "body": ("string", "binary"),
+    "headers": ("map<string,string>",),
+    "source": ("string",),
+    "time": ("timestamp", "timestamp_ntz"),
+    "key": ("string",),
+    ROW_COLUMN: ("string",),
+    BROKEN_COLUMN: ("string",),
+}
+"""The columns of a message DataFrame, of which only `id` is required, and their Spark types."""
+
+
+class Row(NamedTuple):
+    """One delivery, as the source gave it. The fields stand in the order of COLUMN_TYPES."""
+
+    id: str
+    type: str | None
+    body: str | bytes | None
+    headers: list[tuple[str, str]] | None
+    source: str | None
+    time: datetime | None
+    key: str | None
+    original: str | None
+    broken: str | None
+
+    def body_bytes(self) -> bytes:
+        """The body; empty where there is none."""
+        if isinstance(self.body, str):
+            return self.body.encode("utf-8", "surrogateescape")
+        return self.body or b""
+
+    def fingerprint(self) -> str | None:
+        """What tells two bodies under one id apart; None without a body."""
+        return None if self.body is None else fingerprint_of(self.body_bytes())
+
+    def message(self, claim: Claim | None) -> Message:
+        """The message as its handler gets it."""
+        return Message(
+            self.id,
+            self.body_bytes(),
+            self.type or "",
+            dict(self.headers or ()),
+            self.source or "",
+            self.time,
+            key=self.key,
+            claim=claim,
+        )
+
+
+def check_schema(schema: StructType) -> None:
+    """Raises ConfigError for a DataFrame that is none of messages."""
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if "id" not in types:
+        raise ConfigError(f"the DataFrame has no column 'id', only {', '.join(sorted(types))}")
+    for name, type_ in types.items():
+        if name not in COLUMN_TYPES:
+            raise ConfigError(
+                f"column {name!r} is no part of a message; drop it, or put it into 'body'"
+            )
+        if type_ not in COLUMN_TYPES[name]:
+            raise ConfigError(f"column {name!r} is {type_}; it must be {COLUMN_TYPES[name][0]}")
+
+
+def read_chunks(batches: Iterable["RecordBatch"], size: Callable[[], int]) -> Iterator[list[Row]]:
+    """The rows of `batches` in lists of at most `size()`, asked anew for each.
+
+    A row with a value that Python cannot hold is marked broken, and the value left out.
+    """
+    for batch in batches:
+        start = 0
+        while start < batch.num_rows:
+            chunk = batch.slice(start, size())
+            start += chunk.num_rows
+            yield _rows(chunk)
+
+
+def _rows(chunk: "RecordBatch") -> list[Row]:
+    broken: dict[int, str] = {}
+    names = set(chunk.schema.names)
+    columns = [
+        values_of(name, chunk.column(name), broken) if name in names else repeat(None)
+        for name in COLUMN_TYPES
+    ]
+    rows = list(map(Row._make, zip(*columns, strict=False)))
+    for index, reason in broken.items():
+        if rows[index].broken is None:
+            rows[index] = rows[index]._replace(broken=reason)
+    return rows
+
+
+def values_of(name: str, column: "Array", broken: dict[int, str]) -> list[Any]:
+    """Python's values; None for one that it cannot hold, which is put down as `broken`."""
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except (ValueError, OverflowError):
+        values = []
+        for index, scalar in enumerate(column):
+            try:
+                values.append(_value(scalar))
+            except (ValueError, OverflowError):
+                values.append(None)
+                broken[index] = f"unreadable {name}"
+        return values
+
+
+def _value(scalar: "Scalar") -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        if scalar.type != "string":
+            raise
+        # Spark does not look into the bytes of a string. Those that are no UTF-8 become lone
+        # surrogates here: no id has one, and a body gets its own bytes back.
+        return scalar.as_buffer().to_pybytes().decode("utf-8", "surrogateescape")

@@ -1,0 +1,168 @@
+"""Records in this process's memory: for tests, and for work that ends with the process."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from oncely._util.forking import afresh_in_children
+from oncely.core.errors import ConfigError
+from oncely.core.record import Key, Record, State
+from oncely.stores.memory_tables import MemoryTables, own
+from oncely.stores.store import (
+    Backlog,
+    Change,
+    Clock,
+    Horizons,
+    Inside,
+    Joined,
+    KeyRange,
+    Loaded,
+    Query,
+    Store,
+    Tally,
+    Wanted,
+)
+
+T = TypeVar("T")
+
+
+class MemoryStore(Store):
+    """Tables behind a lock."""
+
+    has_transactions = True
+
+    def __init__(self, clock: Clock = time.time) -> None:
+        self._clock = clock
+        self._tables = MemoryTables(clock, self._tell)
+        self.start_afresh()
+        afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Undo what another thread of the parent was about: called in a forked child."""
+        # Whoever waits for deferred messages waits for this.
+        self._lock = threading.Condition()
+        self._tables.roll_back()
+
+    def _tell(self) -> None:
+        self._lock.notify_all()
+
+    def insert(
+        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
+    ) -> set[Key]:
+        return self.transaction(lambda inside: inside.insert(records, believed))
+
+    def horizons(self, consumers: Collection[str]) -> Horizons:
+        return self.transaction(lambda inside: inside.horizons(consumers))
+
+    def load(self, keys: Collection[Key]) -> Loaded:
+        return self.transaction(lambda inside: inside.load(keys))
+
+    def swap(self, changes: Sequence[Change]) -> set[Key]:
+        return self.transaction(lambda inside: inside.swap(changes))
+
+    def transaction(self, work: Callable[[Inside], T]) -> T:
+        with self._lock:
+            try:
+                done = work(self._tables)
+            except BaseException:
+                self._tables.roll_back()
+                raise
+            self._tables.commit()
+            return done
+
+    def within(self, connection: Any) -> AbstractContextManager[Joined]:  # noqa: ARG002 - the protocol's.
+        raise ConfigError(
+            "transaction: a ledger in memory cannot be part of a database's transaction; open "
+            "the ledger on that database, as in open_ledger(engine)"
+        )
+
+    def backlog(self) -> Backlog:
+        with self._lock:
+            return self._tables.backlog()
+
+    def send_again(self) -> int:
+        return self.transaction(lambda _: self._tables.send_again())
+
+    def wait_for_deferred(self, timeout_s: float) -> None:
+        with self._lock:
+            self._lock.wait_for(self._tables.some_can_be_sent, timeout_s)
+
+    def scan(self, query: Query) -> Sequence[Record]:
+        with self._lock:
+            return [own(record) for record in self._fitting(query)[: query.limit]]
+
+    def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
+        with self._lock:
+            found = [own(record) for record in self._tables.records.values()]
+        yield [
+            record for record in found if keys.holds(record.key.message_id) and wanted.holds(record)
+        ]
+
+    def tallies(self) -> Mapping[tuple[str, State], Tally]:
+        groups: dict[tuple[str, State], list[Record]] = defaultdict(list)
+        with self._lock:
+            now = self._clock()
+            for record in self._tables.records.values():
+                groups[record.key.consumer, record.state].append(record)
+            return {name: _tally(records, now) for name, records in groups.items()}
+
+    def purge(self, query: Query, states: Sequence[State]) -> int:
+        def purge(_: Inside) -> int:
+            fitting = (record for record in self._fitting(query) if record.state in states)
+            gone = (record.key.consumer for record in fitting if self._tables.purge(record.key))
+            purged = list(islice(gone, query.limit))
+            before = self._clock() - (query.older_than_s or 0.0)
+            self._tables.forget_until(dict.fromkeys(purged, before))
+            self._tables.purge_steps(query.consumer, query.older_than_s or 0.0)
+            return len(purged)
+
+        return self.transaction(purge)
+
+    def forget_until(self, horizons: Horizons) -> None:
+        self.transaction(lambda inside: inside.forget_until(horizons))
+
+    def keep_retention(self, consumer: str, retention_s: float) -> None:
+        with self._lock:
+            self._tables.retentions[consumer] = retention_s
+
+    def retentions(self) -> Mapping[str, float]:
+        with self._lock:
+            return dict(self._tables.retentions)
+
+    def migrate(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _fitting(self, query: Query) -> list[Record]:
+        """The records that fit, longest unseen first."""
+        now = self._clock()
+        fitting = [
+            record
+            for record in self._tables.records.values()
+            if query.consumer in (None, record.key.consumer)
+            and query.state in (None, record.state)
+            and (query.older_than_s is None or now - record.last_seen > query.older_than_s)
+            and (query.text is None or query.text in record.key.message_id)
+            and (not query.lease_over or _lease_is_over(record, now))
+        ]
+        return sorted(fitting, key=attrgetter("last_seen"))
+
+
+def _lease_is_over(record: Record, now: float) -> bool:
+    return record.lease_until is not None and record.lease_until <= now
+
+
+def _tally(records: Sequence[Record], now: float) -> Tally:
+    return Tally(
+        count=len(records),
+        lease_over=sum(_lease_is_over(record, now) for record in records),
+        oldest=min(record.last_seen for record in records),
+        duplicates=sum(record.duplicates for record in records),
+    )

@@ -1,0 +1,174 @@
+"""From a URL to a store. A driver is imported only when its URL is opened."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oncely.core.errors import ConfigError, mask_passwords
+from oncely.stores.memory_store import MemoryStore
+from oncely.stores.names import TABLE_NAME, TableName
+from oncely.stores.store import Store
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.orm import Session, sessionmaker
+
+_KINDS = {
+    "memory": "memory",
+    "sqlite": "sqlite",
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "redis": "redis",
+    "rediss": "redis",
+}
+_EXAMPLES = (
+    '"sqlite:///ledger.db" (a file in this folder), "postgresql://user@host/database", '
+    '"mysql://user@host/database", "redis://host:6379/0" or "memory://"'
+)
+
+
+def open_store(url: "str | Engine", table: str = TABLE_NAME, schema: str | None = None) -> Store:
+    """The store that `url` names, its records in `table`; in Redis, under keys that begin so.
+
+    Raises ConfigError, which says what to type instead.
+    """
+    name = TableName(table, schema).checked()
+    if not isinstance(url, str):
+        return _open_engine(url, name)
+    kind = _kind(url)
+    _refuse_schema(name, kind)
+    match kind:
+        case "memory":
+            return MemoryStore()
+        case "sqlite":
+            return _open_sqlite(sqlite_file(url), name)
+        case "postgresql" | "mysql":
+            return _open_server(url, name)
+        case "redis":
+            return _open_redis(url, name.table)
+        case _:
+            raise ConfigError(
+                f"ledger: {mask_passwords(url)!r} is of no known kind; write {_EXAMPLES}"
+            )
+
+
+def store_around(connection: Any, table: str = TABLE_NAME, schema: str | None = None) -> Store:
+    """A store in the database that `connection` is to, for joining its transactions alone.
+
+    Raises ConfigError for what is no connection with a transaction to join.
+    """
+    from oncely.stores.sql.joining import kind_of
+
+    kind = kind_of(connection)
+    name = TableName(table, schema).checked()
+    _refuse_schema(name, kind)
+    return _unconnected_store(kind, name)
+
+
+@cache
+def _unconnected_store(kind: str, name: TableName) -> Store:
+    from oncely.stores.sql.engines import unconnected_engine
+    from oncely.stores.sql.sql_store import SqlStore
+
+    with _installed(kind):
+        return SqlStore(unconnected_engine(kind), name)
+
+
+def _refuse_schema(name: TableName, kind: str | None) -> None:
+    if name.schema is not None and kind not in ("postgresql", "mysql"):
+        raise ConfigError(
+            f"schema: {name.schema!r}: only PostgreSQL, MariaDB and MySQL have schemas"
+        )
+
+
+def open_sessions(url: str) -> "sessionmaker[Session]":
+    """What begins sessions, each in a transaction, on the database that a ledger's `url` names.
+
+    Raises ConfigError where that has no transactions; `open_store` is to have opened it before.
+    """
+    from sqlalchemy.orm import sessionmaker
+
+    from oncely.stores.sql.engines import session_engine, sqlite_engine
+
+    check_transactions(url)
+    is_file = _kind(url) == "sqlite"
+    return sessionmaker(sqlite_engine(sqlite_file(url)) if is_file else session_engine(url))
+
+
+def check_transactions(url: str) -> None:
+    """Raise ConfigError where a ledger's `url` names a store without transactions to work in."""
+    kind = _kind(url)
+    if kind in ("memory", "redis"):
+        raise ConfigError(
+            f"ledger: {kind} has no transactions that a handler could work in; name a ledger in "
+            "PostgreSQL, MariaDB or SQLite"
+        )
+
+
+def _kind(url: str) -> str | None:
+    # What stands before the first colon may name a driver too: ours is taken.
+    return _KINDS.get(url.partition(":")[0].partition("+")[0])
+
+
+def sqlite_file(url: str) -> Path:
+    """The file of a sqlite URL. Raises ConfigError where it names none."""
+    prefix, name = url[: len("sqlite:///")], url[len("sqlite:///") :]
+    if prefix != "sqlite:///" or not name:
+        raise ConfigError(
+            f'ledger: {mask_passwords(url)!r} names no file; write "sqlite:///ledger.db"'
+        )
+    return Path(name)
+
+
+def _open_engine(engine: "Engine", name: TableName) -> Store:
+    # Connections of one's own: the ledger sets how they commit, and that is not to be changed
+    # under somebody else's feet.
+    kind = _KINDS.get(engine.dialect.name)
+    _refuse_schema(name, kind)
+    match kind:
+        case "postgresql" | "mysql":
+            return _open_server(engine.url.render_as_string(hide_password=False), name, engine)
+        case "sqlite" if engine.url.database and engine.url.database != ":memory:":
+            return _open_sqlite(Path(engine.url.database), name)
+        case "sqlite":
+            raise ConfigError('ledger: the engine has no file; write "memory://" instead')
+        case _:
+            raise ConfigError(
+                f"ledger: an engine of {engine.dialect.name} is of no known kind; write {_EXAMPLES}"
+            )
+
+
+def _open_sqlite(file: Path, name: TableName) -> Store:
+    from oncely.stores.sql.engines import sqlite_engine
+    from oncely.stores.sql.sql_store import SqlStore
+
+    return SqlStore(sqlite_engine(file), name)
+
+
+def _open_server(url: str, name: TableName, like: "Engine | None" = None) -> Store:
+    from oncely.stores.sql.engines import server_engine
+    from oncely.stores.sql.sql_store import SqlStore
+
+    with _installed(_kind(url)):
+        return SqlStore(server_engine(url, like), name)
+
+
+def _open_redis(url: str, prefix: str) -> Store:
+    with _installed("redis"):
+        from oncely.stores.redis import open_redis
+    return open_redis(url, prefix)
+
+
+@contextmanager
+def _installed(extra: str | None) -> Iterator[None]:
+    """Raise ConfigError where a driver is missing, which that extra of the package brings."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"ledger: {error.name} is not installed; type: pip install 'oncely[{extra}]'"
+        ) from error

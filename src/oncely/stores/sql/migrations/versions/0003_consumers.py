@@ -1,0 +1,28 @@
+"""The table of consumers: how long each one's records are kept, and what of them was forgotten."""
+
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from alembic import op
+
+if TYPE_CHECKING:
+    from oncely.stores.names import TableName
+    from oncely.stores.sql.migrating import Found
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade(name: "TableName", found: "Found") -> None:
+    """Create the table."""
+    op.create_table(
+        name.consumers,
+        sa.Column("provider", sa.String(255, collation=found.collation), primary_key=True),
+        sa.Column("retention_s", sa.Double()),
+        sa.Column("forgotten_until", sa.Double()),
+        schema=name.schema,
+        # One that is there was begun by a migration that was killed.
+        if_not_exists=True,
+        mysql_engine="InnoDB",
+        mysql_charset="utf8mb4",
+    )

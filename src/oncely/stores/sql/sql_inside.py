@@ -1,0 +1,125 @@
+"""SqlInside: what a SQL store does inside one transaction, whoever began it."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from oncely.core.deferred import DeferredMessage
+from oncely.core.record import Key, Record
+from oncely.stores.sql import consumer_rows as consumers
+from oncely.stores.sql import deferred_rows as deferred
+from oncely.stores.sql import steps as finished
+from oncely.stores.sql.access import Access
+from oncely.stores.sql.batches import batches
+from oncely.stores.sql.database import Database, Link
+from oncely.stores.sql.record_rows import by_key, parted
+from oncely.stores.store import Change, Loaded
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def guarded(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A call of a SqlInside: after an error of it, every further one raises that."""
+
+    @wraps(call)
+    def checked(inside: "SqlInside", /, *args: P.args, **options: P.kwargs) -> T:
+        inside.check()
+        try:
+            return call(inside, *args, **options)
+        except Exception as error:
+            inside.error = inside.translate(error)
+            if inside.error is error:
+                raise
+            raise inside.error from error
+
+    return checked
+
+
+class SqlInside(Access[Link]):
+    """The tables of `database`, through a connection with an open transaction.
+
+    `translate` puts an error of the driver into one that the Store protocol knows; any other it
+    gives back.
+    """
+
+    reads_anew = True
+    """Whether what is read next is not as it was before this moment. Our own transactions read with
+    each statement what is committed by then.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        link: Link,
+        translate: Callable[[Exception], Exception],
+    ) -> None:
+        super().__init__(database.inside, link)
+        self.translate = translate
+        self.error: Exception | None = None
+        """What has ended the transaction."""
+        self.has_deferred = False
+        """Whether anything was deferred: it may be sent when the transaction has committed."""
+
+    def check(self) -> None:
+        """Raise the error that has ended the transaction, where one has."""
+        if self.error is not None:
+            raise self.error
+
+    # ---- Records -------------------------------------------------------------------------------
+
+    @guarded
+    def insert(
+        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
+    ) -> set[Key]:
+        written: set[Key] = set()
+        for batch in self.database.batches(by_key(records)):
+            if believed is None:
+                written |= self.database.insert(self.link, batch)
+            else:
+                written |= consumers.insert(self, batch, believed, reads_anew=self.reads_anew)
+        return written
+
+    @guarded
+    def insert_alike(self, record: Record, message_ids: Collection[str]) -> set[str]:
+        written: set[str] = set()
+        for batch in batches(sorted(message_ids)):
+            written |= self.database.insert_alike(self.link, record, batch)
+        return written
+
+    @guarded
+    def load(self, keys: Collection[Key]) -> Loaded:
+        return self.database.load(self.link, keys)
+
+    @guarded
+    def look(self, keys: Collection[Key]) -> Mapping[Key, Record]:
+        return self.database.look(self.link, keys)
+
+    @guarded
+    def swap(self, changes: Sequence[Change]) -> set[Key]:
+        kept, gone = parted(changes)
+        written: set[Key] = set()
+        for pairs in self.database.batches(kept):
+            written |= self.database.swap(self.link, pairs)
+        for records in self.database.batches(gone):
+            written |= self.database.remove(self.link, records)
+        return written
+
+    horizons = guarded(consumers.horizons)
+    forget_until = guarded(consumers.forget_until)
+
+    # ---- What is kept besides ------------------------------------------------------------------
+
+    @guarded
+    def defer(self, messages: Sequence[DeferredMessage]) -> None:
+        deferred.defer(self, messages)
+        self.has_deferred = True
+
+    waiting = guarded(deferred.waiting)
+    take = guarded(deferred.take)
+    remove = guarded(deferred.remove)
+    put_back = guarded(deferred.put_back)
+
+    forget = guarded(finished.forget)
+    steps = guarded(finished.steps)
+    keep_step = guarded(finished.keep_step)

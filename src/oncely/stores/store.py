@@ -1,0 +1,345 @@
+"""The Store protocol: all that a database has to do for the ledger."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from oncely.core.deferred import DeferredMessage
+from oncely.core.record import Key, Record, State
+
+T = TypeVar("T")
+
+Clock = Callable[[], float]
+"""Seconds since 1970."""
+
+Horizons = Mapping[str, float]
+"""Up to when records of each consumer may have been forgotten, by the store's clock. A consumer of
+which nothing was ever forgotten has none.
+"""
+
+
+class Loaded(NamedTuple):
+    """What `load` found: the records that exist, and the store's clock just before they were read.
+
+    Were it read later, a lease that was extended in between would seem to have run out.
+    """
+
+    records: Mapping[Key, Record]
+    now: float
+
+
+class Change(NamedTuple):
+    """Replace `old` by `new`, or remove it where `new` is None."""
+
+    old: Record
+    new: Record | None
+
+
+class Query(NamedTuple):
+    """Which records are meant: all that fit every field that is set."""
+
+    consumer: str | None = None
+    state: State | None = None
+    older_than_s: float | None = None
+    """Last seen longer ago than this."""
+    limit: int = 100
+    text: str | None = None
+    """Stands in the message id, letter by letter."""
+    lease_over: bool = False
+    """Only those whose lease has run out."""
+
+
+class KeyRange(NamedTuple):
+    """Message ids after the first, up to and with the second, in the store's own order of them."""
+
+    after: str | None = None
+    """None: from the first id."""
+    until: str | None = None
+    """None: to the last id."""
+
+    def holds(self, message_id: str) -> bool:
+        """Whether an id is within, in the order of their letters' numbers."""
+        return (self.after is None or self.after < message_id) and (
+            self.until is None or message_id <= self.until
+        )
+
+
+class Span(NamedTuple):
+    """A time from the first to the second, in seconds since 1970; None sets no bound."""
+
+    since: float | None = None
+    until: float | None = None
+
+    def holds(self, moment: float) -> bool:
+        """Whether a moment is within."""
+        return (self.since is None or self.since <= moment) and (
+            self.until is None or moment <= self.until
+        )
+
+    def within(self, other: "Span") -> "Span":
+        """The time that is in both."""
+        sinces = [since for since in (self.since, other.since) if since is not None]
+        untils = [until for until in (self.until, other.until) if until is not None]
+        return Span(max(sinces, default=None), min(untils, default=None))
+
+
+class Wanted(NamedTuple):
+    """Which records are read: those that fit every field that is set."""
+
+    consumers: Collection[str] | None = None
+    ids: Collection[str] | None = None
+    states: Collection[State] | None = None
+    first_seen: Span = Span()
+    last_seen: Span = Span()
+
+    def holds(self, record: Record) -> bool:
+        """Whether `record` fits."""
+        return (
+            (self.consumers is None or record.key.consumer in self.consumers)
+            and (self.ids is None or record.key.message_id in self.ids)
+            and (self.states is None or record.state in self.states)
+            and self.first_seen.holds(record.first_seen)
+            and self.last_seen.holds(record.last_seen)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What one consumer's records in one state add up to."""
+
+    count: int
+    lease_over: int
+    """How many have a lease that has run out."""
+    oldest: float
+    """When the one that was not seen for longest was last seen."""
+    duplicates: int
+
+
+class PublishRefusal(NamedTuple):
+    """A transport refused a deferred message."""
+
+    deferred: DeferredMessage
+    error: str
+    retry_s: float | None
+    """It is taken again after so long; None: it is set aside, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What deferred messages wait."""
+
+    waiting: int
+    """Not sent yet, those with a delay included."""
+    set_aside: int
+    """Refused too often; they wait for people. Not among `waiting`."""
+    lag_s: float
+    """For how long the oldest that could be sent has waited."""
+
+
+class Records(Protocol):
+    """Where records are read and written; how, Store says, and Inside for a transaction.
+
+    The store's own clock decides. In what is written, `lease_until` counts from the moment of
+    the write, `first_seen` and `last_seen` are that moment; the store adds its clock. An insert
+    that has to wait for somebody's transaction may count from before the wait: its lease is
+    then shorter, never longer.
+    """
+
+    def insert(
+        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
+    ) -> set[Key]:
+        """Write those whose key is absent, atomically each; return the keys written.
+
+        No two have the same key, and no two inserts under one key the same version.
+
+        `believed` are the horizons of all their consumers, None where one has none. Where one is
+        another, nothing of that consumer is written. They are compared once the keys are taken:
+        a purge that made room for one of them by removing its record has raised the horizon by
+        then, and that is seen.
+        """
+
+    def horizons(self, consumers: Collection[str]) -> Horizons:
+        """The horizons of those of `consumers` that have one."""
+
+    def load(self, keys: Collection[Key]) -> Loaded:
+        """The records that exist, and the store's clock just before."""
+
+    def swap(self, changes: Sequence[Change]) -> set[Key]:
+        """Write each `new` whose `old` is unchanged, atomically each; return the keys written.
+
+        The version is compared and nothing else. `first_seen` is never written. No two have the
+        same key.
+        """
+
+
+class Inside(Records, Protocol):
+    """What a store does inside one transaction: all of it is stored, or nothing.
+
+    Nothing is tried again: after an error the transaction is over, and every further call raises
+    that error. `load` holds what it finds: nobody else changes it before the transaction ends.
+    An insert waits for another transaction that writes the same key, and sees what came of it.
+    """
+
+    def forget_until(self, horizons: Horizons) -> None:
+        """Raise horizons to these; one that is later stays as it is."""
+
+    # ---- Deferred messages ---------------------------------------------------------------------
+
+    def defer(self, messages: Sequence[DeferredMessage]) -> None:
+        """Keep these, in their order; what is there under the same parent, id and destination
+        stays as it is. Whoever waits for deferred messages is woken when they are stored.
+        """
+
+    def waiting(self, keys: Collection[Key]) -> Sequence[DeferredMessage]:
+        """What is not sent yet of these parents, in the order of sending, set aside or not."""
+
+    def take(
+        self, limit: int, hold_s: float, parents: Collection[Key] | None = None
+    ) -> Sequence[DeferredMessage]:
+        """At most `limit` that can be sent now, in the order of sending; nobody else is given
+        them for `hold_s`. Of these `parents` alone, where any are named.
+
+        None whose delay is not over, none that is held or set aside, and none behind another of
+        its lane that is held, has to wait, or is of a parent that is not named.
+        """
+
+    def remove(self, messages: Sequence[DeferredMessage]) -> None:
+        """These are sent. What is gone already is no error."""
+
+    def put_back(self, refusals: Sequence[PublishRefusal]) -> None:
+        """These are not sent; each counts as one more attempt."""
+
+    # ---- Steps ---------------------------------------------------------------------------------
+
+    def forget(self, key: Key) -> None:
+        """Remove what is kept besides the record of this key: deferred messages and steps."""
+
+    def steps(self, key: Key) -> Mapping[str, Any]:
+        """The results of the message's finished steps, by their names."""
+
+    def keep_step(self, key: Key, name: str, result: Any) -> None:
+        """Keep the result of a finished step; one that is there stays as it is."""
+
+
+class Joined(Inside, Protocol):
+    """Inside a transaction that is somebody else's to begin and to end. Each call raises EndedError
+    where it is seen to be over already.
+    """
+
+    def look(self, keys: Collection[Key]) -> Mapping[Key, Record]:
+        """The records that exist, as the transaction sees them; unlike `load` it holds nothing."""
+
+    def insert_alike(self, record: Record, message_ids: Collection[str]) -> set[str]:
+        """As `insert`, of records that differ from `record` in their message ids alone: the ids
+        of those that were written.
+        """
+
+
+class Store(Records, Protocol):
+    """Where records live. Holds no rule: those are in core/rules.py.
+
+    Every method raises StoreUnavailable when the store cannot be reached after some tries, and
+    StoreError for what else goes wrong; `insert` and `swap` raise ReplyLost when the connection
+    breaks after something was sent. All are safe to call from many threads.
+
+    A class that names it as its base inherits what holds for the simplest of stores: nobody waits
+    for its connections or loses against another, there is no schema, and nothing is deferred.
+    """
+
+    @property
+    def has_transactions(self) -> bool:
+        """Whether `transaction` works, and with it deferred messages and steps."""
+
+    def transaction(self, work: Callable[[Inside], T]) -> T:
+        """What `work` returns, once all that it did is stored.
+
+        `work` may be called again where the transaction lost against another, or where nobody
+        knows whether it was stored: it has to find that out by itself. Raises ConfigError where
+        the store has no transactions.
+        """
+
+    def within(self, connection: Any) -> AbstractContextManager[Joined]:
+        """While the transaction of `connection` is joined; its owner begins and ends it.
+
+        Raises ConfigError where that cannot be, and in the end, unless another error is on its
+        way, EndedError where it is not the same transaction any more: it was committed or rolled
+        back meanwhile, by whomever and however.
+        """
+
+    def is_contention(self, error: Exception) -> bool:  # noqa: ARG002
+        """Whether `error` says that a transaction lost against another, or its connection, and may
+        be done again.
+        """
+        return False
+
+    def beside(self) -> Records:
+        """The same records over connections of their own, for what must not wait until others give
+        back theirs. They are closed with the store.
+        """
+        return self
+
+    def backlog(self) -> Backlog:
+        """What deferred messages wait."""
+        return Backlog(waiting=0, set_aside=0, lag_s=0.0)
+
+    def send_again(self) -> int:
+        """Let what was set aside be sent after all; return how many."""
+        return 0
+
+    def wait_for_deferred(self, timeout_s: float) -> None:
+        """Return as soon as messages may have been deferred, at the latest after `timeout_s`."""
+
+    def scan(self, query: Query) -> Sequence[Record]:
+        """The records that fit, longest unseen first."""
+
+    def key_ranges(self, number: int) -> Sequence[KeyRange]:  # noqa: ARG002
+        """At most `number` ranges, of about as many records each, that together hold every key."""
+        return [KeyRange()]
+
+    def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
+        """The records of a range that fit, page by page, whatever their number.
+
+        What is in the ledger all the while is given, once; what comes or goes meanwhile may be,
+        each record as it is when its page is read. A store that cannot go by the order of its keys
+        may give a record again.
+        """
+
+    def tallies(self) -> Mapping[tuple[str, State], Tally]:
+        """What each consumer's records in each state add up to, where there are any."""
+
+    def purge(self, query: Query, states: Sequence[State]) -> int:
+        """Remove at most `query.limit` of the records that fit and are in one of `states`, with
+        their steps; return how many. Fewer than the limit: none are left, or others are removing
+        them. A record whose deferred messages wait stays.
+
+        With them, atomically, it raises the horizon of each consumer of which it removes any to
+        the time that the query's age says.
+        """
+
+    def forget_until(self, horizons: Horizons) -> None:
+        """As Inside says."""
+
+    def keep_retention(self, consumer: str, retention_s: float) -> None:
+        """Keep for how long the consumer's records are to be kept, in place of what was."""
+
+    def retentions(self) -> Mapping[str, float]:
+        """That time in seconds, of each consumer that told it."""
+
+    def migrate(self) -> None:
+        """Create or upgrade the schema; safe when many start at once, and to repeat."""
+
+    def migration_sql(self) -> str:
+        """What `migrate` would do now, as SQL; empty where nothing, or where there is no schema."""
+        return ""
+
+    def problems(self) -> Sequence[str]:
+        """What is wrong with the schema or the settings of the store, a sentence each."""
+        return []
+
+    def size(self) -> int | None:
+        """The bytes that the records take up, where the store can tell."""
+        return None
+
+    def close(self) -> None:
+        """Give back connections; a later call opens them again."""

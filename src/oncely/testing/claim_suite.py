@@ -1,0 +1,447 @@
+# ruff: noqa: S101 - asserts are what a conformance suite is made of.
+"""How claims have to behave on a store, asked through the Ledger."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from oncely.core.commands import (
+    Busy,
+    Duplicate,
+    Exhausted,
+    Fenced,
+    Granted,
+    Handled,
+    InDoubt,
+    Mismatch,
+    Written,
+)
+from oncely.core.errors import FencedError, RefusedError
+from oncely.core.policy import Policy
+from oncely.core.record import Claim, Key, Record, State
+from oncely.engine.request import new_token
+from oncely.ledger import Ledger
+from oncely.stores.store import Store
+from oncely.testing.tools import AdvancingClock, at_once, granted
+
+KEY = Key("billing", "abc-123")
+_RACERS = 20
+
+
+class ClaimConformance:
+    """The half of StoreConformance that speaks to the Ledger."""
+
+    @pytest.fixture
+    def ledger(self, store: Store) -> Ledger:
+        """The ledger over the store under test."""
+        return Ledger(store)
+
+    # ---- Asking --------------------------------------------------------------------------------
+
+    def test_first_claim_is_granted(self, ledger: Ledger) -> None:
+        """The first claim is granted, and stored as the first attempt under fence 1."""
+        claim = granted(ledger.claim(KEY, metadata={"tenant": "a"}))
+        record = ledger.find(KEY)
+        assert record is not None
+        assert (record.state, record.attempts, record.fence) == (State.PROCESSING, 1, 1)
+        assert record.metadata == {"tenant": "a"}
+        assert claim.fence == 1
+
+    def test_live_claim_makes_others_busy(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """While the lease lives every other claim is busy, and told when it ends."""
+        ends = ledger.now() + 60
+        granted(ledger.claim(KEY, "60s"))
+        clock.advance(59)
+        outcome = ledger.claim(KEY, "60s")
+        assert isinstance(outcome, Busy)
+        assert outcome.retry_at == pytest.approx(ends, abs=1)
+
+    def test_lease_runs_out_by_the_stores_clock(
+        self, ledger: Ledger, clock: AdvancingClock
+    ) -> None:
+        """A claim whose lease ran out is granted to the next, one fence and one attempt later."""
+        granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        claim = granted(ledger.claim(KEY, "60s"))
+        assert (claim.fence, claim.attempts) == (2, 2)
+        assert isinstance(ledger.claim(KEY), Busy)
+
+    def test_endless_lease(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """A claim without a lease is held for ever."""
+        granted(ledger.claim(KEY, "none"))
+        clock.advance(10 * 365 * 86_400)
+        assert ledger.claim(KEY) == Busy(_found(ledger), retry_at=None)
+
+    def test_in_doubt_can_be_held(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Under on_in_doubt="hold" a claim that ran out is in doubt, and nothing changes."""
+        granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        before = _found(ledger)
+        assert ledger.claim(KEY, policy=Policy(on_in_doubt="hold")) == InDoubt(before)
+        assert _found(ledger) == before
+
+    def test_tries_are_spent(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """A message that kills its workers is exhausted after its tries, though none failed it."""
+        policy = Policy(tries=3, lease="60s")
+        for attempt in (1, 2, 3):
+            assert granted(ledger.claim(KEY, policy=policy)).attempts == attempt
+            clock.advance(61)
+        assert isinstance(ledger.claim(KEY, policy=policy), Exhausted)
+        assert _found(ledger).exhausted
+
+    def test_mismatch(self, ledger: Ledger) -> None:
+        """Another fingerprint under an id already seen is never accepted."""
+        claim = granted(ledger.claim(KEY, fingerprint="one"))
+        assert isinstance(ledger.claim(KEY, fingerprint="two"), Mismatch)
+        ledger.complete(claim)
+        assert isinstance(ledger.claim(KEY, fingerprint="two"), Mismatch)
+        assert isinstance(ledger.claim(KEY, fingerprint="one"), Duplicate)
+
+    def test_claims_race(self, ledger: Ledger) -> None:
+        """Twenty racing claims of one key: exactly one is granted, the others are busy."""
+        outcomes = at_once(_RACERS, lambda _: ledger.claim(KEY))
+        assert _kinds(outcomes) == ["Busy"] * (_RACERS - 1) + ["Granted"]
+
+    def test_claims_race_for_what_ran_out(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Twenty racing claims of what ran out: exactly one is granted, one fence later."""
+        granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        outcomes = at_once(_RACERS, lambda _: ledger.claim(KEY))
+        assert _kinds(outcomes) == ["Busy"] * (_RACERS - 1) + ["Granted"]
+        assert _found(ledger).fence == 2
+
+    def test_many_in_one(self, ledger: Ledger) -> None:
+        """Many claims have one outcome each, in order; of two for one key the other is busy."""
+        keys = [Key("billing", str(n)) for n in range(500)]
+        ledger.complete(granted(ledger.claim(keys[7])))
+        outcomes = ledger.claim_many([*keys, keys[3]])
+        assert isinstance(outcomes.pop(), Busy)
+        assert isinstance(outcomes.pop(7), Duplicate)
+        assert all(isinstance(outcome, Granted) for outcome in outcomes)
+
+    def test_claim_is_asked_again(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Whoever asks again under its token is given the same claim, its lease from now on, also
+        when it has run out; nobody else is. Once it was taken over it is the other's.
+        """
+        token = new_token()
+        for _ in range(3):
+            claim = granted(ledger.claim(KEY, "60s", token=token))
+            assert (claim.fence, claim.attempts, claim.former) == (1, 1, None)
+            assert isinstance(ledger.claim(KEY, "60s"), Busy)
+            clock.advance(50)
+        assert isinstance(ledger.claim(KEY, "60s"), Busy)
+        clock.advance(50)
+        granted(ledger.claim(KEY, "60s", token=token))
+        clock.advance(61)
+        assert granted(ledger.claim(KEY, "60s")).fence == 2
+        assert isinstance(ledger.claim(KEY, "60s", token=token), Busy)
+        with pytest.raises(FencedError):
+            ledger.complete(claim)
+
+    def test_many_are_asked_again(self, ledger: Ledger) -> None:
+        """The same for many at once; of two for one key the other stays busy."""
+        keys = [Key("billing", str(n)) for n in range(50)]
+        asked = [*keys, keys[3], keys[3]]
+        token = new_token()
+        ledger.claim_many(keys[:20], token=token)
+        outcomes = [ledger.claim_many(asked, token=token) for _ in range(2)][-1]
+        assert _kinds(outcomes[-2:]) == ["Busy"] * 2
+        claims = [granted(outcome) for outcome in outcomes[:-2]]
+        assert {(claim.fence, claim.attempts) for claim in claims} == {(1, 1)}
+        assert all(isinstance(each, Written) for each in ledger.complete_many(claims))
+
+    def test_release_can_be_repeated(self, ledger: Ledger) -> None:
+        """To say again that a claim is given back is no error, until the next is granted."""
+        first = granted(ledger.claim(KEY))
+        for _ in range(2):
+            ledger.release(first)
+        ledger.fail(granted(ledger.claim(KEY)), "no")
+        second = granted(ledger.claim(KEY))
+        for _ in range(2):
+            ledger.release(second)
+        assert (_found(ledger).state, _found(ledger).attempts) == (State.FAILED, 1)
+        granted(ledger.claim(KEY))
+        with pytest.raises(FencedError):
+            ledger.release(second)
+
+    def test_delivery_of_what_is_handled(self, ledger: Ledger) -> None:
+        """Deliveries that come while deferred messages wait are counted, but none that is asked
+        again.
+        """
+        ledger.handled(granted(ledger.claim(KEY)))
+        token = new_token()
+        for _ in range(3):
+            assert isinstance(ledger.claim(KEY, token=token), Handled)
+        assert _found(ledger).duplicates == 1
+        assert isinstance(ledger.claim(KEY), Handled)
+        assert _found(ledger).duplicates == 2
+
+    def test_consumers_do_not_meet(self, ledger: Ledger) -> None:
+        """Two consumers never see each other's records."""
+        ledger.complete(granted(ledger.claim(Key("billing", "1"))), "billed")
+        other = Key("mailing", "1")
+        assert ledger.find(other) is None
+        ledger.fail(granted(ledger.claim(other)), "no address")
+        assert _found(ledger, Key("billing", "1")).result == "billed"
+
+    # ---- With a claim --------------------------------------------------------------------------
+
+    def test_completed_is_a_duplicate(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """A completed message never runs again, and duplicates find its result."""
+        ledger.complete(granted(ledger.claim(KEY, "60s")), {"charged": [1, 2.5, None, "€"]})
+        clock.advance(365 * 86_400)
+        outcome = ledger.claim(KEY)
+        assert isinstance(outcome, Duplicate)
+        assert outcome.record.result == {"charged": [1, 2.5, None, "€"]}
+        assert _found(ledger).duplicates == 1
+
+    def test_complete_can_be_repeated(self, ledger: Ledger) -> None:
+        """The same complete again succeeds, and the first result stays."""
+        claim = granted(ledger.claim(KEY))
+        ledger.complete(claim, "first")
+        ledger.complete(claim, "second")
+        assert _found(ledger).result == "first"
+
+    def test_complete_after_the_lease(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """A claim that ran out, and that nobody took over, may still complete."""
+        claim = granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        ledger.complete(claim)
+        assert _found(ledger).state is State.COMPLETED
+
+    def test_old_fence_changes_nothing(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """After a takeover whatever the former holder writes is fenced, and changes nothing."""
+        old = granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        new = granted(ledger.claim(KEY, "60s"))
+        before = _found(ledger)
+        outcomes = [
+            *ledger.handled_many([old]),
+            *ledger.complete_many([old], ["old"]),
+            *ledger.fail_many([old], ["old"]),
+            *ledger.release_many([old]),
+            *ledger.extend_many([old], "60s"),
+        ]
+        assert outcomes == [Fenced(before)] * 5
+        assert _found(ledger) == before
+        ledger.complete(new)
+
+    def test_failed_can_be_claimed_again(self, ledger: Ledger) -> None:
+        """A failed message keeps its error beside its metadata, and runs again."""
+        ledger.fail(granted(ledger.claim(KEY, metadata={"tenant": "a"})), ValueError("no"))
+        record = _found(ledger)
+        assert (record.state, record.error) == (State.FAILED, "ValueError: no")
+        assert record.metadata == {"tenant": "a", "error": "ValueError: no"}
+        claim = granted(ledger.claim(KEY))
+        assert (claim.fence, claim.attempts) == (2, 2)
+
+    def test_final_failure(self, ledger: Ledger) -> None:
+        """After a final failure no claim is granted until an operator resets the record."""
+        ledger.fail(granted(ledger.claim(KEY)), "no", final=True)
+        assert isinstance(ledger.claim(KEY), Exhausted)
+        ledger.reset(KEY)
+        claim = granted(ledger.claim(KEY))
+        assert (claim.fence, claim.attempts) == (2, 1)
+
+    def test_release_of_the_first_claim(self, ledger: Ledger) -> None:
+        """A first claim that is released was never there."""
+        old = granted(ledger.claim(KEY))
+        ledger.release(old)
+        assert ledger.find(KEY) is None
+        assert granted(ledger.claim(KEY)).attempts == 1
+        with pytest.raises(FencedError):
+            ledger.complete(old)
+
+    def test_release_of_a_later_claim(self, ledger: Ledger) -> None:
+        """A later claim that is released leaves the former state; only the fence stays grown."""
+        ledger.fail(granted(ledger.claim(KEY)), "no")
+        ledger.release(granted(ledger.claim(KEY)))
+        record = _found(ledger)
+        assert (record.state, record.attempts, record.fence) == (State.FAILED, 1, 2)
+        assert record.error == "no"
+        assert granted(ledger.claim(KEY)).fence == 3
+
+    def test_extend_counts_from_now(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """An extended lease counts from the moment of extending, by the store's clock."""
+        claim = granted(ledger.claim(KEY, "60s"))
+        clock.advance(50)
+        claim = ledger.extend(claim, "60s")
+        clock.advance(50)
+        assert isinstance(ledger.claim(KEY), Busy)
+        clock.advance(11)
+        assert granted(ledger.claim(KEY)).fence == 2
+        with pytest.raises(FencedError):
+            ledger.extend(claim, "60s")
+
+    def test_handled_then_completed(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """What is handled has no lease that could run out, and its holder completes it."""
+        claim = ledger.handled(granted(ledger.claim(KEY, "60s")))
+        clock.advance(365 * 86_400)
+        record = _found(ledger)
+        assert (record.state, record.lease_until) == (State.HANDLED, None)
+        ledger.complete(claim)
+        assert _found(ledger).state is State.COMPLETED
+
+    def test_handled_can_be_repeated(self, ledger: Ledger) -> None:
+        """The same handled again succeeds, and the first result stays."""
+        claim = granted(ledger.claim(KEY))
+        ledger.handled(claim, "first")
+        before = _found(ledger)
+        ledger.handled(claim, "second")
+        assert _found(ledger) == before
+        assert before.result == "first"
+
+    def test_handled_is_not_undone(self, ledger: Ledger) -> None:
+        """What is handled can no longer fail; to release or extend it changes nothing."""
+        claim = ledger.handled(granted(ledger.claim(KEY, "60s")))
+        before = _found(ledger)
+        assert ledger.fail_many([claim], ["late"]) == [Fenced(before)]
+        ledger.release(claim)
+        ledger.extend(claim, "60s")
+        assert _found(ledger) == before
+
+    def test_handled_may_be_sent_by_whoever_asks(self, ledger: Ledger) -> None:
+        """Who asks for what is handled may send at once, one fence later; no attempt is counted.
+
+        The former sender can complete no more, and the newest can.
+        """
+        first = ledger.handled(granted(ledger.claim(KEY, "60s")))
+        second = _may_send(ledger)
+        third = _may_send(ledger)
+        assert (second.fence, third.fence, third.attempts) == (2, 3, 1)
+        before = _found(ledger)
+        assert ledger.complete_many([first, second]) == [Fenced(before)] * 2
+        assert _found(ledger) == before
+        ledger.complete(third)
+        assert _found(ledger).state is State.COMPLETED
+
+    def test_senders_race(self, ledger: Ledger) -> None:
+        """Of those who ask at once for what is handled each gets a fence of its own, and one can
+        complete it.
+        """
+        ledger.handled(granted(ledger.claim(KEY)))
+        claims = at_once(_RACERS, lambda _: _may_send(ledger))
+        assert sorted(claim.fence for claim in claims) == list(range(2, _RACERS + 2))
+        outcomes = ledger.complete_many(sorted(claims, key=lambda claim: claim.fence))
+        assert _kinds(outcomes[:-1]) == ["Fenced"] * (_RACERS - 1)
+        assert isinstance(outcomes[-1], Written)
+
+    def test_result_of_what_is_handled(self, ledger: Ledger) -> None:
+        """A result kept with handled stays when it is completed, unless that brings another."""
+        keys = [Key("billing", name) for name in ("kept", "replaced", "finished")]
+        claims = [granted(outcome) for outcome in ledger.claim_many(keys)]
+        results = [{"charged": 7}, "first", ["é", None]]
+        assert _kinds(ledger.handled_many(claims, results)) == ["Written"] * 3
+        ledger.complete(claims[0])
+        ledger.complete(claims[1], "second")
+        ledger.mailbox.finish([keys[2]])
+        found = [_found(ledger, key).result for key in keys]
+        assert found == [{"charged": 7}, "second", ["é", None]]
+
+    def test_finish_completes_what_is_handled(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Finish needs no claim, completes what is handled, and leaves all else as it is."""
+        names = ("processing", "in doubt", "handled", "failed", "completed", "absent")
+        keys = [Key("billing", name) for name in names]
+        doubtful = granted(ledger.claim(keys[1], "1s"))
+        clock.advance(2)
+        claims = [granted(outcome) for outcome in ledger.claim_many([keys[0], *keys[2:5]], "60s")]
+        ledger.handled(claims[1])
+        ledger.fail(claims[2], "no")
+        ledger.complete(claims[3])
+        before = [ledger.find(key) for key in keys]
+        ledger.mailbox.finish(keys)
+        ledger.mailbox.finish(keys)
+        assert _found(ledger, keys[2]).state is State.COMPLETED
+        others = [number for number in range(len(keys)) if number != 2]
+        assert [ledger.find(keys[n]) for n in others] == [before[n] for n in others]
+        ledger.complete(claims[0])
+        ledger.complete(doubtful)
+
+    # ---- Without a claim -----------------------------------------------------------------------
+
+    def test_deliveries_are_counted(self, ledger: Ledger) -> None:
+        """A delivery that asks for no claim is one more attempt, whatever the record's state; the
+        holder of the claim can complete all the same.
+        """
+        with pytest.raises(RefusedError):
+            ledger.count_delivery(KEY)
+        claim = granted(ledger.claim(KEY, "60s"))
+        assert ledger.count_delivery(KEY).attempts == 2
+        ledger.complete(claim, "done")
+        before = _found(ledger)
+        counted = ledger.count_delivery(KEY)
+        assert (counted.attempts, counted.duplicates) == (3, 0)
+        found = _found(ledger)
+        assert found == before._replace(
+            attempts=3, version=found.version, last_seen=found.last_seen
+        )
+
+    def test_counted_at_once(self, ledger: Ledger) -> None:
+        """Deliveries that are counted at the same moment are all counted."""
+        granted(ledger.claim(KEY, "60s"))
+        at_once(_RACERS, lambda _: ledger.count_delivery(KEY))
+        assert _found(ledger).attempts == _RACERS + 1
+
+    # ---- Many ----------------------------------------------------------------------------------
+
+    def test_many_claims_written_at_once(self, ledger: Ledger) -> None:
+        """Many completes have one answer each, in order, and one old fence spoils no other."""
+        keys = [Key("billing", str(n)) for n in range(100)]
+        claims = [granted(outcome) for outcome in ledger.claim_many(keys)]
+        ledger.release(claims[42])
+        outcomes = ledger.complete_many(claims, list(range(100)))
+        assert outcomes.pop(42) == Fenced(None)
+        assert all(isinstance(outcome, Written) for outcome in outcomes)
+        assert _found(ledger, keys[99]).result == 99
+
+    # ---- Operators -----------------------------------------------------------------------------
+
+    def test_forgotten_claims_are_fenced(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """A claim from before a forget never fits the record that begins after it."""
+        old = granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        ledger.forget(KEY)
+        new = granted(ledger.claim(KEY, "60s"))
+        assert new.fence == old.fence
+        with pytest.raises(FencedError):
+            ledger.complete(old)
+        ledger.complete(new)
+
+    def test_purge_keeps_what_is_not_done(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Purge removes what is completed or failed, never processing or handled."""
+        keys = [Key("billing", name) for name in ("processing", "handled", "sent", "failed")]
+        claims = [granted(outcome) for outcome in ledger.claim_many(keys, "60s")]
+        ledger.handled(claims[1])
+        ledger.complete(claims[2])
+        ledger.fail(claims[3], "no")
+        assert ledger.purge("30d") == 0
+        clock.advance(31 * 86_400)
+        assert ledger.purge("30d", batch=1) == 2
+        assert [ledger.find(key) is None for key in keys] == [False, False, True, True]
+
+    def test_duplicates_keep_a_record_alive(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Retention counts from the last time seen, and a duplicate is such a time."""
+        ledger.complete(granted(ledger.claim(KEY)))
+        clock.advance(20 * 86_400)
+        assert isinstance(ledger.claim(KEY), Duplicate)
+        clock.advance(20 * 86_400)
+        assert ledger.purge("30d") == 0
+        clock.advance(11 * 86_400)
+        assert ledger.purge("30d") == 1
+
+
+def _found(ledger: Ledger, key: Key = KEY) -> Record:
+    record = ledger.find(key)
+    assert record is not None
+    return record
+
+
+def _may_send(ledger: Ledger) -> Claim:
+    """The claim of somebody who asks for what is handled."""
+    outcome = ledger.claim(KEY, "60s")
+    assert isinstance(outcome, Handled)
+    return outcome.claim
+
+
+def _kinds(outcomes: Sequence[object]) -> list[str]:
+    return sorted(type(outcome).__name__ for outcome in outcomes)

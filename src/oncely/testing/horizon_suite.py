@@ -1,0 +1,222 @@
+# ruff: noqa: S101 - asserts are what a conformance suite is made of.
+"""HorizonConformance: what a ledger remembers of what it has forgotten."""
+
+from itertools import count
+
+import pytest
+
+from oncely.core.commands import Duplicate, Granted, TooOld
+from oncely.core.policy import Policy
+from oncely.core.record import Key, Record, State
+from oncely.core.rules import PURGEABLE
+from oncely.ledger import Ledger
+from oncely.stores.store import Query, Store
+from oncely.testing.doing import fresh
+from oncely.testing.meddling import MeddlingStore
+from oncely.testing.tools import AdvancingClock, at_once, granted
+
+_DAY_S = 86_400.0
+_KEY = Key("billing", "abc-123")
+_ROUNDS = 10
+_versions = count(1)
+
+
+class HorizonConformance:
+    """What becomes of messages that a ledger may have forgotten; a part of StoreConformance."""
+
+    # ---- The store -----------------------------------------------------------------------------
+
+    def test_no_horizon(self, store: Store) -> None:
+        """Of a store that has removed nothing there are none."""
+        store.insert([_new(_KEY)])
+        assert store.purge(Query(older_than_s=0.0), PURGEABLE) == 0
+        assert store.horizons({"billing", "mailing"}) == {}
+        assert store.horizons(()) == {}
+
+    def test_purge_raises_horizons(self, store: Store, clock: AdvancingClock) -> None:
+        """A purge raises the horizon of each consumer of which it removes something, to the time
+        that it purges up to; that of others stays.
+        """
+        for consumer in ("billing", "mailing", "billing "):
+            store.insert([_new(Key(consumer, "1"), state=State.FAILED, lease_until=None)])
+        store.insert([_new(Key("working", "1"))])
+        clock.advance(100)
+        now = store.load(()).now
+        assert store.purge(Query("billing", older_than_s=90), PURGEABLE) == 1
+        names = {"billing", "mailing", "billing ", "working"}
+        assert store.horizons(names) == {"billing": pytest.approx(now - 90, abs=0.001)}
+        assert store.purge(Query(older_than_s=50), PURGEABLE) == 2
+        found = store.horizons(names)
+        assert set(found) == {"billing", "mailing", "billing "}
+        assert found["mailing"] == pytest.approx(now - 50, abs=0.001)
+        assert store.horizons({"mailing"}) == {"mailing": found["mailing"]}
+
+    def test_horizons_only_grow(self, store: Store, clock: AdvancingClock) -> None:
+        """Neither a purge of what is older, nor anything else, lowers one."""
+        store.forget_until({"billing": 10.5, "mailing": 3.0})
+        store.forget_until({"billing": 7.0, "mailing": 1_600_000_000.123456})
+        assert store.horizons(["billing", "mailing"]) == {
+            "billing": 10.5,
+            "mailing": 1_600_000_000.123456,
+        }
+        later = store.load(()).now + _DAY_S
+        store.forget_until({"billing": later})
+        store.insert([_new(_KEY, state=State.FAILED, lease_until=None)])
+        clock.advance(100)
+        assert store.purge(Query(older_than_s=50), PURGEABLE) == 1
+        assert store.horizons(["billing"]) == {"billing": later}
+
+    def test_insert_believing(self, store: Store, clock: AdvancingClock) -> None:
+        """An insert writes nothing of a consumer whose horizon is another than it is believed."""
+        assert store.insert([_new(_KEY)], {"billing": 5.0}) == set()
+        assert store.insert([_new(_KEY)], {"billing": None}) == {_KEY}
+        one, two = Key("billing", "1"), Key("mailing", "2")
+        store.forget_until({"billing": store.load(()).now - 1 / 3})
+        clock.advance(1)
+        [horizon] = store.horizons(["billing"]).values()
+        for believed in (None, horizon - 1, horizon + 1e-6):
+            assert one not in store.insert([_new(one)], {"billing": believed})
+            assert one not in store.insert(
+                [_new(one), _new(two)], {"billing": believed, "mailing": 1.0}
+            )
+        assert set(store.load([one, two]).records) == set()
+        true = {"billing": horizon, "mailing": None}
+        assert store.insert([_new(one), _new(two)], true) == {one, two}
+        assert store.insert([_new(one)], {"billing": horizon}) == set()
+        assert store.insert([_new(Key("billing", "3"))]) == {Key("billing", "3")}
+
+    def test_insert_believing_keeps_what_is_there(self, store: Store) -> None:
+        """What is not written because of a horizon does not take along what was there."""
+        store.insert([_new(_KEY, fence=7)])
+        other = Key("billing", "other")
+        assert store.insert([_new(_KEY), _new(other)], {"billing": 5.0}) == set()
+        assert store.load([_KEY]).records[_KEY].fence == 7
+
+    def test_retentions(self, store: Store) -> None:
+        """How long a consumer's records are to be kept is told, and told anew."""
+        assert store.retentions() == {}
+        store.keep_retention("billing", 30 * _DAY_S)
+        store.keep_retention("mailing", 0.1)
+        store.keep_retention("billing", 7 * _DAY_S)
+        store.forget_until({"selling": 5.0, "mailing": 5.0})
+        assert store.retentions() == {"billing": 7 * _DAY_S, "mailing": 0.1}
+        assert store.horizons(["billing", "mailing"]) == {"mailing": 5.0}
+
+    # ---- The ledger ----------------------------------------------------------------------------
+
+    def test_nothing_purged(self, ledger: Ledger) -> None:
+        """A ledger that has never purged refuses nothing, however long ago it was sent."""
+        for n, sent_at in enumerate((0.0, -1e9, ledger.now() - 400 * _DAY_S)):
+            granted(ledger.claim(Key("billing", str(n)), sent_at=sent_at))
+
+    def test_too_old(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """What was sent before the horizon, and is not in the ledger, is not granted, and leaves
+        nothing there.
+        """
+        sent_at = ledger.now()
+        ledger.complete(granted(ledger.claim(_KEY)))
+        clock.advance(31 * _DAY_S)
+        assert isinstance(ledger.claim(_KEY, sent_at=sent_at), Duplicate)
+        clock.advance(31 * _DAY_S)
+        assert ledger.purge("30d") == 1
+        [horizon] = ledger._store.horizons(["billing"]).values()
+        other = Key("billing", "other")
+        assert ledger.claim_many([_KEY, other], sent_at=[sent_at, horizon - 0.001]) == [
+            TooOld(horizon, _KEY),
+            TooOld(horizon, other),
+        ]
+        assert ledger.counts() == {}
+
+    def test_not_too_old(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """What was sent later, or nobody knows when, is granted; so is all under on_too_old="run",
+        and that of another consumer.
+        """
+        _purge_one(ledger, clock)
+        [horizon] = ledger._store.horizons(["billing"]).values()
+        keys = [Key("billing", "1"), Key("billing", "2"), Key("mailing", "3")]
+        outcomes = ledger.claim_many(keys, sent_at=[horizon, None, 0.0])
+        assert [type(outcome) for outcome in outcomes] == [Granted] * 3
+        granted(ledger.claim(_KEY, policy=Policy(on_too_old="run"), sent_at=0.0))
+        assert isinstance(ledger.claim(Key("billing", "4"), sent_at=0.0), TooOld)
+
+    def test_forgotten_by_hand(self, ledger: Ledger) -> None:
+        """A record that an operator has removed may run again."""
+        ledger.complete(granted(ledger.claim(_KEY, sent_at=5.0)))
+        ledger.forget(_KEY)
+        granted(ledger.claim(_KEY, sent_at=5.0))
+
+    def test_removed_as_found(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """What was removed one by one is forgotten up to when the newest of it was last seen."""
+        for n in range(3):
+            ledger.complete(granted(ledger.claim(Key("billing", str(n)))))
+            clock.advance(100)
+        found = [ledger.find(Key("billing", str(n))) for n in range(2)]
+        records = [record for record in found if record is not None]
+        assert len(ledger.purge_found(records)) == 2
+        newest = records[1].last_seen
+        assert isinstance(ledger.claim(records[1].key, sent_at=newest), TooOld)
+        granted(ledger.claim(Key("billing", "other"), sent_at=newest + 0.001))
+
+    def test_purged_by_another(self, store: Store, clock: AdvancingClock) -> None:
+        """What a ledger has read of a horizon is good only until another one has purged."""
+        ledger, other = Ledger(store), Ledger(store)
+        sent_at = ledger.now()
+        ledger.complete(granted(ledger.claim(_KEY, sent_at=sent_at)))
+        for message_id in ("1", "2"):
+            _purge_one(other, clock)
+            assert isinstance(ledger.claim(_KEY, sent_at=sent_at), TooOld)
+            granted(ledger.claim(Key("billing", message_id), sent_at=other.now()))
+        ledger.close()
+
+    def test_purged_before_the_insert(self, store: Store, clock: AdvancingClock) -> None:
+        """A purge between the look at the horizon and the claim is seen by the claim."""
+        meddling = MeddlingStore(store)
+        ledger, other = Ledger(meddling), Ledger(store)
+        granted(ledger.claim(Key("billing", "new"), sent_at=ledger.now()))
+        sent_at = ledger.now()
+        other.complete(granted(other.claim(_KEY)))
+        meddling.once(lambda: _purge_one(other, clock))
+        assert isinstance(ledger.claim(_KEY, sent_at=sent_at), TooOld)
+        assert ledger.find(_KEY) is None
+
+    def test_purges_race_claims(self, store: Store, clock: AdvancingClock) -> None:
+        """While a completed message is purged, those who ask for it are never granted it."""
+        for n in range(_ROUNDS):
+            key = Key("billing", str(n))
+            ledgers = [Ledger(store) for _ in range(6)]
+            sent_at = ledgers[0].now()
+            ledgers[0].complete(granted(ledgers[0].claim(key, sent_at=sent_at)))
+            clock.advance(100)
+            purged: list[int] = []
+
+            def race(
+                racer: int,
+                ledgers: list[Ledger] = ledgers,
+                key: Key = key,
+                sent_at: float = sent_at,
+                purged: list[int] = purged,
+            ) -> set[type]:
+                if racer == 0:
+                    purged.append(ledgers[0].purge("50s"))
+                    return set()
+                asked: set[type] = set()
+                while not purged and TooOld not in asked:
+                    asked.add(type(ledgers[racer].claim(key, sent_at=sent_at)))
+                return asked | {type(ledgers[racer].claim(key, sent_at=sent_at))}
+
+            for answers in at_once(len(ledgers), race)[1:]:
+                assert answers <= {Duplicate, TooOld}
+            for ledger in ledgers:
+                ledger._batcher.close()
+
+
+def _new(key: Key, **fields: object) -> Record:
+    """A record as a first claim writes it, of a birth of its own."""
+    return fresh(key.message_id, key.consumer, version=next(_versions) << 24, **fields)
+
+
+def _purge_one(ledger: Ledger, clock: AdvancingClock) -> None:
+    """Have a message of "billing" forgotten, and all that was sent before now."""
+    ledger.complete(granted(ledger.claim(Key("billing", "purged"))))
+    clock.advance(100)
+    assert ledger.purge("50s") >= 1

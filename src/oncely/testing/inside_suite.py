@@ -1,0 +1,287 @@
+# ruff: noqa: S101 - asserts are what a conformance suite is made of.
+"""What a store has to do inside transactions: all or nothing, and what is kept with records."""
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from oncely.core.errors import ConfigError, FencedError
+from oncely.core.record import Key, Record, State
+from oncely.core.rules import PURGEABLE
+from oncely.ledger import Ledger
+from oncely.stores.store import Change, Inside, PublishRefusal, Query, Store
+from oncely.testing.deferring_suite import HOLD_S, DeferringConformance
+from oncely.testing.doing import LEASE_S, PARENT, Doing, deferred, fresh, ids_of, key_of
+from oncely.testing.tools import AdvancingClock, at_once, granted
+
+_RACERS = 8
+
+
+class InsideConformance(DeferringConformance):
+    """The part of StoreConformance for transactions; skipped where there are none."""
+
+    def test_no_transactions(self, store: Store) -> None:
+        """A store without transactions says so, and has no deferred messages."""
+        if store.has_transactions:
+            pytest.skip("this store has transactions")
+        with pytest.raises(ConfigError):
+            store.transaction(lambda inside: inside.load([]))
+        assert store.backlog().waiting == 0
+
+    # ---- All or nothing ------------------------------------------------------------------------
+
+    def test_all_is_stored(self, doing: Doing) -> None:
+        """What was done in a transaction is there after it, and what it returned comes back."""
+
+        def work(inside: Inside) -> str:
+            inside.insert([fresh("1")])
+            inside.defer([deferred("m")])
+            inside.keep_step(PARENT, "step", 1)
+            return "done"
+
+        assert doing.store.transaction(work) == "done"
+        assert len(doing.store.load([fresh("1").key]).records) == 1
+        assert ids_of(doing.waiting([PARENT])) == ["m"]
+        assert doing.steps(PARENT) == {"step": 1}
+
+    def test_nothing_is_stored(self, doing: Doing) -> None:
+        """An error of the work undoes everything, and is raised as it was."""
+        keys = [key_of(name) for name in ("old", "older", "changed", "other")]
+        doing.insert([fresh(key.message_id) for key in keys])
+        doing.defer([deferred("sent"), deferred("refused", position=1)])
+        [sent, refused] = doing.take(9, HOLD_S)
+        before = sorted(doing.store.scan(Query()))
+
+        def work(inside: Inside) -> None:
+            inside.insert([fresh("new")])
+            found = [inside.load(keys).records[key] for key in keys]
+            inside.swap([Change(record, None) for record in found[:2]])
+            inside.swap([Change(record, _later(record)) for record in found[2:]])
+            inside.defer([deferred("more", position=2)])
+            inside.remove([sent])
+            inside.put_back([PublishRefusal(refused, "no", None)])
+            inside.keep_step(PARENT, "step", 1)
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            doing.store.transaction(work)
+        assert sorted(doing.store.scan(Query())) == before
+        assert doing.waiting([PARENT]) == [sent, refused]
+        assert doing.steps(PARENT) == {}
+        assert doing.store.backlog().set_aside == 0
+
+    def test_own_writes_are_seen(self, doing: Doing) -> None:
+        """Inside, what was written before is read."""
+
+        def work(inside: Inside) -> None:
+            record = fresh("1")
+            assert inside.insert([record]) == {record.key}
+            assert inside.insert([record._replace(version=9 << 24)]) == set()
+            found = inside.load([record.key]).records[record.key]
+            assert inside.swap([Change(found, _later(found))]) == {record.key}
+            assert inside.swap([Change(found, _later(found))]) == set()
+            assert inside.load([record.key]).records[record.key].version == found.version + 1
+
+        doing.store.transaction(work)
+
+    def test_swaps_of_many_inside(self, doing: Doing) -> None:
+        """In one swap of many, those that lost keep none of the others from being written."""
+        doing.insert([fresh(str(n)) for n in range(10)])
+        keys = [key_of(str(n)) for n in range(10)]
+
+        def work(inside: Inside) -> set[Key]:
+            found = inside.load(keys).records
+            inside.swap([Change(found[keys[4]], _later(found[keys[4]]))])
+            changes = [
+                Change(found[key], None if n % 2 else _later(found[key]))
+                for n, key in enumerate(keys)
+            ]
+            return inside.swap(changes)
+
+        assert doing.store.transaction(work) == set(keys) - {keys[4]}
+        assert set(doing.store.load(keys).records) == set(keys[::2])
+
+    def test_load_holds_what_it_finds(self, doing: Doing) -> None:
+        """What was loaded inside stays as it is until the end: of many at once none loses."""
+        doing.insert([fresh("1")])
+
+        def count(inside: Inside) -> set[Key]:
+            found = inside.load([key_of("1")]).records[key_of("1")]
+            return inside.swap([Change(found, _later(found, duplicates=found.duplicates + 1))])
+
+        written = at_once(_RACERS, lambda _: doing.store.transaction(count))
+        assert written == [{key_of("1")}] * _RACERS
+        assert doing.store.load([key_of("1")]).records[key_of("1")].duplicates == _RACERS
+
+    def test_inserts_inside_race(self, doing: Doing) -> None:
+        """An insert waits for whoever else writes the key, and sees what came of it."""
+
+        def insert(n: int) -> tuple[bool, int]:
+            def work(inside: Inside) -> tuple[bool, int]:
+                written = inside.insert([fresh("1", version=n << 24)])
+                return bool(written), inside.load([key_of("1")]).records[key_of("1")].version >> 24
+
+            return doing.store.transaction(work)
+
+        answers = at_once(_RACERS, insert)
+        [winner] = [n for n in range(_RACERS) if answers[n][0]]
+        assert {version for _, version in answers} == {winner}
+
+    def test_transactions_that_wait_for_each_other(self, doing: Doing) -> None:
+        """Two that want the same records in opposite orders both come to their end."""
+        keys = [key_of("1"), key_of("2")]
+        doing.insert([fresh("1"), fresh("2")])
+        both_have_one = threading.Barrier(2)
+
+        def count(order: Sequence[Key]) -> None:
+            def work(inside: Inside) -> None:
+                for key in order:
+                    found = inside.load([key]).records[key]
+                    inside.swap([Change(found, _later(found, duplicates=found.duplicates + 1))])
+                    # Where one transaction waits for the other to end, this breaks.
+                    with suppress(threading.BrokenBarrierError):
+                        both_have_one.wait(0.5)
+
+            doing.store.transaction(work)
+
+        at_once(2, lambda n: count(keys[:: 1 if n else -1]))
+        found = doing.store.load(keys).records
+        assert [found[key].duplicates for key in keys] == [2, 2]
+
+    # ---- Completing ----------------------------------------------------------------------------
+
+    def test_handled_with_deferred(self, doing: Doing) -> None:
+        """Handled and deferred are stored together; a claim that is fenced defers nothing."""
+        fenced = granted(doing.ledger.claim(PARENT, lease="1s"))
+        doing.ledger.release(fenced)
+        claim = granted(doing.ledger.claim(PARENT))
+        with pytest.raises(FencedError):
+            doing.ledger.handled(fenced, None, [deferred("1")])
+        assert doing.ledger.mailbox.deferred(PARENT) == []
+        doing.ledger.handled(claim, None, [deferred("1")])
+        doing.ledger.handled(claim, None, [deferred("1")])
+        assert ids_of(doing.ledger.mailbox.deferred(PARENT)) == ["1"]
+        assert _state(doing.ledger, PARENT) is State.HANDLED
+
+    def test_last_two_sent_at_once(self, doing: Doing) -> None:
+        """Of two that send the last two messages at once, one completes the parent."""
+        for n in range(50):
+            parent = key_of(str(n))
+            claim = granted(doing.ledger.claim(parent))
+            doing.ledger.handled(claim, None, [deferred(d, d, parent=parent) for d in "ab"])
+            messages = doing.ledger.mailbox.take(2, "60s", [parent])
+            at_once(2, lambda n: doing.ledger.mailbox.sent([messages[n]]))  # noqa: B023 - all end here.
+            assert _state(doing.ledger, parent) is State.COMPLETED
+        assert doing.ledger.mailbox.backlog().waiting == 0
+
+    # ---- Steps ---------------------------------------------------------------------------------
+
+    def test_steps(self, doing: Doing, distinct_ids: Sequence[str]) -> None:
+        """Steps are kept by name, for each message; the first result stays."""
+        for n, name in enumerate(distinct_ids):
+            doing.keep_step(PARENT, name, n)
+            doing.keep_step(PARENT, name, "later")
+        assert doing.steps(PARENT) == {name: n for n, name in enumerate(distinct_ids)}
+        assert doing.steps(key_of("other")) == {}
+        assert doing.steps(Key("other", PARENT.message_id)) == {}
+
+    @pytest.mark.parametrize(
+        "value", [None, 0, "é 🧾 \u202e", [1, [2.5]], {"a": {"b": None}}, 1e300]
+    )
+    def test_results_of_steps(self, doing: Doing, value: Any) -> None:
+        """Results come back equal, and of the same type."""
+        doing.keep_step(PARENT, "step", value)
+        kept = doing.steps(PARENT)["step"]
+        assert (kept, type(kept)) == (value, type(value))
+
+    def test_steps_survive_a_release(self, doing: Doing) -> None:
+        """Steps outlive a first claim that is released, and the record with it."""
+        claim = granted(doing.ledger.claim(PARENT))
+        doing.ledger.keep_step(claim, "step", 1)
+        doing.ledger.release(claim)
+        assert doing.ledger.find(PARENT) is None
+        assert doing.ledger.steps(PARENT) == {"step": 1}
+
+    def test_forget(self, doing: Doing) -> None:
+        """What is forgotten takes its steps and deferred messages along, and no other's."""
+        for parent in (PARENT, key_of("other")):
+            claim = granted(doing.ledger.claim(parent))
+            doing.ledger.keep_step(claim, "step", 1)
+            doing.ledger.handled(claim, None, [deferred("m", parent=parent)])
+        doing.ledger.forget(PARENT)
+        assert (doing.ledger.steps(PARENT), doing.ledger.mailbox.deferred(PARENT)) == ({}, [])
+        assert doing.ledger.steps(key_of("other")) == {"step": 1}
+        assert ids_of(doing.ledger.mailbox.deferred(key_of("other"))) == ["m"]
+
+    # ---- Purging -------------------------------------------------------------------------------
+
+    def test_purge_takes_steps(self, doing: Doing, clock: AdvancingClock) -> None:
+        """A record is purged with its steps; those of others stay."""
+        for name in ("old", "new"):
+            claim = granted(doing.ledger.claim(key_of(name)))
+            doing.ledger.keep_step(claim, "step", 1)
+            doing.ledger.complete(claim)
+            clock.advance(100)
+        # As many as it may: it looks for no steps besides.
+        assert doing.store.purge(Query(older_than_s=150, limit=1), PURGEABLE) == 1
+        assert (doing.steps(key_of("old")), doing.steps(key_of("new"))) == ({}, {"step": 1})
+
+    def test_purge_takes_steps_without_a_record(self, doing: Doing, clock: AdvancingClock) -> None:
+        """Steps of what was released and never came again go as well, once they are old."""
+        for name in ("old", "new"):
+            claim = granted(doing.ledger.claim(key_of(name)))
+            doing.ledger.keep_step(claim, "step", 1)
+            doing.ledger.release(claim)
+            clock.advance(100)
+        running = granted(doing.ledger.claim(key_of("running"), "1h"))
+        doing.ledger.keep_step(running, "step", 1)
+        assert doing.ledger.purge("150s", consumer="another") == 0
+        assert doing.ledger.steps(key_of("old")) == {"step": 1}
+        assert doing.ledger.purge("150s") == 0
+        assert (doing.steps(key_of("old")), doing.steps(key_of("new"))) == ({}, {"step": 1})
+        clock.advance(1_000)
+        assert doing.ledger.purge("150s") == 0
+        assert (doing.steps(key_of("new")), doing.steps(key_of("running"))) == ({}, {"step": 1})
+
+    def test_purge_leaves_what_waits(self, doing: Doing, clock: AdvancingClock) -> None:
+        """A record with deferred messages that wait, or are set aside, is not purged."""
+        for name in ("waits", "aside", "sent"):
+            claim = granted(doing.ledger.claim(key_of(name)))
+            doing.ledger.complete(claim)
+            doing.defer([deferred("m", parent=key_of(name))])
+        [aside] = doing.take(1, HOLD_S, [key_of("aside")])
+        doing.put_back([PublishRefusal(aside, "no", None)])
+        doing.remove(doing.take(1, HOLD_S, [key_of("sent")]))
+        clock.advance(100)
+        assert doing.ledger.purge("50s") == 1
+        assert doing.ledger.find(key_of("sent")) is None
+        doing.remove(doing.waiting([key_of("waits"), key_of("aside")]))
+        assert doing.ledger.purge("50s") == 2
+
+    def test_purges_of_steps_race(self, doing: Doing, clock: AdvancingClock) -> None:
+        """Several cleaners at once leave neither a record nor a step."""
+        keys = [key_of(str(n)) for n in range(40)]
+        for key in keys:
+            claim = granted(doing.ledger.claim(key))
+            doing.ledger.keep_step(claim, "step", 1)
+            doing.ledger.complete(claim)
+        clock.advance(100)
+        query = Query(older_than_s=50, limit=3)
+
+        def purge(_: int) -> int:
+            return sum(iter(lambda: doing.store.purge(query, PURGEABLE), 0))
+
+        assert sum(at_once(_RACERS, purge)) == 40
+        assert [doing.ledger.steps(key) for key in keys] == [{}] * 40
+
+
+def _later(record: Record, **fields: Any) -> Record:
+    return record._replace(version=record.version + 1, lease_until=LEASE_S, **fields)
+
+
+def _state(ledger: Ledger, key: Key) -> State | None:
+    record = ledger.find(key)
+    return record and record.state

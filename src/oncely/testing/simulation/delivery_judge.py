@@ -1,0 +1,161 @@
+"""U3 to U6: what becomes of deliveries and of messages that handlers send."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from oncely.testing.simulation.history import Event, History, Name, StoredRow
+from oncely.testing.simulation.judging import Judge, Run, is_held, is_operator, returned_runs
+
+
+class DeliveryJudge(Judge):
+    """U3: what is acknowledged has come to its end, or is let go by policy."""
+
+    def wrongs(self) -> Iterator[str]:
+        lives = self._lives()
+        self._returned = returned_runs(self.history)
+        received: dict[tuple[int, int], float] = {}
+        for event in self.history.of("delivered", "acknowledged", "dead_letter"):
+            tag = event.facts["tag"]
+            if event.what == "delivered":
+                received[tag] = event.at
+                continue
+            moments = lives[event.facts["id"]]
+            may = self._may_acknowledge if event.what == "acknowledged" else self._may_set_aside
+            during = [
+                row
+                for since, until, row in moments
+                if until >= received[tag] and since <= event.at and row is not None
+            ]
+            same = [row for row in during if row.fingerprint == event.facts["fingerprint"]]
+            if event.what == "dead_letter" and len(same) < len(during):
+                continue
+            if not any(may(event, row) for row in same):
+                yield f"U3: {event.what} without a durable end: {event}"
+
+    def _lives(self) -> Mapping[str, list[tuple[float, float, StoredRow | None]]]:
+        """Each version of each record, and from when to when it was stored."""
+        lives: dict[str, list[tuple[float, float, StoredRow | None]]] = defaultdict(list)
+        for event in self.history.of("row"):
+            life = lives[event.facts["key"][1]]
+            if life:
+                since, _, row = life[-1]
+                life[-1] = (since, event.at, row)
+            life.append((event.at, float("inf"), event.facts["after"]))
+        return lives
+
+    def _may_acknowledge(self, event: Event, row: StoredRow) -> bool:
+        if row.state in ("sent", "handled"):
+            return True
+        if (event.facts["id"], row.birth, row.fence) in self._returned:
+            return True
+        if self.promises.on_busy == "discard" and row.state == "processing":
+            return True
+        return self.promises.on_failed == "skip" and row.state == "failed"
+
+    def _may_set_aside(self, event: Event, row: StoredRow) -> bool:
+        if row.exhausted:
+            return True
+        if row.state == "failed":
+            return self.promises.on_failed == "skip"
+        is_doubt = row.state == "processing" and not is_held(row, event.at)
+        return is_doubt and self.promises.on_in_doubt in ("hold", "probe")
+
+
+class SendJudge(Judge):
+    """U4: what is published was committed before; what was committed is published in the end."""
+
+    def wrongs(self) -> Iterator[str]:
+        waiting: dict[tuple[str, str], Name] = {}
+        arrived: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for event in self.history.of("deferred", "arrived", "undeferred"):
+            name = event.facts["message"]
+            if event.what == "deferred":
+                waiting[name] = event.facts["key"]
+            elif event.what == "arrived":
+                arrived[name].add(event.facts["body"])
+                if name not in waiting:
+                    yield f"U4: published, and never committed: {event}"
+            elif name not in arrived and not is_operator(event):
+                yield f"U4: taken for sent, and not published: {event}"
+        for name, bodies in arrived.items():
+            if len(bodies) > 1:
+                yield f"U4: one id for several messages: {name}"
+        yield from self._missing(arrived)
+
+    def _missing(self, arrived: Mapping[tuple[str, str], set[str]]) -> Iterator[str]:
+        """All that a completed run has sent is there, each under one id."""
+        by_body: dict[str, set[tuple[str, str]]] = defaultdict(set)
+        for name, bodies in arrived.items():
+            for body in bodies:
+                by_body[body].add(name)
+        for body, names in by_body.items():
+            if len(names) > 1:
+                yield f"U4: one message under several ids: {body}"
+        if self.promises.on_in_doubt == "probe":
+            return  # What a probe has found out sends nothing.
+        touched = {event.facts["key"] for event in self.history.of("row") if is_operator(event)}
+        for key in _completed(self.history) - touched:
+            for number in range(self.promises.published.get(key, 0)):
+                body = f'{{"parent": "{key[1]}", "number": {number}}}'
+                if body not in by_body and self.promises.settled_at is not None:
+                    yield f"U4: completed, and never published: {body}"
+
+
+def _completed(history: History) -> set[Name]:
+    last = {event.facts["key"]: event.facts["after"] for event in history.of("row")}
+    return {key for key, row in last.items() if row is not None and row.state == "sent"}
+
+
+class EndJudge(Judge):
+    """U5, U6, and that nothing of the library has broken."""
+
+    def wrongs(self) -> Iterator[str]:
+        for event in self.history.of("broke", "thread_died", "stuck", "hangs"):
+            yield f"something broke: {event}"
+        if self.promises.settled_at is None:
+            yield "U6: not settled within its time after the last fault"
+            return
+        last = {event.facts["key"]: event.facts["after"] for event in self.history.of("row")}
+        dead = {event.facts["id"] for event in self.history.of("dead_letter")}
+        done = {event.facts["key"] for event in self.history.of("done")}
+        returned = returned_runs(self.history)
+        # What an operator forgot after its end has no other: a straggler's run may fail.
+        forgotten = {
+            event.facts["key"]
+            for event in self.history.of("row")
+            if event.facts["after"] is None
+            and is_operator(event)
+            and _has_ended(event.facts["key"], event.facts["before"], returned)
+        }
+        for key in self.promises.published:
+            row = last.get(key)
+            is_returned = row is not None and _has_returned(key, row, returned)
+            wrong = None if is_returned else self._wrong_end(row, key[1] in dead)
+            if wrong is not None and key not in forgotten:
+                yield f"U5: {key[1]}: {wrong}"
+            is_probed = self.promises.on_in_doubt == "probe"
+            if row is not None and row.state == "sent" and key not in done and not is_probed:
+                yield f"at least once: {key[1]}: completed, and no run has come to its end"
+
+    def _wrong_end(self, row: StoredRow | None, is_dead: bool) -> str | None:
+        promises = self.promises
+        if promises.on_busy == "discard":
+            return None  # Whoever found it busy has let the delivery go.
+        if row is None:
+            return None if is_dead else "accepted, and nobody knows it"
+        if row.state == "sent" or row.exhausted:
+            return None
+        if row.state == "failed":
+            is_let_go = promises.on_failed == "skip" or is_dead
+            return None if is_let_go else "failed, and nobody tries it again"
+        if row.state == "processing" and is_dead:
+            return None
+        return f"left {row.state}"
+
+
+def _has_returned(key: Name, row: StoredRow, returned: set[Run]) -> bool:
+    return (key[1], row.birth, row.fence) in returned
+
+
+def _has_ended(key: Name, row: StoredRow, returned: set[Run]) -> bool:
+    return row.state != "processing" or _has_returned(key, row, returned)

@@ -1,0 +1,178 @@
+"""The store of a simulation: one in memory, behind a line that fails on purpose at every call."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from oncely.core.deferred import DeferredMessage
+from oncely.core.errors import ReplyLost
+from oncely.core.record import Key, Record, State
+from oncely.stores.memory_store import MemoryStore
+from oncely.stores.retrying import TryAgain, patiently
+from oncely.stores.store import Inside, Store
+from oncely.testing.forwarding import ForwardingStore
+from oncely.testing.simulation.faults import SLOW_S, Weather, Wire
+from oncely.testing.simulation.history import History, StoredRow
+from oncely.testing.simulation.primitives import EPOCH
+from oncely.testing.simulation.scheduler import Scheduler
+
+T = TypeVar("T")
+
+_Fault = type[Exception]
+_HERE = ("is_contention", "wait_for_deferred", "close")
+"""What no message goes over the wire for."""
+_TOLD_ONCE = ("insert", "swap")
+"""What may not be done again when nobody knows whether it was: its answer would be another."""
+
+
+class WatchedStore:
+    """What all processes share: the records, and a history of everything that changes them."""
+
+    def __init__(self, scheduler: Scheduler, history: History) -> None:
+        self.scheduler = scheduler
+        self.history = history
+        self.store = MemoryStore(lambda: EPOCH + scheduler.now)
+        self._rows: dict[Key, Record] = {}
+        self._waiting: dict[int, DeferredMessage] = {}
+        self._steps: set[tuple[Key, str]] = set()
+
+    def do(self, actor: str, work: Callable[[Store], T]) -> T:
+        """What `work` does at once; what it changed is in the history, as done by `actor`."""
+        try:
+            return work(self.store)
+        finally:
+            self._note(actor)
+
+    def _note(self, actor: str) -> None:
+        tables = self.store._tables
+        rows = dict(tables.records)
+        waiting = {number: row.message for number, row in tables._waiting.items()}
+        steps = set(tables._steps)
+        for key, step in sorted({*steps} ^ self._steps):
+            what = "step_kept" if (key, step) in steps else "step_gone"
+            self.note(actor, what, key=tuple(key), step=step)
+        for number in sorted({*waiting} ^ {*self._waiting}):
+            message = waiting.get(number) or self._waiting[number]
+            what = "deferred" if number in waiting else "undeferred"
+            name = (message.destination, message.id)
+            self.note(actor, what, key=tuple(message.parent), message=name)
+        unsent = {message.parent for message in waiting.values()}
+        for key in sorted({*rows} | {*self._rows}):
+            before, after = self._rows.get(key), rows.get(key)
+            if before is not after:
+                told = {"before": _row(before), "after": _row(after), "waits": key in unsent}
+                self.note(actor, "row", key=tuple(key), **told)
+        self._rows, self._waiting, self._steps = rows, waiting, steps
+
+    def note(self, actor: str, what: str, **facts: Any) -> None:
+        """Something is seen at the store."""
+        self.history.add(self.scheduler.now, actor, what, **facts)
+
+    @property
+    def unfinished(self) -> list[Record]:
+        """Records that somebody still has to bring to an end."""
+        states = (State.PROCESSING, State.HANDLED)
+        return [record for record in self._rows.values() if record.state in states]
+
+    @property
+    def some_wait(self) -> bool:
+        """Whether deferred messages wait."""
+        return bool(self._waiting)
+
+
+def _row(record: Record | None) -> StoredRow | None:
+    if record is None:
+        return None
+    return StoredRow(
+        record.state.value,
+        record.fence,
+        record.attempts,
+        record.birth,
+        record.version,
+        None if record.lease_until is None else record.lease_until - EPOCH,
+        record.exhausted,
+        record.duplicates,
+        record.result,
+        record.fingerprint,
+    )
+
+
+class FaultyStore(ForwardingStore):
+    """The line of one process to the store. Whatever a store may do to its callers, it does."""
+
+    def __init__(self, shared: WatchedStore, weather: Weather, actor: str) -> None:
+        super().__init__(shared.store)
+        self._shared = shared
+        self._weather = weather
+        self._actor = actor
+
+    def forward(self, name: str, /, *arguments: Any, **named: Any) -> Any:
+        """As the shared store does it, where the line lets it."""
+
+        def work(store: Store) -> Any:
+            return getattr(store, name)(*arguments, **named)
+
+        if name in _HERE:
+            return work(self.store)
+        return self._asked(work, lost=ReplyLost if name in _TOLD_ONCE else TryAgain)
+
+    def transaction(self, work: Callable[[Inside], T]) -> T:
+        """As the shared store does it, perhaps cut off between two statements."""
+        draws, weather = self._weather.draws, self._weather
+
+        def transact(store: Store) -> T:
+            is_cut = not weather.is_over and draws.random() < weather.likely / 2
+            statements = draws.randrange(4) if is_cut else None
+
+            def cut(inside: Inside) -> T:
+                return work(inside if statements is None else _CutInside(inside, statements))
+
+            return store.transaction(cut)
+
+        return self._asked(transact, lost=TryAgain)
+
+    # ---- The line ------------------------------------------------------------------------------
+
+    def _asked(self, work: Callable[[Store], T], *, lost: _Fault) -> T:
+        return patiently(lambda: self._exchange(work, lost=lost))
+
+    def _exchange(self, work: Callable[[Store], T], *, lost: _Fault) -> T:
+        scheduler, weather = self._shared.scheduler, self._weather
+        self._go()
+        wire = weather.wire(scheduler.now)
+        if wire is not Wire.GOOD:
+            self._shared.note(self._actor, "wire", fault=wire.name)
+        if wire is Wire.REFUSED:
+            raise TryAgain("the store cannot be reached")
+        if wire is Wire.CUT:
+            raise lost("the line broke")
+        if wire is Wire.LATE and lost is ReplyLost:
+            # Only what tells its own repetition: a transaction is rolled back with its line.
+            scheduler.later(
+                weather.draws.uniform(0.0, 0.5), lambda: self._shared.do(self._actor, work)
+            )
+            raise lost("the line broke, and the server goes on")
+        done = self._shared.do(self._actor, work)
+        self._go()
+        if wire is Wire.LOST or scheduler.now < weather.away_until:
+            raise lost("the reply is lost")
+        return done
+
+    def _go(self) -> None:
+        took_s = self._weather.took_s()
+        if took_s >= SLOW_S:
+            self._shared.note(self._actor, "wire", fault="SLOW")
+        self._shared.scheduler.call(took_s)
+
+
+class _CutInside:
+    """A transaction whose line breaks after so many statements."""
+
+    def __init__(self, inside: Inside, statements: int) -> None:
+        self._inside = inside
+        self._left = statements
+
+    def __getattr__(self, name: str) -> Any:
+        if self._left <= 0:
+            raise TryAgain("the line broke within a transaction")
+        self._left -= 1
+        return getattr(self._inside, name)

@@ -1,0 +1,25 @@
+"""The oracle: judges a history, of which it knows only plain data, by what must always hold.
+
+It imports nothing of what is simulated. The rules that it knows are those that docs/guarantees.md
+promises, told a second time and another way round: as what may be seen from outside.
+
+    U1  fences of a record strictly grow, and never start again while it exists
+    U2  no write with an old fence changes state
+    U3  a delivery is acknowledged only after a durable end, or deliberately by policy
+    U4  nothing is published without a committed effect; what is committed is published in the end
+    U5  an accepted message is in exactly one of pending, processing, completed, dead
+    U6  when faults stop, everything settles
+"""
+
+from oncely.testing.simulation.delivery_judge import DeliveryJudge, EndJudge, SendJudge
+from oncely.testing.simulation.history import History
+from oncely.testing.simulation.judging import Promises
+from oncely.testing.simulation.row_judge import RowJudge
+from oncely.testing.simulation.run_judge import HolderJudge, RunJudge
+
+_JUDGES = (RowJudge, HolderJudge, RunJudge, DeliveryJudge, SendJudge, EndJudge)
+
+
+def judge(history: History, promises: Promises) -> list[str]:
+    """What is wrong with a history, a sentence each; nothing where all holds."""
+    return [wrong for each in _JUDGES for wrong in each(history, promises).wrongs()]

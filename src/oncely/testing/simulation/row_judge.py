@@ -1,0 +1,155 @@
+"""U1 and U2: how records may change."""
+
+from collections.abc import Iterator, Mapping
+
+from oncely.testing.simulation.history import Event, Name, StoredRow
+from oncely.testing.simulation.judging import NEAR_S, Judge, is_held, is_operator
+
+
+class RowJudge(Judge):
+    """U1, U2: how each record changed, by whom, and when."""
+
+    def wrongs(self) -> Iterator[str]:
+        owners: dict[tuple[Name, int, int], str] = {}
+        """Who was granted a claim, by its key, birth and fence."""
+        for event in self.history.of("row"):
+            before, after = event.facts["before"], event.facts["after"]
+            told = self._wrong(event, before, after, owners)
+            if told is not None:
+                yield f"{told}: {event}"
+            if after is not None and (before is None or after.fence != before.fence):
+                owners[event.facts["key"], after.birth, after.fence] = event.actor
+
+    def _wrong(
+        self,
+        event: Event,
+        before: StoredRow | None,
+        after: StoredRow | None,
+        owners: Mapping[tuple[Name, int, int], str],
+    ) -> str | None:
+        if before is None:
+            return None if after is None else self._wrong_birth(event, after)
+        owner = owners.get((event.facts["key"], before.birth, before.fence))
+        if after is None:
+            return self._wrong_removal(event, before, owner)
+        if after.fence < before.fence:
+            return "U1: a fence has shrunk"
+        if after.version == before.version:
+            return "U2: a change that its version does not tell"
+        if after.fence > before.fence:
+            return self._wrong_grant(event, before, after)
+        if is_operator(event):
+            return self._wrong_reset(event, before, after)
+        return self._wrong_write(event, before, after, owner)
+
+    def _wrong_birth(self, event: Event, after: StoredRow) -> str | None:
+        if (after.state, after.fence, after.attempts) != ("processing", 1, 1):
+            return "a record that does not begin with a claim"
+        return self._wrong_lease(event, after)
+
+    def _wrong_lease(self, event: Event, row: StoredRow) -> str | None:
+        if row.lease_until is None or abs(row.lease_until - event.at - self.promises.lease_s) > (
+            NEAR_S
+        ):
+            return "a lease that does not count from the store's own clock"
+        return None
+
+    def _wrong_removal(self, event: Event, before: StoredRow, owner: str | None) -> str | None:
+        if not is_operator(event):
+            is_first = (before.state, before.attempts) == ("processing", 1)
+            return None if is_first and owner == event.actor else "U2: another one's claim removed"
+        if is_held(before, event.at):
+            return "a live claim was removed"
+        return None
+
+    def _wrong_grant(self, event: Event, before: StoredRow, after: StoredRow) -> str | None:
+        if after.fence != before.fence + 1:
+            return "U1: a fence does not grow by one"
+        if before.state == "handled":
+            is_same = (after.state, after.attempts) == ("handled", before.attempts)
+            return None if is_same else "a handled message was granted to be handled"
+        if after.state != "processing" or after.attempts != before.attempts + 1:
+            return "a claim that does not count its attempt"
+        if after.attempts > self.promises.tries:
+            return "granted more often than there are tries"
+        if after.result != before.result:
+            return "a grant changes the result"
+        return self._wrong_grantee(event, before) or self._wrong_lease(event, after)
+
+    def _wrong_grantee(self, event: Event, before: StoredRow) -> str | None:
+        if before.state == "sent":
+            return "a completed message was granted"
+        if before.exhausted:
+            return "an exhausted message was granted"
+        if before.state == "failed":
+            is_once = before.attempts and self.promises.on_failed != "retry"
+            return "a failed message was granted against the policy" if is_once else None
+        if is_held(before, event.at + NEAR_S):
+            return "taken over before the lease was over"
+        if self.promises.on_in_doubt not in ("retry", "probe"):
+            return "a doubtful message was granted against the policy"
+        return None
+
+    def _wrong_reset(self, event: Event, before: StoredRow, after: StoredRow) -> str | None:
+        if is_held(before, event.at):
+            return "a live claim was reset"
+        if before.state in ("sent", "handled"):
+            return "what is handled was reset"
+        if (after.state, after.attempts, after.exhausted) != ("failed", 0, False):
+            return "a reset that does not allow to run"
+        return None
+
+    def _wrong_write(
+        self, event: Event, before: StoredRow, after: StoredRow, owner: str | None
+    ) -> str | None:
+        """A change under the same fence, by no operator."""
+        if before.state == "sent":
+            is_count = after.state == "sent" and after.result == before.result
+            return None if is_count else "a completed record has changed"
+        if before.state == "handled":
+            return self._wrong_finish(event, after)
+        if before.exhausted:
+            return "an exhausted record has changed"
+        if self._is_set_aside(event, before, after):
+            return None
+        if before.state == "failed":
+            return "a failed record has changed without a claim"
+        if owner != event.actor:
+            return self._wrong_probe(event, before, after)
+        return self._wrong_end(event, before, after)
+
+    def _wrong_finish(self, event: Event, after: StoredRow) -> str | None:
+        if after.state != "sent":
+            return "what is handled can only be completed"
+        return "U4: completed although messages wait" if event.facts["waits"] else None
+
+    def _is_set_aside(self, event: Event, before: StoredRow, after: StoredRow) -> bool:
+        """Whether an asker found that no try is left, or that the policy allows none."""
+        if (after.state, after.exhausted) != ("failed", True):
+            return False
+        if is_held(before, event.at + NEAR_S):
+            return False
+        is_spent = before.attempts >= self.promises.tries
+        policy = self.promises
+        by_policy = policy.on_failed if before.state == "failed" else policy.on_in_doubt
+        return (is_spent and by_policy != "hold") or by_policy == "dead_letter"
+
+    def _wrong_probe(self, event: Event, before: StoredRow, after: StoredRow) -> str | None:
+        is_probed = self.promises.on_in_doubt == "probe" and after.state == "sent"
+        if is_probed and not is_held(before, event.at + NEAR_S):
+            return None
+        return "U2: another one's claim was written"
+
+    def _wrong_end(self, event: Event, before: StoredRow, after: StoredRow) -> str | None:
+        """What the holder of a claim did to its record."""
+        if after.attempts < before.attempts:
+            is_released = after.state == "failed" or not is_held(after, event.at + NEAR_S)
+            is_one_less = after.attempts == before.attempts - 1
+            return None if is_released and is_one_less else "not released to what it was"
+        if after.state == "processing":
+            return self._wrong_lease(event, after)
+        if after.lease_until is not None:
+            return "a lease on what nobody works on"
+        if after.state == "sent" and event.facts["waits"]:
+            return "U4: completed although messages wait"
+        return None

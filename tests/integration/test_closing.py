@@ -1,0 +1,114 @@
+"""Ledgers that are closed leave no thread and no connection; their heartbeats wait for nobody."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+from tests.conformance.conftest import url_of
+
+from oncely.core.record import Key
+from oncely.ledger import Ledger, open_ledger
+from oncely.lifecycle.heartbeat import Heartbeat
+from oncely.once import once
+from oncely.stores.sql.sql_store import SqlStore
+from oncely.testing import at_once, granted
+
+_LEDGERS = 20
+_KINDS = ("memory", "sqlite", "postgresql", "mysql", "redis")
+
+
+@pytest.fixture(params=_KINDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty ledger of each kind."""
+    return "memory://" if request.param == "memory" else url_of(request.param, request, tmp_path)
+
+
+def use(ledger: Ledger, number: int) -> None:
+    """Call it from functions, tasks and threads, with claims that have a lease."""
+
+    @once(ledger, consumer="billing", key=str, lease="60s")
+    def charge(order: int) -> int:
+        return order
+
+    @once(ledger, consumer="mailing", key=str, lease="30s")
+    async def mail(order: int) -> int:
+        return order
+
+    async def mail_all() -> None:
+        await asyncio.gather(*(mail(number * 100 + n) for n in range(5)))
+
+    ledger.migrate()
+    assert charge(number) == number
+    asyncio.run(mail_all())
+    at_once(3, lambda n: charge(1_000_000 + number * 100 + n))
+    ledger.mailbox.wait(timedelta(milliseconds=1))
+
+
+def test_threads_end(url: str) -> None:
+    """When a ledger that was used is closed, no thread of it is left."""
+    before = set(threading.enumerate())
+    for number in range(_LEDGERS):
+        with closing(open_ledger(url)) as ledger:
+            use(ledger, number)
+            assert set(threading.enumerate()) - before
+        assert set(threading.enumerate()) == before
+
+
+def test_closed_and_used_again(url: str) -> None:
+    """A ledger that is used after it was closed goes on, and can be closed again."""
+    before = set(threading.enumerate())
+    ledger = open_ledger(url)
+    for number in range(3):
+        use(ledger, number)
+        ledger.close()
+        assert set(threading.enumerate()) == before
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+def sql_ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+    """A ledger in a database of each kind."""
+    with closing(open_ledger(url_of(request.param, request, tmp_path))) as ledger:
+        ledger.migrate()
+        yield ledger
+
+
+def test_heartbeat_while_every_connection_is_taken(sql_ledger: Ledger) -> None:
+    """Claims are extended though all connections of the pool are in use, and over one that was not
+    closed with them.
+    """
+    store = sql_ledger._store
+    assert isinstance(store, SqlStore)
+    claim = granted(sql_ledger.claim(Key("billing", "1"), "60s"))
+    heartbeat = Heartbeat(sql_ledger, 60.0, is_by_hand=True)
+    heartbeat.hold([claim], 0.0)
+    with ExitStack() as taken:
+        for _ in range(store._engine.pool.size() + store._engine.pool._max_overflow):  # type: ignore[attr-defined]
+            taken.enter_context(store._engine.connect())
+        heartbeat.beat()
+        heartbeat.beat()
+    assert heartbeat.let_go(claim).record.version == claim.record.version + 2
+
+
+def test_connections_end(sql_ledger: Ledger) -> None:
+    """When a ledger is closed, so are its connections, the heartbeat's too."""
+    store = sql_ledger._store
+    assert isinstance(store, SqlStore)
+    opened: list[object] = []
+    closed: list[object] = []
+    for engine in (store._engine, store._engine_beside):
+        event.listen(engine, "connect", lambda connection, _: opened.append(connection))
+        event.listen(engine, "close", lambda connection, _: closed.append(connection))
+    sql_ledger.close()
+    heartbeat = Heartbeat(sql_ledger, 60.0, is_by_hand=True)
+    claim = granted(sql_ledger.claim(Key("billing", "1"), "60s"))
+    heartbeat.hold([claim], 0.0)
+    heartbeat.beat()
+    sql_ledger.close()
+    assert len(opened) == 2
+    assert len(closed) >= len(opened)
+    assert set(map(id, opened)) <= set(map(id, closed))

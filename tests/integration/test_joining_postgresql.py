@@ -1,0 +1,186 @@
+"""Transactions of PostgreSQL that begin with a claim."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+from tests.integration.callers import Place, opened
+from tests.integration.joiners import engine_on
+
+from oncely.core.commands import Duplicate
+from oncely.core.errors import ConfigError, MessageError
+from oncely.core.record import Key, State
+from oncely.engine.transaction import Inbox
+from oncely.testing import granted
+
+KEY = Key("billing", "abc-123")
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A ledger and business rows in one PostgreSQL database."""
+    with opened("postgresql", request, tmp_path) as place:
+        yield place
+
+
+@pytest.fixture
+def engine(place: Place) -> Iterator[Engine]:
+    """A program's engine, which has one connection."""
+    engine = engine_on(place.url, pool_size=1, max_overflow=0)
+    yield engine
+    engine.dispose()
+
+
+Joined = Callable[[Inbox, Connection], object]
+
+
+def transact(place: Place, engine: Engine, work: Joined) -> None:
+    """Do `work` in a transaction that the ledger has joined."""
+    with engine.begin() as connection, place.ledger.transaction(connection) as inbox:
+        work(inbox, connection)
+
+
+def complete(inbox: Inbox, message_id: str) -> None:
+    """Handle a message."""
+    inbox.complete(granted(inbox.claim(Key("billing", message_id))))
+
+
+@pytest.mark.parametrize(
+    "message_id", ["plain", "it's", "back\\slash", "100%", "%(now)s", "$1", '"größe"', "ключ;--"]
+)
+def test_ids_are_kept_letter_by_letter(place: Place, engine: Engine, message_id: str) -> None:
+    """Whatever stands in the id."""
+    transact(place, engine, lambda inbox, _: complete(inbox, message_id))
+    assert place.find(Key("billing", message_id)).state is State.COMPLETED
+    transact(place, engine, lambda inbox, _: _is_duplicate(inbox, message_id))
+
+
+def _is_duplicate(inbox: Inbox, message_id: str) -> None:
+    assert isinstance(inbox.claim(Key("billing", message_id)), Duplicate)
+
+
+def test_metadata(place: Place, engine: Engine) -> None:
+    """Whatever else is written with the claim is kept as well."""
+
+    def work(inbox: Inbox, _: Connection) -> None:
+        metadata = {"why": "it's 100% \\ größe"}
+        inbox.complete(granted(inbox.claim(KEY, metadata=metadata, fingerprint="f" * 64)))
+
+    transact(place, engine, work)
+    record = place.find(KEY)
+    assert record.metadata == {"why": "it's 100% \\ größe"}
+    assert record.fingerprint == "f" * 64
+
+
+def test_open_claim_has_its_lease(place: Place, engine: Engine) -> None:
+    """A claim that is not completed is stored with its lease."""
+    transact(place, engine, lambda inbox, _: inbox.claim(KEY, lease="10m"))
+    record = place.find(KEY)
+    assert record.state is State.PROCESSING
+    assert record.lease_until is not None
+    assert record.lease_until - place.ledger.now() == pytest.approx(600, abs=60)
+
+
+def test_isolation_level(place: Place) -> None:
+    """A transaction begins as its connection says."""
+    engine = engine_on(place.url, isolation_level="SERIALIZABLE")
+
+    def work(inbox: Inbox, connection: Connection) -> None:
+        complete(inbox, "abc-123")
+        level = connection.execute(text("SHOW transaction_isolation")).scalar_one()
+        assert level == "serializable"
+
+    transact(place, engine, work)
+    engine.dispose()
+    assert place.find(KEY).state is State.COMPLETED
+
+
+def test_read_only(place: Place, engine: Engine) -> None:
+    """A connection that is set to write does so, whatever its server's default is."""
+    with engine.connect() as connection:
+        raw = connection.connection.driver_connection
+        assert isinstance(raw, psycopg.Connection)
+        raw.execute("SET default_transaction_read_only = on")
+        raw.commit()
+        raw.read_only = False
+        with place.ledger.transaction(connection) as inbox:
+            complete(inbox, "abc-123")
+        connection.commit()
+        raw.read_only = None
+    assert place.find(KEY).state is State.COMPLETED
+
+
+def test_pipeline(place: Place) -> None:
+    """A connection that does not wait for answers cannot tell whether a claim was granted."""
+    with (
+        psycopg.connect(place.url) as connection,
+        connection.pipeline(),
+        pytest.raises(ConfigError, match="pipeline"),
+        place.ledger.transaction(connection) as inbox,
+    ):
+        inbox.claim(KEY)
+    assert place.ledger.find(KEY) is None
+
+
+def test_error_of_the_first_statement(place: Place, engine: Engine) -> None:
+    """What goes wrong is told as ever, and leaves the connection fit for use."""
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE processed_messages RENAME TO elsewhere"))
+    with pytest.raises(Exception, match="oncely migrate"):
+        transact(place, engine, lambda inbox, _: complete(inbox, "abc-123"))
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE elsewhere RENAME TO processed_messages"))
+    transact(place, engine, lambda inbox, _: complete(inbox, "abc-123"))
+    assert place.find(KEY).state is State.COMPLETED
+
+
+def test_error_after_the_claim(place: Place, engine: Engine) -> None:
+    """An error of the program's own statement takes the claim back with it."""
+
+    def work(inbox: Inbox, connection: Connection) -> None:
+        inbox.claim(KEY)
+        connection.execute(text("SELECT nonsense"))
+
+    with pytest.raises(DBAPIError):
+        transact(place, engine, work)
+    assert place.ledger.find(KEY) is None
+
+
+def test_bad_id_is_refused(place: Place, engine: Engine) -> None:
+    """An id that no database stores is refused before anything is sent."""
+    with pytest.raises(MessageError, match="surrogate"):
+        transact(place, engine, lambda inbox, _: complete(inbox, "\ud800"))
+
+
+def test_no_plan_reads_the_whole_table(place: Place, engine: Engine) -> None:
+    """A statement whose plan was made, and kept, while the table was small finds records by their
+    key all the same when it has grown.
+    """
+    ids = [f"message-{n}" for n in range(16_000)]
+
+    def window(inbox: Inbox, connection: Connection) -> None:
+        before = connection.execute(_SCANS).scalar_one()
+        chosen = [Key("billing", ids[number[0] + n * 7]) for n in range(20)]
+        outcomes = inbox.claim_many(chosen)
+        assert {type(outcome) for outcome in outcomes} == {Duplicate}
+        scans.append(connection.execute(_SCANS).scalar_one() - before)
+
+    number, scans = [0], list[int]()
+    transact(place, engine, lambda inbox, _: _complete_all(inbox, ids[:200]))
+    for number[0] in range(10):
+        transact(place, engine, window)
+    transact(place, engine, lambda inbox, _: _complete_all(inbox, ids[200:]))
+    scans.clear()
+    transact(place, engine, window)
+    assert scans == [0]
+
+
+_SCANS = text("SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'processed_messages'")
+
+
+def _complete_all(inbox: Inbox, ids: list[str]) -> None:
+    outcomes = inbox.claim_many([Key("billing", message_id) for message_id in ids])
+    inbox.complete_many([granted(outcome) for outcome in outcomes])

@@ -1,0 +1,152 @@
+"""Keys that somebody's long transaction holds: only those who ask for them are told to wait."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+from tests.integration.callers import Place, opened
+from tests.integration.joiners import engine_on
+
+from oncely.core.commands import Busy, ClaimOutcome, Duplicate, Granted, Written
+from oncely.core.errors import KeysLocked
+from oncely.core.record import Key, State
+from oncely.testing import granted
+
+HELD = [Key("billing", f"held-{n}") for n in range(8)]
+_AT_MOST_S = 4.0
+"""Far less than the transaction takes, which ends when the test says so."""
+
+
+@pytest.fixture(params=["postgresql", "mysql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A ledger and business rows in one database, on each kind of server."""
+    with opened(request.param, request, tmp_path) as place:
+        yield place
+
+
+@pytest.fixture
+def engine(place: Place) -> Iterator[Engine]:
+    """The engine of another program."""
+    engine = engine_on(place.url)
+    yield engine
+    engine.dispose()
+
+
+Holding = Callable[..., None]
+
+_CLAIM = (
+    "INSERT INTO processed_messages (message_id, provider, status, first_processed_at,"
+    " last_processed_at) VALUES (:id, 'billing', 'processing', :at, :at)"
+)
+_LOCK = "SELECT id FROM processed_messages WHERE message_id = :id FOR UPDATE"
+
+
+@pytest.fixture
+def holding(engine: Engine) -> Iterator[Holding]:
+    """Another program holds keys until the end of the test, in a transaction of its own."""
+    with closing(engine.connect()) as connection:
+
+        def hold(keys: list[Key], statement: str = _CLAIM) -> None:
+            at = datetime(2020, 1, 1, tzinfo=UTC)
+            for key in keys:
+                connection.execute(text(statement), {"id": key.message_id, "at": at})
+
+        yield hold
+
+
+def test_other_keys_go_on(place: Place, holding: Holding) -> None:
+    """While eight keys are held and asked for, sixteen threads of the same ledger claim and
+    complete others.
+    """
+    holding(HELD)
+    with ThreadPoolExecutor(24) as threads:
+        asked = [threads.submit(_ask, place, key) for key in HELD]
+        began = time.monotonic()
+        others = [threads.submit(_handle, place, f"other-{n}") for n in range(200)]
+        for other in others:
+            other.result(timeout=60)
+        took_s = time.monotonic() - began
+        outcomes = [each.result(timeout=60) for each in asked]
+    assert took_s < _AT_MOST_S
+    assert {type(outcome) for outcome in outcomes} == {Busy}
+
+
+def _ask(place: Place, key: Key) -> ClaimOutcome:
+    return place.ledger.claim(key)
+
+
+def _handle(place: Place, message_id: str) -> None:
+    place.ledger.complete(granted(place.ledger.claim(Key("billing", message_id))))
+
+
+def test_batch_with_held_keys(place: Place, holding: Holding) -> None:
+    """Of many keys asked for together those that are held are busy, and all others are granted."""
+    holding(HELD[:2])
+    keys = [Key("billing", str(n)) for n in range(98)] + HELD[:2]
+    began = time.monotonic()
+    outcomes = place.ledger.claim_many(keys)
+    assert time.monotonic() - began < _AT_MOST_S
+    assert [type(outcome) for outcome in outcomes] == [*[Granted] * 98, Busy, Busy]
+    [*_, busy] = outcomes
+    assert isinstance(busy, Busy)
+    assert busy.retry_at is None
+    assert (busy.record.key, busy.record.state) == (HELD[1], State.PROCESSING)
+
+
+def test_held_record_is_shown_as_it_is(place: Place, engine: Engine, holding: Holding) -> None:
+    """A record that others see while it is held stands in the answer; a completed one is a
+    duplicate, whoever holds it.
+    """
+    failed, done = Key("billing", "failed"), Key("billing", "done")
+    place.ledger.fail(granted(place.ledger.claim(failed)), "no")
+    place.ledger.complete(granted(place.ledger.claim(done)))
+    holding([failed], _LOCK)
+    with engine.connect() as connection, place.ledger.transaction(connection) as inbox:
+        assert isinstance(inbox.claim(done), Duplicate)
+        [busy, duplicate] = place.ledger.claim_many([failed, done])
+    assert isinstance(busy, Busy)
+    assert (busy.record.state, busy.record.error) == (State.FAILED, "no")
+    assert isinstance(duplicate, Duplicate)
+
+
+def test_completions_with_a_held_key(place: Place, engine: Engine) -> None:
+    """Of many that are completed together all are but those that are held, of which an error
+    tells; to ask again later completes them.
+    """
+    claims = [granted(place.ledger.claim(Key("billing", str(n)))) for n in range(20)]
+    with engine.connect() as connection:
+        with place.ledger.transaction(connection) as inbox:
+            assert isinstance(inbox.claim(claims[7].key), Busy)
+            with pytest.raises(KeysLocked, match="'7'") as locked:
+                place.ledger.complete_many(claims)
+        connection.rollback()
+    assert locked.value.keys == {claims[7].key}
+    states = [place.find(claim.key).state for claim in claims]
+    assert states.count(State.COMPLETED) == 19
+    assert {type(each) for each in place.ledger.complete_many(claims)} == {Written}
+
+
+def test_held_key_in_a_transaction_of_the_ledger(place: Place, engine: Engine) -> None:
+    """What the ledger does in a transaction of its own does not wait for ever either."""
+    claim = granted(place.ledger.claim(HELD[0]))
+    with engine.connect() as connection, place.ledger.transaction(connection) as inbox:
+        assert isinstance(inbox.claim(claim.key), Busy)
+        with pytest.raises(KeysLocked):
+            place.ledger.keep_step(claim, "debit", 1)
+    place.ledger.keep_step(claim, "debit", 1)
+    assert place.ledger.steps(claim.key) == {"debit": 1}
+
+
+def test_sessions_wait_as_before_afterwards(place: Place, holding: Holding) -> None:
+    """Statements wait for a moment, also on a session on which others hardly waited before."""
+    holding(HELD[:2])
+    place.ledger.claim_many([*HELD[:2], Key("billing", "1")])
+    for _ in range(3):
+        began = time.monotonic()
+        assert isinstance(place.ledger.claim(HELD[0]), Busy)
+        assert time.monotonic() - began > 0.9

@@ -1,0 +1,83 @@
+"""Writers of different keys, in transactions with a server's own settings, do not meet."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+from tests.integration.callers import Place, opened
+
+from oncely.core.errors import StoreError
+from oncely.core.record import Key
+from oncely.testing import granted
+from oncely.tracker import MessageTracker
+
+THREADS, EACH = 8, 40
+
+Meet = Callable[[], object]
+"""Waits until all threads have looked."""
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A ledger on MariaDB, and a program whose sessions are at REPEATABLE READ, its default."""
+    with opened("mysql", request, tmp_path) as place:
+        yield place
+
+
+def track(_: Place, connection: Connection, message_id: str, meet: Meet) -> None:
+    """As the tracker is to be used."""
+    tracker = MessageTracker(connection, "billing")
+    assert not tracker.has_processed(message_id)
+    meet()
+    tracker.mark_as_processed(message_id)
+
+
+def look_and_claim(place: Place, connection: Connection, message_id: str, meet: Meet) -> None:
+    """A look, and then a claim."""
+    key = Key("billing", message_id)
+    with place.ledger.transaction(connection) as inbox:
+        assert inbox.find(key) is None
+        meet()
+        inbox.complete(granted(inbox.claim(key)))
+        assert inbox.find(key) is not None
+
+
+@pytest.mark.parametrize("work", [track, look_and_claim])
+def test_different_ids(place: Place, work: Callable[[Place, Connection, str, Meet], None]) -> None:
+    """Threads that look for ids of their own, all at once, and then mark them, never deadlock."""
+    together = Barrier(THREADS, timeout=60)
+
+    def run(thread: int) -> Counter[str]:
+        errors = Counter[str]()
+        for n in range(EACH):
+            try:
+                with place.engine.begin() as connection:
+                    work(place, connection, f"{n}-{thread}", together.wait)
+            except (StoreError, DBAPIError) as error:
+                errors[str(error)[:200]] += 1
+        return errors
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        errors = sum(threads.map(run, range(THREADS)), Counter[str]())
+    assert errors == {}
+
+
+def test_looking_holds_nobody_up(place: Place) -> None:
+    """Of two transactions that have looked for messages that are not there, each marks its own."""
+    with ExitStack() as opened:
+        programs = [opened.enter_context(place.engine.connect()) for _ in range(3)]
+        trackers = [MessageTracker(program, "billing") for program in programs]
+        for n, tracker in enumerate(trackers):
+            assert not tracker.has_processed(str(n))
+        for n, (tracker, program) in enumerate(zip(trackers, programs, strict=True)):
+            program.execute(text("SET innodb_lock_wait_timeout = 5"))
+            tracker.mark_as_processed(str(n))
+            assert tracker.has_processed(str(n))
+        for program in programs:
+            program.commit()

@@ -1,0 +1,202 @@
+"""Bugs, planted one at a time: the simulation has to find each."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import oncely
+
+SOURCES = Path(oncely.__file__).parent
+
+
+class Mutant(NamedTuple):
+    """A change of one place in one file that breaks a rule."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+    def text(self) -> str:
+        """The file with the bug in it. Raises AssertionError where the place is not there once."""
+        source = (SOURCES / self.file).read_text()
+        found = source.count(self.old)
+        assert found == 1, f"{self.name}: {self.old!r} stands {found} times in {self.file}"
+        return source.replace(self.old, self.new)
+
+
+RULES = "core/rules.py"
+SETTLE = "engine/settle.py"
+CALLS = "engine/calls.py"
+HANDLING = "lifecycle/handling.py"
+
+MUTANTS = [
+    # ---- The rules -----------------------------------------------------------------------------
+    Mutant(
+        "a claim is taken over before its lease is over",
+        RULES,
+        "record.lease_until is None or now < record.lease_until",
+        "record.lease_until is None or now + 1.0 < record.lease_until",
+    ),
+    Mutant(
+        "an old fence may write",
+        RULES,
+        "record.fence == claim.fence and record.birth == claim.record.birth",
+        "record.state is State.PROCESSING",
+    ),
+    Mutant(
+        "a claim from before a release or a forget may write",
+        RULES,
+        "record.fence == claim.fence and record.birth == claim.record.birth",
+        "record.fence == claim.fence",
+    ),
+    Mutant(
+        "attempts are not counted when a claim is granted again",
+        RULES,
+        "attempts=record.attempts + 1,\n        fence",
+        "attempts=record.attempts,\n        fence",
+    ),
+    Mutant(
+        "tries are not limited when a claim is granted again",
+        RULES,
+        "    if ask.policy.is_spent(record.attempts):\n        return _exhaust",
+        "    if False:\n        return _exhaust",
+    ),
+    Mutant(
+        "a release takes the fence back",
+        RULES,
+        "        fence=record.fence,\n        lease_until=None if former",
+        "        fence=former.fence,\n        lease_until=None if former",
+    ),
+    Mutant(
+        "another body under a known id is handled",
+        RULES,
+        "and ask.fingerprint != record.fingerprint",
+        "and ask.fingerprint == record.key.message_id",
+    ),
+    Mutant(
+        "what failed at most once runs again",
+        RULES,
+        'case "skip":\n            return Decision(Duplicate(record), record)',
+        'case "skip":\n            return _grant_again(record, ask, now)',
+    ),
+    Mutant(
+        "a doubt that is to be held runs again",
+        RULES,
+        'case "hold":\n            return Decision(InDoubt(record), record)',
+        'case "hold":\n            return _grant_again(record, ask, now)',
+    ),
+    Mutant(
+        "a final failure is tried again",
+        RULES,
+        "now, exhausted=fail.final)",
+        "now, exhausted=False)",
+    ),
+    Mutant(
+        "what is handled is handled again",
+        RULES,
+        "_after_doubt,  _grant_sending, _ask",
+        "_after_doubt,  _grant_again, _ask",
+    ),
+    # ---- The settler, and the calls ------------------------------------------------------------
+    Mutant(
+        "who loses a race is told that it won",
+        SETTLE,
+        "if key in written or decision.optional:",
+        "if key in writes or decision.optional:",
+    ),
+    Mutant(
+        "a write whose reply is lost is taken for stored",
+        SETTLE,
+        "self._store_all(writes, now or 0.0, horizons, written)\n        except KeysLocked",
+        "self._store_all(writes, now or 0.0, horizons, written)\n        except ReplyLost:\n"
+        "            written |= set(writes)\n            raise\n        except KeysLocked",
+    ),
+    Mutant(
+        "leases count from 1970",
+        SETTLE,
+        "if record.lease_until is None or now == 0.0:",
+        "if record.lease_until is None or now >= 0.0:",
+    ),
+    Mutant(
+        "messages of a fenced handler are deferred",
+        CALLS,
+        "if isinstance(outcome, Written) and not outcome.is_repeated",
+        "if outcome is not None",
+    ),
+    Mutant(
+        "a message is completed while others wait",
+        "engine/mailbox.py",
+        "for key in keys if key not in unsent]",
+        "for key in keys]",
+    ),
+    Mutant(
+        "a step is kept under an old fence",
+        CALLS,
+        "            raise_if_fenced(cast(WriteOutcome, outcome))\n            inside.keep_step",
+        "            inside.keep_step",
+    ),
+    # ---- The relay -----------------------------------------------------------------------------
+    Mutant(
+        "what a relay has taken is marked as sent before it is published",
+        "outbox.py",
+        "        self._batch = _Batch(taken, good_until)\n",
+        "        self._batch = _Batch(taken, good_until)\n"
+        "        means.ledger.mailbox.sent(taken)\n",
+    ),
+    # ---- The lifecycle -------------------------------------------------------------------------
+    Mutant(
+        "a message that another worker has is set aside",
+        RULES,
+        "isinstance(error, RefusedError | MessageError):",
+        'type(error).__name__ == "BusyError" or isinstance(error, RefusedError | MessageError):',
+    ),
+    Mutant(
+        "what has begun is released by a stop, though it must not repeat",
+        RULES,
+        'may_run_again = phase < Phase.CALLED or policy.on_in_doubt == "retry"',
+        "may_run_again = phase <= Phase.CALLED",
+    ),
+    Mutant(
+        "what a handler has sent is dropped",
+        HANDLING,
+        "deferred = [_held_by(turn).end() for turn in turns]",
+        "deferred = [_held_by(turn).end()[:0] for turn in turns]",
+    ),
+    Mutant(
+        "what could not be stored is acknowledged",
+        HANDLING,
+        "extra=names)\n        for turn in turns:\n",
+        "extra=names)\n        for turn in ():\n",
+    ),
+    Mutant(
+        "a caller gets a result whose end nobody has tried to store",
+        "lifecycle/work.py",
+        "        await self._handling.end(held.calls, [self.turn])\n        refusal",
+        "        self._handling.heartbeat.let_go(held.claim)\n        refusal",
+    ),
+    Mutant(
+        "what another has taken over is acknowledged",
+        HANDLING,
+        "if isinstance(outcome, Fenced):",
+        "if outcome is None:",
+    ),
+    Mutant(
+        "a claim is extended for ever when a signal interrupts its end",
+        HANDLING,
+        "            self.heartbeat.let_go_many(claims)\n\n    def _give_up",
+        "            if turns[0].ending and turns[0].phase >= Phase.STORED:\n"
+        "                self.heartbeat.let_go_many(claims)\n\n    def _give_up",
+    ),
+    Mutant(
+        "claims are extended too late",
+        "lifecycle/heartbeat.py",
+        "_BEATS_PER_LEASE = 3",
+        "_BEATS_PER_LEASE = 0.8",
+    ),
+    Mutant(
+        "a finished step runs again",
+        "lifecycle/held_message.py",
+        "            kept = run_inline(self._kept(blocking))\n            if name not in kept:",
+        "            kept = run_inline(self._kept(blocking))\n            if name:",
+    ),
+]

@@ -1,0 +1,32 @@
+"""The simulation finds bugs: each of those that are planted, within so many seeds."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.simulation.mutants import MUTANTS, SOURCES, Mutant
+
+from oncely.testing.simulation import simulated
+
+_SEEDS = 500
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_bug_is_found(mutant: Mutant, tmp_path: Path) -> None:
+    """At the latest after 500 seeds one fails, by an error that the oracle tells."""
+    shutil.copytree(SOURCES, tmp_path / "oncely", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "oncely" / mutant.file).write_text(mutant.text())
+    command = [sys.executable, "-m", "oncely.testing.simulation"]
+    run = subprocess.run(
+        [*command, "--seeds", str(_SEEDS), "--most", "1"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    failing = [int(seed) for seed in re.findall(r"(?m)^seed (\d+) ", run.stdout)]
+    # It is this bug that is found, and nothing else.
+    assert any(not simulated(seed).wrongs for seed in failing), run.stdout + run.stderr

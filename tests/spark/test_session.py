@@ -1,0 +1,69 @@
+"""Sessions that are there already: worked beside, and left as they were."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from oncely.core.errors import OncelyError
+from oncely.spark.session import on_disk, session
+
+_ANSI = "spark.sql.ansi.enabled"
+
+
+def test_it_is_left_running_with_its_settings(spark: SparkSession) -> None:
+    """What is done beside it has settings of its own, and the user's session goes on with its."""
+    spark.conf.set(_ANSI, "true")
+    try:
+        with session("another", {"spark.sql.shuffle.partitions": "5"}) as beside:
+            assert beside.sparkContext is spark.sparkContext
+            assert beside.conf.get(_ANSI) == "false"
+            assert beside.conf.get("spark.sql.shuffle.partitions") == "5"
+            assert SparkSession.getActiveSession().conf.get(_ANSI) == "false"  # type: ignore[union-attr]
+        assert SparkSession.getActiveSession().conf.get(_ANSI) == "true"  # type: ignore[union-attr]
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+        assert spark.range(3).count() == 3
+    finally:
+        spark.conf.set(_ANSI, "false")
+
+
+def test_what_it_was_started_with_holds_over_our_defaults(spark: SparkSession) -> None:
+    """Also a master that cannot be changed any more: it is passed over."""
+    with session("another", {"spark.master": "local[7]"}) as beside:
+        assert beside.conf.get("spark.sql.shuffle.partitions") == "2"
+        assert beside.sparkContext.master == "local[2,4]"
+    assert spark.range(1).count() == 1
+
+
+def test_another_thread_has_none_of_its_own(spark: SparkSession) -> None:
+    """What there is is used there, too, and not stopped."""
+
+    def work() -> str:
+        with session("another", {}) as beside:
+            return beside.sparkContext.applicationId
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() == spark.sparkContext.applicationId
+    assert spark.range(1).count() == 1
+
+
+def test_what_spark_raises_is_told_and_leaves_it(spark: SparkSession) -> None:
+    """An error inside leaves the user's session the thread's own."""
+    with pytest.raises(OncelyError), session("another", {}) as beside:
+        beside.sql("SELECT no_such_column").collect()
+    assert SparkSession.getActiveSession().conf.get(_ANSI) == spark.conf.get(_ANSI)  # type: ignore[union-attr]
+
+
+def test_nothing_stays_on_its_disk(spark: SparkSession) -> None:
+    """What is kept for a while is given back, also where something fails."""
+
+    def fail(frame: DataFrame) -> None:
+        with on_disk(frame) as kept:
+            assert kept.count() == 10
+            assert kept.is_cached
+            raise ValueError("no")
+
+    frame = spark.range(10)
+    with pytest.raises(ValueError, match="no"):
+        fail(frame)
+    assert not frame.is_cached

@@ -1,0 +1,90 @@
+"""A fork while another thread uses the ledger: parent and child go on."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger, open_ledger
+from oncely.testing import granted
+
+_FORKS = 30
+_DEADLINE_S = 20
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+    """An empty ledger that needs no server."""
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'ledger.db'}"}
+    with closing(open_ledger(urls[request.param])) as ledger:
+        ledger.migrate()
+        yield ledger
+
+
+class Claimer(threading.Thread):
+    """Claims and completes one message after the other, until it is stopped."""
+
+    def __init__(self, ledger: Ledger, name: str) -> None:
+        super().__init__(daemon=True, name=name)
+        self._ledger = ledger
+        self._stopped = threading.Event()
+        self.done = 0
+
+    def run(self) -> None:
+        for number in count():
+            if self._stopped.is_set():
+                return
+            key = Key("billing", f"{self.name}-{number}")
+            self._ledger.complete(granted(self._ledger.claim(key, "60s")))
+            self.done += 1
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join(_DEADLINE_S)
+        assert not self.is_alive()
+
+
+def _work_in_child(ledger: Ledger, number: int) -> None:
+    """Ends the process: with 0 when it could claim its own messages, and was not stopped."""
+    status = 1
+    try:
+        signal.alarm(_DEADLINE_S)
+        for n in range(3):
+            key = Key("billing", f"child-{number}-{n}")
+            ledger.complete(granted(ledger.claim(key, "60s")))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def test_fork_while_others_claim(ledger: Ledger) -> None:
+    """Children that are forked while other threads are anywhere in a claim claim their own messages
+    and exit; the parent's threads go on, and lose nothing.
+    """
+    claimers = [Claimer(ledger, f"parent-{n}") for n in range(3)]
+    for claimer in claimers:
+        claimer.start()
+    statuses = []
+    for number in range(_FORKS):
+        child = os.fork()
+        if child == 0:
+            _work_in_child(ledger, number)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    for claimer in claimers:
+        claimer.stop()
+    assert statuses == [0] * _FORKS
+    granted(ledger.claim(Key("billing", "after")))
+    for claimer in claimers:
+        assert claimer.done
+        for number in range(claimer.done):
+            record = ledger.find(Key("billing", f"{claimer.name}-{number}"))
+            assert record is not None
+            assert record.state is State.COMPLETED
