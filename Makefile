@@ -21,7 +21,7 @@ run: .venv/.ready ## run the main job: the notifications example on Spark
 
 test: .venv/.ready servers ## all tests, after lint, types and import rules
 	@$(MAKE) --no-print-directory -j 2 check .venv/spark.jsa
-	@scripts/pytest.sh -n 2 --dist loadscope --no-loadscope-reorder
+	@scripts/pytest.sh -n 3 --dist loadscope --no-loadscope-reorder
 
 .venv/spark.jsa: .venv/.ready
 	@scripts/spark_archive.sh

@@ -46,8 +46,7 @@ def turn(request: pytest.FixtureRequest, place: Place) -> str:
     """Whether the purge of the test is the first of its consumer."""
     if request.param == "later":
         place.ledger.complete(granted(place.ledger.claim(Key("billing", "another"))))
-        while not place.ledger.purge("0s"):  # SQLite's clock goes by milliseconds.
-            pass
+        purge_all(place)
     return str(request.param)
 
 
@@ -57,6 +56,12 @@ def sent_at(place: Place, turn: str) -> float:
     sent_at = place.ledger.now()
     place.ledger.complete(granted(place.ledger.claim(KEY)))
     return sent_at
+
+
+def purge_all(place: Place) -> None:
+    """Purge what was completed just now."""
+    while not place.ledger.purge("0s"):  # SQLite's clock goes by milliseconds.
+        pass
 
 
 @contextmanager
@@ -130,7 +135,7 @@ def test_claim_inside_that_waits_for_a_purge(
 def test_purge_after_the_transaction_has_read(place: Place, turn: str, sent_at: float) -> None:
     """A purge in the midst of a transaction, before its claim, is seen by the claim."""
     for level in levels(place):
-        outcome = claim_inside(place, level, sent_at, lambda: place.ledger.purge("0s"))
+        outcome = claim_inside(place, level, sent_at, lambda: purge_all(place))
         assert isinstance(outcome, TooOld)
         _start_over(place, turn)
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pika
 import pytest
+from tests.integration.others import wait_until
 from tests.proxy import Proxy
 from tests.servers import HOST, Rabbitmq
 
@@ -313,7 +314,7 @@ def test_delayed_beyond_the_acknowledgement(
         assert again.message.id == "0"
         assert 4.0 <= time.monotonic() - begun < _SOON_S
         transport.settle([(again, Ack())])
-        assert transport.is_drained(_QUEUE)
+        wait_until(lambda: transport.is_drained(_QUEUE))
 
 
 @contextmanager
