@@ -201,10 +201,11 @@ class SteadyLedger(AsyncLedger):
                 stop = error
             except Exception:  # noqa: BLE001, S110 - `result` raises it.
                 pass
-        result = done.result()
         if stop is not None:
+            # Whatever it came to: asyncio would else say that nobody has asked.
+            done.exception()
             raise stop
-        return result
+        return done.result()
 
     async def _to_the_end(
         self, request: Request

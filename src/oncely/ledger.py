@@ -83,6 +83,9 @@ class Ledger(Calls):
     def _settle_one(self, request: Request) -> Outcome:
         return self._batcher.call(request)
 
+    def _settle_each(self, requests: Sequence[Request]) -> Sequence[Outcome | Exception]:
+        return self._settler.settle_each(requests)
+
     def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
         return self._settler.settle(requests)
 
@@ -239,14 +242,15 @@ class Ledger(Calls):
 
         Never those in processing, nor those with deferred messages waiting. What was sent before
         that is too old from now on, unless it is in the ledger. Returns, and logs, how many;
-        `on_batch` is told how many each transaction removed.
+        `on_batch` is told how many each transaction removed. Raises KeysLocked where somebody's
+        transaction keeps it from raising a horizon: purge again later.
         """
         if older_than is None:
             kept = self.retentions()
-            names = {name for name, _ in self.tallies()} | kept.keys()
+            names = {consumer} if consumer else {name for name, _ in self.tallies()} | kept.keys()
             return sum(
                 self.purge(kept.get(name, _RETENTION), name, batch, on_batch=on_batch)
-                for name in (sorted(names) if consumer is None else [consumer])
+                for name in sorted(names)
             )
         query = _query(consumer, None, older_than, batch)
         total = 0

@@ -60,7 +60,7 @@ def read_secret(value: str, what: str) -> str:
         try:
             return _present(Path(name).read_text().strip(), value, what)
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigError(f"{what}: {name!r} cannot be read: {reason}") from error
     return value
 

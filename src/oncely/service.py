@@ -271,11 +271,17 @@ class IdempotenceService:
 
     def _say(self, assigned: _Assigned, speak: Callable[[Claim], Awaitable[object]]) -> None:
         """Tell the ledger, until it answers or the lease is over."""
-        held = assigned.held
+        held, heartbeat = assigned.held, self._handling.heartbeat
+
+        def speak_now() -> Awaitable[object]:
+            # As it was extended last: so that the ledger believes it at once.
+            [claim] = heartbeat.newest([held.claim])
+            return speak(claim)
+
         try:
-            run_inline(held.say(self._inline, lambda: speak(held.claim)))
+            run_inline(held.say(self._inline, speak_now))
         finally:
-            self._handling.heartbeat.let_go(held.claim)
+            heartbeat.let_go(held.claim)
 
     def _state(self, key: Key) -> State | None:
         record = self._calls.find(key)

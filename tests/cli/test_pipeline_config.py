@@ -74,7 +74,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "ledger", "sqlite:///in", "is a folder; name a file"),
     ("pipeline", "ledger", "sqlite:///handlers.py/l.db", "cannot be made: "),
     ("pipeline", "ledger", "env:HOME", "'env:HOME' is of no known kind"),
-    ("pipeline", "ledger", "file:noise.bin", "cannot be read: it is no text"),
+    ("pipeline", "ledger", "file:noise.bin", "cannot be read: it is not text"),
     ("pipeline", "handler", "leaves:f", "'leaves:f' cannot be imported: SystemExit: 7"),
 ]
 

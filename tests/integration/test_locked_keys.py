@@ -84,12 +84,15 @@ def _handle(place: Place, message_id: str) -> None:
     place.ledger.complete(granted(place.ledger.claim(Key("billing", message_id))))
 
 
-def test_batch_with_held_keys(place: Place, holding: Holding) -> None:
-    """Of many keys asked for together those that are held are busy, and all others are granted."""
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_batch_with_held_keys(place: Place, holding: Holding, is_timed: bool) -> None:
+    """Of many keys asked for together those that are held are busy, and all others are granted,
+    whether or not it is known when their messages were sent.
+    """
     holding(HELD[:2])
     keys = [Key("billing", str(n)) for n in range(98)] + HELD[:2]
     began = time.monotonic()
-    outcomes = place.ledger.claim_many(keys)
+    outcomes = place.ledger.claim_many(keys, sent_at=[began] * 100 if is_timed else None)
     assert time.monotonic() - began < _AT_MOST_S
     assert [type(outcome) for outcome in outcomes] == [*[Granted] * 98, Busy, Busy]
     [*_, busy] = outcomes
@@ -150,3 +153,25 @@ def test_sessions_wait_as_before_afterwards(place: Place, holding: Holding) -> N
         began = time.monotonic()
         assert isinstance(place.ledger.claim(HELD[0]), Busy)
         assert time.monotonic() - began > 0.9
+
+
+@pytest.mark.parametrize("call", ["purge", "keep_retention"])
+def test_consumer_that_is_being_made_known(place: Place, engine: Engine, call: str) -> None:
+    """A transaction that is the first to ask for a consumer's horizon, and goes on, keeps others
+    waiting for a moment at most.
+    """
+    calls: dict[str, Callable[[], object]] = {
+        "purge": lambda: place.ledger.purge("0s"),
+        "keep_retention": lambda: place.ledger.keep_retention("billing", "7d"),
+    }
+    place.ledger.complete(granted(place.ledger.claim(Key("billing", "old"))))
+    strict = engine.execution_options(isolation_level="REPEATABLE READ")
+    with ThreadPoolExecutor(1) as threads, strict.connect() as connection:
+        connection.execute(text("SELECT count(*) FROM effects"))
+        with place.ledger.transaction(connection) as inbox:
+            granted(inbox.claim(Key("billing", "new"), sent_at=place.ledger.now()))
+            called = threads.submit(calls[call])
+            error = called.exception(timeout=20)
+        connection.rollback()
+    assert error is None or isinstance(error, KeysLocked)
+    calls[call]()

@@ -183,9 +183,9 @@ MUTANTS = [
     Mutant(
         "a claim is extended for ever when a signal interrupts its end",
         HANDLING,
-        "            self.heartbeat.let_go_many(claims)\n\n    def _give_up",
+        "            self.heartbeat.let_go_many(claims)\n\n    def _note_stored",
         "            if turns[0].ending and turns[0].phase >= Phase.STORED:\n"
-        "                self.heartbeat.let_go_many(claims)\n\n    def _give_up",
+        "                self.heartbeat.let_go_many(claims)\n\n    def _note_stored",
     ),
     Mutant(
         "claims are extended too late",

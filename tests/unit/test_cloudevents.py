@@ -288,7 +288,7 @@ def test_wrong_bodies(body: bytes, reason: str) -> None:
         ({"data_base64": "MQ"}, "not base64"),
         ({"data_base64": "é"}, "not base64"),
         ({"data_base64": 1}, "not base64"),
-        ({"data": {}, "datacontenttype": "text/plain"}, "data is no text"),
+        ({"data": {}, "datacontenttype": "text/plain"}, "data is not text"),
         ({"data": "é", "datacontenttype": "text/plain; charset=ascii"}, "datacontenttype says"),
         ({"data": "é", "datacontenttype": "text/plain; charset=none"}, "datacontenttype says"),
         ({"data": "\ud800"}, "cannot hold"),

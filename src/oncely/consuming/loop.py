@@ -312,7 +312,7 @@ class Consuming:
             self._transport.settle(verdicts)
             self._unsettled = []
         except (TransportError, BrokerRefused):
-            # Where the connection is lost they come again, and are known.
+            # Where the connection is lost the broker redelivers them, and the ledger knows them.
             self._unsettled = [
                 (delivery, verdict)
                 for delivery, verdict in verdicts

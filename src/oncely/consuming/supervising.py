@@ -2,7 +2,7 @@
 
 A worker is a program of its own, started by its command line, and no child of `multiprocessing`:
 nothing of this process is copied, pickled or run again in it, it can be started by hand just so,
-and its death has an exit code. See `runtime/lifeline.py` for how the two hear of each other.
+and its death has an exit code. See `consuming/lifeline.py` for how the two hear of each other.
 """
 
 import math

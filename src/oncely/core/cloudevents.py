@@ -203,7 +203,7 @@ def _encoded(data: Any, declared: MimeHeaders) -> bytes:
     if _JSON_TYPE.fullmatch(declared.get_content_type()):
         return _compact(data)
     if not isinstance(data, str):
-        raise MessageError("data is no text, though its type is not JSON")
+        raise MessageError("data is not text, though its type is not JSON")
     try:
         return data.encode(declared.get_content_charset("utf-8"))
     except (LookupError, ValueError) as error:

@@ -150,7 +150,7 @@ class Busy:
 
 @dataclass(slots=True)
 class Exhausted:
-    """The message has failed for good."""
+    """The message has failed permanently."""
 
     record: Record
     is_first: bool = False

@@ -1,4 +1,4 @@
-"""What a handler may raise to say what is to become of its message."""
+"""What a handler may raise to decide how its message goes on."""
 
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import OncelyError

@@ -117,7 +117,7 @@ class MismatchError(RefusedError):
 
 
 class ExhaustedError(RefusedError):
-    """The message has failed for good; it runs again only after a reset."""
+    """The message has failed permanently; it runs again only after a reset."""
 
     is_first = False
     """Whether that was found out just now, and nobody was told before."""

@@ -83,7 +83,7 @@ class Record(NamedTuple):
     result: Any = None
     fingerprint: str | None = None
     exhausted: bool = False
-    """Failed for good: claimed again only after a reset."""
+    """Failed permanently: claimed again only after a reset."""
     duplicates: int = 0
     """Deliveries turned away since the handler has succeeded."""
     version: int = 0

@@ -14,7 +14,7 @@ by its token (`REPEATED`, below the table), a claim's command by what it has lef
     IN_DOUBT    processing, and its lease has run out: nobody knows whether the effect happened
     HANDLED     handled: its deferred messages may wait to be sent
     FAILED      failed; another try may follow
-    EXHAUSTED   failed for good
+    EXHAUSTED   failed permanently
     COMPLETED   done
 """
 
@@ -74,7 +74,7 @@ from oncely.core.verdicts import (
 
 
 class Decision(NamedTuple):
-    """An answer, and what is to be stored for it to become true."""
+    """An answer, and the record to store so that the answer becomes true."""
 
     outcome: Outcome
     new: Record | None
@@ -192,7 +192,7 @@ def _is_too_old(ask: Ask, horizon: float) -> bool:
 AFTER_DUPLICATE = Ending(Told.NOTHING, Ack(), Counted.DUPLICATE)
 """What follows where nothing is left to do."""
 AGAIN_S = 1.0
-"""After which a delivery comes again that could not be handled through no fault of its own."""
+"""Seconds until the redelivery of a message that was not handled, through no fault of its own."""
 AFTER_DOUBT = Ending(Told.NOTHING, Delay(AGAIN_S), Counted.GIVEN_BACK)
 """What follows where nobody knows what of a handler's transaction is stored: its claim runs out."""
 AFTER_OUTAGE = Ending(Told.NOTHING, Delay(AGAIN_S), Counted.RETRIED)

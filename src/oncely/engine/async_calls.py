@@ -82,6 +82,12 @@ class AsyncCalls(ABC):
             return [await self._settle_one(requests[0])]
         return await self.run(self._calls._settle, requests)
 
+    async def settle_each(self, requests: Sequence[Request]) -> Sequence[Outcome | Exception]:
+        """As `settle`, but an error that concerns one of many stands in the place of its outcome."""
+        if len(requests) == 1:
+            return [await self._settle_one(requests[0])]
+        return await self.run(self._calls._settle_each, requests)
+
     @abstractmethod
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which may block, returns."""

@@ -23,6 +23,10 @@ class SettlingMeans(ABC):
     def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
         """One outcome for each, in order."""
 
+    def _settle_each(self, requests: Sequence[Request]) -> Sequence[Outcome | Exception]:
+        """The same, with an error in the place of an outcome where it concerns that one alone."""
+        return self._settle(requests)
+
     @abstractmethod
     def _transact(self, work: Callable[[Inside], T]) -> T:
         """What `work` returns, done in one transaction; it may be called again."""

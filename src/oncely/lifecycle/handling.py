@@ -61,7 +61,10 @@ from oncely.lifecycle.turn import Asked, Kept, Turn
 
 _log = logging.getLogger(__name__)
 
-_Write = Callable[[AsyncCalls, Sequence[Turn], Sequence[Claim]], Awaitable[list[WriteOutcome]]]
+_Write = Callable[
+    [AsyncCalls, Sequence[Turn], Sequence[Claim]], Awaitable[Sequence[WriteOutcome | Exception]]
+]
+"""Each outcome, or why that one is not stored."""
 
 
 @dataclass(kw_only=True)
@@ -150,7 +153,8 @@ class Handling:
             if is_joined or self.policy.on_outage == "pause":
                 raise
             for turn in asking:
-                self._run_untracked(turn, is_outage=True)
+                if turn.is_asking:
+                    self._run_untracked(turn, is_outage=True)
 
     async def _ask(self, calls: AsyncCalls, turns: Sequence[Turn], *, is_joined: bool) -> None:
         if not turns:
@@ -163,10 +167,9 @@ class Handling:
         if granted and not is_joined:
             await self._hold(calls, granted, asked_at)
         await self._finish(calls, outcomes)
-        if callable(self.policy.on_in_doubt):
-            for turn, outcome in zip(turns, outcomes, strict=True):
-                if isinstance(outcome, InDoubt) and turn.finding is None:
-                    await self._ask_probed(calls, turn, outcome, is_joined=is_joined)
+        doubted = [turn for turn in turns if self._is_to_be_probed(turn)]
+        if doubted:
+            await self._ask_probed(calls, doubted, is_joined=is_joined)
 
     def _note(
         self,
@@ -187,8 +190,12 @@ class Handling:
                     turn.begun = Kept(record.result)
                 case Handled(claim):
                     turn.begun = Kept(claim.record.result, may_send=True)
-                case _:
+                case _ if not self._is_to_be_probed(turn):
                     turn.refusal = refusal(cast(ClaimOutcome, outcome))
+
+    def _is_to_be_probed(self, turn: Turn) -> bool:
+        is_in_doubt = isinstance(turn.outcome, InDoubt) and callable(self.policy.on_in_doubt)
+        return is_in_doubt and turn.finding is None
 
     async def _hold(self, calls: AsyncCalls, claims: Sequence[Claim], asked_at: float) -> None:
         try:
@@ -211,14 +218,15 @@ class Handling:
             _log.warning("finishing_failed", exc_info=True)
 
     async def _ask_probed(
-        self, calls: AsyncCalls, turn: Turn, doubt: InDoubt, *, is_joined: bool
+        self, calls: AsyncCalls, turns: Sequence[Turn], *, is_joined: bool
     ) -> None:
-        """Ask once more, with what the user's probe has found out."""
-        message = turn.probed() or Message(doubt.record.key.message_id)
-        turn.finding = await calls.run(asked_probe, self.policy.on_in_doubt, message)
-        [turn.request] = self._requests([turn], turn.finding, doubt.record)
-        turn.refusal = None
-        await self._ask(calls, [turn], is_joined=is_joined)
+        """Ask once more about these, with what the user's probe has found out about each."""
+        for turn in turns:
+            record = cast(InDoubt, turn.outcome).record
+            message = turn.probed() or Message(record.key.message_id)
+            turn.finding = await calls.run(asked_probe, self.policy.on_in_doubt, message)
+            [turn.request] = self._requests([turn], turn.finding, record)
+        await self._ask(calls, turns, is_joined=is_joined)
 
     # ---- What is asked -------------------------------------------------------------------------
 
@@ -255,7 +263,7 @@ class Handling:
         if turn.begun is not None or turn.refusal is not None:
             return False
         try:
-            turn.key = self.key_of(turn.asked)
+            turn.key = turn.key or self.key_of(turn.asked)
         except MessageError as error:
             turn.refusal = error
             return False
@@ -312,7 +320,7 @@ class Handling:
             turn.ending = self.ending_of(turn)
         sending = [turn for turn in turns if _held_by(turn).end() and _is_completed(turn)]
         reached("before_completed")
-        outcomes: list[WriteOutcome] = []
+        outcomes: list[WriteOutcome | Exception] = []
         for write, those in (
             (self._write, _without(turns, sending)),
             (self._write_handled, sending),
@@ -336,6 +344,7 @@ class Handling:
         phase, is_failure = turn.phase, self._is_failure(turn, error)
         turn.start_over()
         if not is_failure and isinstance(error, Exception):
+            _log.warning("transaction_failed", exc_info=error, extra={"consumer": self.consumer})
             turn.refusal = error
             turn.ending = after_refusal(error)
             return
@@ -346,8 +355,9 @@ class Handling:
             await self.begin(calls, [turn])
             turn.error, turn.phase = error, phase
             await self.end(calls, [turn])
-        except OncelyError:
+        except OncelyError as unrecorded:
             _log.exception("recording_failed", extra={"consumer": self.consumer})
+            turn.error, turn.ending = error, after_refusal(unrecorded)
 
     async def leave_in_doubt(
         self, calls: AsyncCalls, turns: Sequence[Turn], error: EndedError
@@ -374,10 +384,14 @@ class Handling:
         """Whether what has undone a transaction is the handler's fault, and not the database's."""
         if not isinstance(error, Exception):
             return not self.is_stopping()
-        if turn.phase < Phase.RUNNING or self.ledger.is_contention(error):
+        if turn.phase < Phase.RUNNING:
             return False
+        if error is turn.error:
+            # Also what looks like a transaction that has lost: it did so in every try, and may be
+            # of another database.
+            return True
         is_ours = isinstance(error, OncelyError) and not isinstance(error, EndedError)
-        return error is turn.error or not is_ours
+        return not (is_ours or self.ledger.is_contention(error))
 
     async def give_back(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
         """This process stops before the handlers of these have ended."""
@@ -406,8 +420,14 @@ class Handling:
             return
         claims = [_held_by(turn).claim for turn in turns]
 
-        async def speak() -> list[WriteOutcome]:
-            return await write(calls, turns, self.heartbeat.newest(claims))
+        async def speak() -> Sequence[WriteOutcome | Exception]:
+            outcomes = await write(calls, turns, self.heartbeat.newest(claims))
+            for outcome in outcomes:
+                # That one of many is locked is no reason to repeat the others.
+                is_raised = isinstance(outcome, Exception) and len(turns) == 1
+                if is_raised or isinstance(outcome, StoreUnavailable):
+                    raise cast(Exception, outcome)
+            return outcomes
 
         try:
             outcomes = await self.patience.say(
@@ -421,14 +441,28 @@ class Handling:
                 return
             self._give_up(turns, error)
         else:
-            for turn, outcome in zip(turns, outcomes, strict=True):
-                turn.phase = Phase.STORED
-                if isinstance(outcome, Fenced):
-                    turn.refusal = FencedError("another worker has taken the message over")
-                    turn.ending = after_refusal(turn.refusal)
+            left = self._note_stored(turns, outcomes)
+            self.heartbeat.let_go_many([_held_by(turn).claim for turn in _without(turns, left)])
+            for turn in left:
+                await self._store(calls, [turn], write)
         finally:
             # Also where a signal breaks this off: what is extended for ever is busy for ever.
             self.heartbeat.let_go_many(claims)
+
+    def _note_stored(
+        self, turns: Sequence[Turn], outcomes: Sequence[WriteOutcome | Exception]
+    ) -> Sequence[Turn]:
+        """Let the turns know what is stored; return those of which nothing is."""
+        left = []
+        for turn, outcome in zip(turns, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                left.append(turn)
+                continue
+            turn.phase = Phase.STORED
+            if isinstance(outcome, Fenced):
+                turn.refusal = FencedError("another worker has taken the message over")
+                turn.ending = after_refusal(turn.refusal)
+        return left
 
     def _give_up(self, turns: Sequence[Turn], error: StoreError) -> None:
         """The leases are over: what happened is in doubt."""
@@ -440,14 +474,14 @@ class Handling:
 
     async def _write(
         self, calls: AsyncCalls, turns: Sequence[Turn], claims: Sequence[Claim]
-    ) -> list[WriteOutcome]:
+    ) -> Sequence[WriteOutcome | Exception]:
         pairs = zip(turns, claims, strict=True)
         requests = [to_write(self._command(turn, claim)) for turn, claim in pairs]
-        return cast(list[WriteOutcome], await calls.settle(requests))
+        return cast(list[WriteOutcome | Exception], await calls.settle_each(requests))
 
     async def _write_handled(
         self, calls: AsyncCalls, turns: Sequence[Turn], claims: Sequence[Claim]
-    ) -> list[WriteOutcome]:
+    ) -> Sequence[WriteOutcome | Exception]:
         results = [turn.result for turn in turns] if self.keeps_result else None
         deferred = [_held_by(turn).end() for turn in turns]
         return await calls.handled_many(claims, results, deferred)
@@ -486,7 +520,8 @@ def _is_completed(turn: Turn) -> bool:
 
 
 def _without(turns: Sequence[Turn], others: Sequence[Turn]) -> Sequence[Turn]:
-    return [turn for turn in turns if turn not in others] if others else turns
+    left_out = set(others)
+    return [turn for turn in turns if turn not in left_out] if others else turns
 
 
 def _not_a_policy(value: Any) -> str:

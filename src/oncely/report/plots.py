@@ -21,7 +21,7 @@ _STANDINGS = (
     ("held", "processing", Colour.BLUE),
     ("in_doubt", "in doubt", Colour.ORANGE),
     ("failed", "failed, to be tried again", Colour.GREY),
-    ("exhausted", "failed for good", Colour.RED),
+    ("exhausted", "failed permanently", Colour.RED),
 )
 _UNITS_S = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 

@@ -123,7 +123,7 @@ def _among(wanted: Wanted, name: str, values: Sequence[Any]) -> Wanted:
         case "message_id":
             return wanted._replace(ids=_both(wanted.ids, values))
         case "state":
-            states = [state for state in State if state.value in values]
+            states = [state for state in State if state.word in values]
             return wanted._replace(states=_both(wanted.states, states))
         case _:
             return wanted

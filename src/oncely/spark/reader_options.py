@@ -39,8 +39,15 @@ def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
     return ReaderOptions(
         ledger=check_shared(required(given, "ledger", "sqlite:////var/lib/ledger.db")),
         consumer=check_consumer(given["consumer"]) if "consumer" in given else None,
-        state=choice("state", given["state"], State) if "state" in given else None,
+        state=_state(given.get("state")),
         partitions=whole_number(given, "partitions", _DEFAULT_PARTITIONS),
         push_filters=choice("push_filters", given.get("push_filters", "false"), ("true", "false"))
         == "true",
     )
+
+
+def _state(given: str | None) -> State | None:
+    words = {state.word: state for state in State}
+    # A state may be written as the table has it, too.
+    stored = {state.value: state.word for state in State}
+    return None if given is None else words[choice("state", stored.get(given, given), words)]

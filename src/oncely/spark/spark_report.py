@@ -47,7 +47,7 @@ class Report:
 
     @property
     def has_failures(self) -> bool:
-        """Whether messages failed for good or are in doubt."""
+        """Whether messages failed permanently or are in doubt."""
         return bool(self.failed or self.in_doubt)
 
     def as_dict(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class RunTally:
         return None
 
     def _exhausted(self, row: Callable[[], Row], error: str) -> None:
-        """Count a message that has failed for good; what was rejected is set aside again."""
+        """Count a message that has failed permanently; what was rejected is set aside again."""
         if re.match(REJECTED, error):
             self.set_aside(row(), re.sub(REJECTED, "", error))
         else:

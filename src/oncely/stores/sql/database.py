@@ -82,8 +82,6 @@ class Database(ABC):
     """An insert of rows which leaves those that are there."""
     skip_locked: ClassVar[str]
     """How a query of the table `d` locks its rows, and leaves out what others have locked."""
-    begin: ClassVar[str] = "BEGIN"
-    """How a transaction on a connection of ours begins."""
 
     def __init__(
         self,
@@ -301,6 +299,11 @@ class Database(ABC):
         """The bytes that the table and its indexes take up."""
 
     # ---- Transactions --------------------------------------------------------------------------
+
+    @property
+    def begin(self) -> str:
+        """How a transaction on a connection of ours begins."""
+        return "BEGIN"
 
     def transaction(self, connection: Connection) -> AbstractContextManager[None]:
         """A transaction on a connection of ours."""

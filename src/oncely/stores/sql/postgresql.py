@@ -78,8 +78,15 @@ class Postgresql(Database):
     always = "to_timestamp(0)"
     skip_locked = "FOR UPDATE OF d SKIP LOCKED"
     moment = _NOW
-    # Whatever sessions begin with: behind a pooler it is not ours to set it for longer.
-    begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {_LOCK_WAIT_MS}"
+
+    @property
+    def begin(self) -> str:
+        # Whatever sessions begin with: behind a pooler it is not ours to set it for longer.
+        return f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {self._wait_ms}"
+
+    @property
+    def _wait_ms(self) -> int:
+        return _HURRIED_WAIT_MS if self.is_hurried else _LOCK_WAIT_MS
 
     def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
         cursor = self._executed(link, self._build_insert, inserted(records))
@@ -153,7 +160,9 @@ class Postgresql(Database):
             " SELECT count(*) OVER (), place::text FROM gone ORDER BY place DESC LIMIT 1"
         )
         parameters = {**compiled.params, "horizon": horizon}
-        last = connection.exec_driver_sql(statement, parameters).one_or_none()
+        # So that it does not wait for whoever has just made a consumer known.
+        with self.transaction(connection):
+            last = connection.exec_driver_sql(statement, parameters).one_or_none()
         return (last[0], last[1]) if last else (0, after)
 
     def horizons(
@@ -264,8 +273,7 @@ class Postgresql(Database):
             return _FEW
         # The limit is asked for before the first row is: so that locks are waited for no longer.
         # It holds for this one statement, whoever has the session next.
-        wait_ms = _HURRIED_WAIT_MS if self.is_hurried else _LOCK_WAIT_MS
-        waits = f"set_config('lock_timeout', '{wait_ms}', true)"
+        waits = f"set_config('lock_timeout', '{self._wait_ms}', true)"
         return f"LIMIT (SELECT {MOST_ROWS} FROM {waits})"
 
     def _build_insert(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:

@@ -149,8 +149,12 @@ class SqlStore:
         self.transaction(lambda inside: inside.forget_until(horizons))
 
     def keep_retention(self, consumer: str, retention_s: float) -> None:
+        def keep(at: Access[Connection]) -> None:
+            with at.database.transaction(at.link):
+                consumers.keep_retention(at, consumer, retention_s)
+
         # To write it twice is no harm.
-        self._read(lambda at: consumers.keep_retention(at, consumer, retention_s))
+        self._read(keep)
 
     def retentions(self) -> Mapping[str, float]:
         return self._read(consumers.retentions)

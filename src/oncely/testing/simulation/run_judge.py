@@ -72,7 +72,7 @@ class HolderJudge(Judge):
             self._owner.pop(key, None)  # It is released, and in doubt again, as it was before.
         is_last = (key, after.birth, after.fence) in self._final
         if after.state == "failed" and is_last and not (after.exhausted or is_operator(event)):
-            return "failed for good, and to be tried again"
+            return "failed permanently, and to be tried again"
         return None
 
     def _wrong_loss(self, former: str, granted_at: float) -> str | None:
