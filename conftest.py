@@ -15,9 +15,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 _SHARING_SPARK = {
     *("test_pipeline_modes.py", "test_pipeline_runs.py", "test_reconcile.py", "test_report.py"),
-    *("test_archive.py", "test_fronts.py", "test_leased_full.py", "test_rabbitmq_source.py"),
-    *("test_reader.py", "test_rows.py", "test_secrets.py", "test_session.py", "test_sink.py"),
-    *("test_stores.py", "test_transactional.py", "spark.md"),
+    *("test_archive.py", "test_fronts.py", "test_rabbitmq_source.py", "test_reader.py"),
+    *("test_rows.py", "test_secrets.py", "test_session.py", "test_sink.py", "test_stores.py"),
+    *("test_transactional.py", "spark.md"),
 }
 
 

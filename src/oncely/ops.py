@@ -160,12 +160,15 @@ def select(ledger: Ledger, selection: Selection, limit: int = 100) -> Selected:
     and for a consumer that the ledger does not know.
     """
     words: Sequence[str | None] = [state_word(each) for each in selection.states] or [None]
-    if selection.consumer is not None:
-        check_known(ledger, selection.consumer)
+    if "failed" in words:
+        # These are among the others.
+        words = [word for word in words if word != EXHAUSTED]
     found: dict[Key, Record] = {}
     for word in words:
         for record in _scanned(ledger, selection, word, limit + 1):
             found[record.key] = record
+    if not found and selection.consumer is not None:
+        check_known(ledger, selection.consumer)
     records = sorted(found.values(), key=lambda record: record.last_seen)
     return Selected(records[:limit], len(records) > limit)
 
@@ -231,10 +234,10 @@ def find(ledger: Ledger, message_id: str, consumer: str | None = None) -> Sequen
     """The records of a message: that of `consumer`, or those of all who have one. Raises
     ConfigError for a consumer that the ledger does not know.
     """
-    if consumer is not None:
-        check_known(ledger, consumer)
     names = consumers(ledger) if consumer is None else [consumer]
     found = [ledger.find(Key(name, message_id)) for name in names]
+    if consumer is not None and found == [None]:
+        check_known(ledger, consumer)
     return [record for record in found if record is not None]
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from oncely.core.commands import Granted, Handled
 from oncely.core.errors import ConfigError, DuplicateError
 from oncely.core.ids import Id, check_id
-from oncely.core.record import Key, State
+from oncely.core.record import Key
 from oncely.core.refusals import refusal
 from oncely.ledger import Ledger
 from oncely.stores.names import TABLE_NAME
@@ -35,7 +35,7 @@ class MessageTracker:
         """Whether the message was processed, as far as this transaction sees."""
         with self._ledger.transaction(self._connection) as inbox:
             record = inbox.find(Key(self._consumer, message_id))
-        return record is not None and record.state in (State.COMPLETED, State.HANDLED)
+        return record is not None and record.is_handled
 
     def mark_as_processed(self, message_id: Id) -> None:
         """The message is processed, as soon as the transaction commits.

@@ -224,7 +224,12 @@ def _times(point: str) -> list[tuple[str, str, int]]:
     nths = [*range(1, POINTS[point] * MESSAGES + 1)]
     random.Random(point).shuffle(nths)
     ways = [(kind, mode) for kind, mode in WAYS if _passes(kind, mode, point)]
-    return [(kind, mode, nth) for nth in nths for kind, mode in ways]
+    # Each way at another time, so that few kills are at many.
+    return [
+        (*way, nths[(first + n) % len(nths)])
+        for first in range(len(nths))
+        for n, way in enumerate(ways)
+    ]
 
 
 def _passes(kind: str, mode: str, point: str) -> bool:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 from threading import Event
 from typing import Any
 
@@ -18,9 +17,8 @@ from tests.servers import MariaDb, Postgresql, Server
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key, State
 from oncely.ledger import open_ledger
-from oncely.stores.retrying import patiently
+from oncely.stores import retrying
 from oncely.stores.sql import engines
-from oncely.stores.sql import sql_store as store
 from oncely.testing import granted
 
 _DEADLINE_S = 30.0
@@ -104,7 +102,7 @@ def _full(server: Server) -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["postgresql", "mysql"])
 def test_server_that_never_answers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts a connection and says nothing is unavailable after a while."""
-    monkeypatch.setattr(store, "patiently", partial(patiently, tries=1))
+    monkeypatch.setattr(retrying, "_TRIES", 1)
     # PostgreSQL's driver waits for no less.
     monkeypatch.setattr(engines, "_CONNECT_TIMEOUT_S", 2)
     monkeypatch.setattr(engines, "_ANSWER_TIMEOUT_S", 1)

@@ -1,6 +1,6 @@
 """Inside the caller's transaction: a claim is written as what it is, and so is its completion."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -19,8 +19,6 @@ from oncely.stores.memory_store import MemoryStore
 from oncely.stores.memory_tables import MemoryTables
 from oncely.stores.store import Joined
 from oncely.testing import ManualClock, granted
-
-Watcher = Callable[[], None]
 
 KEYS = [Key("billing", str(n)) for n in range(3)]
 ONE, TWO, THREE = KEYS

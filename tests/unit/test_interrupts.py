@@ -96,7 +96,7 @@ def test_call_alone(ledger: Ledger) -> None:
         [claim] = at_once(1, lambda n: granted(ledger.claim(Key("billing", f"there {place}"))))  # noqa: B023
         ledger.complete(claim)
     assert place > 50
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
     assert not ledger._batcher._waiting
 
 

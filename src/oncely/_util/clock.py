@@ -1,4 +1,4 @@
-"""The clock of this process: how long things take here, and waiting. A simulation replaces it."""
+"""The clock of this process: how long things take here, and waiting. Tests replace it."""
 
 import threading
 import time

@@ -48,10 +48,10 @@ def is_locked(error: Exception) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED
 
 
-def switch_to_wal(connection: Any, patience_s: float = BUSY_TIMEOUT_S) -> None:
+def switch_to_wal(connection: Any) -> None:
     """Set WAL mode, which stays with the file. Raises OperationalError where it stays locked."""
     # The switch needs the file for itself, and SQLite does not apply the busy timeout to it.
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")

@@ -355,7 +355,7 @@ class Consuming:
                 _log.exception("listener_failed")
 
     def _send_deferred(self, turns: Sequence[DeliveryTurn]) -> None:
-        keys = [turn.key for turn in turns if turn.key is not None and _may_have_sent(turn)]
+        keys = [turn.key for turn in turns if turn.key is not None and turn.may_have_sent]
         if self._deferred is not None and keys:
             self.report.deferred_sent += self._deferred.send(keys)
 
@@ -406,13 +406,6 @@ def _place(parts: Parts, concurrency: int) -> Executor:
     if parts.begins is None or parts.handling is None:
         return ThreadExecutor(running.run, concurrency)
     return ThreadExecutor(running.run, concurrency, running.run_together)
-
-
-def _may_have_sent(turn: DeliveryTurn) -> bool:
-    if isinstance(turn.begun, Kept):
-        return turn.begun.may_send
-    is_handled = turn.ending is not None and turn.ending.counted is Counted.HANDLED
-    return is_handled and turn.held is not None and bool(turn.held.end())
 
 
 def _never(_: Message) -> None:

@@ -100,6 +100,11 @@ class Record(NamedTuple):
         return error if error is None or isinstance(error, str) else repr(error)
 
     @property
+    def is_handled(self) -> bool:
+        """Whether the handler has succeeded; messages of its may wait to be sent."""
+        return self.state in (State.HANDLED, State.COMPLETED)
+
+    @property
     def birth(self) -> int:
         """Tells this claim, or this record, from an earlier one under the same key."""
         return self.version >> _WRITES_BITS

@@ -131,7 +131,7 @@ def decide(
     """
     row = TABLE[type(command)]
     if isinstance(command, Held):
-        if not _is_newest(command.claim, record):
+        if not is_newest(command.claim, record):
             return _after_another(record, command)
     elif isinstance(command, Ask):
         if record is None:
@@ -144,7 +144,8 @@ def decide(
     return row[standing(record, now)](record, command, now)
 
 
-def _is_newest(claim: Claim, record: Record | None) -> bool:
+def is_newest(claim: Claim, record: Record | None) -> bool:
+    """Whether no other claim of its record was granted, or let go, since `claim` was."""
     return record is not None and record.fence == claim.fence and record.birth == claim.record.birth
 
 

@@ -83,7 +83,7 @@ class AsyncCalls(ABC):
         return await self.run(self._calls._settle, requests)
 
     async def settle_each(self, requests: Sequence[Request]) -> Sequence[Outcome | Exception]:
-        """As `settle`, but an error that concerns one of many stands in the place of its outcome."""
+        """As `settle`, with an error in the place of an outcome where it concerns one of many."""
         if len(requests) == 1:
             return [await self._settle_one(requests[0])]
         return await self.run(self._calls._settle_each, requests)

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 from oncely._util.crash_points import reached
 from oncely.async_ledger import SteadyLedger
 from oncely.core.errors import EndedError, StoreUnavailable
-from oncely.core.record import Claim, State
-from oncely.core.rules import after_end
+from oncely.core.record import Claim
+from oncely.core.rules import after_end, is_newest
 from oncely.core.verdicts import Phase
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.inline_calls import InlineCalls, run_inline
@@ -211,11 +211,7 @@ class _Tries:
             record = await self._calls.find(claim.key)
         except StoreUnavailable:
             return False
-        is_stored = (
-            record is not None
-            and record.state in (State.HANDLED, State.COMPLETED)
-            and (record.fence, record.birth) == (claim.fence, claim.record.birth)
-        )
+        is_stored = record is not None and record.is_handled and is_newest(claim, record)
         if is_stored:
             self._turn.ending = after_end(self._handling.policy, claim.attempts, None)
             _commit_done(self._handling, [self._turn])

@@ -9,7 +9,7 @@ from oncely.core.commands import Outcome
 from oncely.core.message import Message
 from oncely.core.policy import Finding
 from oncely.core.record import Key
-from oncely.core.verdicts import Ending, Phase
+from oncely.core.verdicts import Counted, Ending, Phase
 from oncely.engine.request import Request
 from oncely.lifecycle.held_message import HeldMessage, Untracked
 
@@ -84,6 +84,14 @@ class Turn:
     def held(self) -> HeldMessage | None:
         """The message with its claim, where one was granted."""
         return self.begun if isinstance(self.begun, HeldMessage) else None
+
+    @property
+    def may_have_sent(self) -> bool:
+        """Whether its handler, now or at a former time, may have left messages to be sent."""
+        if isinstance(self.begun, Kept):
+            return self.begun.may_send
+        is_handled = self.ending is not None and self.ending.counted is Counted.HANDLED
+        return is_handled and self.held is not None and bool(self.held.end())
 
     def start_over(self) -> None:
         """Forget what has happened in a transaction that is undone."""

@@ -127,7 +127,7 @@ def _run_task(options: SinkOptions, batch: str, batches: Iterator[RecordBatch]) 
     channel = TaskChannel(options.channel, options.channel_token)
     whole = None
     try:
-        ledger.keep_retention(options.consumer, options.whole_policy().retention)
+        ledger.keep_retention(options.consumer, options.policy.retention)
         task = open_task(ledger, options, quarantine, channel)
         with rarely_collecting():
             task.run(batches)

@@ -61,10 +61,10 @@ class MemoryTables:
     def insert(
         self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
     ) -> set[Key]:
-        if any(self._horizons.get(name) != at for name, at in (believed or {}).items()):
-            return set()
         now = self.clock()
-        absent = [record for record in records if record.key not in self.records]
+        wrong = {name for name, at in (believed or {}).items() if self._horizons.get(name) != at}
+        believing = [record for record in records if record.key.consumer not in wrong]
+        absent = [record for record in believing if record.key not in self.records]
         for record in absent:
             self._put(self.records, record.key, _at(record, now)._replace(first_seen=now))
         return {record.key for record in absent}

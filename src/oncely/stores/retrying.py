@@ -17,18 +17,22 @@ class TryAgain(Exception):
     """
 
 
-def patiently(call: Callable[[], T], *, tries: int = 6, first_delay_s: float = 0.05) -> T:
+_TRIES = 6
+_FIRST_DELAY_S = 0.05
+
+
+def patiently(call: Callable[[], T]) -> T:
     """What `call` returns, as soon as it raises no TryAgain; any other error ends it at once.
 
-    Between tries it waits, each time up to twice as long: with the defaults up to a second and a
-    half in sum. Raises StoreUnavailable when no try is left.
+    Between tries it waits, each time up to twice as long: a second and a half in sum. Raises
+    StoreUnavailable when no try is left.
     """
-    for failures in range(tries - 1):
+    for failures in range(_TRIES - 1):
         try:
             return call()
         except TryAgain:
             # Many workers lost the server at one moment: they should not all be back at one.
-            time.sleep(first_delay_s * 2**failures * random.uniform(0.5, 1.0))  # noqa: S311
+            time.sleep(_FIRST_DELAY_S * 2**failures * random.uniform(0.5, 1.0))  # noqa: S311
     try:
         return call()
     except TryAgain as error:

@@ -80,6 +80,10 @@ class HorizonConformance:
                 [_new(one), _new(two)], {"billing": believed, "mailing": 1.0}
             )
         assert set(store.load([one, two]).records) == set()
+        three = Key("mailing", "3")
+        only_one_is_true = {"billing": None, "mailing": None}
+        assert store.insert([_new(one), _new(three)], only_one_is_true) == {three}
+        assert set(store.load([one, three]).records) == {three}
         true = {"billing": horizon, "mailing": None}
         assert store.insert([_new(one), _new(two)], true) == {one, two}
         assert store.insert([_new(one)], {"billing": horizon}) == set()

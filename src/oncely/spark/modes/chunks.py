@@ -20,11 +20,9 @@ from oncely.core.commands import Granted, Outcome, TooOld
 from oncely.core.control import Reject
 from oncely.core.errors import MessageError, StoreError, reason_of
 from oncely.core.ids import check_id
-from oncely.core.record import Key
 from oncely.core.verdicts import Counted, Delay, Ending
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.turn import Kept
 from oncely.locations import open_named_transport
 from oncely.outbox import Relay
 from oncely.spark.modes.row_turn import RowTurn
@@ -195,7 +193,7 @@ class ChunkTask(ABC):
         self._channel.report(self.counts)
         if self._sending is not None:
             # What this cannot send, a relay does.
-            self._sending.send([key for turn in turns if (key := _sender(turn)) is not None])
+            self._sending.send([turn.key for turn in turns if turn.key and turn.may_have_sent])
         self._count_too_old(too_old)
 
     def _count_too_old(self, answers: Sequence[tuple[Row, TooOld]]) -> None:
@@ -242,14 +240,6 @@ class ChunkTask(ABC):
         wait_s = self._tally.refused(outcome, lambda: row, now - since)
         if wait_s is not None:
             self._put_off(row, _Delay(now + wait_s, since))
-
-
-def _sender(turn: RowTurn) -> Key | None:
-    """The key of what may have messages to be sent."""
-    if isinstance(turn.begun, Kept):
-        return turn.key if turn.begun.may_send else None
-    is_handled = turn.ending is not None and turn.ending.counted is Counted.HANDLED
-    return turn.key if is_handled and turn.held is not None and turn.held.end() else None
 
 
 def _unusable(row: Row) -> str | None:

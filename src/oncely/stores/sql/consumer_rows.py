@@ -24,10 +24,11 @@ def insert(
         return written
     # The horizon comes after: the insert may have waited for a purge that removed such a record.
     found = at.database.horizons(at.link, sorted(believed), reads_anew=reads_anew)
-    if any(found.get(consumer) != horizon for consumer, horizon in believed.items()):
-        at.database.remove(at.link, [record for record in records if record.key in written])
-        return set()
-    return written
+    wrong = {consumer for consumer, horizon in believed.items() if found.get(consumer) != horizon}
+    gone = [each for each in records if each.key in written and each.key.consumer in wrong]
+    if gone:
+        at.database.remove(at.link, gone)
+    return written - {record.key for record in gone}
 
 
 def horizons(at: Access[Link], consumers: Collection[str]) -> Horizons:

@@ -65,7 +65,6 @@ _MIGRATION_WAIT_S = 100
 _LOCK_WAIT_S = 1
 _LOCK_WAIT = "SET innodb_lock_wait_timeout = {}"
 _MAX_PACKET = "max_allowed_packet"
-_LONG_COLUMNS = ("metadata", "result", "body")
 _LONG = 1 << 20
 """Characters from which on a statement is measured: the server hangs up on one too long for it."""
 

@@ -143,10 +143,10 @@ class FaultyStore(ForwardingStore):
             self._shared.note(self._actor, "wire", fault=wire.name)
         if wire is Wire.REFUSED:
             raise TryAgain("the store cannot be reached")
-        if wire is Wire.CUT:
+        # Only what tells its own repetition goes on: a transaction is rolled back with its line.
+        if wire is Wire.CUT or (wire is Wire.LATE and lost is not ReplyLost):
             raise lost("the line broke")
-        if wire is Wire.LATE and lost is ReplyLost:
-            # Only what tells its own repetition: a transaction is rolled back with its line.
+        if wire is Wire.LATE:
             scheduler.later(
                 weather.draws.uniform(0.0, 0.5), lambda: self._shared.do(self._actor, work)
             )
