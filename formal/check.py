@@ -59,6 +59,7 @@ MUTANTS: Mapping[str, Sequence[int]] = {
 ENDLESS_MUTANTS: Mapping[str, Sequence[int]] = {"PUT_BACK_AT_ONCE": ANY}
 """Those that break nothing but never come to an end."""
 
+_FEW_FAULTS = 3
 _MEMORY_MB = 8_000
 _DEPTH = re.compile(r"depth reached (\d+), errors: (\d+)")
 _STATES = re.compile(r"([\d.e+]+) states, stored")
@@ -220,8 +221,10 @@ def _run(case: Case, parent: Path) -> Result:
     with TemporaryDirectory(dir=parent) as folder:
         began = time.monotonic()
         _call(folder, "spin", *case.defines, "-a", str(MODEL))
-        # A mutant is caught before an optimized verifier would be compiled.
-        optimize, table = ("-O0", "-w20") if case.bug else ("-O2", "-w24")
+        # A mutant is caught, and few faults are looked through, before an optimized verifier is
+        # compiled.
+        optimize = "-O2" if case.faults > _FEW_FAULTS and not case.bug else "-O0"
+        table = "-w20" if case.bug else "-w24"
         memory = f"-DMEMLIM={_MEMORY_MB}"
         _call(folder, "gcc", "-w", optimize, case.search.define, memory, "-o", "pan", "pan.c")
         said = _call(folder, "./pan", table, *case.search.options)

@@ -65,7 +65,10 @@ def without_oncely(spark: SparkSession, ids: list[str], log: Path) -> None:
 def with_oncely(spark: SparkSession, ids: list[str], log: Path) -> None:
     """Send from the executors, through the sink."""
     rows = [(id_, str(log)) for id_ in ids]
-    messages = spark.createDataFrame(rows, "id string, source string").repartition(2)
+    # Two partitions, and no shuffle, of which the frozen executor would have a part.
+    messages = spark.createDataFrame(
+        spark.sparkContext.parallelize(rows, 2), "id string, source string"
+    )
     options = {
         "consumer": "frozen-executor",
         "ledger": f"sqlite:///{OUT / 'ledger.db'}",
