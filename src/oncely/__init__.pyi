@@ -18,7 +18,6 @@ from .core.commands import (
     Written,
 )
 from .core.control import Reject, Retry, Unrecoverable
-from .core.deferred import DeferredMessage
 from .core.durations import Duration
 from .core.errors import (
     BrokerRefused,
@@ -45,6 +44,7 @@ from .core.ids import Id
 from .core.message import Message, Processing, current
 from .core.policy import Finding, Policy, Probe, at_least_once, at_most_once, effectively_once
 from .core.record import Claim, Key, Record, State
+from .core.waiting import WaitingMessage
 from .engine.mailbox import LedgerMailbox, Mailbox
 from .engine.transaction import AsyncInbox, Inbox, JoinedTransaction
 from .ledger import Ledger, open_ledger
@@ -72,7 +72,6 @@ __all__ = [
     "ConsumerReport",
     "ContentionError",
     "DeadLettered",
-    "DeferredMessage",
     "Delivery",
     "Duplicate",
     "DuplicateError",
@@ -120,6 +119,7 @@ __all__ = [
     "Transport",
     "TransportError",
     "Unrecoverable",
+    "WaitingMessage",
     "Work",
     "WriteOutcome",
     "Written",

@@ -21,9 +21,9 @@ from oncely.core.commands import (
     Outcome,
     TooOld,
 )
-from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
+from oncely.core.waiting import WaitingMessage
 from oncely.engine.request import Request
 from oncely.ledger import Ledger
 
@@ -158,17 +158,17 @@ class Metrics:
         self._purged.labels(consumer or "").inc(count)
 
     @harmless
-    def deferred_sent(self, messages: Sequence[DeferredMessage]) -> None:
+    def deferred_sent(self, messages: Sequence[WaitingMessage]) -> None:
         """A transport has confirmed these."""
         _count_each(self._sent, messages)
 
     @harmless
-    def deferred_refused(self, messages: Sequence[DeferredMessage]) -> None:
+    def deferred_refused(self, messages: Sequence[WaitingMessage]) -> None:
         """A transport has refused these, whether or not they are tried again."""
         _count_each(self._refused, messages)
 
 
-def _count_each(counter: Counter, messages: Sequence[DeferredMessage]) -> None:
+def _count_each(counter: Counter, messages: Sequence[WaitingMessage]) -> None:
     for consumer, count in Counted(message.parent.consumer for message in messages).items():
         counter.labels(consumer).inc(count)
 

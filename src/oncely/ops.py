@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple
 
-from oncely.core.deferred import DeferredMessage
 from oncely.core.durations import Duration, lease_seconds, seconds
 from oncely.core.errors import ConfigError, RefusedError, describe
 from oncely.core.ids import MAX_ID_LENGTH
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import Standing, standing
+from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger
 from oncely.stores.store import Backlog, Tally
 
@@ -269,7 +269,7 @@ def record_as_dict(record: Record, now: float) -> dict[str, Any]:
 class Details(NamedTuple):
     """What is kept besides a record."""
 
-    deferred: Sequence[DeferredMessage]
+    deferred: Sequence[WaitingMessage]
     """What waits to be sent, in the order of sending."""
     steps: Mapping[str, Any]
     """The results of the finished ones, by their names."""

@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import NamedTuple, Protocol
 
 from oncely._util.crash_points import reached
-from oncely.core.deferred import DeferredMessage
 from oncely.core.durations import Duration, positive_seconds, seconds
 from oncely.core.errors import (
     ConfigError,
@@ -23,8 +22,9 @@ from oncely.core.errors import (
 )
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
+from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger
-from oncely.stores.store import PublishRefusal
+from oncely.stores.store import PutBack
 from oncely.transports.transport import Clock, Transport
 
 _log = logging.getLogger(__name__)
@@ -45,10 +45,10 @@ _TIDY_BATCH = 100
 class RelayObserver(Protocol):
     """Is told what a relay did. Nothing that it does may raise."""
 
-    def deferred_sent(self, messages: Sequence[DeferredMessage]) -> None:
+    def deferred_sent(self, messages: Sequence[WaitingMessage]) -> None:
         """The transport has confirmed these; they wait no more."""
 
-    def deferred_refused(self, messages: Sequence[DeferredMessage]) -> None:
+    def deferred_refused(self, messages: Sequence[WaitingMessage]) -> None:
         """The transport has refused these, whether or not they are tried again."""
 
 
@@ -71,7 +71,7 @@ class Relay:
     """Sends what waits in `ledger` through `transport`, at least once and under the same ids.
 
     It takes `batch` messages at a time; nobody else is given them for the time of `hold`. Those of
-    one lane (see DeferredMessage) are published one after another, each when the one before is
+    one lane (see WaitingMessage) are published one after another, each when the one before is
     confirmed: a batch of a single lane takes as many exchanges with the broker as it has messages.
     When the hold is over, nothing more of the batch is published; what is being published at that
     moment, another relay may publish too. So choose a hold that outlasts a batch, or a batch that
@@ -206,16 +206,16 @@ class _Means(NamedTuple):
 class _Batch:
     """What was taken together: what is left of it, by lanes, and what came of the rest."""
 
-    def __init__(self, taken: Iterable[DeferredMessage] = (), good_until: float = 0.0) -> None:
+    def __init__(self, taken: Iterable[WaitingMessage] = (), good_until: float = 0.0) -> None:
         self.good_until = good_until
         """Until then nobody else is given the messages, by this process's own clock."""
-        self.confirmed: list[DeferredMessage] = []
-        self.refusals: list[PublishRefusal] = []
-        self._lanes: dict[str, deque[DeferredMessage]] = {}
+        self.confirmed: list[WaitingMessage] = []
+        self.refusals: list[PutBack] = []
+        self._lanes: dict[str, deque[WaitingMessage]] = {}
         for message in taken:
             self._lanes.setdefault(message.lane, deque()).append(message)
 
-    def heads(self) -> Mapping[str, DeferredMessage]:
+    def heads(self) -> Mapping[str, WaitingMessage]:
         """The first of each lane, by its lane, all for one destination; none when none is left.
 
         Two of one lane never go to the transport together: it could refuse the first and take the
@@ -229,7 +229,7 @@ class _Batch:
         """The transport has the head of the lane."""
         self.confirmed.append(self._lanes[lane].popleft())
 
-    def refuse(self, lane: str, refusal: PublishRefusal) -> None:
+    def refuse(self, lane: str, refusal: PutBack) -> None:
         """The transport does not take the head of the lane."""
         self.refusals.append(refusal)
         if refusal.retry_s is None:
@@ -301,7 +301,7 @@ class _Sending:
         self._batch = _Batch(taken, good_until)
         return bool(taken)
 
-    def _heads(self) -> Mapping[str, DeferredMessage]:
+    def _heads(self) -> Mapping[str, WaitingMessage]:
         """What goes to the transport next, if anything is in hand and still held."""
         return self._batch.heads() if self._means.clock() < self._batch.good_until else {}
 
@@ -318,7 +318,7 @@ class _Sending:
             if heads:
                 reached("between_sends")
 
-    def _publish(self, messages: Sequence[DeferredMessage]) -> Mapping[int, str]:
+    def _publish(self, messages: Sequence[WaitingMessage]) -> Mapping[int, str]:
         """Which are refused, by their places, and why; all others are confirmed."""
         destination = messages[0].destination
         try:
@@ -327,20 +327,20 @@ class _Sending:
             return error.refused
         return {}
 
-    def _refusal(self, message: DeferredMessage, reason: str) -> PublishRefusal:
+    def _refusal(self, message: WaitingMessage, reason: str) -> PutBack:
         retries = self._means.retries
         attempts = message.attempts + 1
         retry_s = None if retries.is_spent(attempts) else retries.delay_s(attempts)
-        return PublishRefusal(message, describe(reason), retry_s)
+        return PutBack(message, describe(reason), retry_s)
 
     # ---- What is counted and logged ------------------------------------------------------------
 
-    def _count_sent(self, messages: Sequence[DeferredMessage]) -> None:
+    def _count_sent(self, messages: Sequence[WaitingMessage]) -> None:
         self.report.sent += len(messages)
         if self._means.observer is not None:
             self._means.observer.deferred_sent(messages)
 
-    def _count_refused(self, refusals: Sequence[PublishRefusal]) -> None:
+    def _count_refused(self, refusals: Sequence[PutBack]) -> None:
         for refusal in refusals:
             if refusal.retry_s is None:
                 self.report.set_aside += 1
@@ -349,11 +349,11 @@ class _Sending:
                 self.report.refused += 1
                 _log.warning("deferred_refused", extra=_told(refusal))
         if self._means.observer is not None:
-            self._means.observer.deferred_refused([refusal.deferred for refusal in refusals])
+            self._means.observer.deferred_refused([refusal.message for refusal in refusals])
 
 
-def _told(refusal: PublishRefusal) -> Mapping[str, object]:
-    message = refusal.deferred
+def _told(refusal: PutBack) -> Mapping[str, object]:
+    message = refusal.message
     return {
         "consumer": message.parent.consumer,
         "message_id": message.id,

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from oncely import Key, Ledger, Message, open_ledger, open_transport
-from oncely.core.deferred import DeferredMessage
 from oncely.core.verdicts import DeadLetter
-from oncely.stores.store import PublishRefusal
+from oncely.core.waiting import WaitingMessage
+from oncely.stores.store import PutBack
 from oncely.testing import granted
 from oncely.transports.transport import Transport
 
@@ -262,10 +262,10 @@ def sending(at: OnFile) -> OnFile:
     at.ledger.keep_step(claim, "charge", {"receipt": "é" + "y" * 400})
     at.ledger.keep_step(claim, "log", None)
     receipt = Message("receipt-1")
-    messages = [DeferredMessage("receipt-1", to, receipt, claim.key) for to in ("mails", "texts")]
+    messages = [WaitingMessage("receipt-1", to, receipt, claim.key) for to in ("mails", "texts")]
     at.ledger.handled(claim, None, messages)
     [refused] = at.ledger.mailbox.take(1, "1s")
-    at.ledger.mailbox.put_back([PublishRefusal(refused, "too large: " + "x" * 400, None)])
+    at.ledger.mailbox.put_back([PutBack(refused, "too large: " + "x" * 400, None)])
     return at
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from oncely import Key, Message, State, open_transport
 from oncely.cli import progress
-from oncely.core.deferred import DeferredMessage
+from oncely.core.waiting import WaitingMessage
 from oncely.testing import granted
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def defer(at: "OnFile") -> Defer:
 
     def handle(id_: str, body: bytes = b"body", delay_s: float = 0.0) -> None:
         key = Key("shop", id_)
-        deferred = DeferredMessage(id_, "out", Message(id_, body), key, delay_s=delay_s)
+        deferred = WaitingMessage(id_, "out", Message(id_, body), key, delay_s=delay_s)
         at.ledger.handled(granted(at.ledger.claim(key)), deferred=[deferred])
 
     return handle

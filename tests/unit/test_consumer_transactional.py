@@ -255,7 +255,7 @@ def test_refused_at_the_commit(queue: Queue, sql: Sql) -> None:
         connection.execute(
             text(
                 "CREATE TABLE children (parent INTEGER REFERENCES parents (id)"
-                " DEFERRABLE INITIALLY DEFERRED)"
+                " DEFERRABLE INITIALLY WAITING)"
             )
         )
     event.listen(sql.engine, "checkout", lambda link, *_: link.execute("PRAGMA foreign_keys=ON"))

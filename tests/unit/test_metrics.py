@@ -6,11 +6,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from oncely.core.commands import Duplicate
-from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key
+from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger
 from oncely.metrics import Metrics
 from oncely.outbox import Relay
@@ -125,7 +125,7 @@ def test_deferred_messages(
     metrics.watch(watched)
     assert value("oncely_deferred_lag_seconds") == 0
     for key, body in zip(KEYS[:3], (b"a", b"b", b"long"), strict=True):
-        deferred = DeferredMessage("1", "out", Message("1", body), key)
+        deferred = WaitingMessage("1", "out", Message("1", body), key)
         watched.handled(granted(watched.claim(key)), deferred=[deferred])
     clock.advance(30)
     assert value("oncely_deferred_waiting") == 3
@@ -161,7 +161,7 @@ def test_metrics_never_break_a_relay(
         raise ValueError("no")
 
     monkeypatch.setattr("oncely.metrics.Counted", broken)
-    deferred = DeferredMessage("1", "out", Message("1"), key)
+    deferred = WaitingMessage("1", "out", Message("1"), key)
     ledger.handled(granted(ledger.claim(key)), deferred=[deferred])
     relay = Relay(ledger, MemoryTransport(QueueServer()), metrics=metrics)
     assert relay.send_waiting().sent == 1

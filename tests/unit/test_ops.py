@@ -8,11 +8,11 @@ import pytest
 
 from oncely import ops
 from oncely.core.commands import Duplicate, Granted
-from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
+from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import Backlog
@@ -89,7 +89,7 @@ def test_status_adds_up(ledger: Ledger, clock: ManualClock) -> None:
 def test_status_has_the_backlog(ledger: Ledger, clock: ManualClock) -> None:
     """What deferred messages wait stands in the status, and in its JSON."""
     claim = claimed(ledger, "shop", "order")
-    ledger.handled(claim, None, [DeferredMessage("a", "mails", Message("a"), claim.key)])
+    ledger.handled(claim, None, [WaitingMessage("a", "mails", Message("a"), claim.key)])
     clock.advance(20)
     found = ops.status(ledger)
     assert found.backlog == Backlog(waiting=1, set_aside=0, lag_s=20.0)
@@ -181,7 +181,7 @@ def test_details(ledger: Ledger) -> None:
     """What waits to be sent and what steps are finished is found beside the record."""
     claim = claimed(ledger, "shop", "order")
     ledger.keep_step(claim, "charge", {"receipt": 7})
-    ledger.handled(claim, None, [DeferredMessage("a", "mails", Message("a"), claim.key)])
+    ledger.handled(claim, None, [WaitingMessage("a", "mails", Message("a"), claim.key)])
     found = ops.details(ledger, claim.key)
     assert [message.id for message in found.deferred] == ["a"]
     assert json.loads(json.dumps(found.as_dict())) == {

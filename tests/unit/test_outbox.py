@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from oncely._util import crash_points as crashpoints
-from oncely.core.deferred import DeferredMessage, deferred_id
 from oncely.core.errors import BrokerRefused, ConfigError, StoreUnavailable, TransportError
 from oncely.core.message import Message
 from oncely.core.record import Key, State
+from oncely.core.waiting import WaitingMessage, deferred_id
 from oncely.ledger import Ledger
 from oncely.outbox import Relay, RelayReport
 from oncely.testing import ManualClock, MeddlingStore, granted
@@ -25,7 +25,7 @@ from oncely.transports.transport import Limits
 
 _DEADLINE_S = 30.0
 
-Defer = Callable[..., list[DeferredMessage]]
+Defer = Callable[..., list[WaitingMessage]]
 
 
 class Broker(MemoryTransport):
@@ -72,11 +72,11 @@ def defer(ledger: Ledger) -> Defer:
 
     def handle(
         parent: str, *bodies: str, to: str = "out", key: str | None = None, delay_s: float = 0.0
-    ) -> list[DeferredMessage]:
+    ) -> list[WaitingMessage]:
         claim = granted(ledger.claim(Key("shop", parent)))
         ids = [deferred_id(claim.key, position) for position in range(len(bodies))]
         deferred = [
-            DeferredMessage(
+            WaitingMessage(
                 id_, to, Message(id_, body.encode(), key=key), claim.key, position, delay_s
             )
             for position, (id_, body) in enumerate(zip(ids, bodies, strict=True))
@@ -163,10 +163,10 @@ def test_metrics(ledger: Ledger, broker: Broker, clock: ManualClock, defer: Defe
     told: Counter[str] = Counter()
 
     class Told:
-        def deferred_sent(self, messages: Sequence[DeferredMessage]) -> None:
+        def deferred_sent(self, messages: Sequence[WaitingMessage]) -> None:
             told["sent"] += len(messages)
 
-        def deferred_refused(self, messages: Sequence[DeferredMessage]) -> None:
+        def deferred_refused(self, messages: Sequence[WaitingMessage]) -> None:
             told["refused"] += len(messages)
 
     defer("order-1", "a")

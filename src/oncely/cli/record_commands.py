@@ -12,9 +12,9 @@ from oncely import ops
 from oncely.cli.ledger_arguments import opened
 from oncely.cli.tables import aligned, cell, cut, fields_table, folded, new_table, put
 from oncely.cli.terminal import moment, span
-from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.record import Record
+from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger
 
 _NAMED = 5
@@ -50,7 +50,7 @@ def show(parsed: argparse.Namespace) -> int:
     put(fields_table(_fields(record, now)))
     if details.deferred:
         print()
-        put(deferred_table(details.deferred), last_gives_way=True)
+        put(waiting_table(details.deferred), last_gives_way=True)
     if details.steps:
         print()
         put(steps_table(details.steps), last_gives_way=True)
@@ -102,7 +102,7 @@ def records_table(selected: ops.Selected, now: float) -> Table:
     return table
 
 
-def deferred_table(deferred: Sequence[DeferredMessage]) -> Table:
+def waiting_table(deferred: Sequence[WaitingMessage]) -> Table:
     """A row for each message that waits to be sent."""
     table = new_table(folded("waits to be sent"), folded("to"), aligned("attempts"), "error")
     for message in deferred:

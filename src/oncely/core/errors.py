@@ -6,6 +6,7 @@ exceptions takes the one for the other.
 """
 
 import re
+import traceback
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -106,6 +107,10 @@ class BusyError(OncelyError):
     """Another worker holds a live claim on this message: ask again later."""
 
 
+class WaitingError(BusyError):
+    """The message has failed, and waits in the ledger until a consumer tries it again."""
+
+
 class RefusedError(OncelyError):
     """The ledger does not grant what was asked, because of the state of the record, and will not
     before that has changed: not by waiting.
@@ -138,6 +143,15 @@ class InDoubtError(RefusedError):
 def mask_passwords(text: str) -> str:
     """Replace what looks like a password in a URL or an assignment by stars."""
     return _PASSWORD_IN_TEXT.sub(r"\1\2***", _PASSWORD_IN_URL.sub(r"\1:***\2", text))
+
+
+def traced(error: BaseException, limit: int = 16_000) -> str:
+    """As `describe`, with the traceback before it; of one that is too long, its end."""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - a user's __str__ may raise anything.
+        return describe(error)
+    return describe(text[-limit:].rstrip(), limit)
 
 
 def reason_of(error: BaseException, limit: int = 200) -> str:

@@ -48,6 +48,7 @@ from oncely.core.commands import (
     Release,
     Reset,
     TooOld,
+    Waiting,
     Written,
 )
 from oncely.core.control import Reject, Retry, Unrecoverable
@@ -56,6 +57,7 @@ from oncely.core.errors import (
     ExhaustedError,
     MessageError,
     RefusedError,
+    WaitingError,
     describe,
     reason_of,
 )
@@ -263,7 +265,7 @@ def after_refusal(error: Exception) -> Ending:
     if isinstance(error, ExhaustedError) and error.is_first:
         # Its tries are spent, and whoever spent the last has not lived to tell.
         return Ending(Told.NOTHING, DeadLetter(describe(error)), Counted.FAILED)
-    if isinstance(error, DuplicateError):
+    if isinstance(error, DuplicateError | WaitingError):
         return AFTER_DUPLICATE
     if isinstance(error, RefusedError | MessageError):
         return Ending(Told.NOTHING, DeadLetter(describe(error)), Counted.SET_ASIDE)
@@ -378,6 +380,9 @@ def _same_exhausted(record: Record, _: Ask, __: float) -> Decision:
 
 
 def _ask_after_failure(record: Record, ask: Ask, now: float) -> Decision:
+    if record.lease_until is not None and not ask.is_taken:
+        # Whoever takes it from there runs it: this delivery of it is one more.
+        return Decision(Waiting(record, record.lease_until), record)
     # Without an attempt it was reset: that allows it to run, whatever the policy is.
     match ask.policy.on_failed if record.attempts else "retry":
         case "retry":
@@ -452,6 +457,8 @@ def _complete(record: Record, complete: Complete, now: float) -> Decision:
 
 def _fail(record: Record, fail: Fail, now: float) -> Decision:
     new = _failed(record, fail.error, now, exhausted=fail.final)
+    if fail.retry_s is not None and not fail.final:
+        new = new._replace(lease_until=now + fail.retry_s)
     return Decision(Written(new), new)
 
 
@@ -505,6 +512,7 @@ def _reset(record: Record, reset: Reset, now: float) -> Decision:
         last_seen=now,
         lease_until=None,
         metadata={**(record.metadata or {}), "reset": note},
+        fingerprint=None if reset.is_edited else record.fingerprint,
         exhausted=False,
         version=record.version + 1,
     )

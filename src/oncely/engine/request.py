@@ -25,6 +25,7 @@ from oncely.core.errors import FencedError, MessageError, RefusedError
 from oncely.core.ids import check_fingerprint
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, birth_of, check_keys
+from oncely.core.waiting import WaitingMessage
 
 _START_BITS = 23
 """The other half of what counts a record's writes is left to count them."""
@@ -36,6 +37,15 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 Metadata = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 """Of all records, or of each."""
+
+
+class Write(NamedTuple):
+    """What is said with a claim, and what is kept with that, or nothing is."""
+
+    command: Held
+    kept: Sequence[WaitingMessage] = ()
+    is_over: bool = False
+    """Whether what waits to try the message again is to wait no more."""
 
 
 class Request(NamedTuple):
@@ -61,6 +71,8 @@ def to_claim(
     in_doubt: Record | None,
     token: int | None = None,
     sent_at: Sequence[float | None] | None = None,
+    *,
+    taken: Sequence[bool] | None = None,
 ) -> list[Request]:
     """One for each key. Raises MessageError and ConfigError for what is not usable."""
     lease_s = policy.lease_s if lease is None else lease_seconds(lease)
@@ -70,14 +82,20 @@ def to_claim(
     )
     kept = _each(metadata, len(keys))
     times = repeat(None, len(keys)) if sent_at is None else sent_at
+    are_taken = [False] * len(keys) if taken is None else taken
     check_keys(keys)
     tokens = _tokens(keys, new_token() if token is None else token)
     start = random.getrandbits(_START_BITS)
     return [
         Request(
-            key, Ask(key, policy, lease_s, own, fingerprint, each, finding, found_at, start, at)
+            key,
+            Ask(
+                key, policy, lease_s, own, fingerprint, each, finding, found_at, start, at, is_taken
+            ),
         )
-        for key, own, fingerprint, each, at in zip(keys, tokens, given, kept, times, strict=True)
+        for key, own, fingerprint, each, at, is_taken in zip(
+            keys, tokens, given, kept, times, are_taken, strict=True
+        )
     ]
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, bindparam, func, liter
 
 from oncely.core.record import Key, Record
 from oncely.stores.sql.batches import batches
-from oncely.stores.sql.record_rows import LOADED, Pair, by_place, record_of
+from oncely.stores.sql.record_rows import LOADED, RENEWED, Pair, by_place, record_of
 from oncely.stores.sql.table import SqlTables
 from oncely.stores.store import Clock, Loaded
 
@@ -100,10 +100,10 @@ class Database(ABC):
         self.is_inside = is_inside
         self.is_hurried = is_hurried
         self.table = tables.records
-        self.deferred_table = tables.deferred
+        self.waiting_table = tables.waiting
         name_of = engine.dialect.identifier_preparer.format_table
         self.name = name_of(tables.records)
-        self.deferred_name = name_of(tables.deferred)
+        self.waiting_name = name_of(tables.waiting)
         self.steps_name = name_of(tables.steps)
         self.consumers_name = name_of(tables.consumers)
 
@@ -230,8 +230,8 @@ class Database(ABC):
         return len(found), str(found[-1].id) if found else after
 
     def has_beside(self, link: Link) -> tuple[bool, bool]:
-        """Whether there are any deferred messages, and any steps."""
-        tables = (self.deferred_name, self.steps_name)
+        """Whether there are any messages that wait, and any steps."""
+        tables = (self.waiting_name, self.steps_name)
         asked = ", ".join(f"EXISTS (SELECT 1 FROM {name})" for name in tables)
         some_wait, some_steps = self.run(link, f"SELECT {asked}").fetchone()
         return bool(some_wait), bool(some_steps)
@@ -282,11 +282,19 @@ class Database(ABC):
             f" ON CONFLICT (provider) DO UPDATE SET {column} = %(value)s{later}"
         )
 
-    # ---- Deferred messages ---------------------------------------------------------------------
+    # ---- Messages that wait --------------------------------------------------------------------
 
     @abstractmethod
-    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Keep deferred messages, each a row of `DEFERRED`, as the Inside protocol says."""
+    def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
+        """Keep messages, each a row of `WAITING`, as the Inside protocol says."""
+
+    def on_conflict(self, *, renews: bool) -> str:
+        """What an insert of such rows does with one that is there."""
+        if not renews:
+            return "ON CONFLICT DO NOTHING"
+        names = (*RENEWED, "updated_at", "due_at", "held_until")
+        renewed = ", ".join(f"{name} = excluded.{name}" for name in names)
+        return f"ON CONFLICT (message_id, provider, name) DO UPDATE SET {renewed}"
 
     # ---- Schema --------------------------------------------------------------------------------
 

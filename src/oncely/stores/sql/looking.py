@@ -1,11 +1,11 @@
-"""Waiting for deferred messages, by looking now and then."""
+"""Waiting for messages, by looking now and then."""
 
 import threading
 import time
 from collections.abc import Callable
 
 _LOOK_S = 0.2
-"""How often it is looked for what other processes have deferred."""
+"""How often it is looked for what other processes have kept."""
 
 
 class Looking:
@@ -29,7 +29,7 @@ class Looking:
             is_told = self._pause(min(left_s, _LOOK_S))
 
     def tell(self) -> None:
-        """This process has deferred something."""
+        """This process has kept something."""
         with self._told:
             self._told.notify_all()
 

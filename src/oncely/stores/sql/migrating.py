@@ -22,7 +22,7 @@ from oncely.stores.names import TableName
 from oncely.stores.sql.table import SqlTables
 
 _KEY = {"message_id", "provider"}
-_NAMING = {*_KEY, "name", "destination", "deferred_id"}
+_NAMING = {*_KEY, "name", "destination", "own_id", "queue"}
 """Columns by which one thing is told from another."""
 _HAND_WRITTEN = {
     *("id", *_KEY, "status", "attempts", "metadata", "first_processed_at", "last_processed_at")

@@ -17,15 +17,15 @@ from oncely.stores.sql.database import (
     raw_cursor,
 )
 from oncely.stores.sql.record_rows import (
-    DEFERRED,
     INSERTED,
     SWAPPED,
     TIMES,
+    WAITING,
     Pair,
     RowValues,
     believed,
-    deferred,
     inserted,
+    kept,
     sought,
     swapped,
 )
@@ -38,6 +38,7 @@ _TYPES = {
     **dict.fromkeys(("fence", "version", "duplicates", "believed"), "int8"),
     **dict.fromkeys(("lease_s", "delay_s"), "float8"),
     "exhausted": "bool",
+    "set_aside": "bool",
     "body": "bytea",
 }
 """Of the columns that are not given as text."""
@@ -219,8 +220,8 @@ class Postgresql(Database):
         is_away = state == _READ_ONLY or "OperationalError" in kinds
         return Fault.UNAVAILABLE if is_away else Fault.OTHER
 
-    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._executed(link, self._build_defer, deferred(rows))
+    def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
+        self._executed(link, self._build_renewal if renews else self._build_keep, kept(rows))
 
     def later(self, seconds: str) -> str:
         return f"{_NOW} + {seconds}::float8 * interval '1 second'"
@@ -310,13 +311,20 @@ class Postgresql(Database):
     def _found(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         return f"FROM {self._rows(varying, constant)}, {self.name} AS t {_THIS}"
 
-    def _build_defer(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+    def _build_keep(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        return f"{self._kept(varying, constant)} {self.on_conflict(renews=False)}"
+
+    def _build_renewal(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        return f"{self._kept(varying, constant)} {self.on_conflict(renews=True)}"
+
+    def _kept(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         due_at = "now + delay_s * interval '1 second'"
-        columns = ", ".join(DEFERRED)
+        columns = ", ".join(WAITING)
         return (
-            f"INSERT INTO {self.deferred_name} ({columns}, created_at, due_at, held_until)"
-            f" SELECT {columns}, now, {due_at}, CASE WHEN delay_s > 0 THEN {due_at}"
-            f" ELSE {self.always} END FROM {self._rows(varying, constant)} ON CONFLICT DO NOTHING"
+            f"INSERT INTO {self.waiting_name}"
+            f" ({columns}, created_at, updated_at, due_at, held_until)"
+            f" SELECT {columns}, now, now, {due_at}, CASE WHEN delay_s > 0 THEN {due_at}"
+            f" ELSE {self.always} END FROM {self._rows(varying, constant)}"
         )
 
 

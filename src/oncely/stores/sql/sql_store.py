@@ -21,12 +21,13 @@ from oncely.core.errors import (
     mask_passwords,
 )
 from oncely.core.record import Key, Record, State
+from oncely.core.waiting import WaitingMessage
 from oncely.stores.names import TableName
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.sql import consumer_rows as consumers
-from oncely.stores.sql import deferred_rows as deferred
 from oncely.stores.sql import record_queries as reading
 from oncely.stores.sql import steps
+from oncely.stores.sql import waiting_rows as rows
 from oncely.stores.sql.access import Access
 from oncely.stores.sql.database import Database, Fault
 from oncely.stores.sql.drivers import is_driver_error
@@ -43,6 +44,7 @@ from oncely.stores.store import (
     Inside,
     Joined,
     KeyRange,
+    Listing,
     Loaded,
     Query,
     Records,
@@ -184,7 +186,7 @@ class SqlStore:
                     done = work(inside)
                     # PostgreSQL would say nothing, and commit nothing.
                     inside.check()
-                if inside.has_deferred:
+                if inside.has_kept:
                     self._waiting.tell()
                 return done
             except Exception as error:
@@ -196,20 +198,22 @@ class SqlStore:
                 connection.invalidate()
                 raise
 
-    # ---- Deferred messages ---------------------------------------------------------------------
+    # ---- Messages that wait --------------------------------------------------------------------
 
-    def backlog(self) -> Backlog:
-        return self._read(deferred.backlog)
+    def backlogs(self) -> Mapping[str, Backlog]:
+        return self._read(rows.backlogs)
 
-    def send_again(self) -> int:
-        # To let them be sent twice is no harm.
-        return self._read(deferred.send_again)
+    def listed(self, listing: Listing) -> Sequence[WaitingMessage]:
+        return self._read(lambda at: rows.listed(at, listing))
 
-    def wait_for_deferred(self, timeout_s: float) -> None:
+    def free_in_s(self, queue: str) -> float | None:
+        return self._read(lambda at: rows.free_in_s(at, queue))
+
+    def wait_for_messages(self, timeout_s: float) -> None:
         self._waiting.wait(timeout_s)
 
     def _newest(self) -> int:
-        return self._read(deferred.newest)
+        return self._read(rows.newest)
 
     # ---- Schema --------------------------------------------------------------------------------
 

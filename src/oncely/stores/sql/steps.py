@@ -35,7 +35,7 @@ def keep_step(at: Access[Link], key: Key, name: str, result: Any) -> None:
 
 def forget(at: Access[Link], key: Key) -> None:
     """As Inside says."""
-    for table in (at.database.deferred_name, at.database.steps_name):
+    for table in (at.database.waiting_name, at.database.steps_name):
         at.run(f"DELETE FROM {table} WHERE {_THIS}", _values(key))
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ReplyLost
 from oncely.core.record import Key, Record, State
+from oncely.core.waiting import WaitingMessage
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.store import Inside, Store
@@ -18,7 +18,7 @@ from oncely.testing.simulation.scheduler import Scheduler
 T = TypeVar("T")
 
 _Fault = type[Exception]
-_HERE = ("is_contention", "wait_for_deferred", "close")
+_HERE = ("is_contention", "wait_for_messages", "close")
 """What no message goes over the wire for."""
 _TOLD_ONCE = ("insert", "swap")
 """What may not be done again when nobody knows whether it was: its answer would be another."""
@@ -32,7 +32,7 @@ class WatchedStore:
         self.history = history
         self.store = MemoryStore(lambda: EPOCH + scheduler.now)
         self._rows: dict[Key, Record] = {}
-        self._waiting: dict[int, DeferredMessage] = {}
+        self._waiting: dict[int, WaitingMessage] = {}
         self._steps: set[tuple[Key, str]] = set()
 
     def do(self, actor: str, work: Callable[[Store], T]) -> T:
