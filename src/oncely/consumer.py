@@ -15,10 +15,13 @@ from oncely.consuming.running import Parts
 from oncely.consuming.window_claims import MetadataOf
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError
+from oncely.core.ids import check_id
 from oncely.core.message import Message
 from oncely.core.policy import Policy
+from oncely.core.waiting import MAX_DESTINATION_LENGTH
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.transacting import AsyncBegins, Begins
 from oncely.lifecycle.wrapping import is_async
 from oncely.middleware.chain import Middleware, check
@@ -62,6 +65,7 @@ class Consumer:
         self._is_together = False
         self.grace_s = 30.0
         self._is_ordered = False
+        self._error_queue: str | None = None
         self._stop = threading.Event()
 
     @property
@@ -166,6 +170,14 @@ class Consumer:
         letters. Once, unless the process dies at that moment.
         """
         self._on_failed.append(_called(listener, "failed", ["error", "message"]))
+        return self
+
+    def error_queue(self, name: str) -> Self:
+        """Send a copy of what is given up to this destination, too; the ledger has the dead letter.
+
+        For a consumer whose ledger has transactions.
+        """
+        self._error_queue = check_id(name, "error_queue", MAX_DESTINATION_LENGTH)
         return self
 
     def _change(self, **changes: Any) -> None:
@@ -290,7 +302,12 @@ class Consumer:
         )
 
     def _handling(self, policy: Policy) -> Handling | None:
-        return None if self._ledger is None else Handling.under(self._ledger, self._name, policy)
+        if self._ledger is None:
+            return None
+        handling = Handling.under(self._ledger, self._name, policy)
+        if self._ledger.can_defer:
+            handling.keeping = Keeping(self._name, self._is_ordered, self._error_queue)
+        return handling
 
     def _check(self, parts: Parts) -> None:
         """Raise ConfigError where the parts do not go together."""
@@ -303,6 +320,11 @@ class Consumer:
                 check(middleware, handler)
             if self._begins is not None:
                 check_transaction(self._begins, handler)
+        if self._error_queue is not None and (self._ledger is None or not self._ledger.can_defer):
+            raise ConfigError(
+                "error_queue: what goes there is sent by way of the ledger, which is to be in a "
+                'database; add .idempotent(open_ledger("postgresql://..."), name)'
+            )
         if self._begins is None:
             return
         if self._ledger is None:

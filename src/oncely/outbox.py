@@ -113,10 +113,14 @@ class Relay:
         """Send until nothing more can be taken; of these `parents` alone, where any are named.
 
         What has a delay or was refused goes on waiting. Raises TransportError when the broker is
-        away: what it has confirmed is marked, what else was taken waits until the hold is over.
+        away: what it has confirmed is marked, what else was taken can be taken again at once.
         """
         sending = _Sending(self._means, threading.Event(), parents)
-        sending.go_on()
+        try:
+            sending.go_on()
+        except TransportError:
+            sending.let_go()
+            raise
         return sending.report
 
     def drain(self, stop: threading.Event, on_progress: OnProgress = lambda _: None) -> RelayReport:
@@ -225,6 +229,10 @@ class _Batch:
         destination = next((head.destination for head in heads.values()), None)
         return {lane: head for lane, head in heads.items() if head.destination == destination}
 
+    def left(self) -> list[WaitingMessage]:
+        """What of it is not sent, as far as is known."""
+        return [message for lane in self._lanes.values() for message in lane]
+
     def confirm(self, lane: str) -> None:
         """The transport has the head of the lane."""
         self.confirmed.append(self._lanes[lane].popleft())
@@ -291,6 +299,12 @@ class _Sending:
             self._means.ledger.mailbox.put_back(batch.refusals)
             self._count_refused(batch.refusals)
             batch.refusals = []
+
+    def let_go(self) -> None:
+        """Let others have at once what is in hand, and what may or may not be sent."""
+        left = [PutBack(message, None, 0.0, is_try=False) for message in self._batch.left()]
+        self._means.ledger.mailbox.put_back(left)
+        self._batch = _Batch()
 
     def _take(self) -> bool:
         means = self._means

@@ -189,7 +189,9 @@ OUR_OWN: list[OncelyError] = [
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), *OUR_OWN], ids=lambda e: type(e).__name__)
-def test_failures_are_the_handlers_own(deliver: Deliver, ledger: Ledger, error: Exception) -> None:
+def test_failures_are_the_handlers_own(
+    deliver: Deliver, ledger: Ledger, clock: ManualClock, error: Exception
+) -> None:
     """Whatever a handler raises is a failure of its message, with its backoff and its tries.
 
     So are the errors of another call that it made, which say nothing about this message.
@@ -197,6 +199,7 @@ def test_failures_are_the_handlers_own(deliver: Deliver, ledger: Ledger, error: 
     policy = Policy(tries=2)
     assert deliver(raising(error), policy=policy) == BACKOFF
     assert (found(ledger).state, found(ledger).attempts) == (State.FAILED, 1)
+    clock.advance(BACKOFF.delay_s)
     verdict = deliver(raising(error), policy=policy)
     assert isinstance(verdict, DeadLetter)
     assert type(error).__name__ in verdict.reason
@@ -229,7 +232,7 @@ def test_final_is_set_aside(deliver: Deliver, message: Message, error: Exception
 def test_retry_says_when(deliver: Deliver) -> None:
     """A handler may say when its message comes again; without a time it is the policy's."""
     assert deliver(raising(Retry(delay="7s"))) == Delay(7.0)
-    assert deliver(raising(Retry())) == Delay(120.0)
+    assert deliver(raising(Retry()), Message("2")) == BACKOFF
 
 
 def test_unfinished_work_has_failed(deliver: Deliver, ledger: Ledger) -> None:

@@ -542,7 +542,7 @@ def test_finished_while_somebody_sends() -> None:
 
 def test_first_fingerprint_is_kept() -> None:
     """A record without a fingerprint takes the first that comes with a grant, and keeps it."""
-    bare = BASE._replace(state=State.FAILED, fingerprint=None)
+    bare = BASE._replace(state=State.FAILED, fingerprint=None, lease_until=None)
     first = decide(bare, ASK, 12).new
     assert first is not None
     assert first.fingerprint == "one"

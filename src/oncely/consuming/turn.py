@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+from oncely.core.waiting import WaitingMessage
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.transports.transport import Delivery
 
@@ -11,8 +12,9 @@ from oncely.transports.transport import Delivery
 class DeliveryTurn(Turn):
     """The turn of a delivery's message, and the handler that takes it."""
 
-    put_off_s: float | None = None
-    """How long it is to wait for another of its order."""
+    waits: bool = False
+    """Whether it does not run now, and is kept until its time has come: behind another of its
+    order, or until somebody is there who takes its type."""
     link: Any = None
     """The connection or session of its transaction, where it has one."""
     took_s: float = 0.0
@@ -25,6 +27,7 @@ class DeliveryTurn(Turn):
         self.handler = handler
         self.message = message
         self.deliveries = delivery.count
+        self.taken = delivery.tag if isinstance(delivery.tag, WaitingMessage) else None
 
     def start_over(self) -> None:
         """As Turn says."""

@@ -10,6 +10,7 @@ from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import MessageError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message, check_message
+from oncely.core.verdicts import DeadLetter
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.lifecycle.handling import Handling
@@ -74,9 +75,19 @@ class Claims:
             return
 
     def end(self, turns: Sequence[DeliveryTurn]) -> None:
-        """Store how handlers have ended."""
+        """Store how handlers have ended, and what is to wait of those that did not run."""
         run_inline(self.handling.end(self._inline, turns))
+        kept = [turn for turn in turns if turn.waits or _is_dead_unheard(turn)]
+        if kept and not run_inline(self.handling.keep(self._inline, kept)):
+            for turn in kept:
+                turn.waits = False
 
     def give_back(self, turns: Sequence[DeliveryTurn]) -> None:
         """Release what has not run to its end, as far as that may run again."""
         run_inline(self.handling.give_back(self._inline, turns))
+
+
+def _is_dead_unheard(turn: DeliveryTurn) -> bool:
+    """Whether it is a dead letter, and not yet kept as one with its end."""
+    is_dead = turn.ending is not None and isinstance(turn.ending.verdict, DeadLetter)
+    return is_dead and turn.held is None and not turn.waits

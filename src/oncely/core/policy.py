@@ -21,6 +21,7 @@ OnOutage = Literal["pause", "run"]
 OnMismatch = Literal["dead_letter", "ignore"]
 OnMissingId = Literal["dead_letter", "fingerprint", "untracked"]
 OnTooOld = Literal["dead_letter", "run"]
+OnUnknownType = Literal["wait", "dead_letter"]
 Results = Literal["off", "keep"]
 
 
@@ -51,6 +52,10 @@ class Policy:
     on_missing_id: OnMissingId = "dead_letter"
     on_too_old: OnTooOld = "dead_letter"
     """Sent before what the ledger has forgotten of this consumer, and not in it."""
+    on_unknown_type: OnUnknownType = "wait"
+    """No handler here takes messages of its type: another version may, while one is deployed."""
+    wait_unknown: Duration = "15m"
+    """How long such a message waits for that before it is a dead letter."""
     retention: Duration = "30d"
     """How long a record is kept after its message was last seen, by whoever purges the ledger."""
     results: Results = "off"
@@ -60,6 +65,7 @@ class Policy:
         _check_tries(self.tries)
         lease_seconds(self.lease)
         seconds(self.retention, "retention")
+        seconds(self.wait_unknown, "wait_unknown")
         if not self.delays:
             raise ConfigError('backoff: give a list of delays, such as ["30s", "2m"]')
         for delay in self.delays:
@@ -110,6 +116,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "on_mismatch": get_args(OnMismatch),
     "on_missing_id": get_args(OnMissingId),
     "on_too_old": get_args(OnTooOld),
+    "on_unknown_type": get_args(OnUnknownType),
     "results": get_args(Results),
 }
 POLICY_FIELDS = tuple(field.name for field in fields(Policy))

@@ -52,6 +52,7 @@ from oncely.core.commands import (
     Written,
 )
 from oncely.core.control import Reject, Retry, Unrecoverable
+from oncely.core.durations import seconds
 from oncely.core.errors import (
     DuplicateError,
     ExhaustedError,
@@ -270,6 +271,24 @@ def after_refusal(error: Exception) -> Ending:
     if isinstance(error, RefusedError | MessageError):
         return Ending(Told.NOTHING, DeadLetter(describe(error)), Counted.SET_ASIDE)
     return Ending(Told.NOTHING, Delay(AGAIN_S), Counted.GIVEN_BACK)
+
+
+BEHIND = Ending(Told.NOTHING, Delay(0.0), Counted.GIVEN_BACK)
+"""What follows where a message is to wait for another of its order."""
+GIVEN_BACK = Ending(Told.NOTHING, Requeue(), Counted.GIVEN_BACK)
+"""What follows where others are to have a message."""
+UNKNOWN_S = 2.0
+"""Seconds after which a message that nobody here takes is brought to somebody again."""
+
+
+def after_unknown(policy: Policy, error: MessageError, waited_s: float, *, drains: bool) -> Ending:
+    """What follows where no handler takes messages of that type, and it has waited so long for
+    one. Who `drains` waits for nobody.
+    """
+    may_wait = policy.on_unknown_type == "wait" and not drains
+    if may_wait and waited_s < seconds(policy.wait_unknown):
+        return Ending(Told.NOTHING, Delay(UNKNOWN_S), Counted.GIVEN_BACK)
+    return after_refusal(error)
 
 
 # ---- Rules for asking --------------------------------------------------------------------------

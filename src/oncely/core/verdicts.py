@@ -29,6 +29,13 @@ class DeadLetter:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Refuse it for good: the queue's own dead-letter exchange takes it."""
+
+    reason: str
+
+
 Verdict = Ack | Requeue | Delay | DeadLetter
 """What becomes of a delivery."""
 

@@ -130,6 +130,7 @@ class AsyncCalls(ABC):
         return renewed(claim, await self._written(MarkHandled(claim, json_value(result))))
 
     handled_many = awaited(Calls.handled_many)
+    write_all = awaited(Calls.write_all)
 
     async def complete(self, claim: Claim, result: Any = None) -> None:
         """Nothing is left to do."""

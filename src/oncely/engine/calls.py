@@ -21,8 +21,8 @@ from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, check_key
-from oncely.core.waiting import OUTBOX, WaitingMessage
-from oncely.engine.mailbox import Mailbox
+from oncely.core.waiting import WaitingMessage, retry_name
+from oncely.engine.mailbox import Mailbox, keep_anew
 from oncely.engine.means import SettlingMeans
 from oncely.engine.request import (
     Metadata,
@@ -254,10 +254,7 @@ class Calls(SettlingMeans):
 
 def _keep_all(inside: Inside, writes: Sequence[Write]) -> None:
     """What goes with these."""
-    kept = [message for write in writes for message in write.kept]
-    over = [write.command.claim.key for write in writes if write.is_over]
-    for renews in (False, True):
-        if messages := [each for each in kept if (each.queue != OUTBOX) == renews]:
-            inside.keep(messages, renews=renews)
-    if over:
-        inside.remove([each for each in inside.waiting(over) if each.queue != OUTBOX])
+    keep_anew(inside, [message for write in writes for message in write.kept])
+    if over := [write.command.claim.key for write in writes if write.is_over]:
+        waiting = inside.waiting(over)
+        inside.remove([each for each in waiting if each.name == retry_name(each.queue)])

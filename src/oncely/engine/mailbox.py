@@ -46,9 +46,15 @@ class Mailbox:
         means = self._means
         return means._transact(lambda inside: inside.waiting(keys)) if means.can_defer else []
 
-    def keep(self, messages: Sequence[WaitingMessage], *, renews: bool = False) -> None:
-        """Keep these. What is there already stays as it is or, where it `renews`, waits anew."""
-        self._means._transact(lambda inside: inside.keep(messages, renews=renews))
+    def keep(self, messages: Sequence[WaitingMessage]) -> None:
+        """Keep these; what is there already stays as it is."""
+        if messages:
+            self._means._transact(lambda inside: inside.keep(messages))
+
+    def keep_anew(self, messages: Sequence[WaitingMessage]) -> None:
+        """Keep these; what is there already, and is not to be sent, waits anew."""
+        if messages:
+            self._means._transact(lambda inside: keep_anew(inside, messages))
 
     def lanes(self, lanes: Collection[str]) -> set[str]:
         """Those of these lanes in which any wait that are not set aside."""
@@ -63,10 +69,14 @@ class Mailbox:
         queue: str = OUTBOX,
     ) -> Sequence[WaitingMessage]:
         """At most `limit` messages of a queue that can be taken now, in their order; of these
-        `parents` alone, where any are named. Nobody else is given them for the time of `hold`.
+        `parents` alone, where any are named. Nobody else is given them for the time of `hold`. Of
+        what is not to be sent, the next of a lane waits until the one before is removed.
         """
         hold_s = seconds(hold, "hold")
-        return self._means._transact(lambda inside: inside.take(queue, limit, hold_s, parents))
+        one_per_lane = queue != OUTBOX
+        return self._means._transact(
+            lambda inside: inside.take(queue, limit, hold_s, parents, one_per_lane=one_per_lane)
+        )
 
     def sent(self, messages: Sequence[WaitingMessage]) -> None:
         """A transport has confirmed these: they wait no more, and a message whose last ones they
@@ -191,6 +201,13 @@ class LedgerMailbox(Mailbox):
             return len(letters)
 
         return self._means._transact(work)
+
+
+def keep_anew(inside: Inside, messages: Sequence[WaitingMessage]) -> None:
+    """Keep these; what is there already, and is not to be sent, waits anew."""
+    for renews in (False, True):
+        if those := [each for each in messages if (each.queue != OUTBOX) == renews]:
+            inside.keep(those, renews=renews)
 
 
 def _dead_of(messages: Sequence[WaitingMessage]) -> list[WaitingMessage]:

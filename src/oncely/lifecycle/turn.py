@@ -10,6 +10,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Finding
 from oncely.core.record import Key
 from oncely.core.verdicts import Counted, Ending, Phase
+from oncely.core.waiting import WaitingMessage
 from oncely.engine.request import Request
 from oncely.lifecycle.held_message import HeldMessage, Untracked
 
@@ -59,6 +60,8 @@ class Turn:
     """What a probe has found out about it."""
     ending: Ending | None = None
     """What follows from all that, once it has ended."""
+    taken: WaitingMessage | None = None
+    """As what it waited in the ledger, where it did."""
     deliveries: int = 1
     """How often the message was delivered: the attempts of one that is not tracked."""
 

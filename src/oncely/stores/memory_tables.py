@@ -155,11 +155,18 @@ class MemoryTables:
         return {each.lane for each in messages if each.lane in lanes and not each.is_set_aside}
 
     def take(
-        self, queue: str, limit: int, hold_s: float, parents: Collection[Key] | None = None
+        self,
+        queue: str,
+        limit: int,
+        hold_s: float,
+        parents: Collection[Key] | None = None,
+        *,
+        one_per_lane: bool = False,
     ) -> Sequence[WaitingMessage]:
         now = self.clock()
         taken: list[WaitingMessage] = []
-        for row in islice(self._open(queue, now, parents), limit):
+        rows = self._open(queue, now, parents, one_per_lane=one_per_lane)
+        for row in islice(rows, limit):
             taken.append(row.message)
             self._renew(row._replace(held_until=now + hold_s))
         return taken
@@ -168,7 +175,14 @@ class MemoryTables:
         """Whether `take` would give anything to be sent."""
         return next(self._open(OUTBOX, self.clock(), None), None) is not None
 
-    def _open(self, queue: str, now: float, parents: Collection[Key] | None) -> Iterator[_Waiting]:
+    def _open(
+        self,
+        queue: str,
+        now: float,
+        parents: Collection[Key] | None,
+        *,
+        one_per_lane: bool = False,
+    ) -> Iterator[_Waiting]:
         """What can be taken now of a queue and these parents, in its order."""
         closed = set()
         for row in self._rows():
@@ -176,10 +190,11 @@ class MemoryTables:
             if message.queue != queue or message.is_set_aside or message.lane in closed:
                 continue
             is_asked = parents is None or message.parent in parents
-            if is_asked and row.free_at <= now:
-                yield row
-            else:
+            is_open = is_asked and row.free_at <= now
+            if one_per_lane or not is_open:
                 closed.add(message.lane)
+            if is_open:
+                yield row
 
     def remove(self, messages: Sequence[WaitingMessage]) -> None:
         for message in messages:

@@ -216,10 +216,17 @@ class Inside(Records, Protocol):
         """Those of these lanes in which any wait that are not set aside."""
 
     def take(
-        self, queue: str, limit: int, hold_s: float, parents: Collection[Key] | None = None
+        self,
+        queue: str,
+        limit: int,
+        hold_s: float,
+        parents: Collection[Key] | None = None,
+        *,
+        one_per_lane: bool = False,
     ) -> Sequence[WaitingMessage]:
         """At most `limit` of a queue that can be taken now, in their order; nobody else is given
-        them for `hold_s`. Of these `parents` alone, where any are named.
+        them for `hold_s`. Of these `parents` alone, where any are named; and `one_per_lane`, for
+        whom the next is to wait until the one before is removed.
 
         None whose delay is not over, none that is held or set aside, and none behind another of
         its lane that is held, has to wait, or is of a parent that is not named.

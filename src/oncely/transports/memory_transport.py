@@ -13,7 +13,7 @@ from itertools import count, islice
 
 from oncely.core.errors import PublishRefused
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue, Verdict
+from oncely.core.verdicts import Ack, DeadLetter, Delay, Reject, Requeue, Verdict
 from oncely.transports.transport import Clock, DeadLettered, Delivery, Features, Limits, refusals
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class _Queue:
             case Delay(delay_s):
                 kept.holder = None
                 self._put_off(number, kept, now + delay_s)
-            case DeadLetter(reason):
+            case DeadLetter(reason) | Reject(reason):
                 letter = DeadLettered(kept.message, self._name, reason, kept.count, number)
                 self._dead[number] = letter
                 del self._later[number]

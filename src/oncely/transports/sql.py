@@ -15,7 +15,7 @@ from pathlib import Path
 from oncely._util import sqlite_files
 from oncely.core.errors import PublishRefused, TransportError
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue, Verdict
+from oncely.core.verdicts import Ack, DeadLetter, Delay, Reject, Requeue, Verdict
 from oncely.transports.transport import Clock, DeadLettered, Delivery, Features, Limits, refusals
 
 _log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class SqliteTransport:
                 done = connection.execute(_PUT_OFF, (0, *held))
             case Delay(delay_s):
                 done = connection.execute(_PUT_OFF, (self._clock() + delay_s, *held))
-            case DeadLetter(reason):
+            case DeadLetter(reason) | Reject(reason):
                 connection.execute(_SET_ASIDE, (reason, *held))
                 done = connection.execute(_REMOVE, held)
         return done.rowcount == 1

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from oncely.core.errors import MessageError
 from oncely.core.message import Message, check_message
-from oncely.core.verdicts import Verdict
+from oncely.core.verdicts import Reject, Verdict
 
 Clock = Callable[[], float]
 """Seconds, from any moment on."""
@@ -23,6 +23,8 @@ class Delivery:
     `Features.counts_deliveries` is False."""
     tag: Any
     """By which the transport knows it again."""
+    problem: str | None = None
+    """Why what came is no message that may be handled; None where it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Transport(Protocol):
         `Features.visibility_s` is over. Returns nothing as soon as the transport is closed.
         """
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
+    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict | Reject]]) -> None:
         """Do to each delivery of this transport as its verdict says.
 
         What comes too late is dropped, and logged: the delivery was settled before, or the

@@ -62,11 +62,14 @@ def take(
     limit: int,
     hold_s: float,
     parents: Collection[Key] | None = None,
+    *,
+    one_per_lane: bool = False,
 ) -> list[WaitingMessage]:
     """As Inside says."""
     _let_go(at, queue)
     among = None if parents is None else _numbers_of(at, parents)
-    found = [] if among == [] else _choose(at, queue, limit, among)
+    first = "id" if one_per_lane else "held_until"
+    found = [] if among == [] else _choose(at, queue, limit, among, first)
     if not found:
         return []
     first_left = _first_left(at, found)
@@ -104,9 +107,10 @@ def _numbers_of(at: Access[Link], parents: Collection[Key]) -> list[int]:
 
 
 def _choose(
-    at: Access[Link], queue: str, limit: int, among: Sequence[int] | None
+    at: Access[Link], queue: str, limit: int, among: Sequence[int] | None, first: str
 ) -> list[WaitingMessage]:
-    """The first that are free, locked, without those that others have locked.
+    """The first that are free, locked, without those that others have locked: those of which the
+    `first` of their lane is as free, or where that is to be their `id`, each the first itself.
 
     None of a lane whose first message is not free: however many there are, they keep no other
     lane from being taken.
@@ -117,8 +121,8 @@ def _choose(
     statement = (
         f"SELECT {_columns(at)} FROM {name} AS d"
         f" WHERE d.queue = %(queue)s AND d.set_aside = false AND d.held_until {free}{these}"
-        f" AND (SELECT h.held_until FROM {name} AS h"
-        f" WHERE h.lane = d.lane AND h.set_aside = false ORDER BY h.id LIMIT 1) {free}"
+        f" AND (SELECT h.{first} FROM {name} AS h"
+        f" WHERE h.lane = d.lane AND h.set_aside = false ORDER BY h.id LIMIT 1) = d.{first}"
         f" ORDER BY d.id LIMIT {limit:d} {database.skip_locked}"
     )
     return [_message(row) for row in at.run(statement, {"queue": queue}).fetchall()]

@@ -14,7 +14,7 @@ from pika.connection import Parameters
 
 from oncely.core.errors import BrokerRefused, MessageError, PublishRefused, TransportError
 from oncely.core.message import Message
-from oncely.core.verdicts import DeadLetter, Delay, Requeue, Verdict
+from oncely.core.verdicts import DeadLetter, Delay, Reject, Requeue, Verdict
 from oncely.transports.rabbitmq.arrivals import Arrivals
 from oncely.transports.rabbitmq.browsing import Browser
 from oncely.transports.rabbitmq.connection import Line, Lost
@@ -214,7 +214,7 @@ class RabbitmqTransport:
             case Delay(delay_s):
                 queue = self._topology.delay(delivery.queue, delay_s)
                 return queue, delayed(content, delivery.count, delay_s)
-            case DeadLetter(reason):
+            case DeadLetter(reason) | Reject(reason):
                 letter = Letter(uuid4().hex, delivery.queue, reason, delivery.count)
                 return self._topology.dead(delivery.queue), dead(content, letter)
         raise AssertionError(verdict)
