@@ -29,8 +29,18 @@ class DeadLetter:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Refuse it for good: the queue's own dead-letter exchange takes it."""
+
+    reason: str
+
+
+Settlement = Ack | Requeue | Reject
+"""What a transport does with a delivery."""
+
 Verdict = Ack | Requeue | Delay | DeadLetter
-"""What becomes of a delivery."""
+"""What becomes of a message that was delivered."""
 
 
 class Phase(IntEnum):
