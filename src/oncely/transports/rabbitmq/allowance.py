@@ -31,27 +31,27 @@ class Allowance:
     def __init__(self, bounds: Bounds) -> None:
         first = max(1, bounds.prefetch_bytes // bounds.max_bytes)
         self.shares: list[int] = [min(bounds.prefetch, first)]
+        self.total = sum(self.shares)
+        """How many messages it is in all."""
         self._bounds = bounds
         self._size = float(bounds.max_bytes)
         self._seen = 0
 
-    @property
-    def total(self) -> int:
-        """How many messages it is in all."""
-        return sum(self.shares)
-
-    def see(self, size: int) -> None:
-        """Learn of a message that came."""
+    def see(self, size: int) -> bool:
+        """Learn of a message that came; whether it is larger than those before it."""
         self._seen += 1
+        above = size + _AROUND_BYTES - self._size
         # The mean of the first ones, and then one that forgets.
-        self._size += (size + _AROUND_BYTES - self._size) * max(_LEARNS, 1 / self._seen)
+        self._size += above * max(_LEARNS, 1 / self._seen)
+        return above > 0
 
     def add(self) -> int:
         """Add a share, where it is worth it; return it, or 0."""
-        total, fitting = self.total, self._fitting()
-        if fitting < min(2 * total, self._bounds.prefetch) or fitting <= total:
+        fitting = self._fitting()
+        if fitting < min(2 * self.total, self._bounds.prefetch) or fitting <= self.total:
             return 0
-        self.shares.append(min(fitting, _GROWS * total) - total)
+        self.shares.append(min(fitting, _GROWS * self.total) - self.total)
+        self.total += self.shares[-1]
         return self.shares[-1]
 
     def take_back(self) -> list[int]:
@@ -60,7 +60,7 @@ class Allowance:
         places: list[int] = []
         if self.total >= 2 * fitting:
             while len(self.shares) > 1 and self.total > fitting:
-                self.shares.pop()
+                self.total -= self.shares.pop()
                 places.append(len(self.shares))
         return places
 

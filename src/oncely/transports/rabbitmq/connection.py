@@ -174,7 +174,8 @@ class Channel:
         self.line = line
         self.error: Lost | None = None
         self._asked: set[Future[Any]] = set()
-        self.raw: Any = line.ask(self._open)
+        self.raw: Any = None
+        line.ask(self._open)
 
     @property
     def is_over(self) -> bool:
@@ -207,8 +208,8 @@ class Channel:
 
     def _open(self, future: "Future[Any]") -> None:
         self._asked.add(future)
-        raw = self.line.open_channel(lambda opened: succeed(future, opened))
-        raw.add_on_close_callback(self._on_close)
+        self.raw = self.line.open_channel(lambda opened: succeed(future, opened))
+        self.raw.add_on_close_callback(self._on_close)
 
     def _on_close(self, _: object, reason: BaseException) -> None:
         self.error = error_of(reason)

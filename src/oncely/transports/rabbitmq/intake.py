@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pika import spec
 
@@ -16,6 +16,7 @@ from oncely.core.verdicts import Ack, Requeue, Settlement
 from oncely.transports.rabbitmq.allowance import Allowance, Bounds
 from oncely.transports.rabbitmq.connection import Channel, Line, Reply, succeed
 from oncely.transports.rabbitmq.messages import arrived
+from oncely.transports.rabbitmq.wire import Sent
 from oncely.transports.transport import Delivery
 
 _QUIET_S = 5.0
@@ -23,15 +24,6 @@ _QUIET_S = 5.0
 quorum queue is deleted and made again at once, the broker hands its consumers over to the new one
 without a word to them, and what that delivers may never arrive.
 """
-
-
-class Arrival(NamedTuple):
-    """What the broker has delivered."""
-
-    number: int
-    redelivered: bool
-    properties: bytes
-    body: bytes
 
 
 class Tag(NamedTuple):
@@ -57,11 +49,11 @@ class Intake(Channel):
         self._bounds = bounds
         self._counts = counts
         self._allowance = Allowance(bounds)
-        self._arrivals: SimpleQueue[Arrival | None] = SimpleQueue()
+        self._arrivals: SimpleQueue[Sent | None] = SimpleQueue()
         """None, in the end, for those who wait."""
         self._unsettled: dict[int, None] = {}
         """By their numbers, in the order in which they came."""
-        self._consumers: list[str] = []
+        self._consumers: list[bytes] = []
         """In the order of their shares."""
         self._numbers = count()
         self._is_adding = False
@@ -83,10 +75,10 @@ class Intake(Channel):
         """What has come, at most so many; waits until that moment for the first. Nothing as soon as
         it is over.
         """
+        taken: list[Delivery] = []
         if self._is_deaf:
             self.ask(self._retire)
-        taken: list[Delivery] = []
-        while len(taken) < limit and not self.is_over:
+        while len(taken) < limit:
             try:
                 arrival = self._arrivals.get_nowait()
             except Empty:
@@ -116,7 +108,7 @@ class Intake(Channel):
                 self._look()
             return not self._unsettled
 
-    def _wait(self, until: float) -> Arrival | None:
+    def _wait(self, until: float) -> Sent | None:
         while (left_s := until - time.monotonic()) > 0:
             try:
                 return self._arrivals.get(timeout=min(left_s, _QUIET_S))
@@ -138,8 +130,8 @@ class Intake(Channel):
         self._is_deaf = found is not None and self._sent == sent
         self._quiet_since = time.monotonic()
 
-    def _delivery(self, arrival: Arrival) -> Delivery:
-        number, redelivered, properties, body = arrival
+    def _delivery(self, sent: Sent) -> Delivery:
+        number, redelivered, properties, body, _ = sent
         message, problem, times = arrived(
             properties, body, redelivered=redelivered, max_bytes=self._bounds.max_bytes
         )
@@ -150,59 +142,68 @@ class Intake(Channel):
     # ---- On the line's thread ------------------------------------------------------------------
 
     def lost(self) -> None:
+        self.line.wire.receivers.pop(self.raw.channel_number, None)
         self._unsettled.clear()
         self._arrivals.put(None)
 
     def _start(self, reply: Reply) -> None:
+        self.line.wire.receivers[self.raw.channel_number] = self._on_sent
         self.raw.add_on_cancel_callback(self._on_cancel)
         empty = [spec.Basic.GetEmpty]
         self.raw.add_callback(lambda _: self._looked(None), empty, one_shot=False)
         self._consume(self._allowance.total, reply)
 
     def _consume(self, share: int, reply: Reply) -> None:
-        self._consumers.append(str(next(self._numbers)))
+        tag = str(next(self._numbers))
+        self._consumers.append(tag.encode())
         self.raw.basic_qos(prefetch_count=share)
-        self.raw.basic_consume(
-            self._queue, self._on_sent, consumer_tag=self._consumers[-1], callback=reply
-        )
+        # Pika is given none of its messages.
+        self.raw.basic_consume(self._queue, lambda *_: None, consumer_tag=tag, callback=reply)
 
-    def _on_sent(self, _: object, sent: spec.Basic.Deliver, __: object, body: bytes) -> None:
+    def _on_sent(self, sent: Sent) -> None:
         self._sent += 1
-        number = self._arrive(sent, body)
-        if sent.consumer_tag not in self._consumers:
-            self._last_of_former = number
-        if not self._is_adding:
-            self._adapt()
+        has_grown = self._arrive(sent)
+        if sent.consumer not in self._consumers:
+            self._last_of_former = sent.number
+        if self._is_adding:
+            return
+        if has_grown:
+            self._take_back()
+        if len(self._unsettled) >= self._allowance.total:
+            self._add()
 
-    def _arrive(self, method: Any, body: bytes) -> int:
-        number = int(method.delivery_tag)
-        properties = self.line.wire.properties.pop(self.raw.channel_number)
-        self._unsettled[number] = None
-        self._allowance.see(len(properties) + len(body))
+    def _arrive(self, sent: Sent) -> bool:
+        """Whether it is larger than those before it."""
+        self._unsettled[sent.number] = None
         self._quiet_since = time.monotonic()
-        self._arrivals.put(Arrival(number, method.redelivered, properties, body))
-        return number
+        self._arrivals.put(sent)
+        return self._allowance.see(len(sent.properties) + len(sent.body))
 
-    def _adapt(self) -> None:
-        """Have more or fewer messages sent, as their sizes allow."""
+    def _take_back(self) -> None:
+        """Have fewer messages sent, where they have become too large."""
         for place in self._allowance.take_back():
-            # Pika would reject what is on its way to a consumer that it knows to be cancelled.
-            cancel = spec.Basic.Cancel(consumer_tag=self._consumers.pop(place), nowait=True)
+            tag = self._consumers.pop(place).decode()
+            cancel = spec.Basic.Cancel(consumer_tag=tag, nowait=True)
             self.line.wire.say(self.raw.channel_number, cancel)
             self._last_of_former = next(reversed(self._unsettled))
-        is_all_sent = len(self._unsettled) >= self._allowance.total
-        if is_all_sent and self._first_unsettled() > self._last_of_former:
-            share = self._allowance.add()
-            if share:
-                self._is_adding = True
-                self._consume(share, self._on_added)
+
+    def _add(self) -> None:
+        """Have more messages sent, where their sizes allow it; but for those of former shares there
+        would be more than may be.
+        """
+        if self._first_unsettled() > self._last_of_former and (share := self._allowance.add()):
+            self._is_adding = True
+            self._consume(share, self._on_added)
 
     def _on_added(self, _: object) -> None:
         self._is_adding = False
 
     def _get(self, reply: Reply) -> None:
         def on_got(_: object, got: spec.Basic.GetOk, __: object, body: bytes) -> None:
-            reply(self._arrive(got, body))
+            properties = self.line.wire.properties.pop(self.raw.channel_number)
+            number, redelivered = got.delivery_tag or 0, bool(got.redelivered)
+            self._arrive(Sent(number, redelivered, properties, body, b""))
+            reply(got)
 
         self._looked = reply
         self.raw.basic_get(self._queue, on_got)

@@ -15,6 +15,7 @@ from oncely.core.errors import MessageError
 
 UNREADABLE = "amqp-unreadable"
 _DEEPEST = 32
+_TEXT = ord("S")
 _SHORT = 255
 _NAMES = (
     "content_type",
@@ -34,18 +35,21 @@ _NAMES = (
 )
 """In their order on the wire; the first has the highest flag."""
 _TEXTS = frozenset(_NAMES) - {"headers", "delivery_mode", "priority", "timestamp"}
+_FLAGS = {name: 1 << (15 - place) for place, name in enumerate(_NAMES)}
 _NUMBERS = {
-    b"b": ">b",
-    b"B": ">B",
-    b"U": ">h",
-    b"s": ">h",
-    b"u": ">H",
-    b"I": ">i",
-    b"i": ">I",
-    b"L": ">q",
-    b"l": ">q",
-    b"f": ">f",
-    b"d": ">d",
+    kind: struct.Struct(form)
+    for kinds, form in (
+        (b"b", ">b"),
+        (b"B", ">B"),
+        (b"Us", ">h"),
+        (b"u", ">H"),
+        (b"I", ">i"),
+        (b"i", ">I"),
+        (b"Ll", ">q"),
+        (b"f", ">f"),
+        (b"d", ">d"),
+    )
+    for kind in kinds
 }
 """As RabbitMQ reads them."""
 
@@ -60,14 +64,16 @@ def decode_properties(data: bytes) -> tuple[BasicProperties, str | None]:
     reader = _Reader(data)
     problem = None
     try:
-        flags = reader.number(">H")
-        for place, name in enumerate(_NAMES):
-            if not flags & (1 << (15 - place)):
+        flags = reader.whole(2)
+        for name, flag in _FLAGS.items():
+            if not flags & flag:
                 continue
-            if name == "headers":
+            if name in _TEXTS:
+                setattr(properties, name, reader.text(reader.whole(1)))
+            elif name == "headers":
                 properties.headers, problem = _headers(reader)
             else:
-                setattr(properties, name, _property(reader, name))
+                setattr(properties, name, reader.whole(8 if name == "timestamp" else 1))
     except _UnreadableError as error:
         problem = f"a property of AMQP cannot be read: {error}"
     return properties, problem
@@ -75,7 +81,7 @@ def decode_properties(data: bytes) -> tuple[BasicProperties, str | None]:
 
 def _headers(reader: "_Reader") -> tuple[dict[str, Any], str | None]:
     # Its own reader: where it fails, the properties behind the headers are still found.
-    table = _Reader(reader.take(reader.number(">I")))
+    table = _Reader(reader.take(reader.whole(4)))
     headers: dict[str, Any] = {}
     while not table.is_done:
         try:
@@ -84,13 +90,6 @@ def _headers(reader: "_Reader") -> tuple[dict[str, Any], str | None]:
             headers[UNREADABLE] = table.rest().hex()
             return headers, f"a header of AMQP cannot be read: {error}"
     return headers, None
-
-
-def _property(reader: "_Reader", name: str) -> Any:
-    if name == "timestamp":
-        return reader.number(">Q")
-    number = reader.number(">B")
-    return reader.text(number) if name in _TEXTS else number
 
 
 class Encoded(BasicProperties):
@@ -109,11 +108,11 @@ class Encoded(BasicProperties):
     def _encoded(self) -> list[bytes]:
         flags = 0
         pieces = []
-        for place, name in enumerate(_NAMES):
+        for name in _NAMES:
             value = self._table() if name == "headers" else getattr(self, name)
             if value is None:
                 continue
-            flags |= 1 << (15 - place)
+            flags |= _FLAGS[name]
             if name == "timestamp":
                 pieces.append(struct.pack(">Q", value))
             elif name in _TEXTS:
@@ -161,16 +160,17 @@ class _Reader:
     def is_done(self) -> bool:
         return self._at >= len(self._data)
 
-    def number(self, form: str) -> Any:
-        """The next number of that form."""
-        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+    def whole(self, size: int) -> int:
+        """The next number of 0 or more, in so many bytes."""
+        return int.from_bytes(self.take(size))
 
     def take(self, size: int) -> bytes:
         """The next bytes."""
-        if self._at + size > len(self._data):
+        start = self._at
+        self._at = end = start + size
+        if end > len(self._data):
             raise _UnreadableError("it breaks off")
-        self._at += size
-        return self._data[self._at - size : self._at]
+        return self._data[start:end]
 
     def text(self, size: int) -> str | bytes:
         """The next text; bytes where it is none."""
@@ -187,43 +187,43 @@ class _Reader:
     def field(self, into: dict[str, Any]) -> None:
         """The next field of a table."""
         self._field_at = self._at
-        name = self.take(self.number(">B")).decode(errors="backslashreplace")
+        name = self.take(self.whole(1)).decode(errors="backslashreplace")
         into[name] = self._value()
 
     def _value(self) -> Any:
-        kind = self.take(1)
+        kind = self.whole(1)
+        if kind == _TEXT:
+            return self.text(self.whole(4))
         if form := _NUMBERS.get(kind):
-            return self.number(form)
-        match kind:
-            case b"S":
-                return self.text(self.number(">I"))
-            case b"x":
-                return self.take(self.number(">I"))
-            case b"t":
-                return bool(self.number(">B"))
-            case b"V":
+            return form.unpack(self.take(form.size))[0]
+        match chr(kind):
+            case "x":
+                return self.take(self.whole(4))
+            case "t":
+                return bool(self.whole(1))
+            case "V":
                 return None
-            case b"T":
-                return _moment(self.number(">Q"))
-            case b"D":
-                places = self.number(">B")
-                return Decimal(self.number(">i")).scaleb(-places)
-        return self._nested(kind)
+            case "T":
+                return _moment(self.whole(8))
+            case "D":
+                places = self.whole(1)
+                return Decimal(int.from_bytes(self.take(4), signed=True)).scaleb(-places)
+            case "F" | "A":
+                return self._nested(is_table=kind == ord("F"))
+        raise _UnreadableError(f"a field of the unknown type {chr(kind)!r}")
 
-    def _nested(self, kind: bytes) -> Any:
-        if kind not in (b"F", b"A"):
-            raise _UnreadableError(f"a field of the unknown type {kind!r}")
+    def _nested(self, *, is_table: bool) -> Any:
         if self._depth == _DEEPEST:
             raise _UnreadableError(f"tables stand more than {_DEEPEST} deep in one another")
-        inner = _Reader(self.take(self.number(">I")), self._depth + 1)
+        inner = _Reader(self.take(self.whole(4)), self._depth + 1)
         table: dict[str, Any] = {}
         values: list[Any] = []
         while not inner.is_done:
-            if kind == b"F":
+            if is_table:
                 inner.field(table)
             else:
                 values.append(inner._value())
-        return table if kind == b"F" else values
+        return table if is_table else values
 
 
 def moment_of(number: int) -> datetime | None:
