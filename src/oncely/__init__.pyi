@@ -44,7 +44,7 @@ from .core.ids import Id
 from .core.message import Message, Processing, current
 from .core.policy import Finding, Policy, Probe, at_least_once, at_most_once, effectively_once
 from .core.record import Claim, Key, Record, State
-from .core.waiting import WaitingMessage
+from .core.waiting import DeadLetter, DeferredMessage, WaitingMessage
 from .engine.mailbox import LedgerMailbox, Mailbox
 from .engine.transaction import AsyncInbox, Inbox, JoinedTransaction
 from .ledger import Ledger, open_ledger
@@ -54,7 +54,7 @@ from .once import once
 from .outbox import Relay, RelayReport
 from .stores.store import Backlog, Store
 from .transports.open_transport import open_transport
-from .transports.transport import DeadLettered, Delivery, Transport
+from .transports.transport import Delivery, Transport
 
 __all__ = [
     "AsyncBegins",
@@ -71,7 +71,8 @@ __all__ = [
     "Consumer",
     "ConsumerReport",
     "ContentionError",
-    "DeadLettered",
+    "DeadLetter",
+    "DeferredMessage",
     "Delivery",
     "Duplicate",
     "DuplicateError",

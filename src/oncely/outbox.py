@@ -81,6 +81,9 @@ class Relay:
     which repeats, and is set aside after `tries`. Until then the others of its lane wait for it,
     those of other lanes do not. While the broker is away no try is counted.
 
+    What leads nowhere is refused, too: a queue that is missing is made only by one that is to
+    `create_queues`.
+
     Any number of relays may serve one ledger, in threads, processes and machines; one relay may
     be used by several threads. It looks for messages when the store wakes it, and every
     `poll`. Raises ConfigError for settings that cannot be meant.
@@ -96,6 +99,7 @@ class Relay:
         tries: int = 10,
         backoff: Sequence[Duration] | Duration = ("30s", "2m", "5m"),
         poll: Duration = "1s",
+        create_queues: bool = False,
         metrics: RelayObserver | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -107,7 +111,9 @@ class Relay:
         harm = 'look for messages without a rest; write "1s"'
         self._poll_s = positive_seconds(poll, "poll", harm)
         retries = Policy(tries=tries, backoff=backoff)
-        self._means = _Means(ledger, transport, batch, hold_s, retries, metrics, clock)
+        self._means = _Means(
+            ledger, transport, batch, hold_s, retries, create_queues, metrics, clock
+        )
 
     def send_waiting(self, parents: Sequence[Key] | None = None) -> RelayReport:
         """Send until nothing more can be taken; of these `parents` alone, where any are named.
@@ -203,6 +209,8 @@ class _Means(NamedTuple):
     """How long nobody else is given them."""
     retries: Policy
     """Says how often, and when, a refused message is tried again."""
+    creates: bool
+    """Whether a queue that is missing is made."""
     observer: RelayObserver | None
     clock: Clock
 
@@ -336,7 +344,8 @@ class _Sending:
         """Which are refused, by their places, and why; all others are confirmed."""
         destination = messages[0].destination
         try:
-            self._means.transport.publish(destination, [each.message for each in messages])
+            content = [each.message for each in messages]
+            self._means.transport.publish(destination, content, create=self._means.creates)
         except PublishRefused as error:
             return error.refused
         return {}

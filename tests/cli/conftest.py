@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from oncely import Key, Ledger, Message, open_ledger, open_transport
-from oncely.core.verdicts import DeadLetter
+from oncely.core.verdicts import SetAside
 from oncely.core.waiting import WaitingMessage
 from oncely.stores.store import PutBack
 from oncely.testing import granted
@@ -303,6 +303,6 @@ def set_aside(transport: Transport) -> SetAside:
     def set_aside(message: Message, reason: str = "ValueError: no such customer") -> None:
         transport.publish("orders", [message])
         [delivery] = transport.receive("orders", 1, 0)
-        transport.settle([(delivery, DeadLetter(reason))])
+        transport.settle([(delivery, SetAside(reason))])
 
     return set_aside

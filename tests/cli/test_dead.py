@@ -11,7 +11,7 @@ import pytest
 from tests.cli.letters import waiting
 
 from oncely import Message, open_transport
-from oncely.core.verdicts import DeadLetter
+from oncely.core.verdicts import SetAside
 from oncely.transports.transport import Transport
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def test_on_a_broker(rabbitmq_url: str, command: "Command") -> None:
         transport.publish("letters", [Message("a-1"), Message("a-2")])
         for _ in range(2):
             [delivery] = transport.receive("letters", 1, 30)
-            transport.settle([(delivery, DeadLetter("no such customer"))])
+            transport.settle([(delivery, SetAside("no such customer"))])
         where = ["--transport", rabbitmq_url]
         for _ in range(2):
             listed = json.loads(command("dead", "list", "letters", "--json", *where).out)

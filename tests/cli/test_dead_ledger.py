@@ -10,7 +10,7 @@ from tests.cli.letters import waiting
 
 from oncely import Consumer, Key, Ledger, Message, Record, State
 from oncely.core.errors import TransportError
-from oncely.core.verdicts import DeadLetter
+from oncely.core.verdicts import SetAside
 from oncely.testing import granted
 from oncely.transports.sql import SqliteTransport
 from oncely.transports.transport import Transport
@@ -108,7 +108,7 @@ def test_without_an_id(at: "OnFile", transport: Transport, command: "Command") -
     """What no record can be of goes back as well."""
     transport.publish("orders", [Message("")])
     [delivery] = transport.receive("orders", 1, 0)
-    transport.settle([(delivery, DeadLetter("missing id"))])
+    transport.settle([(delivery, SetAside("missing id"))])
     ran = command("dead", "retry", "orders", "--all", "--consumer", "shop")
     assert ran.out == "put back: 1; reset: 0\n"
     assert ran.err == "not reset: 1 (no record; its next delivery is treated as new)\n"

@@ -10,7 +10,7 @@ from tests.crash.means import JOINED, Means
 from oncely._util.crash_points import reached
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Verdict
+from oncely.core.verdicts import Ack, Delay, SetAside, Verdict
 from oncely.service import IdempotenceService, ProcessingStatus
 
 _AGAIN_S = 1.0
@@ -45,7 +45,7 @@ class Bus:
             case "busy":
                 return Delay(_AGAIN_S)
             case _:
-                return DeadLetter(reason.replace("_", " "))
+                return SetAside(reason.replace("_", " "))
 
     def _handle(self, message: Message) -> str | None:
         """Why nothing is to be done, if so."""

@@ -15,7 +15,7 @@ from pika.channel import Channel
 
 from oncely.core.errors import ConfigError, PublishRefused
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue
+from oncely.core.verdicts import Ack, Delay, Requeue, SetAside
 from oncely.transports.open_transport import open_transport
 from oncely.transports.rabbitmq.connection import Line
 from oncely.transports.rabbitmq.messages import content_of
@@ -126,7 +126,7 @@ def test_broken_message(
     broken, whole = _received(transport, 2)
     assert (broken.message, broken.count) == (Message("", b"broken"), 1)
     assert whole.message == Message("0")
-    transport.settle([(broken, DeadLetter("missing id")), (whole, Ack())])
+    transport.settle([(broken, SetAside("missing id")), (whole, Ack())])
     [letter] = transport.dead_letters(_QUEUE)
     assert letter.message.body == b"broken"
 
@@ -141,7 +141,7 @@ def test_nothing_is_taken_off(transport: Transport, channel: BlockingChannel) ->
     transport.settle([(delivery, Delay(0.01))])
     [delivery] = _received(transport, 1)
     assert delivery.count == 2
-    transport.settle([(delivery, DeadLetter("no"))])
+    transport.settle([(delivery, SetAside("no"))])
     transport.retry(transport.dead_letters(_QUEUE))
     transport.close()
     sent.delivery_mode = 2

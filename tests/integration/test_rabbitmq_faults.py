@@ -16,7 +16,7 @@ from tests.servers import HOST, Rabbitmq
 
 from oncely.core.errors import BrokerRefused, TransportError
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue
+from oncely.core.verdicts import Ack, Delay, Requeue, SetAside
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Delivery, Transport
 
@@ -152,7 +152,7 @@ def test_restart(
     other = open_at(private_rabbitmq.url)
     other.publish("another", [Message("delayed"), Message("dead")])
     first, second = _received(other, 2, "another")
-    other.settle([(first, Delay(1)), (second, DeadLetter("no"))])
+    other.settle([(first, Delay(1)), (second, SetAside("no"))])
     with Traffic(transport) as traffic:
         traffic.goes_on()
         end(private_rabbitmq)

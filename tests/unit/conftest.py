@@ -16,7 +16,7 @@ from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record
-from oncely.core.verdicts import Ack, DeadLetter, Verdict
+from oncely.core.verdicts import Ack, SetAside, Verdict
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import MeddlingStore
@@ -35,7 +35,7 @@ class Queue(MemoryTransport):
     def note(self, message: Message, verdict: Verdict) -> None:
         """A turn has ended so."""
         self.verdicts.append(verdict)
-        if isinstance(verdict, DeadLetter):
+        if isinstance(verdict, SetAside):
             self._dead[message.id] = verdict.reason
 
     def put(self, *ids: str, **fields: Any) -> None:

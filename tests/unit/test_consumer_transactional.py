@@ -16,7 +16,7 @@ from oncely.core.errors import BusyError, ConfigError, FencedError, OncelyError,
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.core.verdicts import Ack, DeadLetter, Delay
+from oncely.core.verdicts import Ack, Delay, SetAside
 from oncely.lifecycle.held_message import deferred_message
 from oncely.testing import granted
 
@@ -325,4 +325,4 @@ def test_async(queue: Queue, sql: Sql, made: Callable[[AsyncEngine], Any]) -> No
     assert sorted(sql.effects()) == ["1", "2"]
     assert (report.handled, report.retried, report.duplicates) == (2, 1, 1)
     assert report.deferred_sent == 2
-    assert DeadLetter not in map(type, queue.verdicts)
+    assert SetAside not in map(type, queue.verdicts)

@@ -13,7 +13,7 @@ from oncely.adapters.attempt import Attempt
 from oncely.core.durations import Duration
 from oncely.core.ids import Id, id_of_key
 from oncely.core.policy import Policy
-from oncely.core.verdicts import DeadLetter, Delay
+from oncely.core.verdicts import Delay, SetAside
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
@@ -94,7 +94,7 @@ def _attempted(
                 # By hand: Retries would count it.
                 broker.enqueue(message, delay=int(delay_s * 1_000))  # type: ignore[arg-type]
                 raise _skipped(message) from error
-            case DeadLetter(reason):
+            case SetAside(reason):
                 message.fail()
                 raise SkipMessage(reason) from error
             case None:

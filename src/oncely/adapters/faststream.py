@@ -18,7 +18,7 @@ from oncely.core.errors import describe
 from oncely.core.ids import Id, fingerprint_of, id_of_key
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.verdicts import DeadLetter, Delay
+from oncely.core.verdicts import Delay, SetAside
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
@@ -107,7 +107,7 @@ async def _attempted(
         match attempt.verdict(error):
             case Delay() as delay:
                 return delay
-            case DeadLetter(reason):
+            case SetAside(reason):
                 raise _rejected(attempt.turn.asked.message_id, reason) from error
             case None:
                 raise

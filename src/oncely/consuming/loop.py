@@ -34,12 +34,13 @@ from oncely.core.rules import AFTER_DOUBT, BEHIND, GIVEN_BACK, after_unknown
 from oncely.core.verdicts import (
     Ack,
     Counted,
-    DeadLetter,
     Delay,
     Ending,
     Phase,
     Reject,
     Requeue,
+    SetAside,
+    Settlement,
     Told,
 )
 from oncely.engine.inline_calls import InlineCalls
@@ -308,7 +309,7 @@ class Consuming:
         if turn.taken is not None:
             waited_s = (turn.taken.due or 0.0) - (turn.taken.since or 0.0)
         ending = after_unknown(self._settings.policy, error, waited_s, drains=self._drains)
-        if isinstance(ending.verdict, DeadLetter):
+        if isinstance(ending.verdict, SetAside):
             turn.refusal = error
         else:
             turn.ending = ending
@@ -401,7 +402,7 @@ class Consuming:
             return False
         told, verdict, _ = turn.ending
         is_told = told in (Told.FAILED, Told.EXHAUSTED)
-        return turn.waits or is_told or isinstance(verdict, DeadLetter)
+        return turn.waits or is_told or isinstance(verdict, SetAside)
 
     def _settle(self, turns: Sequence[DeliveryTurn]) -> None:
         verdicts = [(turn.delivery, self._verdict(turn)) for turn in turns if turn.taken is None]
@@ -421,12 +422,12 @@ class Consuming:
         except StoreError:
             _log.warning("settling_failed", exc_info=True, extra={"count": len(turns)})
 
-    def _verdict(self, turn: DeliveryTurn) -> Ack | Requeue | Reject:
+    def _verdict(self, turn: DeliveryTurn) -> Settlement:
         """What becomes of a delivery."""
         verdict = turn.ending.verdict if turn.ending else Requeue()
         if self._is_kept(turn) or isinstance(verdict, Ack):
             return Ack()
-        return Reject(verdict.reason) if isinstance(verdict, DeadLetter) else Requeue()
+        return Reject(verdict.reason) if isinstance(verdict, SetAside) else Requeue()
 
     def _ending(self, turn: DeliveryTurn) -> Ending:
         is_stopping = self._stop.is_set()
@@ -434,7 +435,7 @@ class Consuming:
 
     def _count(self, turn: DeliveryTurn, ending: Ending) -> None:
         report, error = self.report, turn.error or turn.refusal
-        report.dead_lettered += isinstance(ending.verdict, DeadLetter)
+        report.dead_lettered += isinstance(ending.verdict, SetAside)
         match ending.counted:
             case Counted.HANDLED:
                 report.handled += 1

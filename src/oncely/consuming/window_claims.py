@@ -10,7 +10,7 @@ from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import MessageError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message, check_message
-from oncely.core.verdicts import DeadLetter
+from oncely.core.verdicts import SetAside
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.lifecycle.handling import Handling
@@ -89,5 +89,5 @@ class Claims:
 
 def _is_dead_unheard(turn: DeliveryTurn) -> bool:
     """Whether it is a dead letter, and not yet kept as one with its end."""
-    is_dead = turn.ending is not None and isinstance(turn.ending.verdict, DeadLetter)
+    is_dead = turn.ending is not None and isinstance(turn.ending.verdict, SetAside)
     return is_dead and turn.held is None and not turn.waits

@@ -23,7 +23,7 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class SetAside:
     """Set it aside for people. The reason is fit to be stored: `errors.describe` makes it so."""
 
     reason: str
@@ -36,8 +36,11 @@ class Reject:
     reason: str
 
 
-Verdict = Ack | Requeue | Delay | DeadLetter
-"""What becomes of a delivery."""
+Settlement = Ack | Requeue | Reject
+"""What a transport does with a delivery."""
+
+Verdict = Ack | Requeue | Delay | SetAside
+"""What becomes of a message that was delivered."""
 
 
 class Phase(IntEnum):

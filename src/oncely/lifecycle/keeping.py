@@ -7,7 +7,7 @@ from uuid import uuid4
 from oncely.core.errors import ExhaustedError, InDoubtError, describe, traced
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.verdicts import DeadLetter, Delay
+from oncely.core.verdicts import Delay, SetAside
 from oncely.core.waiting import WaitingMessage, digest, retries_of, retry_name
 from oncely.lifecycle.turn import Turn
 
@@ -47,7 +47,7 @@ class Keeping:
                 row = replace(self._row(turn), delay_s=delay_s)
                 # One that only stands behind another was not tried.
                 return [replace(row, error=describe(turn.error))] if turn.error else [row]
-            case DeadLetter(reason):
+            case SetAside(reason):
                 return self._dead(turn, reason)
             case _:
                 return ()

@@ -15,16 +15,28 @@ from pathlib import Path
 from oncely._util import sqlite_files
 from oncely.core.errors import PublishRefused, TransportError
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Reject, Requeue, Verdict
-from oncely.transports.transport import Clock, DeadLettered, Delivery, Features, Limits, refusals
+from oncely.core.verdicts import Ack, Reject, Requeue, Settlement
+from oncely.transports.destination import Destination, EventsOf, QueueNamed, destination_of, takes
+from oncely.transports.transport import (
+    Clock,
+    Delivery,
+    Features,
+    Limits,
+    dead_of,
+    leads_nowhere,
+    log_rejected,
+    refusals,
+    too_large,
+    typed,
+)
 
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 """How often a receiver looks again: nobody tells it what another process has published."""
 
-# A message waits from `visible_at` on (0: it has always been). One that is held or delayed has a
-# `visible_at` to come; `holder` is who has received it. Ids are never given twice, so that a late
+# A message waits from `visible_at` on (0: it has always been). One that is held has a `visible_at`
+# to come; `holder` is who has received it. Ids are never given twice, so that a late
 # settle never meets another message.
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS queue_messages (
@@ -37,15 +49,17 @@ _SCHEMA = (
         body BLOB NOT NULL
     )""",
     "CREATE INDEX IF NOT EXISTS queue_messages_next ON queue_messages (queue, visible_at)",
-    """CREATE TABLE IF NOT EXISTS queue_dead_letters (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
+    "CREATE TABLE IF NOT EXISTS queue_names (queue TEXT PRIMARY KEY)",
+    """CREATE TABLE IF NOT EXISTS queue_subscriptions (
         queue TEXT NOT NULL,
-        reason TEXT NOT NULL,
-        count INTEGER NOT NULL,
-        envelope TEXT NOT NULL,
-        body BLOB NOT NULL
+        type TEXT NOT NULL,
+        PRIMARY KEY (queue, type)
     )""",
 )
+_MAKE = "INSERT OR IGNORE INTO queue_names (queue) VALUES (?)"
+_SUBSCRIBE = "INSERT OR IGNORE INTO queue_subscriptions (queue, type) VALUES (?, ?)"
+_IS_MADE = "SELECT EXISTS (SELECT 1 FROM queue_names WHERE queue = ?)"
+_SUBSCRIPTIONS = "SELECT queue, type FROM queue_subscriptions"
 _PUBLISH = "INSERT INTO queue_messages (queue, envelope, body) VALUES (?, ?, ?)"
 _IS_READY = "SELECT EXISTS (SELECT 1 FROM queue_messages WHERE queue = ? AND visible_at <= ?)"
 _BRING_BACK = (
@@ -65,28 +79,17 @@ _HELD = "id = ? AND count = ? AND holder = ?"
 _REMOVE = f"DELETE FROM queue_messages WHERE {_HELD}"
 _PUT_OFF = f"UPDATE queue_messages SET visible_at = ?, holder = NULL WHERE {_HELD}"
 _SET_ASIDE = (
-    "INSERT INTO queue_dead_letters (queue, reason, count, envelope, body)"
-    f" SELECT queue, ?, count, envelope, body FROM queue_messages WHERE {_HELD}"
+    "INSERT INTO queue_messages (queue, envelope, body)"
+    f" SELECT ?, envelope, body FROM queue_messages WHERE {_HELD}"
 )
 _IS_DRAINED = "SELECT NOT EXISTS (SELECT 1 FROM queue_messages WHERE queue = ?)"
-_DEAD = (
-    "SELECT envelope, body, queue, reason, count, id FROM queue_dead_letters"
-    " WHERE queue = ? ORDER BY id LIMIT ?"
-)
-_PUBLISH_DEAD = (
-    "INSERT INTO queue_messages (queue, envelope, body)"
-    " SELECT queue, envelope, body FROM queue_dead_letters WHERE id = ?"
-)
-_REMOVE_DEAD = "DELETE FROM queue_dead_letters WHERE id = ?"
 
 
 class SqliteTransport:
     """A connection to the queues in a file. `clock` tells seconds since 1970."""
 
     def __init__(self, file: Path, limits: Limits = Limits(), clock: Clock = time.time) -> None:
-        self.features = Features(
-            delays=True, ordered=True, counts_deliveries=True, **limits._asdict()
-        )
+        self.features = Features(ordered=True, counts_deliveries=True, **limits._asdict())
         self._limits = limits
         self._file = file
         self._clock = clock
@@ -96,6 +99,7 @@ class SqliteTransport:
         until = time.monotonic() + wait_s
         link = self._linked()
         with suppress(_ClosedError):
+            self._make(link, queue)
             while not (taken := self._take(link, queue, max_messages)):
                 left_s = until - time.monotonic()
                 if left_s <= 0:
@@ -104,41 +108,42 @@ class SqliteTransport:
             return taken
         return []
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
+    def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
+        log_rejected(verdicts)
         with self._linked().writing() as connection:
             settled = [self._settle(connection, *pair) for pair in verdicts]
         if not all(settled):
             _log.info("settled_too_late", extra={"count": settled.count(False)})
 
-    def publish(self, queue: str, messages: Sequence[Message]) -> None:
-        refused = refusals(messages, self._limits.max_bytes)
-        rows = [
-            (queue, _encoded(message), message.body)
-            for place, message in enumerate(messages)
-            if place not in refused
-        ]
+    def publish(
+        self, destination: str, messages: Sequence[Message], *, create: bool = True
+    ) -> None:
+        target = destination_of(destination)
+        refused = dict(refusals(messages, self._limits.max_bytes))
         with self._linked().writing() as connection:
+            if create and isinstance(target, QueueNamed):
+                connection.execute(_MAKE, (target.name,))
+            queues = _queues_of(connection, target)
+            if not queues:
+                refused = leads_nowhere(destination, messages)
+            rows = [
+                (queue, _encoded(typed(message, target)), message.body)
+                for place, message in enumerate(messages)
+                if place not in refused
+                for queue in queues
+            ]
             connection.executemany(_PUBLISH, rows)
         if refused:
             raise PublishRefused(refused)
 
     def subscribe(self, queue: str, types: Sequence[str]) -> None:
-        pass  # Whoever publishes names the queue.
+        with self._linked().writing() as connection:
+            connection.execute(_MAKE, (queue,))
+            connection.executemany(_SUBSCRIBE, [(queue, type_) for type_ in types])
 
     def is_drained(self, queue: str) -> bool:
         with self._linked().connected() as connection:
             return _said(connection, _IS_DRAINED, queue)
-
-    def dead_letters(self, queue: str, limit: int = 100) -> Sequence[DeadLettered]:
-        with self._linked().connected() as connection:
-            rows = connection.execute(_DEAD, (queue, limit)).fetchall()
-        return [DeadLettered(_decoded(envelope, body), *rest) for envelope, body, *rest in rows]
-
-    def retry(self, letters: Sequence[DeadLettered]) -> int:
-        ids = [(letter.tag,) for letter in letters]
-        with self._linked().writing() as connection:
-            connection.executemany(_PUBLISH_DEAD, ids)
-            return connection.executemany(_REMOVE_DEAD, ids).rowcount
 
     def close(self) -> None:
         link = self._linked()
@@ -150,6 +155,16 @@ class SqliteTransport:
             # A forked child: SQLite's connections, and the deliveries, are the parent's.
             self._link = _Link(self._file)
         return self._link
+
+    def _make(self, link: "_Link", queue: str) -> None:
+        if queue in link.queues:
+            return
+        with link.connected() as connection:
+            is_made = _said(connection, _IS_MADE, queue)
+        if not is_made:
+            with link.writing() as connection:
+                connection.execute(_MAKE, (queue,))
+        link.queues.add(queue)
 
     def _take(self, link: "_Link", queue: str, limit: int) -> Sequence[Delivery]:
         # Whoever waits must not keep those from writing who have something to write.
@@ -163,13 +178,21 @@ class SqliteTransport:
             until = now + self._limits.visibility_s
             held = [(count, until, link.holder, id_) for id_, count, _, _ in rows]
             connection.executemany(_HOLD, held)
-            link.queues.add(queue)
+        limit = self._limits.max_bytes
         return [
-            Delivery(_decoded(envelope, body), queue, count, (id_, count, link.holder))
+            Delivery(
+                _decoded(envelope, body),
+                queue,
+                count,
+                (id_, count, link.holder),
+                too_large(body, limit),
+            )
             for id_, count, envelope, body in rows
         ]
 
-    def _settle(self, connection: sqlite3.Connection, delivery: Delivery, verdict: Verdict) -> bool:
+    def _settle(
+        self, connection: sqlite3.Connection, delivery: Delivery, verdict: Settlement
+    ) -> bool:
         """Whether it was still held, as it was delivered."""
         held = delivery.tag
         match verdict:
@@ -177,10 +200,10 @@ class SqliteTransport:
                 done = connection.execute(_REMOVE, held)
             case Requeue():
                 done = connection.execute(_PUT_OFF, (0, *held))
-            case Delay(delay_s):
-                done = connection.execute(_PUT_OFF, (self._clock() + delay_s, *held))
-            case DeadLetter(reason) | Reject(reason):
-                connection.execute(_SET_ASIDE, (reason, *held))
+            case Reject():
+                dead = dead_of(delivery.queue)
+                connection.execute(_MAKE, (dead,))
+                connection.execute(_SET_ASIDE, (dead, *held))
                 done = connection.execute(_REMOVE, held)
         return done.rowcount == 1
 
@@ -197,7 +220,7 @@ class _Link:
         self.holder = secrets.token_hex(8)
         """Under which deliveries are held that were received through this."""
         self.queues: set[str] = set()
-        """From which they were received."""
+        """From which they were received; these are made."""
         self._file = file
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
@@ -277,3 +300,14 @@ def _decoded(envelope: str, body: bytes) -> Message:
 def _said(connection: sqlite3.Connection, question: str, *values: object) -> bool:
     """What the database answers to a question of yes or no."""
     return bool(connection.execute(question, values).fetchone()[0])
+
+
+def _queues_of(connection: sqlite3.Connection, destination: Destination) -> list[str]:
+    """Where messages for a destination come to."""
+    match destination:
+        case QueueNamed(name):
+            return [name] if _said(connection, _IS_MADE, name) else []
+        case EventsOf(type_):
+            found = connection.execute(_SUBSCRIPTIONS).fetchall()
+            return sorted({queue for queue, pattern in found if takes(pattern, type_)})
+    return []

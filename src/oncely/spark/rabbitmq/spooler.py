@@ -72,19 +72,18 @@ class Spooler:
         return number
 
     def waiting(self) -> int:
-        """How many messages the broker has for receivers now, those that are delayed included."""
+        """How many messages the broker has for receivers now."""
         from oncely.transports.rabbitmq.connection import Line
-        from oncely.transports.rabbitmq.topology import Topology, waiting
+        from oncely.transports.rabbitmq.topology import waiting
         from oncely.transports.rabbitmq.url_options import read_options
 
         address, _, told = self._options.url().partition("?")
-        parameters, settings = read_options(address, told)
-        topology, name = Topology(settings.queue_type), self._options.queue
-        queues = [topology.main(name), *topology.delays(name)]
+        parameters, _ = read_options(address, told)
         line = Line(parameters)
         try:
+            line.wait_until_open()
             # A broker that is busy says zero rather than nothing.
-            return max(sum(waiting(line, q.name) for q in queues) for _ in range(_COUNTS))
+            return max(waiting(line, self._options.queue) for _ in range(_COUNTS))
         finally:
             line.close()
 
