@@ -208,8 +208,8 @@ class Ledger(Calls):
         )
 
     def forget(self, key: Key, *, found: Record | None = None) -> None:
-        """Remove a record that nobody works on, with its steps, what it deferred and what waits of
-        it; a later delivery is a first one.
+        """Remove a record that nobody works on, with its steps and what it deferred; a later
+        delivery is a first one, and so is a message that waits in the ledger to be tried again.
 
         Raises RefusedError where a claim is live, and where the record is not as it was `found`.
         """
@@ -382,10 +382,13 @@ class Ledger(Calls):
         [outcome] = self._settle_inside(inside, [request])
         if not isinstance(outcome, Written):
             return outcome
+        waiting = inside.waiting([request.key])
         if isinstance(request.command, Forget):
-            inside.forget(request.key)
-        elif waiting := [each for each in inside.waiting([request.key]) if each.queue != OUTBOX]:
-            inside.free(waiting)
+            inside.forget_steps(request.key)
+            # What waits to be tried is the message itself, and may be the only copy of it.
+            inside.remove([each for each in waiting if each.queue == OUTBOX])
+        elif retries := [each for each in waiting if each.queue != OUTBOX]:
+            inside.free(retries)
         return outcome
 
 

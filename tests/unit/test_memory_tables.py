@@ -71,7 +71,7 @@ def keep_step(inside: Inside, key: Key, text: str) -> None:
 
 
 def forget(inside: Inside, key: Key, _: str) -> None:
-    inside.forget(key)
+    inside.forget_steps(key)
 
 
 def purge(inside: Inside, key: Key, _: str) -> None:

@@ -533,7 +533,8 @@ def _reset(record: Record, reset: Reset, now: float) -> Decision:
         metadata={**(record.metadata or {}), "reset": note},
         fingerprint=None if reset.is_edited else record.fingerprint,
         exhausted=False,
-        version=record.version + 1,
+        # Whoever was at work on it, and is frozen, say, is not any more.
+        version=version_of(_birth_after(record), record.version + 1),
     )
     return Decision(Written(new), new)
 

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
+import random
 from dataclasses import dataclass, field
 from typing import Self
-from uuid import uuid4
 
 from oncely.core.errors import MessageError
 from oncely.core.message import Message
@@ -103,7 +103,7 @@ class WaitingMessage:
     @classmethod
     def unparented(cls, destination: str, message: Message, delay_s: float = 0.0) -> Self:
         """What is to be sent, and belongs to no message: one more, whatever its id."""
-        name = uuid4().hex
+        name = f"{random.getrandbits(128):032x}"
         lane = "" if message.key is not None and not delay_s else name
         parent = Key("", message.id)
         return cls(message.id, destination, message, parent, delay_s=delay_s, name=name, lane=lane)

@@ -1,8 +1,8 @@
 """Keeping: what of a consumer's messages waits in the ledger, to be tried again or for people."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from uuid import uuid4
 
 from oncely.core.errors import ExhaustedError, InDoubtError, describe, traced
 from oncely.core.message import Message
@@ -68,7 +68,7 @@ class Keeping:
         attempts = 0 if turn.held is None else turn.held.claim.attempts
         if turn.taken is not None:
             return replace(turn.taken, attempts=attempts, delay_s=0.0)
-        name = retry_name(self.queue) if _is_itself(turn) else uuid4().hex
+        name = retry_name(self.queue) if _is_itself(turn) else f"{random.getrandbits(128):032x}"
         return WaitingMessage(
             id=message.id,
             destination="",

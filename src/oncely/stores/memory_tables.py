@@ -104,7 +104,7 @@ class MemoryTables:
         if self.waiting([key]):
             return False
         self._take_out(self.records, key)
-        self._forget_steps(key)
+        self.forget_steps(key)
         return True
 
     def purge_steps(self, consumer: str | None, older_than_s: float) -> None:
@@ -272,14 +272,10 @@ class MemoryTables:
         if (key, name) not in self._steps:
             self._put(self._steps, (key, name), _Step(json.dumps(result), self.clock()))
 
-    def _forget_steps(self, key: Key) -> None:
+    def forget_steps(self, key: Key) -> None:
         for of, name in list(self._steps):
             if of == key:
                 self._take_out(self._steps, (of, name))
-
-    def forget(self, key: Key) -> None:
-        self.remove(self.waiting([key]))
-        self._forget_steps(key)
 
     # ---- Undoing -------------------------------------------------------------------------------
 

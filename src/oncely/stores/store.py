@@ -245,8 +245,8 @@ class Inside(Records, Protocol):
 
     # ---- Steps ---------------------------------------------------------------------------------
 
-    def forget(self, key: Key) -> None:
-        """Remove what is kept besides the record of this key: waiting messages and steps."""
+    def forget_steps(self, key: Key) -> None:
+        """Remove the message's finished steps."""
 
     def steps(self, key: Key) -> Mapping[str, Any]:
         """The results of the message's finished steps, by their names."""

@@ -43,7 +43,7 @@ WAITING = (
     *("attempts", "error", "reason", "set_aside"),
 )
 """The columns that are given for a message that waits."""
-RENEWED = ("delay_s", "attempts", "error", "reason", "set_aside")
+RENEWED = WAITING[WAITING.index("own_id") :]
 """Those of them that are given anew for one that is there."""
 
 TIMES = ("first_processed_at", "last_processed_at", "lease_until")

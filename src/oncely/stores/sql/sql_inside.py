@@ -127,6 +127,6 @@ class SqlInside(Access[Link]):
     remove = guarded(rows.remove)
     put_back = guarded(rows.put_back)
 
-    forget = guarded(finished.forget)
+    forget_steps = guarded(finished.forget_steps)
     steps = guarded(finished.steps)
     keep_step = guarded(finished.keep_step)
