@@ -9,6 +9,8 @@ from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import check_id
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_PORT = re.compile(r"[0-9]{1,5}")
+_LAST_PORT = 65_535
 
 
 def name(where: str, what: str, text: str) -> str:
@@ -43,6 +45,13 @@ def number(where: str, text: str) -> int:
     """A whole number from 1."""
     if not _NUMBER.fullmatch(text):
         raise ConfigError(f"{where}: {text!r} is no whole number from 1 to 999999999")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """The number of a port; 0 for any."""
+    if not _PORT.fullmatch(text) or int(text) > _LAST_PORT:
+        raise ConfigError(f"--metrics-port: {text!r} is not a port: write 9464, or 0 for any")
     return int(text)
 
 
