@@ -236,7 +236,7 @@ def test_a_source_alone_will_do(file: Path, tmp_path: Path) -> None:
     OnFile(tmp_path / "ledger.db").ledger.close()
     config = read_reconcile_config(file, "sqlite:///ledger.db", "billing")
     assert config.consumer == "billing"
-    assert config.ledger == f"sqlite:///{tmp_path}/ledger.db"
+    assert config.place.location == f"sqlite:///{tmp_path}/ledger.db"
     assert config.source_path == str(tmp_path / "in")
     assert config.compares_bodies
 

@@ -114,14 +114,21 @@ def _add_schema(commands: Any) -> None:
 
 
 def _add_looking(commands: Any) -> None:
-    _command(commands, "status", "status:status", "count records by consumer and state")
+    status = _command(commands, "status", "status:status", "count records by consumer and state")
+    text = "again and again, every so many seconds (default: 2), until stopped"
+    status.add_argument(
+        "--watch", metavar="SECONDS", nargs="?", const=2.0, type=values.pause, help=text
+    )
 
     text = "list records, the least recently seen first"
     list_ = _command(commands, "list", "record_commands:list_records", text)
     _add_filters(list_)
     _add_number(list_, "--limit", "how many at most", 100)
+    text = "which come first, and are shown where there are more (default: oldest)"
+    list_.add_argument("--sort", choices=("oldest", "newest"), default="oldest", help=text)
 
-    show = _command(commands, "show", "record_commands:show", "show all fields of one record")
+    text = "show all fields of a message's record, of each consumer that has one"
+    show = _command(commands, "show", "record_commands:show", text)
     _add_id(show)
     _add_consumer(show)
 
@@ -153,7 +160,7 @@ def _add_removing(commands: Any) -> None:
 
 def _add_reporting(commands: Any) -> None:
     text = "compare a source of messages with what ledger and archive know of them, on Spark"
-    reconcile = _ledger_command(commands, "reconcile", "reconcile_command:run", text)
+    reconcile = _command(commands, "reconcile", "reconcile_command:run", text)
     reconcile.set_defaults(extra="spark")
     text = "a pipeline's, or one with just the tables [source] and [message]"
     reconcile.add_argument("file", metavar="FILE.toml", help=text)
@@ -163,8 +170,8 @@ def _add_reporting(commands: Any) -> None:
     reconcile.add_argument("--to", metavar="FOLDER", help=text)
 
     text = "write a page of plots of what ledger and archive know"
-    report = _ledger_command(commands, "report", "report_command:run", text)
-    report.set_defaults(extra="report", table=TABLE_NAME, schema=None)
+    report = _command(commands, "report", "report_command:run", text)
+    report.set_defaults(extra="report")
     _add_consumer(report)
     _add_archived(report)
     report.add_argument("--to", metavar="FILE.html", required=True, help="replaced, if it is there")
