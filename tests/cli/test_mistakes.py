@@ -201,3 +201,17 @@ def test_a_poor_terminal(
     ran = in_process("list")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "\\xe9" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("migrate", "check", "status", "list", "show", "reset", "forget", "purge", "archive"),
+        *("reconcile", "report", "relay", "consume"),
+    ],
+)
+def test_every_ledger_has_a_table(command: "Command", name: str) -> None:
+    """Each command that takes --ledger takes --table and --schema."""
+    options = command(name, "--help").out
+    for option in ("--ledger URL", "--table NAME", "--schema NAME"):
+        assert option in options
