@@ -150,7 +150,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The records that were found, the least recently seen first."""
+    """The records that were found, in the order that was asked for."""
 
     records: Sequence[Record]
     more: bool

@@ -1,13 +1,14 @@
 """The port of a command, asked over HTTP: what is wrong is told, and what is not is not."""
 
+import os
+import signal
 from argparse import Namespace
 from collections.abc import Callable
-from typing import NamedTuple
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
+from tests.cli.probing import Got, got
 
+from oncely._util.signals import told_to_stop
 from oncely.cli.monitoring import monitored
 from oncely.consuming.health import Health, Pulse
 from oncely.core.errors import StoreUnavailable, TransportError
@@ -16,22 +17,6 @@ from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
 from oncely.transports.memory_transport import MemoryTransport, QueueServer
 from oncely.transports.transport import Delivery
-
-
-class Got(NamedTuple):
-    """An answer."""
-
-    status: int
-    text: str
-
-
-def got(url: str) -> Got:
-    try:
-        with urlopen(url, timeout=30) as answer:
-            return Got(answer.status, answer.read().decode())
-    except HTTPError as refused:
-        with refused:
-            return Got(refused.code, refused.read().decode())
 
 
 class AwayLedger(Ledger):
@@ -89,6 +74,15 @@ def test_what_is_not_ready(ask: Ask) -> None:
     healths = {"worker 1": Health(0.1, "it is to be started"), "worker 2": FINE}
     assert ask("/ready", healths) == (503, "worker 1: it is to be started\n")
     assert ask("/live", healths).status == 200
+
+
+def test_who_is_stopping(ask: Ask) -> None:
+    """Whoever was told to stop is not ready, and lives as long as that takes."""
+    with told_to_stop() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(60)
+        assert ask("/ready", {"": FINE}) == (503, "it is stopping\n")
+        assert ask("/live", {"": Health(75.0, None)}).status == 200
 
 
 def test_a_ledger_that_is_away(ask: Ask) -> None:

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.error import HTTPError
-from urllib.request import urlopen
+from typing import Any
 
 import pytest
+from tests.cli.probing import Got, got
 from tests.integration.others import wait_until
 
 from oncely import Key, Message, open_ledger, open_transport
@@ -23,13 +22,13 @@ MODULE = """
 import os, time
 from pathlib import Path
 import oncely
-from oncely.middleware import Logged
+from oncely.middleware import Logged, Measured
 
 FOLDER = Path(__file__).parent
 ledger = oncely.open_ledger(f"sqlite:///{FOLDER}/ledger.db")
 consumer = (
     oncely.Consumer(f"sqlite:///{FOLDER}/queue.db", queue="orders")
-    .middleware(Logged())
+    .middleware(Logged(), Measured())
     .idempotent(ledger, "shop")
     .tries(2).backoff(["10ms"])
     .grace("60s")
@@ -120,22 +119,6 @@ def works(tmp_path: Path) -> Iterator[Works]:
             process.wait()
 
 
-class Got(NamedTuple):
-    """An answer."""
-
-    status: int
-    text: str
-
-
-def get(url: str) -> Got:
-    try:
-        with urlopen(url, timeout=30) as answer:
-            return Got(answer.status, answer.read().decode())
-    except HTTPError as refused:
-        with refused:
-            return Got(refused.code, refused.read().decode())
-
-
 Get = Callable[[str], Got]
 
 
@@ -146,7 +129,7 @@ def port(works: Works) -> Get:
     def ask(path: str) -> Got:
         [served] = works.wait_for("metrics_served")
         assert served["host"] == "127.0.0.1"
-        return get(f"http://127.0.0.1:{served['port']}{path}")
+        return got(f"http://127.0.0.1:{served['port']}{path}")
 
     return ask
 
@@ -282,6 +265,23 @@ def test_live_and_ready(works: Works, port: Get, workers: str) -> None:
     assert port("/ready") == (200, "ready\n")
     assert port("/live") == (200, "live\n")
     assert port("/").status == 404
+
+
+def test_what_the_dead_had_in_hand(works: Works, port: Get) -> None:
+    """A worker that died has nothing in hand any more; what it counted stays."""
+    works.publish("a")
+    works.consume("--workers", "2", "--metrics-port", "0")
+    works.wait_for("message_handled")
+    works.publish("long", type_="slow")
+
+    def shown(name: str) -> float | None:
+        return sample(port("/metrics").text, name)
+
+    wait_until(lambda: shown("oncely_messages_in_flight") == 1)
+    for each in works.of("worker_started"):
+        os.kill(each["pid"], signal.SIGKILL)
+    wait_until(lambda: shown("oncely_messages_in_flight") == 0)
+    assert shown('oncely_messages_handled_total{type=""}') == 1
 
 
 def test_metrics_of_a_relay(works: Works, port: Get) -> None:

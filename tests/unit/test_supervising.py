@@ -173,6 +173,7 @@ def test_the_killed_are_replaced(workers: Workers) -> None:
     assert len(workers.told) == 2
     for told in workers.told:
         assert told.pop("again_in_s") in (0.0, 0.1)
+        assert told.pop("pid") in workers.pids
         died = {"event": "worker_died", "worker": 1, "reason": "died of signal 9 (Killed)"}
         assert told == died
 

@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict
+from typing import Any
 
 from oncely._util.signals import end_at_once, on_signals
 from oncely.cli.ledger_arguments import opened, opened_transport
 from oncely.cli.loading import load_consumer
 from oncely.cli.logs import logged, write_line
-from oncely.cli.monitoring import monitored, observed, shared_metrics
+from oncely.cli.monitoring import forget_dead, monitored, observed, shared_metrics
 from oncely.cli.progress import Progress
 from oncely.cli.tables import counts_table, put, words
 from oncely.consumer import Consumer
@@ -157,13 +158,18 @@ def _supervise(
         supervisor.kill()
         end_at_once(number)
 
+    def tell(event: str, /, *, worker: int, **details: Any) -> None:
+        _log.warning(event, extra={"worker": worker, **details})
+        if event == "worker_died":
+            forget_dead(shared, details["pid"])
+
     with shared_metrics(parsed) as shared:
         supervisor = Supervisor(
             _command(parsed),
             parsed.workers,
             drains=parsed.drain,
             grace_s=_grace_s(consumer),
-            tell=_tell,
+            tell=tell,
             on_line=write_line,
             env={**os.environ, **shared},
         )
@@ -172,10 +178,6 @@ def _supervise(
             monitored(parsed, consumer.ledger, healths, shared),
         ):
             return supervisor.run(stop, show)
-
-
-def _tell(event: str, /, *, worker: int, **details: object) -> None:
-    _log.warning(event, extra={"worker": worker, **details})
 
 
 def _command(parsed: argparse.Namespace) -> list[str]:

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
+from oncely._util.signals import is_process_stopping
 from oncely.consuming.health import Health
 from oncely.core.errors import ConfigError, OncelyError, describe
 from oncely.ledger import Ledger
@@ -69,6 +70,14 @@ def shared_metrics(parsed: argparse.Namespace) -> Iterator[Mapping[str, str]]:
         yield {_MULTIPROCESS: folder}
 
 
+def forget_dead(shared: Mapping[str, str], pid: int) -> None:
+    """What a worker that died had in hand is in nobody's hand; what it counted stays."""
+    if shared:
+        from prometheus_client import multiprocess
+
+        multiprocess.mark_process_dead(pid, shared[_MULTIPROCESS])  # type: ignore[no-untyped-call]
+
+
 @contextmanager
 def monitored(
     parsed: argparse.Namespace,
@@ -112,7 +121,7 @@ class _Monitor:
             case "/metrics":
                 return Answer(200, self._metrics())
             case "/live":
-                return _told(_still(self._healths()), "live")
+                return _told(self._still(), "live")
             case "/ready":
                 return _told(self._unready(), "ready")
             case _:
@@ -131,11 +140,23 @@ class _Monitor:
             sources.append(LedgerGauges(self._ledger, records=False))
         return generate_latest(_Union(sources)).decode()
 
+    def _still(self) -> list[str]:
+        """Which loops do not move, and are to."""
+        if is_process_stopping():
+            return []
+        return [
+            _named(name, f"the loop has not moved for {each.still_s:.0f} s")
+            for name, each in self._healths().items()
+            if not each.is_live
+        ]
+
     def _unready(self) -> list[str]:
+        if is_process_stopping():
+            return ["it is stopping"]
         healths = self._healths()
         found = [_named(name, each.unready) for name, each in healths.items() if each.unready]
         away = self._ledger_away()
-        return _still(healths) + found + ([away] if away else [])
+        return self._still() + found + ([away] if away else [])
 
     def _ledger_away(self) -> str | None:
         """Why the ledger cannot be reached, if so; many who ask at once ask it once."""
@@ -154,14 +175,6 @@ def _error_of(ledger: Ledger) -> str | None:
     except OncelyError as error:
         return f"the ledger cannot be reached: {describe(error, 200)}"
     return None
-
-
-def _still(healths: Mapping[str, Health]) -> list[str]:
-    return [
-        _named(name, f"the loop has not moved for {each.still_s:.0f} s")
-        for name, each in healths.items()
-        if not each.is_live
-    ]
 
 
 def _named(name: str, text: str) -> str:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from oncely.core.errors import TransportError, describe
+from oncely.core.errors import PublishRefused, TransportError, describe
 from oncely.transports.transport import Clock, Transport
 
 STUCK_S = 60.0
@@ -81,6 +81,9 @@ class _FeltTransport:
         def noted(*args: Any, **named: Any) -> Any:
             try:
                 answer = call(*args, **named)
+            except PublishRefused:
+                self._pulse.reached()
+                raise
             except TransportError as error:
                 self._pulse.missed(f"the broker cannot be reached: {describe(error, 200)}")
                 raise

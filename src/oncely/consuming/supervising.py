@@ -38,7 +38,7 @@ class Tell(Protocol):
     """Is told what a worker comes to."""
 
     def __call__(self, event: str, /, *, worker: int, **details: object) -> None:
-        """`worker_died`, with `reason` and `again_in_s`; or `worker_killed`, with `reason`."""
+        """`worker_died`, with `pid`, `reason` and `again_in_s`; `worker_killed`, with `reason`."""
 
 
 class Backoff:
@@ -181,7 +181,7 @@ class _WorkerProcess:
         if self._process is not None:
             code = self._process.exit_code()
             if code is not None:
-                self._died(self._process.line, code)
+                self._died(self._process, code)
         elif not self.is_done and self._backoff.is_due():
             self._process = _Process(self._starting, self.number)
             self._backoff.started()
@@ -214,7 +214,8 @@ class _WorkerProcess:
             self._process.line.close()
             self._process = None
 
-    def _died(self, line: Listener, code: int) -> None:
+    def _died(self, process: "_Process", code: int) -> None:
+        line, pid = process.line, process.popen.pid
         self.bury()
         if self._drains and line.has_ended:
             self.is_done = True
@@ -223,7 +224,7 @@ class _WorkerProcess:
         self._check_misstarts(how, code)
         delay_s = self._backoff.died()
         again_in_s = round(delay_s, 1)
-        self._tell("worker_died", worker=self.number, reason=how, again_in_s=again_in_s)
+        self._tell("worker_died", worker=self.number, pid=pid, reason=how, again_in_s=again_in_s)
 
     def _check_misstarts(self, how: str, code: int) -> None:
         """Raises what the worker says, where it would say so for ever."""
