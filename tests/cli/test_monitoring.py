@@ -2,12 +2,15 @@
 
 import os
 import signal
+import threading
 from argparse import Namespace
 from collections.abc import Callable
 
 import pytest
 from tests.cli.probing import Got, got
+from tests.integration.others import wait_until
 
+from oncely import Consumer, Message
 from oncely._util.signals import told_to_stop
 from oncely.cli.monitoring import monitored
 from oncely.consuming.health import Health, Pulse
@@ -118,3 +121,35 @@ def test_the_broker_of_a_loop() -> None:
     assert pulse.health().unready == (
         "the broker cannot be reached: TransportError: amqp://u:***@h: refused"
     )
+
+
+class Beats(Pulse):
+    """Counts them."""
+
+    count = 0
+
+    def beat(self) -> None:
+        super().beat()
+        self.count += 1
+
+
+@pytest.mark.parametrize("published", [0, 10])
+def test_a_consumer_beats(published: int) -> None:
+    """Its loop beats while nothing is there to be done, and while all that it takes is at work."""
+    transport = MemoryTransport(QueueServer())
+    transport.publish("orders", [Message(str(n)) for n in range(published)])
+    consumer = Consumer(transport, queue="orders").window(1)
+    consumer.pulse = pulse = Beats()
+
+    def wait_for_beats(_: object = None) -> None:
+        before = pulse.count
+        wait_until(lambda: pulse.count > before + 20)
+        consumer.stop()
+
+    thread = threading.Thread(target=wait_for_beats)
+    if not published:
+        thread.start()
+    consumer.consume(wait_for_beats)
+    assert pulse.health().unready is None
+    if not published:
+        thread.join()
