@@ -141,9 +141,14 @@ def test_a_consumer_beats(published: int) -> None:
     consumer = Consumer(transport, queue="orders").window(1)
     consumer.pulse = pulse = Beats()
 
+    stopped = threading.Event()
+
     def wait_for_beats(_: object = None) -> None:
+        if stopped.is_set():
+            return
         before = pulse.count
         wait_until(lambda: pulse.count > before + 20)
+        stopped.set()
         consumer.stop()
 
     thread = threading.Thread(target=wait_for_beats)
