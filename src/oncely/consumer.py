@@ -1,15 +1,15 @@
 """Consumer: handles the messages of a queue, each once, with as little code as can be."""
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from oncely._util.garbage import rarely_collecting
-from oncely._util.signals import told_to_stop
+from oncely._util.signals import StopEvent, told_to_stop
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.handlers import Handler, Handlers, check_pattern, check_takes
+from oncely.consuming.health import Pulse
 from oncely.consuming.loop import ConsumerSettings, Consuming, Listener
 from oncely.consuming.running import Parts
 from oncely.consuming.window_claims import MetadataOf
@@ -66,7 +66,9 @@ class Consumer:
         self.grace_s = 30.0
         self._is_ordered = False
         self._error_queue: str | None = None
-        self._stop = threading.Event()
+        self._stop = StopEvent()
+        self.pulse: Pulse | None = None
+        """Feels how `consume` is, where there is one."""
 
     @property
     def ledger(self) -> Ledger | None:
@@ -249,7 +251,11 @@ class Consumer:
         """
         settings = self._settings(handler)
         try:
-            with self._opened() as transport, _watched(self._stop, stop_on_signals):
+            with self._opened() as opened, _watched(self._stop, stop_on_signals):
+                transport = opened if self.pulse is None else self.pulse.felt(opened)
+                if self.pulse is not None:
+                    # The loop asks on every turn.
+                    self._stop.on_asked = self.pulse.beat
                 transport.subscribe(self.queue, settings.parts.handlers.topics)
                 consuming = Consuming(settings, transport, self._stop, on_progress)
                 with rarely_collecting():
@@ -350,7 +356,7 @@ def _check_together(parts: Parts) -> None:
 
 
 @contextmanager
-def _watched(stop: threading.Event, signals: bool) -> Iterator[None]:
+def _watched(stop: StopEvent, signals: bool) -> Iterator[None]:
     if not signals:
         yield
         return

@@ -91,6 +91,9 @@ class Ledger(Calls):
     def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
         return self._settler.settle(requests)
 
+    def _settle_inside(self, inside: Inside, requests: Sequence[Request]) -> list[Outcome]:
+        return Settler(inside, self._metrics).settle(requests)
+
     def _transact(self, work: Callable[[Inside], T]) -> T:
         return self._store.transaction(work)
 
@@ -356,6 +359,15 @@ class Ledger(Calls):
         connection: all of it may be done again.
         """
         return self._store.is_contention(error)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether metrics are told what happens."""
+        return self._metrics is not None
+
+    def observe(self, metrics: LedgerObserver) -> None:
+        """Tell these from now on what happens, and none that were told before."""
+        self._metrics = self._settler.observer = metrics
 
     def count_untracked(self, consumer: str) -> None:
         """Say that a message of `consumer` runs without a claim: logged, and told the metrics."""

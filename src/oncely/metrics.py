@@ -12,14 +12,18 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from oncely.core.commands import (
     Ask,
     Busy,
+    Complete,
     Duplicate,
     Exhausted,
+    Fail,
+    Finish,
     Granted,
     Handled,
     InDoubt,
     Mismatch,
     Outcome,
     TooOld,
+    Written,
 )
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
@@ -93,6 +97,11 @@ class Metrics:
         self._takeovers = counter(
             "oncely_takeovers_total", "Claims granted where an earlier one had run out.", "consumer"
         )
+        self._completed = counter("oncely_completed_total", "Messages completed.", "consumer")
+        self._failed = counter("oncely_failed_total", "Tries that failed.", "consumer")
+        self._exhausted = counter(
+            "oncely_exhausted_total", "Messages that failed permanently.", "consumer"
+        )
         self._untracked = counter(
             "oncely_untracked_total", "Messages that ran without a claim.", "consumer"
         )
@@ -112,8 +121,9 @@ class Metrics:
             buckets=_SIZES,
         )
 
-    def watch(self, ledger: Ledger) -> None:
-        """Show how many records `ledger` has, too: asked for at each scrape, which reads the table.
+    def watch(self, ledger: Ledger, *, records: bool = True) -> None:
+        """Show how many records `ledger` has, too, and what deferred messages wait: asked for at
+        each scrape, which reads the table unless `records` is False.
 
         Where the store is away, or the records are many, the scrape waits for it. Raises
         ConfigError for a second ledger: the gauges do not tell one from another.
@@ -121,7 +131,7 @@ class Metrics:
         if self._watches:
             raise ConfigError("metrics: they watch a ledger already; watch one for each registry")
         self._watches = True
-        self._registry.register(_Records(ledger))
+        self._registry.register(LedgerGauges(ledger, records=records))
 
     @harmless
     def settled(
@@ -146,6 +156,19 @@ class Metrics:
         for result in results:
             if isinstance(result, Granted) and result.claim.takes_over:
                 self._takeovers.labels(result.claim.key.consumer).inc()
+        for request, result in zip(requests, results, strict=True):
+            if isinstance(result, Written) and not result.is_repeated:
+                self._written(request, result)
+
+    def _written(self, request: Request, result: Written) -> None:
+        """Count how a message has ended, if this was its end."""
+        consumer, record = request.key.consumer, result.record
+        match request.command:
+            case Complete() | Finish() if record and record.state is State.COMPLETED:
+                self._completed.labels(consumer).inc()
+            case Fail() if record:
+                self._failed.labels(consumer).inc()
+                self._exhausted.labels(consumer).inc(int(record.exhausted))
 
     @harmless
     def untracked(self, consumer: str) -> None:
@@ -173,11 +196,14 @@ def _count_each(counter: Counter, messages: Sequence[WaitingMessage]) -> None:
         counter.labels(consumer).inc(count)
 
 
-class _Records:
-    """What stands in the ledger, asked for when Prometheus asks."""
+class LedgerGauges:
+    """What stands in a ledger, asked for when Prometheus asks; its records where they are wanted,
+    and the deferred messages.
+    """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, *, records: bool) -> None:
         self._ledger = ledger
+        self._records = records
 
     def describe(self) -> list[Metric]:
         """Nothing yet: to register must not need the store."""
@@ -186,7 +212,7 @@ class _Records:
     def collect(self) -> Iterator[Metric]:
         """The gauges, as the store has them now; none where it cannot be asked."""
         try:
-            yield from self._gauges()
+            yield from self._gauges() if self._records else []
             yield from self._deferred()
         except Exception:  # noqa: BLE001 - the other metrics are to be seen all the same.
             _log.exception("metrics_failed")

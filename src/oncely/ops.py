@@ -1,12 +1,14 @@
 """What operators do, as functions over a ledger: what the command and a dashboard go through."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
+from heapq import nlargest
 from typing import Any, NamedTuple
 
 from oncely.core.durations import Duration, lease_seconds, seconds
@@ -17,7 +19,7 @@ from oncely.core.record import Key, Record, State
 from oncely.core.rules import Standing, standing
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger
-from oncely.stores.store import Backlog, Tally
+from oncely.stores.store import Backlog, Tally, Wanted
 
 _log = logging.getLogger(__name__)
 
@@ -148,29 +150,54 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The records that were found, the least recently seen first."""
+    """The records that were found, in the order that was asked for."""
 
     records: Sequence[Record]
     more: bool
     """Whether others fit that were left out, because of the limit."""
 
 
-def select(ledger: Ledger, selection: Selection, limit: int = 100) -> Selected:
-    """At most `limit` records that fit. Raises ConfigError for a word that is not one of `STATES`,
-    and for a consumer that the ledger does not know.
+def select(
+    ledger: Ledger, selection: Selection, limit: int = 100, *, newest: bool = False
+) -> Selected:
+    """At most `limit` records that fit; the `newest`, those first, for which all that are in the
+    states asked for are read. Raises ConfigError for a word that is not one of `STATES`, and for a
+    consumer that the ledger does not know.
     """
     words: Sequence[str | None] = [state_word(each) for each in selection.states] or [None]
     if "failed" in words:
         # These are among the others.
         words = [word for word in words if word != EXHAUSTED]
+    look = _newest if newest else _scanned
     found: dict[Key, Record] = {}
     for word in words:
-        for record in _scanned(ledger, selection, word, limit + 1):
+        for record in look(ledger, selection, word, limit + 1):
             found[record.key] = record
     if not found and selection.consumer is not None:
         check_known(ledger, selection.consumer)
-    records = sorted(found.values(), key=lambda record: record.last_seen)
+    records = sorted(found.values(), key=lambda record: record.last_seen, reverse=newest)
     return Selected(records[:limit], len(records) > limit)
+
+
+def _newest(ledger: Ledger, selection: Selection, word: str | None, limit: int) -> Sequence[Record]:
+    """As `_scanned`, those last seen most recently: stores keep them in no order for that."""
+    consumer, older_than = selection.consumer, selection.older_than
+    wanted = Wanted(
+        consumers=None if consumer is None else [consumer],
+        states=None if word is None else [STATES[word]],
+    )
+    now = ledger.now()
+    until = math.inf if older_than is None else now - seconds(older_than, "older_than")
+    fitting = (
+        record
+        for page in ledger.read(wanted=wanted)
+        for record in page
+        if (selection.text or "") in record.key.message_id
+        and record.last_seen < until
+        and (word not in (IN_DOUBT, EXHAUSTED) or word_for(record, now) == word)
+    )
+    # Some stores may give a record twice.
+    return nlargest(2 * limit, fitting, key=lambda record: record.last_seen)
 
 
 def _scanned(
@@ -407,13 +434,16 @@ def retentions(
     retention: Mapping[str, Duration] | None,
 ) -> Mapping[str, Duration]:
     """How long each consumer's records, or those of `consumer` alone, are kept. Raises ConfigError
-    when a name in `retention` looks like a slip.
+    when a name in `retention` looks like a slip, and for a `consumer` that the ledger knows neither
+    by a record nor by a policy.
     """
     own = retention or {}
     for name, kept in own.items():
         seconds(kept, f"retention of {name}")
     names = consumers(ledger) if consumer is None else [consumer]
     _refuse_slips(own, names)
+    if consumer is not None and consumer not in own and consumer not in ledger.retentions():
+        check_known(ledger, consumer)
     if older_than is not None:
         return {name: own.get(name, older_than) for name in names}
     kept_by = {**ledger.retentions(), **own}

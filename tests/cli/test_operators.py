@@ -3,12 +3,14 @@
 import io
 import json
 import os
+import pty
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,6 +100,73 @@ def test_status_of_the_backlog(sending: "OnFile", command: "Command") -> None:
     assert backlog["lag_s"] > 0
 
 
+@pytest.fixture
+def watching(filled: "OnFile") -> Iterator[subprocess.Popen[str]]:
+    """The status, looked at again and again."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oncely", "status", "--watch", "0.05"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_watch(watching: subprocess.Popen[str], filled: "OnFile") -> None:
+    """In a pipe a block follows another, each with its time; Ctrl-C ends it with 0."""
+    assert watching.stdout is not None
+    lines: list[str] = []
+    while sum(line.startswith("as of ") for line in lines) < 3:
+        lines.append(watching.stdout.readline())
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=60)
+    assert (watching.returncode, err) == (0, "")
+    assert sum(line.startswith("billing ") for line in lines) == 3
+
+
+def test_watch_on_a_terminal(filled: "OnFile") -> None:
+    """There it is drawn in place, and the cursor is given back."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oncely", "status", "--watch", "0.05"],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    seen = b""
+    with suppress(OSError):  # So it is told that the other end is closed.
+        while some := os.read(ours, 1 << 16):
+            seen += some
+            if seen.count(b"as of ") == 3:
+                process.send_signal(signal.SIGINT)
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert b"\x1b[1A" in seen  # Up again, over what was there.
+    assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"as of ")
+
+
+@pytest.mark.parametrize("words", [["status"], ["list"], ["show", "order-2"]], ids=" ".join)
+def test_colours(
+    filled: "OnFile", command: "Command", monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Failed and in doubt stand out on a terminal: not in a pipe, nor where NO_COLOR is set."""
+    red, yellow = "\x1b[31m", "\x1b[33m"
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" not in command(*words).out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    out = command(*words).out
+    assert red in out
+    assert (yellow in out) is (words != ["show", "order-2"])
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = command(*words).out
+    assert red not in out
+    assert yellow not in out
+
+
 # ---- list and show -----------------------------------------------------------------------------
 
 
@@ -141,6 +210,24 @@ def test_list_filtered(
     report = json.loads(command("list", "--json", *filters).out)
     assert [record["message_id"] for record in report["records"]] == found
     assert report["more"] is ("--limit" in filters)
+
+
+def test_the_newest_first(filled: "OnFile", command: "Command") -> None:
+    """What was seen last comes first, whatever filters hold; the limit leaves out the oldest."""
+
+    def ids(*filters: str) -> list[str]:
+        report = json.loads(command("list", "--json", "--sort", "newest", *filters).out)
+        return [record["message_id"] for record in report["records"]]
+
+    oldest_first = json.loads(command("list", "--json").out)["records"]
+    assert ids() == [record["message_id"] for record in reversed(oldest_first)]
+    assert ids("--limit", "1") == ["live"]
+    assert command("list", "--sort", "newest", "--limit", "1").err.startswith("the first 1; more")
+    assert ids("--state", "in-doubt") == ["doubtful"]
+    assert ids("--state", "exhausted") == ["order-1"]
+    assert sorted(ids("--state", "failed")) == ["order-1", "order-2"]
+    assert ids("--consumer", "sms", "--text", "order") == ["order-1"]
+    assert ids("--older-than", "1h", "--consumer", "sms", "--state", "processing") == []
 
 
 def test_list_says_what_is_missing(filled: "OnFile", command: "Command") -> None:
@@ -189,6 +276,7 @@ def test_list_takes_what_it_prints(filled: "OnFile", command: "Command") -> None
         ["reset", "order-1"],
         ["reset", "--state", "failed", "--yes"],
         ["forget", "--yes"],
+        ["purge", "--older-than", "0s"],
     ],
     ids=" ".join,
 )
@@ -270,12 +358,15 @@ def test_show_of_what_waits(sending: "OnFile", command: "Command") -> None:
 
 
 def test_show_of_several(filled: "OnFile", command: "Command") -> None:
-    """Where several consumers have the message, they are named."""
-    assert command("show", "order-1") == (
-        2,
-        "",
-        "oncely: 'order-1' is a message of billing, sms; name one with --consumer\n",
-    )
+    """Where several consumers have the message, the records of all are shown."""
+    code, out, err = command("show", "order-1")
+    assert (code, err) == (0, "")
+    assert [row[1] for row in rows(out) if row[0] == "consumer"] == ["billing", "sms"]
+    found = json.loads(command("show", "order-1", "--json").out)["records"]
+    assert [record["consumer"] for record in found] == ["billing", "sms"]
+    assert all(record["steps"] == {} for record in found)
+    said = "oncely: 'order-1' is a message of billing, sms; name one with --consumer\n"
+    assert command("reset", "order-1") == (2, "", said)
 
 
 def test_show_of_none(filled: "OnFile", command: "Command") -> None:

@@ -192,3 +192,29 @@ def test_scrapes_outlive_the_store(
     metrics.watch(Away(meddling))
     Ledger(meddling, metrics).claim(KEYS[0])
     assert value("oncely_claims_total", consumer="billing", outcome="granted") == 1
+
+
+def test_how_messages_end(watched: Ledger, metrics: Metrics, value: Value) -> None:
+    """Completed is counted once, also where a relay completes; tries that failed, and the last."""
+    claim = granted(watched.claim(KEYS[0]))
+    watched.complete(claim)
+    watched.complete(claim)
+    deferred = DeferredMessage("1", "out", Message("1"), KEYS[1])
+    watched.handled(granted(watched.claim(KEYS[1])), deferred=[deferred])
+    assert value("oncely_completed_total", consumer="billing") == 1
+    Relay(watched, MemoryTransport(QueueServer())).send_waiting()
+    assert value("oncely_completed_total", consumer="billing") == 2
+    watched.fail(granted(watched.claim(KEYS[2])), "no")
+    watched.fail(granted(watched.claim(KEYS[2])), "no", final=True)
+    assert value("oncely_failed_total", consumer="billing") == 2
+    assert value("oncely_exhausted_total", consumer="billing") == 1
+
+
+def test_deferred_messages_alone(
+    watched: Ledger, metrics: Metrics, registry: CollectorRegistry
+) -> None:
+    """Where the records are not wanted the table is not read."""
+    metrics.watch(watched, records=False)
+    shown = {metric.name for metric in registry.collect()}
+    assert "oncely_deferred_lag_seconds" in shown
+    assert "oncely_records" not in shown

@@ -461,3 +461,13 @@ def test_an_unreachable_store(ledger: Ledger, meddling: MeddlingStore) -> None:
 def test_defaults_are_the_policy(ledger: Ledger) -> None:
     """What is assumed is what a policy has when nothing is said."""
     assert (Policy().retention, Policy().lease) == (ops.RETENTION, ops.LEASE)
+
+
+def test_purge_of_whom_nobody_knows(ledger: Ledger) -> None:
+    """A name that neither a record nor a policy has told may be a slip; one with a policy is known
+    also where it has no records left.
+    """
+    with pytest.raises(ConfigError, match="no records of consumer 'biling'"):
+        ops.purge(ledger, consumer="biling")
+    ledger.keep_retention("billing", "7d")
+    assert ops.purge(ledger, consumer="billing") == {"billing": 0}

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from oncely import ops
 from oncely.cli import values
+from oncely.cli.logs import FORMATS, LEVELS
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError
 from oncely.stores.names import TABLE_NAME
@@ -67,10 +68,7 @@ def _parser() -> ArgumentParser:
 def _command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
     """A command over a ledger's table."""
     command = _ledger_command(commands, name, run, text)
-    command.add_argument(
-        "--table", metavar="NAME", default=TABLE_NAME, help=f"of the ledger (default: {TABLE_NAME})"
-    )
-    command.add_argument("--schema", metavar="NAME", help="of the table (default: the database's)")
+    _add_table(command)
     return command
 
 
@@ -116,14 +114,21 @@ def _add_schema(commands: Any) -> None:
 
 
 def _add_looking(commands: Any) -> None:
-    _command(commands, "status", "status:status", "count records by consumer and state")
+    status = _command(commands, "status", "status:status", "count records by consumer and state")
+    text = "again and again, every so many seconds (default: 2), until stopped"
+    status.add_argument(
+        "--watch", metavar="SECONDS", nargs="?", const=2.0, type=values.pause, help=text
+    )
 
     text = "list records, the least recently seen first"
     list_ = _command(commands, "list", "record_commands:list_records", text)
     _add_filters(list_)
     _add_number(list_, "--limit", "how many at most", 100)
+    text = "which come first, and are shown where there are more (default: oldest)"
+    list_.add_argument("--sort", choices=("oldest", "newest"), default="oldest", help=text)
 
-    show = _command(commands, "show", "record_commands:show", "show all fields of one record")
+    text = "show all fields of a message's record, of each consumer that has one"
+    show = _command(commands, "show", "record_commands:show", text)
     _add_id(show)
     _add_consumer(show)
 
@@ -155,7 +160,7 @@ def _add_removing(commands: Any) -> None:
 
 def _add_reporting(commands: Any) -> None:
     text = "compare a source of messages with what ledger and archive know of them, on Spark"
-    reconcile = _ledger_command(commands, "reconcile", "reconcile_command:run", text)
+    reconcile = _command(commands, "reconcile", "reconcile_command:run", text)
     reconcile.set_defaults(extra="spark")
     text = "a pipeline's, or one with just the tables [source] and [message]"
     reconcile.add_argument("file", metavar="FILE.toml", help=text)
@@ -165,8 +170,8 @@ def _add_reporting(commands: Any) -> None:
     reconcile.add_argument("--to", metavar="FOLDER", help=text)
 
     text = "write a page of plots of what ledger and archive know"
-    report = _ledger_command(commands, "report", "report_command:run", text)
-    report.set_defaults(extra="report", table=TABLE_NAME, schema=None)
+    report = _command(commands, "report", "report_command:run", text)
+    report.set_defaults(extra="report")
     _add_consumer(report)
     _add_archived(report)
     report.add_argument("--to", metavar="FILE.html", required=True, help="replaced, if it is there")
@@ -182,6 +187,7 @@ def _add_relay(commands: Any) -> None:
     _add_number(relay, "--tries", "before a refused message is set aside", 10)
     text = "retry set-aside messages first"
     relay.add_argument("--send-again", action="store_true", help=text)
+    _add_running(relay)
 
 
 def _add_consume(commands: Any) -> None:
@@ -197,10 +203,12 @@ def _add_consume(commands: Any) -> None:
     # forget, without a word, what its own ledger knows.
     text = "instead of the module's own, such as env:NAME or file:PATH"
     consume.add_argument("--ledger", metavar="URL", help=text)
-    consume.set_defaults(table=TABLE_NAME, schema=None)
+    _add_table(consume)
     consume.add_argument("--transport", metavar="URL", help=text)
+    _add_running(consume)
     # Between a supervisor and its workers.
     consume.add_argument("--lifeline", metavar="FD", type=int, help=argparse.SUPPRESS)
+    consume.add_argument("--worker", metavar="N", type=int, help=argparse.SUPPRESS)
 
 
 def _add_dead(commands: Any) -> None:
@@ -291,6 +299,26 @@ def _add_changes(command: ArgumentParser, states: Iterable[str]) -> None:
 def _add_note(command: ArgumentParser) -> None:
     command.add_argument("--why", metavar="TEXT", default="", help="noted with what is done")
     command.add_argument("--by", metavar="NAME", help="who does it (default: your login name)")
+
+
+def _add_table(command: ArgumentParser) -> None:
+    command.add_argument(
+        "--table", metavar="NAME", default=TABLE_NAME, help=f"of the ledger (default: {TABLE_NAME})"
+    )
+    command.add_argument("--schema", metavar="NAME", help="of the table (default: the database's)")
+
+
+def _add_running(command: ArgumentParser) -> None:
+    """What a command that works for long is told of its log and its port."""
+    text = "how much is logged on stderr (default: info)"
+    command.add_argument("--log-level", choices=LEVELS, default="info", help=text)
+    text = "a line for people, or a JSON object, for each event (default: text)"
+    command.add_argument("--log-format", choices=FORMATS, default="text", help=text)
+    text = "answer there to /metrics, /live and /ready; 0: any that is free, which is logged"
+    command.add_argument("--metrics-port", metavar="PORT", type=values.port, help=text)
+    text = "where (default: 127.0.0.1; 0.0.0.0: on all interfaces)"
+    command.add_argument("--metrics-host", metavar="HOST", default="127.0.0.1", help=text)
+    command.set_defaults(worker=None)
 
 
 def _add_archived(command: ArgumentParser) -> None:

@@ -144,7 +144,11 @@ class FaultyTransport:
             self._end(lost)
 
     def publish(
-        self, destination: str, messages: Sequence[Message], *, create: bool = True  # noqa: ARG002
+        self,
+        destination: str,
+        messages: Sequence[Message],
+        *,
+        create: bool = True,  # noqa: ARG002
     ) -> None:
         refused: dict[int, str] = {}
         for place, message in enumerate(messages):
