@@ -14,6 +14,7 @@ from .core.commands import (
     Mismatch,
     Refused,
     TooOld,
+    Waiting,
     WriteOutcome,
     Written,
 )
@@ -39,6 +40,7 @@ from .core.errors import (
     StoreUnavailable,
     TooOldError,
     TransportError,
+    WaitingError,
 )
 from .core.ids import Id
 from .core.message import Message, Processing, current
@@ -120,6 +122,8 @@ __all__ = [
     "Transport",
     "TransportError",
     "Unrecoverable",
+    "Waiting",
+    "WaitingError",
     "WaitingMessage",
     "Work",
     "WriteOutcome",

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oncely.core.deferred import DeferredMessage
 from tests.cli.probing import Got, got
 from tests.integration.others import wait_until
 
 from oncely import Key, Message, open_ledger, open_transport
-from oncely.core.deferred import DeferredMessage
 from oncely.testing import granted
 
 MODULE = """

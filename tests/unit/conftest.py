@@ -42,6 +42,11 @@ class Queue(MemoryTransport):
         """Publish messages of these ids."""
         self.publish("in", [Message(message_id, b"{}", **fields) for message_id in ids])
 
+    def make(self, *names: str) -> None:
+        """Let there be queues of these names."""
+        for name in names:
+            self.subscribe(name, [])
+
     def put_aside(self) -> dict[str, str]:
         """Why which messages are dead letters."""
         return self._dead

@@ -337,6 +337,7 @@ def test_middleware_before_the_ledger_undoes_no_failure(queue: Queue, ledger: Le
 @pytest.mark.parametrize("is_async", [False, True])
 def test_sends_and_steps(queue: Queue, sql: Sql, is_async: bool) -> None:
     """What a handler sends leaves when it has succeeded, once; a finished step is not repeated."""
+    queue.make("post")
     queue.put("1", "2")
     debits: list[str] = []
     failures = ["1"]

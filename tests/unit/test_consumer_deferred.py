@@ -19,6 +19,7 @@ def test_sent_when_the_broker_is_back(tmp_path: Path, monkeypatch: pytest.Monkey
     ledger.migrate()
     transport = open_transport(f"sqlite:///{tmp_path}/queue.db")
     transport.publish("orders", [Message("order-17")])
+    transport.subscribe("mails", [])
     failures = _away_for(transport, 3, monkeypatch)
     consumer = Consumer(transport, "orders").idempotent(ledger, "shop")
     report = consumer.consume(lambda order: order.send("mails", "we have it"), drain=True)
@@ -34,11 +35,11 @@ def _away_for(transport: Transport, times: int, monkeypatch: pytest.MonkeyPatch)
     """Let so many publishings fail; how many of them are left."""
     left, publish = [times], transport.publish
 
-    def fail_first(queue: str, messages: Sequence[Message]) -> None:
+    def fail_first(queue: str, messages: Sequence[Message], *, create: bool = True) -> None:
         if left[0]:
             left[0] -= 1
             raise TransportError("the broker is away")
-        publish(queue, messages)
+        publish(queue, messages, create=create)
 
     monkeypatch.setattr(transport, "publish", fail_first)
     return left

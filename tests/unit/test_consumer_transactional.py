@@ -113,6 +113,7 @@ def test_a_window_of_all_kinds(queue: Queue, sql: Sql) -> None:
 def test_sends_and_steps(queue: Queue, sql: Sql) -> None:
     """What handlers send is stored with their work, and sent after the commit; so are steps."""
     in_one_window(queue, "1", "2")
+    queue.make("post")
 
     def handle(message: Message, connection: Connection) -> None:
         assert message.step("debit", lambda: 7) == 7
@@ -131,6 +132,7 @@ def test_sent_by_the_next(queue: Queue, sql: Sql) -> None:
     with sql.engine.begin() as connection, sql.ledger.transaction(connection) as inbox:
         claim = granted(inbox.claim(Key("billing", "1")))
         inbox.handled(claim, deferred=[deferred_message(claim.key, 0, "post", b"{}")])
+    queue.make("post")
     queue.put("1")
     report = consumer_of(queue, sql).consume(write, drain=True)
     assert (report.duplicates, report.deferred_sent, sql.effects()) == (1, 1, [])
@@ -310,6 +312,7 @@ def test_async(queue: Queue, sql: Sql, made: Callable[[AsyncEngine], Any]) -> No
     """Async handlers have an async engine or session, each message its own transaction."""
     url = str(sql.engine.url).replace("sqlite:", "sqlite+aiosqlite:")
     engine = create_async_engine(url, poolclass=NullPool)
+    queue.make("post")
     queue.put("1", "2", "1")
     failures = ["2"]
 

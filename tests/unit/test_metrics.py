@@ -121,7 +121,7 @@ def test_deferred_messages(
 ) -> None:
     """What was sent and refused is counted; of a watched ledger, what waits, and for how long."""
     transport = MemoryTransport(QueueServer(), Limits(max_bytes=3))
-    relay = Relay(watched, transport, tries=1, metrics=metrics)
+    relay = Relay(watched, transport, tries=1, create_queues=True, metrics=metrics)
     metrics.watch(watched)
     assert value("oncely_deferred_lag_seconds") == 0
     for key, body in zip(KEYS[:3], (b"a", b"b", b"long"), strict=True):
@@ -163,7 +163,7 @@ def test_metrics_never_break_a_relay(
     monkeypatch.setattr("oncely.metrics.Counted", broken)
     deferred = WaitingMessage("1", "out", Message("1"), key)
     ledger.handled(granted(ledger.claim(key)), deferred=[deferred])
-    relay = Relay(ledger, MemoryTransport(QueueServer()), metrics=metrics)
+    relay = Relay(ledger, MemoryTransport(QueueServer()), create_queues=True, metrics=metrics)
     assert relay.send_waiting().sent == 1
 
 
@@ -199,10 +199,10 @@ def test_how_messages_end(watched: Ledger, metrics: Metrics, value: Value) -> No
     claim = granted(watched.claim(KEYS[0]))
     watched.complete(claim)
     watched.complete(claim)
-    deferred = DeferredMessage("1", "out", Message("1"), KEYS[1])
+    deferred = WaitingMessage("1", "out", Message("1"), KEYS[1])
     watched.handled(granted(watched.claim(KEYS[1])), deferred=[deferred])
     assert value("oncely_completed_total", consumer="billing") == 1
-    Relay(watched, MemoryTransport(QueueServer())).send_waiting()
+    Relay(watched, MemoryTransport(QueueServer()), create_queues=True).send_waiting()
     assert value("oncely_completed_total", consumer="billing") == 2
     watched.fail(granted(watched.claim(KEYS[2])), "no")
     watched.fail(granted(watched.claim(KEYS[2])), "no", final=True)

@@ -33,15 +33,19 @@ class Broker(MemoryTransport):
 
     def __init__(self) -> None:
         super().__init__(QueueServer(), Limits(max_bytes=10))
+        for name in ("out", "mail", "bank"):
+            self.subscribe(name, [])
         self.calls: list[list[str]] = []
         self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], object] = lambda: None
 
-    def publish(self, queue: str, messages: Sequence[Message]) -> None:
+    def publish(
+        self, destination: str, messages: Sequence[Message], *, create: bool = True
+    ) -> None:
         """As the queues do it."""
         self.before()
         self.calls.append([message.id for message in messages])
-        super().publish(queue, messages)
+        super().publish(destination, messages, create=create)
         self.after()
 
     def arrived(self, queue: str = "out") -> list[str]:
@@ -246,7 +250,7 @@ def test_send_again(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) 
     assert relay.send_waiting().set_aside == 1
     assert ledger.mailbox.send_again() == 1
     wider = MemoryTransport(QueueServer())
-    assert Relay(ledger, wider).send_waiting().sent == 1
+    assert Relay(ledger, wider, create_queues=True).send_waiting().sent == 1
     assert state(ledger, "order-1") is State.COMPLETED
 
 

@@ -83,6 +83,8 @@ def test_defaults() -> None:
         "on_mismatch": "dead_letter",
         "on_missing_id": "dead_letter",
         "on_too_old": "dead_letter",
+        "on_unknown_type": "wait",
+        "wait_unknown": "15m",
         "retention": "30d",
         "results": "off",
     }

@@ -30,6 +30,7 @@ from oncely.core.errors import (
 )
 from oncely.core.message import Message
 from oncely.core.policy import Policy
+from oncely.core.record import Key
 from oncely.core.rules import AFTER_DOUBT, BEHIND, GIVEN_BACK, after_unknown
 from oncely.core.verdicts import (
     Ack,
@@ -71,6 +72,8 @@ _LEARNS = 0.3
 _GROWS = 4
 _UNTRIED = 64
 """The largest window of whoever has seen only duplicates lately: what is new may take long."""
+_QUICK_S = 0.2
+"""A handler that takes less is not waited for by others that could begin elsewhere."""
 _WINDOW_S = 0.1
 """What is claimed together is handled in about that time: a killed process leaves no more than that
 in doubt, and others find work while a slow handler runs."""
@@ -181,11 +184,11 @@ class Consuming:
     def _receive(self) -> None:
         room = self._pace.room(self._under_way) - len(self._arrived)
         if self._retries is not None and self._retries.are_due():
-            # What is due goes first; until there is room for it, another worker may have some.
-            free = self._pace.free(self._under_way) - len(self._arrived)
-            if free <= 0:
+            # What is due goes first; until a handler is free, another worker may take it.
+            most = min(room, self._pace.free(self._under_way + len(self._arrived)))
+            if most <= 0:
                 return
-            taken = self._retries.take(self._settings.queue, free)
+            taken = self._retries.take(self._settings.queue, most)
             self._arrived += taken
             room -= len(taken)
         if room <= 0:
@@ -475,9 +478,16 @@ class Consuming:
         if self._sending is None:
             return
         self.report.deferred_sent = self._sending.sent
-        keys = [turn.key for turn in turns if turn.key is not None and turn.may_have_sent]
-        if keys:
+        if keys := [key for turn in turns if (key := self._sent_by(turn)) is not None]:
             self._sending.send(keys)
+
+    def _sent_by(self, turn: DeliveryTurn) -> Key | None:
+        """Under which the ledger has what a turn has left to be sent, where it may have any."""
+        keeping = self._parts.handling and self._parts.handling.keeping
+        is_dead = turn.ending is not None and isinstance(turn.ending.verdict, SetAside)
+        if keeping and is_dead and keeping.error_queue is not None:
+            return keeping.key_of(turn)
+        return turn.key if turn.may_have_sent else None
 
 
 class UnhandledError(MessageError):
@@ -493,9 +503,13 @@ class _Pace:
         """Of one turn."""
         self._window = settings.concurrency
         """How many are claimed together."""
+        self._ended_at = -math.inf
+        """`time.monotonic()` when a quick one has ended last."""
 
     def learn(self, turns: Sequence[DeliveryTurn]) -> None:
         """What these have taken."""
+        if any(turn.took_s < _QUICK_S for turn in turns):
+            self._ended_at = time.monotonic()
         took = [turn.took_s for turn in turns if turn.phase > Phase.WAITING]
         if not took:
             self._widen(min(self._settings.window, _UNTRIED))
@@ -515,8 +529,11 @@ class _Pace:
         self._window = max(self._window, min(most, _GROWS * self._window))
 
     def free(self, in_flight: int) -> int:
-        """How many handlers there are room for that would begin soon."""
-        return self._window - in_flight
+        """How many more would begin soon: as many as handlers are idle; where they come to their
+        ends quickly, any number.
+        """
+        are_quick = time.monotonic() - self._ended_at < _QUICK_S
+        return self._settings.window if are_quick else self._settings.concurrency - in_flight
 
     def room(self, in_flight: int) -> int:
         """How many more may come."""

@@ -522,6 +522,10 @@ def _refuse(record: Record | None, _: Command, __: float) -> Decision:
     return Decision(Refused(record), record)
 
 
+_AFTER_RESET = 183_251_937_967
+"""To the birth that a reset leaves, which is neither that of a claim nor of what was released."""
+
+
 def _reset(record: Record, reset: Reset, now: float) -> Decision:
     when = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
     note = {"by": reset.by, "at": when, "why": reset.why}
@@ -534,7 +538,7 @@ def _reset(record: Record, reset: Reset, now: float) -> Decision:
         fingerprint=None if reset.is_edited else record.fingerprint,
         exhausted=False,
         # Whoever was at work on it, and is frozen, say, is not any more.
-        version=version_of(_birth_after(record), record.version + 1),
+        version=version_of(record.birth + _AFTER_RESET, record.version + 1),
     )
     return Decision(Written(new), new)
 

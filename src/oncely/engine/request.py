@@ -5,6 +5,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +24,7 @@ from oncely.core.commands import (
 from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import FencedError, MessageError, RefusedError
 from oncely.core.ids import check_fingerprint
+from oncely.core.message import Message, check_message
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, birth_of, check_keys
 from oncely.core.waiting import WaitingMessage
@@ -134,6 +136,25 @@ def json_value(value: Any) -> Any:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise MessageError(f"this cannot be kept as JSON: {error}") from error
+
+
+def sent_message(content: Any, message_id: str, key: str | None = None) -> Message:
+    """What is to be sent: the message itself or, of anything else, one with that as its body.
+    Raises MessageError for what cannot be one.
+    """
+    if isinstance(content, Message):
+        return check_message(content if key is None else replace(content, key=key))
+    return check_message(Message(message_id, _body(content), key=key))
+
+
+def _body(content: Any) -> bytes:
+    if isinstance(content, bytes):
+        return content
+    text = content if isinstance(content, str) else json.dumps(json_value(content))
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise MessageError("body with a lone surrogate") from error
 
 
 def _each(metadata: Metadata, count: int) -> Iterable[Any]:

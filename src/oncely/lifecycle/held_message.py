@@ -1,7 +1,6 @@
 """What a handler can do with the message that it processes: steps, and messages to be sent."""
 
 import inspect
-import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,12 +9,12 @@ from typing import Any, NoReturn, TypeVar
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError, FencedError, MessageError
 from oncely.core.ids import check_id
-from oncely.core.message import Message, check_message, entered
+from oncely.core.message import Message, entered
 from oncely.core.record import Claim, Key, idempotency_key
 from oncely.core.waiting import MAX_DESTINATION_LENGTH, WaitingMessage, deferred_id
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.inline_calls import run_inline
-from oncely.engine.request import json_value
+from oncely.engine.request import json_value, sent_message
 from oncely.lifecycle.patience import Hold
 from oncely.lifecycle.wrapping import is_async
 
@@ -173,22 +172,9 @@ def deferred_message(
     if position >= MOST_DEFERRED:
         raise MessageError(f"a handler may send {MOST_DEFERRED:,} messages, and no more")
     check_id(destination, "destination", MAX_DESTINATION_LENGTH)
-    if isinstance(content, Message):
-        message = check_message(content)
-    else:
-        message = Message(deferred_id(parent, position), _body(content))
+    message = sent_message(content, deferred_id(parent, position))
     delay_s = 0.0 if delay is None else seconds(delay, "delay")
     return WaitingMessage(message.id, destination, message, parent, position, delay_s)
-
-
-def _body(content: Any) -> bytes:
-    if isinstance(content, bytes):
-        return content
-    text = content if isinstance(content, str) else json.dumps(json_value(content))
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise MessageError("body with a lone surrogate") from error
 
 
 def _done(name: str, result: Any) -> Any:

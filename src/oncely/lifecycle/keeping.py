@@ -38,6 +38,10 @@ class Keeping:
             return None
         return digest(self.queue, "key", message.key)
 
+    def key_of(self, turn: Turn) -> Key:
+        """Under which what is kept of a turn waits."""
+        return turn.key or Key(self.consumer, "")
+
     def rows_of(self, turn: Turn) -> Sequence[WaitingMessage]:
         """What is to be kept with the end of a turn."""
         if turn.ending is None or turn.asked.message is None:
@@ -60,7 +64,9 @@ class Keeping:
             return [letter]
         headers = {"oncely-consumer": self.consumer, "oncely-reason": reason[:_REASON]}
         message = replace(letter.message, headers={**letter.message.headers, **headers})
-        return [letter, WaitingMessage.unparented(self.error_queue, message)]
+        name = f"{random.getrandbits(128):032x}"
+        copy = WaitingMessage(message.id, self.error_queue, message, letter.parent, name=name)
+        return [letter, copy]
 
     def _row(self, turn: Turn) -> WaitingMessage:
         message = turn.asked.message
@@ -74,7 +80,7 @@ class Keeping:
             destination="",
             # Its claim is over, and a middleware's changes are for its handler only.
             message=replace(message, claim=None),
-            parent=turn.key or Key(self.consumer, ""),
+            parent=self.key_of(turn),
             attempts=attempts,
             queue=self.queue,
             name=name,

@@ -11,8 +11,15 @@ import pytest
 
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.waiting import WaitingMessage
-from oncely.stores.store import PutBack, Store
+from oncely.core.waiting import (
+    OUTBOX,
+    WaitingMessage,
+    digest,
+    queue_named,
+    retries_of,
+    retry_name,
+)
+from oncely.stores.store import Listing, PutBack, Store
 from oncely.testing.doing import PARENT, Doing, deferred, ids_of, key_of
 from oncely.testing.tools import AdvancingClock, at_once
 
@@ -255,6 +262,135 @@ class WaitingConformance:
         clock.advance(40)
         _check_backlog(doing, 1, 1, 20)
 
+    # ---- Retries, dead letters and queues --------------------------------------------------------
+
+    def test_queues_are_apart(self, doing: Doing) -> None:
+        """What waits in one queue is not taken out of another; each is counted by itself."""
+        doing.keep([deferred("sent"), retry("a"), retry("b", "other"), queued("c")])
+        assert ids_of(doing.take(9, HOLD_S, queue=RETRIES)) == ["a"]
+        assert ids_of(doing.take(9, HOLD_S, queue=queue_named("in"))) == ["c"]
+        assert ids_of(doing.take(9, HOLD_S)) == ["sent"]
+        assert {queue: b.waiting for queue, b in doing.store.backlogs().items()} == {
+            OUTBOX: 1,
+            RETRIES: 1,
+            retries_of("other"): 1,
+            queue_named("in"): 1,
+        }
+
+    def test_keep_anew(self, doing: Doing, clock: AdvancingClock) -> None:
+        """What is kept anew stays in its place, and has all that it has now; else it stays as it
+        was.
+        """
+        doing.keep([retry("first"), retry("second")])
+        later = replace(retry("first"), attempts=2, error="no", delay_s=50.0)
+        doing.keep([later])
+        assert ids_of(doing.take(1, 1, queue=RETRIES)) == ["first"]
+        other = Message("first", b"other", "type", {"a": "b"}, key="k")
+        doing.keep([replace(later, message=other)], renews=True)
+        assert ids_of(doing.take(9, 1, queue=RETRIES)) == ["second"]
+        clock.advance(51)
+        found = doing.take(9, HOLD_S, queue=RETRIES)
+        assert ids_of(found) == ["first", "second"]
+        assert (found[0].attempts, found[0].error, found[0].message) == (2, "no", other)
+        aside = replace(found[0], is_set_aside=True, reason="given up", error="trace", delay_s=0.0)
+        doing.keep([aside], renews=True)
+        clock.advance(HOLD_S + 1)
+        assert ids_of(doing.take(9, HOLD_S, queue=RETRIES)) == ["second"]
+        [letter] = doing.store.listed(Listing(RETRIES, is_set_aside=True))
+        assert (letter.reason, letter.error, letter.number) == (
+            "given up",
+            "trace",
+            found[0].number,
+        )
+
+    def test_times(self, doing: Doing, clock: AdvancingClock) -> None:
+        """It is known when a message was kept first and last, and when it is due."""
+        doing.keep([replace(retry("a"), delay_s=10.0)])
+        [first] = doing.store.listed(Listing(RETRIES, is_set_aside=False))
+        clock.advance(20)
+        doing.keep([replace(retry("a"), delay_s=30.0)], renews=True)
+        [again] = doing.store.listed(Listing(RETRIES, is_set_aside=False))
+        assert (first.since, first.last_seen, first.due) != (None, None, None)
+        assert first.since is not None
+        assert first.since == again.since == pytest.approx(first.last_seen, abs=1)
+        assert again.last_seen == pytest.approx(first.since + 20, abs=1)
+        assert first.due == pytest.approx(first.since + 10, abs=1)
+        assert again.due == pytest.approx(first.since + 50, abs=1)
+
+    def test_one_per_lane(self, doing: Doing) -> None:
+        """Who asks for that is given the first of each lane, and the next when that is gone."""
+        doing.keep([retry(f"{lane}{n}", lane=lane) for n in (1, 2) for lane in "ab"])
+        first = doing.take(9, HOLD_S, queue=RETRIES, one_per_lane=True)
+        assert ids_of(first) == ["a1", "b1"]
+        assert doing.take(9, HOLD_S, queue=RETRIES, one_per_lane=True) == []
+        doing.remove(first[:1])
+        assert ids_of(doing.take(9, HOLD_S, queue=RETRIES, one_per_lane=True)) == ["a2"]
+
+    def test_lanes_with_any(self, doing: Doing) -> None:
+        """It is told in which lanes any wait: held or not, but for those that are set aside."""
+        doing.keep([retry("1", lane="a"), retry("2", lane="b"), retry("3", lane="c")])
+        held, aside, _ = doing.take(9, HOLD_S, queue=RETRIES)
+        doing.put_back([PutBack(aside, "no", None)])
+        assert doing.lanes({held.lane, aside.lane, "none"}) == {held.lane}
+        assert doing.lanes(set()) == set()
+
+    def test_put_back_without_a_try(self, doing: Doing, clock: AdvancingClock) -> None:
+        """What is put back through no fault of its own has no more attempts, and its error."""
+        doing.keep([replace(retry("a"), attempts=3, error="before")])
+        [taken] = doing.take(9, HOLD_S, queue=RETRIES)
+        doing.put_back([PutBack(taken, None, 5.0, is_try=False)])
+        assert doing.take(9, HOLD_S, queue=RETRIES) == []
+        clock.advance(6)
+        [again] = doing.take(9, HOLD_S, queue=RETRIES)
+        assert (again.attempts, again.error) == (3, "before")
+
+    def test_free(self, doing: Doing) -> None:
+        """What was set aside, held or delayed can be taken at once, also with other content."""
+        doing.keep([retry("a"), replace(retry("b"), delay_s=99.0)])
+        [held] = doing.take(9, HOLD_S, queue=RETRIES)
+        doing.put_back([PutBack(held, "no", None)])
+        waiting = [*doing.waiting([held.parent, key_of("b")])]
+        edited = Message("own", b"edited", "t", {"h": "v"}, "source", None, "text/plain", "k")
+        doing.free([replace(waiting[0], id="own", message=edited), waiting[1]])
+        first, second = doing.take(9, HOLD_S, queue=RETRIES)
+        assert (first.message, first.attempts, first.is_set_aside) == (edited, 0, False)
+        assert second.id == "b"
+
+    def test_free_in(self, doing: Doing, clock: AdvancingClock) -> None:
+        """It is told in how long the next can be taken."""
+        assert doing.store.free_in_s(RETRIES) is None
+        doing.keep([replace(retry("a"), delay_s=20.0), replace(retry("b"), delay_s=30.0)])
+        assert doing.store.free_in_s(RETRIES) == pytest.approx(20, abs=1)
+        clock.advance(21)
+        assert doing.store.free_in_s(RETRIES) == 0
+        [taken] = doing.take(9, HOLD_S, queue=RETRIES)
+        assert doing.store.free_in_s(RETRIES) == pytest.approx(9, abs=1)
+        doing.put_back([PutBack(taken, "no", None)])
+        doing.remove(doing.waiting([key_of("b")]))
+        assert doing.store.free_in_s(RETRIES) is None
+
+    def test_listed(self, doing: Doing) -> None:
+        """What waits is shown page by page, of one queue or of those whose names begin alike."""
+        doing.keep([retry(str(n), "ab"[n % 2]) for n in range(6)])
+        doing.keep([deferred("sent")])
+        first = doing.store.listed(Listing(retries_of("*"), is_set_aside=False, limit=4))
+        assert ids_of(first) == ["0", "1", "2", "3"]
+        last = first[-1].number or 0
+        rest = doing.store.listed(Listing(retries_of("*"), is_set_aside=False, after=last))
+        assert ids_of(rest) == ["4", "5"]
+        of_a = doing.store.listed(Listing(retries_of("a"), is_set_aside=False))
+        assert ids_of(of_a) == ["0", "2", "4"]
+        assert doing.store.listed(Listing(retries_of("*"), is_set_aside=True)) == []
+
+    def test_numbered(self, doing: Doing) -> None:
+        """Messages are found by their numbers, as far as they are there."""
+        doing.keep([retry("a"), retry("b")])
+        first, second = doing.take(9, HOLD_S, queue=RETRIES)
+        doing.remove([first])
+        numbers = [first.number, second.number]
+        assert ids_of(doing.numbered(numbers)) == ["b"]
+        assert doing.numbered([]) == []
+
     # ---- Waiting -------------------------------------------------------------------------------
 
     def test_wait_is_ended_by_deferring(self, doing: Doing) -> None:
@@ -281,6 +417,32 @@ class WaitingConformance:
         """A wait for which nothing comes ends by itself."""
         for _ in range(3):
             doing.store.wait_for_messages(0.01)
+
+
+RETRIES = retries_of("billing")
+
+
+def retry(message_id: str, consumer: str = "billing", *, lane: str = "") -> WaitingMessage:
+    """A message as it waits to be tried again."""
+    return _waiting(retries_of(consumer), Key(consumer, message_id), lane)
+
+
+def queued(message_id: str) -> WaitingMessage:
+    """A message as it waits in a queue."""
+    return _waiting(queue_named("in"), Key(queue_named("in"), message_id), "")
+
+
+def _waiting(queue: str, parent: Key, lane: str) -> WaitingMessage:
+    message = Message(parent.message_id, b"{}")
+    return WaitingMessage(
+        message.id,
+        "",
+        message,
+        parent,
+        queue=queue,
+        name=retry_name(queue),
+        lane=digest(queue, lane or parent.message_id),
+    )
 
 
 def _names(messages: Sequence[WaitingMessage]) -> list[tuple[str, str]]:
