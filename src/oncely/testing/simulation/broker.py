@@ -144,8 +144,12 @@ class FaultyTransport:
             self._end(lost)
 
     def publish(
-        self, destination: str, messages: Sequence[Message], *, create: bool = True
-    ) -> None:  # noqa: ARG002 - all are there.
+        self,
+        destination: str,
+        messages: Sequence[Message],
+        *,
+        create: bool = True,  # noqa: ARG002 - all are there.
+    ) -> None:
         refused: dict[int, str] = {}
         for place, message in enumerate(messages):
             lost = self._begin()

@@ -38,7 +38,8 @@ class Intake(Channel):
 
     Never more messages than `Bounds.prefetch` are unsettled, but for one that `is_drained` has
     found. No more bytes than `Bounds.prefetch_bytes` are, as long as messages are about as large as
-    those before them; where they grow, what the broker was allowed to send before comes too.
+    those before them; where they grow, what the broker was allowed to send comes all the same, and
+    nothing more until half of what may be here is settled.
 
     Of what is unsettled only the line's thread makes use. When it is over, by whatever, the broker
     has taken that back.
@@ -53,12 +54,11 @@ class Intake(Channel):
         """None, in the end, for those who wait."""
         self._unsettled: dict[int, None] = {}
         """By their numbers, in the order in which they came."""
-        self._consumers: list[bytes] = []
-        """In the order of their shares."""
+        self._consumer = b""
+        """The tag of the one that is sent messages; none while they would be too large."""
         self._numbers = count()
-        self._is_adding = False
         self._last_of_former = 0
-        """The number of the last message that came for a share taken back."""
+        """The number of the last message that came to another consumer."""
         self._is_deaf = False
         """Whether there was a message in the queue that should have come by itself."""
         self._sent = 0
@@ -151,52 +151,53 @@ class Intake(Channel):
         self.raw.add_on_cancel_callback(self._on_cancel)
         empty = [spec.Basic.GetEmpty]
         self.raw.add_callback(lambda _: self._looked(None), empty, one_shot=False)
-        self._consume(self._allowance.total, reply)
+        self._consume(reply)
 
-    def _consume(self, share: int, reply: Reply) -> None:
+    def _consume(self, reply: Reply | None = None) -> None:
         tag = str(next(self._numbers))
-        self._consumers.append(tag.encode())
-        self.raw.basic_qos(prefetch_count=share)
+        self._consumer = tag.encode()
+        self.raw.basic_qos(prefetch_count=self._allowance.share)
         # Pika is given none of its messages.
         self.raw.basic_consume(self._queue, lambda *_: None, consumer_tag=tag, callback=reply)
 
     def _on_sent(self, sent: Sent) -> None:
         self._sent += 1
-        has_grown = self._arrive(sent)
-        if sent.consumer not in self._consumers:
+        is_too_much = self._arrive(sent)
+        if sent.consumer != self._consumer:
             self._last_of_former = sent.number
-        if self._is_adding:
-            return
-        if has_grown:
-            self._take_back()
-        if len(self._unsettled) >= self._allowance.total:
-            self._add()
+        elif is_too_much:
+            self._stop()
+        elif len(self._unsettled) >= self._allowance.share:
+            self._grow()
 
     def _arrive(self, sent: Sent) -> bool:
-        """Whether it is larger than those before it."""
+        """Whether the broker may send too much."""
         self._unsettled[sent.number] = None
         self._quiet_since = time.monotonic()
         self._arrivals.put(sent)
         return self._allowance.see(len(sent.properties) + len(sent.body))
 
-    def _take_back(self) -> None:
-        """Have fewer messages sent, where they have become too large."""
-        for place in self._allowance.take_back():
-            tag = self._consumers.pop(place).decode()
-            cancel = spec.Basic.Cancel(consumer_tag=tag, nowait=True)
-            self.line.wire.say(self.raw.channel_number, cancel)
-            self._last_of_former = next(reversed(self._unsettled))
+    def _grow(self) -> None:
+        """Have more sent where their sizes allow it, and nothing of a former share is left."""
+        if self._first_unsettled() > self._last_of_former and self._allowance.grow():
+            # One after the other: from two at once messages come out of order.
+            self._stop()
+            self._consume()
 
-    def _add(self) -> None:
-        """Have more messages sent, where their sizes allow it; but for those of former shares there
-        would be more than may be.
+    def _stop(self) -> None:
+        """Have nothing more sent. What is on its way comes: pika, which would reject it, does not
+        see it.
         """
-        if self._first_unsettled() > self._last_of_former and (share := self._allowance.add()):
-            self._is_adding = True
-            self._consume(share, self._on_added)
+        cancel = spec.Basic.Cancel(consumer_tag=self._consumer.decode(), nowait=True)
+        self.line.wire.say(self.raw.channel_number, cancel)
+        self._consumer = b""
+        self._last_of_former = next(reversed(self._unsettled))
 
-    def _on_added(self, _: object) -> None:
-        self._is_adding = False
+    def _resume(self) -> None:
+        """Have messages sent again, as few as fit, when there is room."""
+        if not self._consumer and len(self._unsettled) <= self._allowance.fitting // 2:
+            self._allowance.shrink()
+            self._consume()
 
     def _get(self, reply: Reply) -> None:
         def on_got(_: object, got: spec.Basic.GetOk, __: object, body: bytes) -> None:
@@ -222,6 +223,7 @@ class Intake(Channel):
                 # Before what is acknowledged together: that must not include it.
                 self.raw.basic_reject(number, requeue=isinstance(verdict, Requeue))
         self._acknowledge(acknowledged)
+        self._resume()
         return late
 
     def _acknowledge(self, numbers: Iterable[int]) -> None:
