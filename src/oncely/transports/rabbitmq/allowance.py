@@ -51,7 +51,7 @@ class Allowance:
         may be here besides.
         """
         share = min(self.fitting, _GROWS * self.share) - self.share
-        if share < 2 * self.share:
+        if 2 * share < 3 * self.share:
             return False
         self.share = share
         return True

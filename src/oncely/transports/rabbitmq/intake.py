@@ -154,7 +154,8 @@ class Intake(Channel):
         self._consume(reply)
 
     def _consume(self, reply: Reply | None = None) -> None:
-        tag = str(next(self._numbers))
+        # No bare number: RabbitMQ 3.10 calls those who get messages so, and confuses them.
+        tag = f"oncely-{next(self._numbers)}"
         self._consumer = tag.encode()
         self.raw.basic_qos(prefetch_count=self._allowance.share)
         # Pika is given none of its messages.
