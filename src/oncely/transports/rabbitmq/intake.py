@@ -20,9 +20,9 @@ from oncely.transports.rabbitmq.wire import Sent
 from oncely.transports.transport import Delivery
 
 _QUIET_S = 5.0
-"""After so long without a message, a receiver that holds none asks the queue for one. Where a
-quorum queue is deleted and made again at once, the broker hands its consumers over to the new one
-without a word to them, and what that delivers may never arrive.
+"""After so long without a message, a channel that holds none is replaced. Where a quorum queue is
+deleted and made again at once, the broker hands its consumers over to the new one without a word to
+them, and what that delivers may never arrive.
 """
 
 
@@ -59,10 +59,6 @@ class Intake(Channel):
         self._numbers = count()
         self._last_of_former = 0
         """The number of the last message that came to another consumer."""
-        self._is_deaf = False
-        """Whether there was a message in the queue that should have come by itself."""
-        self._sent = 0
-        """How many messages came by themselves."""
         self._quiet_since = time.monotonic()
         self._looking = threading.Lock()
         self._looked: Reply
@@ -76,8 +72,6 @@ class Intake(Channel):
         it is over.
         """
         taken: list[Delivery] = []
-        if self._is_deaf:
-            self.ask(self._retire)
         while len(taken) < limit:
             try:
                 arrival = self._arrivals.get_nowait()
@@ -104,31 +98,27 @@ class Intake(Channel):
     def is_drained(self) -> bool:
         """Whether nothing waits in the queue, nor is here unsettled."""
         with self._looking:
-            if not self._unsettled:
+            # What the broker counts is late at times; to get none is a sure sign. Where it counts
+            # some, to get one would overtake those that are on their way.
+            if not self._unsettled and not self.ask(self._count).method.message_count:
                 self._look()
-            return not self._unsettled
+                return not self._unsettled
+            return False
 
     def _wait(self, until: float) -> Sent | None:
         while (left_s := until - time.monotonic()) > 0:
             try:
                 return self._arrivals.get(timeout=min(left_s, _QUIET_S))
             except Empty:
-                self._look_if_quiet()
+                if time.monotonic() > self._quiet_since + _QUIET_S:
+                    self.ask(self._retire)
         return None
 
-    def _look_if_quiet(self) -> None:
-        with self._looking:
-            if not self._unsettled and time.monotonic() > self._quiet_since + _QUIET_S:
-                self._look()
-
     def _look(self) -> None:
-        """Get a message out of the queue, as if it had come by itself."""
-        sent = self._sent
-        found = self.ask(self._get)
+        """Get a message out of the queue, as if it had been sent."""
+        self.ask(self._get)
         # By this answer all has arrived that was delivered before.
         self.ask(lambda reply: self.raw.basic_qos(prefetch_count=1, callback=reply))
-        self._is_deaf = found is not None and self._sent == sent
-        self._quiet_since = time.monotonic()
 
     def _delivery(self, sent: Sent) -> Delivery:
         number, redelivered, properties, body, _ = sent
@@ -162,7 +152,6 @@ class Intake(Channel):
         self.raw.basic_consume(self._queue, lambda *_: None, consumer_tag=tag, callback=reply)
 
     def _on_sent(self, sent: Sent) -> None:
-        self._sent += 1
         is_too_much = self._arrive(sent)
         if sent.consumer != self._consumer:
             self._last_of_former = sent.number
@@ -199,6 +188,9 @@ class Intake(Channel):
         if not self._consumer and len(self._unsettled) <= self._allowance.fitting // 2:
             self._allowance.shrink()
             self._consume()
+
+    def _count(self, reply: Reply) -> None:
+        self.raw.queue_declare(self._queue, passive=True, callback=reply)
 
     def _get(self, reply: Reply) -> None:
         def on_got(_: object, got: spec.Basic.GetOk, __: object, body: bytes) -> None:
@@ -240,8 +232,9 @@ class Intake(Channel):
         return next(iter(self._unsettled), math.inf)
 
     def _retire(self, reply: Reply) -> None:
+        self._quiet_since = time.monotonic()
         if not self._unsettled:
-            self._give_up(f"nothing came out of queue {self._queue!r} by itself")
+            self._give_up(f"nothing came out of queue {self._queue!r}")
         reply(None)
 
     def _on_cancel(self, _: object) -> None:
