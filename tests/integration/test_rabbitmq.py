@@ -13,6 +13,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 from pika.exceptions import ChannelClosedByBroker
+from tests import amqp
+from tests.amqp import Raw
 from tests.servers import Rabbitmq
 
 from oncely.core.errors import ConfigError, PublishRefused, TransportError
@@ -92,6 +94,32 @@ def test_bare_message(transport: Transport, channel: BlockingChannel) -> None:
     channel.basic_publish("", _QUEUE, b"{}")
     [delivery] = _received(transport, 1)
     assert delivery.message == Message("", b"{}")
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        Raw(amqp.DOUBLE, amqp.FLOAT, amqp.MILLISECONDS, amqp.NESTED),
+        Raw(amqp.NO_TIME, amqp.nested(40)),
+        Raw(message_id=b"\xff"),
+        pika.BasicProperties(message_id="1", timestamp=1_700_000_000_000),
+        pika.BasicProperties(headers={"x-oncely-time": "noon", "x-delivery-count": 99}),
+    ],
+    ids=["numbers", "deep", "id", "timestamp", "not ours"],
+)
+def test_what_others_write(
+    transport: Transport, channel: BlockingChannel, properties: pika.BasicProperties
+) -> None:
+    """No header or property of another client ends the connection, or keeps others from coming."""
+    for _ in range(2):
+        channel.basic_publish("", _QUEUE, b"strange", properties)
+    _publish(transport, 1)
+    strange, _, whole = _received(transport, 3)
+    assert (strange.message.body, strange.count) == (b"strange", 1)
+    assert (whole.message, whole.problem) == (Message("0"), None)
+    transport.settle([(strange, Reject("no"))])
+    [letter] = transport.receive(f"{_QUEUE}.dead", 1, _DEADLINE_S)
+    assert letter.message.body == b"strange"
 
 
 def test_all_properties(transport: Transport, channel: BlockingChannel) -> None:
