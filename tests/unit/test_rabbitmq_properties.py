@@ -97,7 +97,7 @@ def test_grows_with_small_messages() -> None:
     shares = [allowance.share]
     for _ in range(100):
         allowance.see(1_000)
-    while allowance.grow():
+    while allowance.grow(allowance.share, is_stuck=False):
         shares.append(allowance.share)
     assert shares == [64, 448, 1_552]
 
@@ -107,10 +107,21 @@ def test_large_messages() -> None:
     allowance = Allowance(Bounds(2_000, 64 << 20, 1 << 20))
     for _ in range(100):
         assert not allowance.see(1_000_000)
-    assert not allowance.grow()
-    assert any(allowance.see(100_000_000) for _ in range(40))
+    assert not allowance.grow(allowance.share, is_stuck=True)
+    assert any([allowance.see(100_000_000) for _ in range(200)])
     allowance.shrink()
     assert allowance.share == 1
+
+
+def test_grows_while_nothing_is_settled() -> None:
+    """Up to the prefetch, with what is held."""
+    allowance = Allowance(Bounds(2_000, 64 << 20, 1 << 20))
+    for _ in range(100):
+        allowance.see(1_000)
+    held = allowance.share
+    while allowance.grow(held, is_stuck=True):
+        held += allowance.share
+    assert held == 2_000
 
 
 @pytest.mark.parametrize("prefetch", [1, 2])
@@ -119,4 +130,4 @@ def test_few(prefetch: int) -> None:
     allowance = Allowance(Bounds(prefetch, 64 << 20, 1 << 20))
     assert allowance.share == prefetch
     allowance.see(1)
-    assert not allowance.grow()
+    assert not allowance.grow(allowance.share, is_stuck=True)

@@ -46,12 +46,12 @@ class Allowance:
         self._size += above * max(_LEARNS, 1 / self._seen)
         return above > 0 and self.share >= 2 * self.fitting and self.share > 1
 
-    def grow(self) -> bool:
-        """Whether there is another share, so large that it is worth it; what was sent of this one
-        may be here besides.
+    def grow(self, held: int, *, is_stuck: bool) -> bool:
+        """Whether there is another share, besides those that are held, so large that it is worth
+        it: a fourth of this one for who is stuck, as none of it can be sent again; else half more.
         """
-        share = min(self.fitting, _GROWS * self.share) - self.share
-        if 2 * share < 3 * self.share:
+        share = min(self.fitting, _GROWS * held) - held
+        if share < max(1, self.share * (0.25 if is_stuck else 1.5)):
             return False
         self.share = share
         return True

@@ -56,6 +56,8 @@ class Intake(Channel):
         """By their numbers, in the order in which they came."""
         self._consumer = b""
         """The tag of the one that is sent messages; none while they would be too large."""
+        self._most = 0
+        """What may be here as long as nothing is settled."""
         self._numbers = count()
         self._last_of_former = 0
         """The number of the last message that came to another consumer."""
@@ -147,6 +149,7 @@ class Intake(Channel):
         # No bare number: RabbitMQ 3.10 calls those who get messages so, and confuses them.
         tag = f"oncely-{next(self._numbers)}"
         self._consumer = tag.encode()
+        self._most = len(self._unsettled) + self._allowance.share
         self.raw.basic_qos(prefetch_count=self._allowance.share)
         # Pika is given none of its messages.
         self.raw.basic_consume(self._queue, lambda *_: None, consumer_tag=tag, callback=reply)
@@ -168,8 +171,12 @@ class Intake(Channel):
         return self._allowance.see(len(sent.properties) + len(sent.body))
 
     def _grow(self) -> None:
-        """Have more sent where their sizes allow it, and nothing of a former share is left."""
-        if self._first_unsettled() > self._last_of_former and self._allowance.grow():
+        """Have more sent where sizes allow it, and all is here that may be."""
+        held = len(self._unsettled)
+        is_stuck = held >= self._most
+        if not is_stuck and self._first_unsettled() <= self._last_of_former:
+            return
+        if self._allowance.grow(held, is_stuck=is_stuck):
             # One after the other: from two at once messages come out of order.
             self._stop()
             self._consume()
