@@ -18,7 +18,7 @@ from oncely._util import sqlite_files
 from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.verdicts import Ack, Reject, Requeue
+from oncely.core.verdicts import Ack, Refuse, Requeue
 from oncely.ledger import open_ledger
 from oncely.testing import ManualClock, TransportConformance, granted
 from oncely.transports.memory_transport import MemoryTransport, QueueServer
@@ -236,7 +236,7 @@ def test_settle_broken_off(transport: Transport) -> None:
     _publish(transport, 2)
     first, second = transport.receive(_QUEUE, 2, 0)
     with pytest.raises(UnicodeEncodeError):
-        transport.settle([(first, Ack()), (replace(second, queue="\ud800"), Reject("no"))])
+        transport.settle([(first, Ack()), (replace(second, queue="\ud800"), Refuse("no"))])
     transport.settle([(first, Ack()), (second, Requeue())])
     assert _ids(transport.receive(_QUEUE, 2, 0)) == ["1"]
 

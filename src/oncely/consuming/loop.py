@@ -38,7 +38,7 @@ from oncely.core.verdicts import (
     Delay,
     Ending,
     Phase,
-    Reject,
+    Refuse,
     Requeue,
     SetAside,
     Settlement,
@@ -430,7 +430,7 @@ class Consuming:
         verdict = turn.ending.verdict if turn.ending else Requeue()
         if self._is_kept(turn) or isinstance(verdict, Ack):
             return Ack()
-        return Reject(verdict.reason) if isinstance(verdict, SetAside) else Requeue()
+        return Refuse(verdict.reason) if isinstance(verdict, SetAside) else Requeue()
 
     def _ending(self, turn: DeliveryTurn) -> Ending:
         is_stopping = self._stop.is_set()

@@ -30,13 +30,13 @@ class SetAside:
 
 
 @dataclass(frozen=True, slots=True)
-class Reject:
+class Refuse:
     """Refuse it for good: the queue's own dead-letter exchange takes it."""
 
     reason: str
 
 
-Settlement = Ack | Requeue | Reject
+Settlement = Ack | Requeue | Refuse
 """What a transport does with a delivery."""
 
 Verdict = Ack | Requeue | Delay | SetAside

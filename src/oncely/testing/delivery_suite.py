@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, Reject, Requeue, Settlement
+from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
 from oncely.testing.tools import AdvancingClock, at_once
 from oncely.transports.transport import Delivery, Transport
 
@@ -24,7 +24,7 @@ _NOTHING_S = 0.05
 """How long a test waits for what must not come."""
 
 _ORDER = Message("order-17", b'{"total": 3}', "order.placed", {"tenant": "a"}, key="customer-9")
-_VERDICTS = (Ack(), Requeue(), Reject("late"))
+_VERDICTS = (Ack(), Requeue(), Refuse("late"))
 
 
 class DeliveryConformance:
@@ -57,7 +57,7 @@ class DeliveryConformance:
         """Each delivery meets its own verdict, however they are mixed in one call."""
         transport.publish(QUEUE, [Message(str(n)) for n in range(9)])
         deliveries = {d.message.id: d for d in received(transport, 9)}
-        kinds: tuple[Settlement, ...] = (Ack(), Requeue(), Reject("no"))
+        kinds: tuple[Settlement, ...] = (Ack(), Requeue(), Refuse("no"))
         transport.settle([(d, kinds[int(id_) % 3]) for id_, d in deliveries.items()])
         assert sorted(ids_of(received(transport, 3))) == ["1", "4", "7"]
         assert sorted(ids_of(received(transport, 3, queue=DEAD))) == ["2", "5", "8"]
@@ -68,7 +68,7 @@ class DeliveryConformance:
     def test_reject(self, transport: Transport, clock: AdvancingClock) -> None:
         """What is rejected comes whole into the queue of dead letters, and not again."""
         [delivery] = given(transport, _ORDER)
-        transport.settle([(delivery, Reject("no such customer: é 🧾"))])
+        transport.settle([(delivery, Refuse("no such customer: é 🧾"))])
         _lapse(transport, clock)
         assert nothing_comes(transport)
         assert transport.is_drained(QUEUE)
@@ -80,9 +80,9 @@ class DeliveryConformance:
     def test_dead_letters_of_dead_letters(self, transport: Transport) -> None:
         """A queue of dead letters is one like any other: nothing that is rejected is lost."""
         [delivery] = given(transport, _ORDER)
-        transport.settle([(delivery, Reject("no"))])
+        transport.settle([(delivery, Refuse("no"))])
         [letter] = received(transport, 1, queue=DEAD)
-        transport.settle([(letter, Reject("no"))])
+        transport.settle([(letter, Refuse("no"))])
         assert ids_of(received(transport, 1, queue=f"{DEAD}.dead")) == [_ORDER.id]
 
     # ---- Unsettled, and settled late -----------------------------------------------------------
@@ -167,7 +167,7 @@ class DeliveryConformance:
         assert transport.is_drained("another")
         first, second = received(transport, 2)
         assert not transport.is_drained(QUEUE)
-        transport.settle([(first, Requeue()), (second, Reject("no"))])
+        transport.settle([(first, Requeue()), (second, Refuse("no"))])
         assert not transport.is_drained(QUEUE)
         [again] = received(transport, 1)
         assert not transport.is_drained(QUEUE)
@@ -192,7 +192,7 @@ class DeliveryConformance:
         """What a closed transport held is delivered to others at once; what is left stays."""
         holder, other = connect(), connect()
         first, second, _ = given(holder, Message("1"), Message("2"), Message("3"))
-        holder.settle([(first, Ack()), (second, Reject("no"))])
+        holder.settle([(first, Ack()), (second, Refuse("no"))])
         holder.close()
         [again] = received(other, 1)
         assert again.message.id not in (first.message.id, second.message.id)

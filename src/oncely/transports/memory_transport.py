@@ -13,7 +13,7 @@ from itertools import count
 
 from oncely.core.errors import PublishRefused
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, Reject, Requeue, Settlement
+from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
 from oncely.transports.destination import Destination, EventsOf, QueueNamed, destination_of, takes
 from oncely.transports.transport import (
     Clock,
@@ -87,7 +87,7 @@ class _Queue:
                 del self._later[number]
             case Requeue():
                 self._make_ready(number, kept)
-            case Reject():
+            case Refuse():
                 dead.add(kept.message)
                 del self._later[number]
         return True

@@ -15,7 +15,7 @@ from pathlib import Path
 from oncely._util import sqlite_files
 from oncely.core.errors import PublishRefused, TransportError
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, Reject, Requeue, Settlement
+from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
 from oncely.transports.destination import Destination, EventsOf, QueueNamed, destination_of, takes
 from oncely.transports.transport import (
     Clock,
@@ -200,7 +200,7 @@ class SqliteTransport:
                 done = connection.execute(_REMOVE, held)
             case Requeue():
                 done = connection.execute(_PUT_OFF, (0, *held))
-            case Reject():
+            case Refuse():
                 dead = dead_of(delivery.queue)
                 connection.execute(_MAKE, (dead,))
                 connection.execute(_SET_ASIDE, (dead, *held))

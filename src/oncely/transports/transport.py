@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from oncely.core.errors import MessageError
 from oncely.core.message import Message, check_message
-from oncely.core.verdicts import Reject, Settlement
+from oncely.core.verdicts import Refuse, Settlement
 from oncely.transports.destination import Destination, EventsOf
 
 _log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def leads_nowhere(destination: str, messages: Sequence[Message]) -> dict[int, st
 def log_rejected(verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
     """Tell of what is rejected: the reason stands nowhere else."""
     for delivery, verdict in verdicts:
-        if isinstance(verdict, Reject):
+        if isinstance(verdict, Refuse):
             told = {"message_id": delivery.message.id, "queue": delivery.queue}
             _log.warning("rejected", extra={**told, "reason": verdict.reason})
 

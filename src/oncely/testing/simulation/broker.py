@@ -8,7 +8,7 @@ from typing import Any
 from oncely.core.errors import PublishRefused, TransportError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, Reject, Requeue, Settlement
+from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
 from oncely.testing.simulation.faults import Weather, Wire
 from oncely.testing.simulation.history import History
 from oncely.testing.simulation.scheduler import Scheduler
@@ -83,7 +83,7 @@ class Broker:
             case Ack():
                 self._letters.remove(letter)
                 self._note(actor, "acknowledged", **told)
-            case Reject(reason):
+            case Refuse(reason):
                 self._letters.remove(letter)
                 self._note(actor, "dead_letter", reason=reason, **told)
             case Requeue():

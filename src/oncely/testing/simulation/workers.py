@@ -17,7 +17,7 @@ from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message, current
 from oncely.core.policy import Policy
 from oncely.core.record import Key
-from oncely.core.verdicts import Ack, Reject, Requeue, Settlement
+from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
 from oncely.ledger import Ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
@@ -203,7 +203,7 @@ class CallerLoop:
 
     def _after(self, error: Exception, message: Message) -> Settlement:
         if isinstance(error, RefusedError):
-            return Reject(f"{type(error).__name__}: {error}")
+            return Refuse(f"{type(error).__name__}: {error}")
         if isinstance(error, BusyError | FencedError | StoreError):
             self._note("put_off", id=message.id, error=type(error).__name__)
         elif not self._handler.has_raised(error):

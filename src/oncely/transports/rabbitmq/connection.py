@@ -14,7 +14,7 @@ from pika import SelectConnection, exceptions
 from pika.connection import Parameters
 
 from oncely.core.errors import BrokerRefused, TransportError, describe
-from oncely.transports.rabbitmq.wire import Wire
+from oncely.transports.rabbitmq.wire import AmqpWire
 
 T = TypeVar("T")
 Reply = Callable[[Any], None]
@@ -42,7 +42,7 @@ class Line:
     """A connection and the thread that serves it. Once it is lost it stays lost."""
 
     def __init__(self, parameters: Parameters, answer_s: float = ANSWER_S) -> None:
-        self.wire = Wire()
+        self.wire = AmqpWire()
         """Only the line's thread makes use of it."""
         self._answer_s = answer_s
         self._lock = threading.Lock()

@@ -20,9 +20,9 @@ from oncely.transports.rabbitmq.wire import Sent
 from oncely.transports.transport import Delivery
 
 _QUIET_S = 5.0
-"""After so long without a message, a receiver that holds none asks the queue for one. Where a
-quorum queue is deleted and made again at once, the broker hands its consumers over to the new one
-without a word to them, and what that delivers may never arrive.
+"""After so long without a message, a channel that holds none is replaced. Where a quorum queue is
+deleted and made again at once, the broker hands its consumers over to the new one without a word to
+them, and what that delivers may never arrive.
 """
 
 
@@ -38,7 +38,8 @@ class Intake(Channel):
 
     Never more messages than `Bounds.prefetch` are unsettled, but for one that `is_drained` has
     found. No more bytes than `Bounds.prefetch_bytes` are, as long as messages are about as large as
-    those before them; where they grow, what the broker was allowed to send before comes too.
+    those before them; where they grow, what the broker was allowed to send comes all the same, and
+    nothing more until half of what may be here is settled.
 
     Of what is unsettled only the line's thread makes use. When it is over, by whatever, the broker
     has taken that back.
@@ -53,16 +54,13 @@ class Intake(Channel):
         """None, in the end, for those who wait."""
         self._unsettled: dict[int, None] = {}
         """By their numbers, in the order in which they came."""
-        self._consumers: list[bytes] = []
-        """In the order of their shares."""
+        self._consumer = b""
+        """The tag of the one that is sent messages; none while they would be too large."""
+        self._most = 0
+        """What may be here as long as nothing is settled."""
         self._numbers = count()
-        self._is_adding = False
         self._last_of_former = 0
-        """The number of the last message that came for a share taken back."""
-        self._is_deaf = False
-        """Whether there was a message in the queue that should have come by itself."""
-        self._sent = 0
-        """How many messages came by themselves."""
+        """The number of the last message that came to another consumer."""
         self._quiet_since = time.monotonic()
         self._looking = threading.Lock()
         self._looked: Reply
@@ -76,8 +74,6 @@ class Intake(Channel):
         it is over.
         """
         taken: list[Delivery] = []
-        if self._is_deaf:
-            self.ask(self._retire)
         while len(taken) < limit:
             try:
                 arrival = self._arrivals.get_nowait()
@@ -104,31 +100,27 @@ class Intake(Channel):
     def is_drained(self) -> bool:
         """Whether nothing waits in the queue, nor is here unsettled."""
         with self._looking:
-            if not self._unsettled:
+            # What the broker counts is late at times; to get none is a sure sign. Where it counts
+            # some, to get one would overtake those that are on their way.
+            if not self._unsettled and not self.ask(self._count).method.message_count:
                 self._look()
-            return not self._unsettled
+                return not self._unsettled
+            return False
 
     def _wait(self, until: float) -> Sent | None:
         while (left_s := until - time.monotonic()) > 0:
             try:
                 return self._arrivals.get(timeout=min(left_s, _QUIET_S))
             except Empty:
-                self._look_if_quiet()
+                if time.monotonic() > self._quiet_since + _QUIET_S:
+                    self.ask(self._retire)
         return None
 
-    def _look_if_quiet(self) -> None:
-        with self._looking:
-            if not self._unsettled and time.monotonic() > self._quiet_since + _QUIET_S:
-                self._look()
-
     def _look(self) -> None:
-        """Get a message out of the queue, as if it had come by itself."""
-        sent = self._sent
-        found = self.ask(self._get)
+        """Get a message out of the queue, as if it had been sent."""
+        self.ask(self._get)
         # By this answer all has arrived that was delivered before.
         self.ask(lambda reply: self.raw.basic_qos(prefetch_count=1, callback=reply))
-        self._is_deaf = found is not None and self._sent == sent
-        self._quiet_since = time.monotonic()
 
     def _delivery(self, sent: Sent) -> Delivery:
         number, redelivered, properties, body, _ = sent
@@ -151,52 +143,61 @@ class Intake(Channel):
         self.raw.add_on_cancel_callback(self._on_cancel)
         empty = [spec.Basic.GetEmpty]
         self.raw.add_callback(lambda _: self._looked(None), empty, one_shot=False)
-        self._consume(self._allowance.total, reply)
+        self._consume(reply)
 
-    def _consume(self, share: int, reply: Reply) -> None:
-        tag = str(next(self._numbers))
-        self._consumers.append(tag.encode())
-        self.raw.basic_qos(prefetch_count=share)
+    def _consume(self, reply: Reply | None = None) -> None:
+        # No bare number: RabbitMQ 3.10 calls those who get messages so, and confuses them.
+        tag = f"oncely-{next(self._numbers)}"
+        self._consumer = tag.encode()
+        self._most = len(self._unsettled) + self._allowance.share
+        self.raw.basic_qos(prefetch_count=self._allowance.share)
         # Pika is given none of its messages.
         self.raw.basic_consume(self._queue, lambda *_: None, consumer_tag=tag, callback=reply)
 
     def _on_sent(self, sent: Sent) -> None:
-        self._sent += 1
-        has_grown = self._arrive(sent)
-        if sent.consumer not in self._consumers:
+        is_too_much = self._arrive(sent)
+        if sent.consumer != self._consumer:
             self._last_of_former = sent.number
-        if self._is_adding:
-            return
-        if has_grown:
-            self._take_back()
-        if len(self._unsettled) >= self._allowance.total:
-            self._add()
+        elif is_too_much:
+            self._stop()
+        elif len(self._unsettled) >= self._allowance.share:
+            self._grow()
 
     def _arrive(self, sent: Sent) -> bool:
-        """Whether it is larger than those before it."""
+        """Whether the broker may send too much."""
         self._unsettled[sent.number] = None
         self._quiet_since = time.monotonic()
         self._arrivals.put(sent)
         return self._allowance.see(len(sent.properties) + len(sent.body))
 
-    def _take_back(self) -> None:
-        """Have fewer messages sent, where they have become too large."""
-        for place in self._allowance.take_back():
-            tag = self._consumers.pop(place).decode()
-            cancel = spec.Basic.Cancel(consumer_tag=tag, nowait=True)
-            self.line.wire.say(self.raw.channel_number, cancel)
-            self._last_of_former = next(reversed(self._unsettled))
+    def _grow(self) -> None:
+        """Have more sent where sizes allow it, and all is here that may be."""
+        held = len(self._unsettled)
+        is_stuck = held >= self._most
+        if not is_stuck and self._first_unsettled() <= self._last_of_former:
+            return
+        if self._allowance.grow(held, is_stuck=is_stuck):
+            # One after the other: from two at once messages come out of order.
+            self._stop()
+            self._consume()
 
-    def _add(self) -> None:
-        """Have more messages sent, where their sizes allow it; but for those of former shares there
-        would be more than may be.
+    def _stop(self) -> None:
+        """Have nothing more sent. What is on its way comes: pika, which would reject it, does not
+        see it.
         """
-        if self._first_unsettled() > self._last_of_former and (share := self._allowance.add()):
-            self._is_adding = True
-            self._consume(share, self._on_added)
+        cancel = spec.Basic.Cancel(consumer_tag=self._consumer.decode(), nowait=True)
+        self.line.wire.say(self.raw.channel_number, cancel)
+        self._consumer = b""
+        self._last_of_former = next(reversed(self._unsettled))
 
-    def _on_added(self, _: object) -> None:
-        self._is_adding = False
+    def _resume(self) -> None:
+        """Have messages sent again, as few as fit, when there is room."""
+        if not self._consumer and len(self._unsettled) <= self._allowance.fitting // 2:
+            self._allowance.shrink()
+            self._consume()
+
+    def _count(self, reply: Reply) -> None:
+        self.raw.queue_declare(self._queue, passive=True, callback=reply)
 
     def _get(self, reply: Reply) -> None:
         def on_got(_: object, got: spec.Basic.GetOk, __: object, body: bytes) -> None:
@@ -222,6 +223,7 @@ class Intake(Channel):
                 # Before what is acknowledged together: that must not include it.
                 self.raw.basic_reject(number, requeue=isinstance(verdict, Requeue))
         self._acknowledge(acknowledged)
+        self._resume()
         return late
 
     def _acknowledge(self, numbers: Iterable[int]) -> None:
@@ -237,8 +239,9 @@ class Intake(Channel):
         return next(iter(self._unsettled), math.inf)
 
     def _retire(self, reply: Reply) -> None:
+        self._quiet_since = time.monotonic()
         if not self._unsettled:
-            self._give_up(f"nothing came out of queue {self._queue!r} by itself")
+            self._give_up(f"nothing came out of queue {self._queue!r}")
         reply(None)
 
     def _on_cancel(self, _: object) -> None:

@@ -14,7 +14,11 @@ from oncely.core.errors import TransportError
 from oncely.transports.rabbitmq.connection import Channel, ChannelLost, Line, Reach, Reply
 from oncely.transports.rabbitmq.messages import Content
 from oncely.transports.rabbitmq.properties import decode_properties
-from oncely.transports.rabbitmq.topology import WrongQueueType, make_queue
+from oncely.transports.rabbitmq.topology import (
+    WrongQueueType,
+    check_exchange,
+    make_queue,
+)
 
 _NOT_STORED = "the broker has not stored it: the queue is full, or not available"
 _NO_ROUTE = "no queue takes it"
@@ -85,8 +89,7 @@ class Publishing:
         for _ in range(_MOST_CHANNELS):
             publisher = self._own()
             try:
-                if route.queue is not None:
-                    publisher.make(route.queue, self._queue_type)
+                publisher.prepare(route, self._queue_type)
                 return publisher.publish(route, contents)
             except ChannelLost as lost:
                 if lost.code not in _REFUSALS:
@@ -123,20 +126,27 @@ class _Publisher(Channel):
     """A channel on which the broker confirms what it has stored."""
 
     def __init__(self, line: Line) -> None:
-        self.made: set[str] = set()
-        """Queues that are there."""
+        self.prepared: set[Route] = set()
+        """What is there."""
         self._numbers = 0
         self._unconfirmed: dict[int, tuple[_Window, int]] = {}
         super().__init__(line)
         self.ask(self._confirm)
 
-    def make(self, queue: str, queue_type: str) -> None:
-        """See to it that a queue is there. Raises ChannelLost where it may not be made."""
-        if queue not in self.made:
+    def prepare(self, route: Route, queue_type: str) -> None:
+        """See to it that a queue is there, or that an exchange is: to publish to one that is not
+        would close the channel. Raises ChannelLost where it is not.
+        """
+        known = route._replace(key="") if route.exchange else route
+        if known in self.prepared:
+            return
+        if route.exchange:
+            check_exchange(self.line, route.exchange)
+        elif route.queue is not None:
             # Of which type one is that somebody has made does not matter here.
             with suppress(WrongQueueType):
-                make_queue(self.line, queue, queue_type)
-            self.made.add(queue)
+                make_queue(self.line, route.queue, queue_type)
+        self.prepared.add(known)
 
     def publish(self, route: Route, contents: Sequence[Content]) -> dict[int, str]:
         """Publish; return what the broker has refused.
@@ -176,7 +186,7 @@ class _Publisher(Channel):
             is_open = window.route[:2] == route and place not in window.refused
             if is_open and window.is_returned(place, message_id, body):
                 window.refused[place] = _NO_ROUTE
-                self.made.discard(window.route.key)
+                self.prepared.discard(window.route)
                 return
 
     def _on_confirm(self, told: Any) -> None:

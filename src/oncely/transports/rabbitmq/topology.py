@@ -51,6 +51,14 @@ def subscribe(line: Line, queue: str, exchange: str, types: Sequence[str]) -> No
     channel.close()
 
 
+def check_exchange(line: Line, name: str) -> None:
+    """Raises ChannelLost where there is no such exchange."""
+    channel = Channel(line)
+    raw = channel.raw
+    channel.ask(lambda reply: raw.exchange_declare(name, passive=True, callback=reply))
+    channel.close()
+
+
 def _bind(raw: Any, queue: str, exchange: str, type_: str, reply: Reply) -> None:
     raw.queue_bind(queue, exchange, routing_key=type_, callback=reply)
 

@@ -42,7 +42,7 @@ class Sent(NamedTuple):
     """Its tag."""
 
 
-class Wire(SelectorIOServicesAdapter):
+class AmqpWire(SelectorIOServicesAdapter):
     """What a connection of pika's does its input and output through.
 
     Pika receives 4 KB at a time, copies all that is left after each frame, takes longer for a
@@ -137,13 +137,14 @@ def _nobody(_: Sent) -> None:
 class _Framing(AbstractStreamProtocol):
     """Hands what arrives to pika's own protocol, but for what is delivered to consumers."""
 
-    def __init__(self, inner: AbstractStreamProtocol, wire: Wire) -> None:
+    def __init__(self, inner: AbstractStreamProtocol, wire: AmqpWire) -> None:
         self.inner = inner
         self._wire = wire
         self._rest = b""
         """Of a frame that is not whole yet."""
         self._contents: dict[int, _Content] = {}
         """What is being delivered, by its channel."""
+        self._has_delivered = False
 
     def connection_made(self, transport: AbstractStreamTransport) -> None:
         self._wire.stream = transport
@@ -172,9 +173,10 @@ class _Framing(AbstractStreamProtocol):
                 self.inner.data_received(self._shown(kind, channel, data[start:end]))
             start = end
         self._rest = data[start:]
-        if start:
+        if self._has_delivered:
             # What pika does not see it does not count: it would take the broker for dead.
             self.inner.data_received(_HEARTBEAT)
+            self._has_delivered = False
 
     def _is_delivered(self, kind: int, channel: int, data: bytes) -> bool:
         """Whether a frame is part of a delivery; if it is the last, that is handed over."""
@@ -193,6 +195,7 @@ class _Framing(AbstractStreamProtocol):
             content.part(data)
         if sent := content.whole():
             del self._contents[channel]
+            self._has_delivered = True
             # What comes to one that has gone is the broker's again.
             self._wire.receivers.get(channel, _nobody)(sent)
         return True
