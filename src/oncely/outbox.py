@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from oncely._util.crash_points import reached
 from oncely.core.durations import Duration, positive_seconds, seconds
 from oncely.core.errors import (
+    BrokerRefused,
     ConfigError,
     ContentionError,
     PublishRefused,
@@ -61,7 +62,8 @@ class RelayReport:
     """How often a message was refused that is to be tried again."""
     set_aside: int = 0
     error: str | None = None
-    """Why it cannot go on at the moment: the broker or the store is away."""
+    """Why it cannot go on at the moment: the broker or the store is away. Else what was set aside
+    last, and why."""
 
 
 OnProgress = Callable[[RelayReport], None]
@@ -77,9 +79,10 @@ class Relay:
     moment, another relay may publish too. So choose a hold that outlasts a batch, or a batch that
     is through long before. What a dead relay held waits until the hold is over.
 
-    A message that the transport refuses is tried again after the delays of `backoff`, the last of
-    which repeats, and is set aside after `tries`. Until then the others of its lane wait for it,
-    those of other lanes do not. While the broker is away no try is counted.
+    A message that its destination cannot take now, as a queue is full, is tried again after the
+    delays of `backoff`, the last of which repeats, and is set aside after `tries`. Until then the
+    others of its lane wait for it, those of other lanes do not. One that is refused for good, as it
+    is too large or leads nowhere, is set aside at once. While the broker is away no try is counted.
 
     What leads nowhere is refused, too: a queue that is missing is made only by one that is to
     `create_queues`.
@@ -269,6 +272,8 @@ class _Sending:
         on_progress: OnProgress = lambda _: None,
     ) -> None:
         self.report = RelayReport()
+        self._refused: str | None = None
+        """What was set aside last, and why."""
         self._means = means
         self._stop = stop
         self._parents = parents
@@ -292,7 +297,7 @@ class _Sending:
 
     def tell(self, error: Exception | None) -> None:
         """Tell how far it is, and what is in its way, if anything."""
-        self.report.error = None if error is None else describe(error)
+        self.report.error = self._refused if error is None else describe(error)
         self._on_progress(self.report)
 
     def mark(self) -> None:
@@ -333,28 +338,35 @@ class _Sending:
             refused = self._publish(list(heads.values()))
             for place, (lane, head) in enumerate(heads.items()):
                 if place in refused:
-                    self._batch.refuse(lane, self._refusal(head, refused[place]))
+                    self._batch.refuse(lane, self._refusal(head, *refused[place]))
                 else:
                     self._batch.confirm(lane)
             heads = {} if self._stop.is_set() else self._heads()
             if heads:
                 reached("between_sends")
 
-    def _publish(self, messages: Sequence[WaitingMessage]) -> Mapping[int, str]:
-        """Which are refused, by their places, and why; all others are confirmed."""
+    def _publish(self, messages: Sequence[WaitingMessage]) -> Mapping[int, tuple[str, bool]]:
+        """Which are refused, by their places: why, and whether they may be taken later. All others
+        are confirmed.
+        """
         destination = messages[0].destination
         try:
             content = [each.message for each in messages]
             self._means.transport.publish(destination, content, create=self._means.creates)
         except PublishRefused as error:
-            return error.refused
+            return {place: (why, place in error.passing) for place, why in error.refused.items()}
+        except BrokerRefused:
+            raise
+        except ConfigError as error:
+            # It is no destination: no other message is to wait for that.
+            return dict.fromkeys(range(len(messages)), (str(error), False))
         return {}
 
-    def _refusal(self, message: WaitingMessage, reason: str) -> PutBack:
+    def _refusal(self, message: WaitingMessage, reason: str, is_passing: bool) -> PutBack:
         retries = self._means.retries
         attempts = message.attempts + 1
-        retry_s = None if retries.is_spent(attempts) else retries.delay_s(attempts)
-        return PutBack(message, describe(reason), retry_s)
+        is_over = not is_passing or retries.is_spent(attempts)
+        return PutBack(message, describe(reason), None if is_over else retries.delay_s(attempts))
 
     # ---- What is counted and logged ------------------------------------------------------------
 
@@ -367,6 +379,7 @@ class _Sending:
         for refusal in refusals:
             if refusal.retry_s is None:
                 self.report.set_aside += 1
+                self._refused = f"{refusal.message.destination}: {refusal.error}"
                 _log.error("deferred_set_aside", extra=_told(refusal))
             else:
                 self.report.refused += 1

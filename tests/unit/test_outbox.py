@@ -13,10 +13,16 @@ from typing import Any
 import pytest
 
 from oncely._util import crash_points as crashpoints
-from oncely.core.errors import BrokerRefused, ConfigError, StoreUnavailable, TransportError
+from oncely.core.errors import (
+    BrokerRefused,
+    ConfigError,
+    PublishRefused,
+    StoreUnavailable,
+    TransportError,
+)
 from oncely.core.message import Message
 from oncely.core.record import Key, State
-from oncely.core.waiting import WaitingMessage, deferred_id
+from oncely.core.waiting import OUTBOX, WaitingMessage, deferred_id
 from oncely.ledger import Ledger
 from oncely.outbox import Relay, RelayReport
 from oncely.testing import ManualClock, MeddlingStore, granted
@@ -45,7 +51,11 @@ class Broker(MemoryTransport):
         """As the queues do it."""
         self.before()
         self.calls.append([message.id for message in messages])
-        super().publish(destination, messages, create=create)
+        try:
+            super().publish(destination, messages, create=create)
+        except PublishRefused as error:
+            # As if there were no room for them now.
+            raise PublishRefused(error.refused, set(error.refused)) from None
         self.after()
 
     def arrived(self, queue: str = "out") -> list[str]:
@@ -252,6 +262,38 @@ def test_send_again(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) 
     wider = MemoryTransport(QueueServer())
     assert Relay(ledger, wider, create_queues=True).send_waiting().sent == 1
     assert state(ledger, "order-1") is State.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("body", "to", "why"),
+    [
+        ("eleven long", "out", "out: body of 11 bytes is over the limit of 10"),
+        ("a", "typing-eror", "typing-eror: 'typing-eror': no queue takes it"),
+        ("a", "events:", "events:: destination: 'events:' names no type"),
+        ("a", "exchange:orders/new", "exchange:orders/new: 'exchange:orders/new': there are no"),
+    ],
+)
+def test_refused_for_good(
+    ledger: Ledger,
+    defer: Defer,
+    caplog: pytest.LogCaptureFixture,
+    body: str,
+    to: str,
+    why: str,
+) -> None:
+    """What can never be sent is set aside at once, with the reason; it holds up no other."""
+    queues = MemoryTransport(QueueServer(), Limits(max_bytes=10))
+    queues.subscribe("out", [])
+    defer("order-1", body, to=to)
+    defer("order-2", "good")
+    report = Relay(ledger, queues).send_waiting()
+    assert (report.sent, report.refused, report.set_aside) == (1, 0, 1)
+    assert report.error is not None
+    assert report.error.startswith(why)
+    [record] = [record for record in caplog.records if record.message == "deferred_set_aside"]
+    assert record.__dict__["destination"] == to
+    [aside] = ledger.mailbox.listed(OUTBOX, 9, is_set_aside=True)
+    assert aside.reason in report.error
 
 
 # ---- The broker away, the hold over ------------------------------------------------------------

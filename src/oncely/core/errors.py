@@ -7,7 +7,7 @@ exceptions takes the one for the other.
 
 import re
 import traceback
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from typing import Any
 
 # A password may hold what should have been escaped, so the last @ counts; and it may stand where
@@ -89,10 +89,12 @@ class BrokerRefused(ConfigError):
 class PublishRefused(TransportError):
     """The broker does not take some of the messages; all others are stored durably."""
 
-    def __init__(self, refused: Mapping[int, str]) -> None:
-        super().__init__(refused)
+    def __init__(self, refused: Mapping[int, str], passing: Collection[int] = ()) -> None:
+        super().__init__(refused, passing)
         self.refused = refused
         """The place of each among those that were to be published, and the reason."""
+        self.passing = passing
+        """Those of them that may be taken later: their queue was full, say, or not available."""
 
     def __str__(self) -> str:
         place, reason = next(iter(self.refused.items()))

@@ -20,7 +20,7 @@ from oncely.transports.rabbitmq.topology import (
     make_queue,
 )
 
-_NOT_STORED = "the broker has not stored it: the queue is full, or not available"
+NOT_STORED = "the broker has not stored it: the queue is full, or not available"
 _NO_ROUTE = "no queue takes it"
 _REFUSALS = (403, 404)
 _DEFAULT = "amq.default"
@@ -49,7 +49,7 @@ class Route(NamedTuple):
     def may_yet(self, reason: str) -> bool:
         """Whether what was refused so may be taken soon."""
         # A queue of ours may have been deleted since it was made.
-        return reason == _NOT_STORED or (reason == _NO_ROUTE and self.queue is not None)
+        return reason == NOT_STORED or (reason == _NO_ROUTE and self.queue is not None)
 
     def is_in(self, refusal: str) -> bool:
         """Whether the broker speaks of the exchange."""
@@ -194,7 +194,7 @@ class _Publisher(Channel):
         for number in self._confirmed(told.method.delivery_tag, multiple=told.method.multiple):
             window, place = self._unconfirmed.pop(number)
             if not is_stored:
-                window.refused[place] = _NOT_STORED
+                window.refused[place] = NOT_STORED
             window.unconfirmed -= 1
             if not window.unconfirmed:
                 window.done(window.refused)

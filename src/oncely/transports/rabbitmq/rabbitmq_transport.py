@@ -21,7 +21,7 @@ from oncely.transports.destination import (
 from oncely.transports.rabbitmq.connection import Lost
 from oncely.transports.rabbitmq.intake import Intake
 from oncely.transports.rabbitmq.messages import content_of
-from oncely.transports.rabbitmq.publishing import Route
+from oncely.transports.rabbitmq.publishing import NOT_STORED, Route
 from oncely.transports.rabbitmq.session import Session
 from oncely.transports.rabbitmq.topology import make_queue, subscribe
 from oncely.transports.rabbitmq.url_options import RabbitSettings
@@ -89,6 +89,7 @@ class RabbitmqTransport:
         target = destination_of(destination)
         refused = dict(refusals(messages, self._settings.max_bytes))
         contents = {}
+        passing: set[int] = set()
         for place, message in enumerate(messages):
             try:
                 if place not in refused:
@@ -99,9 +100,10 @@ class RabbitmqTransport:
             route = self._route(target, create=create)
             by_broker = self._own().publishing.publish(route, list(contents.values()))
             places = list(contents)
+            passing = {places[n] for n, why in by_broker.items() if why == NOT_STORED}
             refused |= {places[n]: f"{destination!r}: {why}" for n, why in by_broker.items()}
         if refused:
-            raise PublishRefused(dict(sorted(refused.items())))
+            raise PublishRefused(dict(sorted(refused.items())), passing)
 
     def subscribe(self, queue: str, types: Sequence[str]) -> None:
         line = self._own().consuming.line()
