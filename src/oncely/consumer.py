@@ -295,6 +295,7 @@ class Consumer:
         )
         self._check(parts)
         return ConsumerSettings(
+            name=self._name,
             queue=self.queue,
             parts=parts,
             policy=policy,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from typing import Any
 
 from tests.crash.effects import append, bodies, insert, line_of
@@ -10,7 +11,7 @@ from tests.crash.means import JOINED, Means
 from oncely._util.crash_points import reached
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.verdicts import Ack, Delay, SetAside, Verdict
+from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
 from oncely.service import IdempotenceService, ProcessingStatus
 
 _AGAIN_S = 1.0
@@ -29,10 +30,12 @@ class Bus:
         while not queue.is_drained("in"):
             for delivery in queue.receive("in", 1, 1.0):
                 verdict = self._process(delivery.message)
+                if verdict == Requeue():
+                    time.sleep(_AGAIN_S)
                 reached("before_acknowledge")
                 queue.settle([(delivery, verdict)])
 
-    def _process(self, message: Message) -> Verdict:
+    def _process(self, message: Message) -> Settlement:
         joined = self._means.mode == JOINED
         reason = self._handle_joined(message) if joined else self._handle(message)
         match reason:
@@ -43,9 +46,9 @@ class Bus:
             case "completed":
                 return Ack()
             case "busy":
-                return Delay(_AGAIN_S)
+                return Requeue()
             case _:
-                return SetAside(reason.replace("_", " "))
+                return Refuse(reason.replace("_", " "))
 
     def _handle(self, message: Message) -> str | None:
         """Why nothing is to be done, if so."""

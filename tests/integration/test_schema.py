@@ -31,9 +31,9 @@ from oncely.testing.doing import deferred
 _KINDS = ("sqlite", "postgresql", "mysql")
 _LONG = "a" * 63
 _DROP_INDEX = {
-    "sqlite": "DROP INDEX deferred_messages_free;",
-    "postgresql": "DROP INDEX deferred_messages_free;",
-    "mysql": "DROP INDEX deferred_messages_free ON deferred_messages;",
+    "sqlite": "DROP INDEX waiting_messages_free;",
+    "postgresql": "DROP INDEX waiting_messages_free;",
+    "mysql": "DROP INDEX waiting_messages_free ON waiting_messages;",
 }
 
 
@@ -84,7 +84,7 @@ def test_sql_by_hand(url: str, key: Key) -> None:
         assert _tables(url) == []
         _run(url, shown)
         other.migrate()
-        for ending in ("", "_deferred", "_steps"):
+        for ending in ("", "_waiting", "_steps"):
             assert _shape(url, f"by_hand{ending}") == _shape(url, f"migrated{ending}")
         check_usable(ledger, key)
 
@@ -97,14 +97,14 @@ def test_older_schema(url: str, key: Key) -> None:
         ledger.complete(granted(ledger.claim(key)), {"total": 3})
         record = ledger.find(key)
         assert ledger.problems() == [
-            "processed_messages is at migration 0001 of 0003; type: oncely migrate"
+            "processed_messages is at migration 0001 of 0004; type: oncely migrate"
         ]
         with pytest.raises(StoreError, match=r"of an older version; call migrate\(\)"):
             ledger.steps(key)
         assert "processed_messages (" not in ledger.migration_sql()
         at_once(10, lambda _: ledger.migrate())
         assert ledger.find(key) == record
-        assert _shape(url, "deferred_messages") == _shape(url, "other_deferred")
+        assert _shape(url, "waiting_messages") == _shape(url, "other_waiting")
         assert _shape(url, "message_steps") == _shape(url, "other_steps")
         assert _shape(url, "message_consumers") == _shape(url, "other_consumers")
         ledger.forget(key)
@@ -276,22 +276,22 @@ _MYSQL_DRIFTS = {
     f"{_T} MODIFY provider varchar(255) COLLATE utf8mb4_bin NOT NULL": "provider goes by",
 }
 _SQLITE_DRIFTS = {f"{_T} DROP COLUMN fence": "the column fence is missing"}
-_D = "ALTER TABLE deferred_messages"
+_D = "ALTER TABLE waiting_messages"
 _POSTGRESQL_DRIFTS |= {
-    f"{_D} DROP CONSTRAINT deferred_messages_name": "and name together unique",
+    f"{_D} DROP CONSTRAINT waiting_messages_name": "and name together unique",
     f"{_D} ALTER ordering_key TYPE varchar(9)": "ordering_key is of type VARCHAR(length=9",
-    "DROP INDEX deferred_messages_free": "the index deferred_messages_free is missing",
+    "DROP INDEX waiting_messages_free": "the index waiting_messages_free is missing",
 }
 _MYSQL_DRIFTS |= {
-    f"{_D} DROP CONSTRAINT deferred_messages_name": "and name together unique",
+    f"{_D} DROP CONSTRAINT waiting_messages_name": "and name together unique",
     f"{_D} MODIFY body BLOB NOT NULL": "body is of type BLOB",
-    "DROP INDEX deferred_messages_lane ON deferred_messages": "deferred_messages_lane is missing",
+    "DROP INDEX waiting_messages_lane ON waiting_messages": "waiting_messages_lane is missing",
     "ALTER TABLE message_steps MODIFY name varchar(255) COLLATE utf8mb4_bin NOT NULL": "name goes",
 }
 _ALL_DRIFTS = {
     f"{_D} DROP COLUMN delay_s": "the column delay_s is missing",
     "DROP TABLE message_steps": "processed_messages: its table message_steps is missing",
-    "DELETE FROM processed_messages_version": "is at migration none of 0003; type: oncely migrate",
+    "DELETE FROM processed_messages_version": "is at migration none of 0004; type: oncely migrate",
     "DROP TABLE processed_messages": "there is no table processed_messages; type: oncely migrate",
 }
 DRIFTS = [

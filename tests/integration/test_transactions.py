@@ -155,7 +155,7 @@ def test_body_too_large_for_a_statement(mysql_url: str) -> None:
 # ---- Lost replies ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", [b"BEGIN", b"deferred_messages", b"COMMIT"])
+@pytest.mark.parametrize("word", [b"BEGIN", b"waiting_messages", b"COMMIT"])
 def test_handled_with_deferred(line: Line, delivers: bool, word: bytes) -> None:
     """Handled and deferred are stored once, whatever the line did."""
     claim = granted(line.ledger.claim(PARENT))

@@ -293,7 +293,7 @@ def test_refused_for_good(
     [record] = [record for record in caplog.records if record.message == "deferred_set_aside"]
     assert record.__dict__["destination"] == to
     [aside] = ledger.mailbox.listed(OUTBOX, 9, is_set_aside=True)
-    assert aside.reason in report.error
+    assert str(aside.reason) in report.error
 
 
 # ---- The broker away, the hold over ------------------------------------------------------------

@@ -14,6 +14,7 @@ from oncely.async_ledger import SteadyLedger
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.executors import Executor, LoopExecutor, ThreadExecutor
 from oncely.consuming.lanes import Lanes
+from oncely.consuming.outages import Outage
 from oncely.consuming.put_off import FirstSeen, PutOff
 from oncely.consuming.retries import Retries
 from oncely.consuming.running import AsyncRunning, Parts, Running, RunningTogether
@@ -26,7 +27,6 @@ from oncely.core.errors import (
     MessageError,
     StoreError,
     TransportError,
-    describe,
 )
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -85,6 +85,8 @@ Listener = Callable[[Any, Message], Any]
 class ConsumerSettings:
     """How a consumer consumes."""
 
+    name: str
+    """Of the consumer."""
     queue: str
     parts: Parts
     policy: Policy
@@ -130,17 +132,20 @@ class Consuming:
         self._rest_s = _SHORTEST_REST_S
         self._unknown = FirstSeen()
         handling = self._parts.handling
+        self._broker = Outage("broker", settings.queue)
+        self._store_outage = Outage("store", settings.queue)
         self._claims: Claims | None = None
         self._retries: Retries | None = None
         self._sending: Sending | None = None
         if handling is not None:
             is_async_ = self._parts.are_async
             calls = SteadyLedger(handling.ledger) if is_async_ else InlineCalls(handling.ledger)
-            self._claims = Claims(handling, settings.metadata_of, calls, stop)
+            outage = self._store_outage
+            self._claims = Claims(handling, settings.metadata_of, calls, stop, outage)
         if handling is not None and handling.keeping is not None:
             mailbox = handling.ledger.mailbox
             hold_s = handling.lease_s or _ENDLESS_HOLD_S
-            self._retries = Retries(mailbox, handling.keeping, hold_s)
+            self._retries = Retries(mailbox, handling.keeping, hold_s, self._store_outage)
             relay = Relay(handling.ledger, transport, hold=_HOLD)
             self._sending = Sending(relay, mailbox, handling.consumer)
         self._place = _place(self._parts, settings.concurrency)
@@ -200,9 +205,10 @@ class Consuming:
             if not self._has_received:
                 raise
             # It was there, and will be again.
-            _log.warning("broker_is_away", extra={"error": describe(error)})
+            self._broker.met(error)
             self._stop.wait(_AWAY_S)
             return
+        self._broker.over()
         self._has_received = True
         self._arrived += deliveries
 
@@ -246,7 +252,7 @@ class Consuming:
         try:
             return self._transport.is_drained(self._settings.queue)
         except TransportError as error:
-            _log.warning("broker_is_away", extra={"error": describe(error)})
+            self._broker.met(error)
             return False
 
     def _wait_for_the_rest(self) -> None:
@@ -342,7 +348,7 @@ class Consuming:
         try:
             lanes = self._retries.lanes(new)
         except StoreError as error:
-            _log.warning("store_is_away", extra={"error": describe(error)})
+            self._store_outage.met(error)
             for turn in new:
                 turn.ending = AFTER_DOUBT
             return
@@ -461,11 +467,13 @@ class Consuming:
         event: str,
     ) -> None:
         verdict = turn.ending.verdict if turn.ending else None
-        told = {
+        told: dict[str, Any] = {
             "message_id": turn.message.id,
+            "consumer": self._settings.name,
             "queue": self._settings.queue,
+            "type": turn.message.type,
             "attempt": turn.deliveries if turn.held is None else turn.held.claim.attempts,
-            "next_try_s": verdict.delay_s if isinstance(verdict, Delay) else None,
+            "next_try_in_s": verdict.delay_s if isinstance(verdict, Delay) else None,
         }
         _log.warning(event, exc_info=error, extra=told)
         for listener in listeners:

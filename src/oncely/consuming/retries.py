@@ -1,9 +1,9 @@
 """Retries: the messages of a consumer that wait in the ledger, brought back when they are due."""
 
-import logging
 import time
 from collections.abc import Sequence
 
+from oncely.consuming.outages import Outage
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.verdicts import Ack, Delay, Requeue, Told
 from oncely.core.waiting import WaitingMessage, retry_name
@@ -12,8 +12,6 @@ from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.patience import AWAY
 from oncely.stores.store import PutBack
 from oncely.transports.transport import Delivery
-
-_log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
 """How often it is looked for what others have put there."""
@@ -26,7 +24,10 @@ class Retries:
     back when that is over.
     """
 
-    def __init__(self, mailbox: LedgerMailbox, keeping: Keeping, hold_s: float) -> None:
+    def __init__(
+        self, mailbox: LedgerMailbox, keeping: Keeping, hold_s: float, outage: Outage
+    ) -> None:
+        self._outage = outage
         self._mailbox = mailbox
         self._keeping = keeping
         self._hold_s = hold_s
@@ -42,7 +43,7 @@ class Retries:
         try:
             free_in_s = self._mailbox.free_in_s(self._keeping.queue)
         except AWAY as error:
-            _log.warning("store_is_away", extra={"error": str(error)})
+            self._outage.met(error)
             free_in_s = None
         self._are_due = free_in_s == 0
         if free_in_s:
@@ -54,7 +55,7 @@ class Retries:
         try:
             taken = self._mailbox.take(most, self._hold_s, queue=self._keeping.queue)
         except AWAY as error:
-            _log.warning("store_is_away", extra={"error": str(error)})
+            self._outage.met(error)
             taken = []
         # One that is free may stand behind one that is not.
         self._are_due = len(taken) == most

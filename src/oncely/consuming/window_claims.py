@@ -1,11 +1,11 @@
 """Claims: those of a window of deliveries, asked for in one batch and ended in one batch."""
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oncely._util import clock
+from oncely.consuming.outages import Outage
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import MessageError
 from oncely.core.ids import fingerprint_of
@@ -16,15 +16,14 @@ from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.patience import AWAY, PAUSE_S
 
-_log = logging.getLogger(__name__)
-
 MetadataOf = Callable[[Message], Mapping[str, Any] | None]
 
 
 class Claims:
     """Asks and ends for the turns of one consumer, as `handling` says.
 
-    `calls` are what handlers ask for steps; `stop` is set when the consumer is to stop.
+    `calls` are what handlers ask for steps; `stop` is set when the consumer is to stop; `outage` is
+    told whether the store is away.
     """
 
     def __init__(
@@ -33,7 +32,9 @@ class Claims:
         metadata_of: MetadataOf | None,
         calls: AsyncCalls,
         stop: threading.Event,
+        outage: Outage,
     ) -> None:
+        self._outage = outage
         self.handling = handling
         self._inline = InlineCalls(handling.ledger)
         self._metadata_of = metadata_of
@@ -65,10 +66,11 @@ class Claims:
         while not self._stop.is_set():
             try:
                 run_inline(self.handling.begin(self._inline, turns))
-            except AWAY:
-                _log.warning("store_is_away", extra={"consumer": self.handling.consumer})
+            except AWAY as error:
+                self._outage.met(error)
                 clock.wait(self._stop, PAUSE_S)
                 continue
+            self._outage.over()
             for turn in turns:
                 if turn.held is not None:
                     turn.held.calls = self._calls
