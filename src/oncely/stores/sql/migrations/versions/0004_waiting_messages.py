@@ -35,11 +35,13 @@ def upgrade(name: "TableName", found: "Found") -> None:
     for purpose, columns in indexes.items():
         index = name.index_of_waiting(purpose)
         op.create_index(index, name.waiting, columns, schema=name.schema, **options)
+    if not context.as_sql and not sa.inspect(op.get_bind()).has_table(name.deferred, name.schema):
+        return  # Moved, by a migration that was killed before it said so.
     if dialect == "postgresql":
         # Nobody defers anything between the two: whoever wants to finds no table, and repeats it.
         op.execute(f"LOCK TABLE {_quoted(name, name.deferred)} IN ACCESS EXCLUSIVE MODE")
     _move(name, dialect)
-    op.drop_table(name.deferred, schema=name.schema, if_exists=True)
+    op.drop_table(name.deferred, schema=name.schema)
 
 
 def _create(name: "TableName", id_type: sa.String, collation: str | None) -> None:
@@ -87,9 +89,6 @@ def _create(name: "TableName", id_type: sa.String, collation: str | None) -> Non
 
 
 def _move(name: "TableName", dialect: str) -> None:
-    context = op.get_context()
-    if not context.as_sql and not sa.inspect(op.get_bind()).has_table(name.deferred, name.schema):
-        return  # Moved, by a migration that was killed before it said so.
     ignore = "INSERT IGNORE" if dialect == "mysql" else "INSERT"
     conflict = "" if dialect == "mysql" else " ON CONFLICT DO NOTHING"
     columns = ", ".join(_TAKEN_OVER)
