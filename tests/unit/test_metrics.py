@@ -199,7 +199,7 @@ def test_how_messages_end(watched: Ledger, metrics: Metrics, value: Value) -> No
     claim = granted(watched.claim(KEYS[0]))
     watched.complete(claim)
     watched.complete(claim)
-    deferred = DeferredMessage("1", "out", Message("1"), KEYS[1])
+    deferred = WaitingMessage("1", "out", Message("1"), KEYS[1])
     watched.handled(granted(watched.claim(KEYS[1])), deferred=[deferred])
     assert value("oncely_completed_total", consumer="billing") == 1
     Relay(watched, MemoryTransport(QueueServer())).send_waiting()

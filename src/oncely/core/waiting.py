@@ -40,6 +40,11 @@ def consumer_of(queue: str) -> str | None:
     return queue.removeprefix(_RETRIES) if queue.startswith(_RETRIES) else None
 
 
+def name_of_queue(queue: str) -> str | None:
+    """By which programs know it; None where they put nothing there."""
+    return queue.removeprefix(_QUEUES) if queue.startswith(_QUEUES) else None
+
+
 def retry_name(queue: str) -> str:
     """What tells the message that is tried again from others of its key: there is one at most."""
     return digest(queue)
