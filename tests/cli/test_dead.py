@@ -126,7 +126,7 @@ def test_show(shop: "Shop", command: "Command") -> None:
     assert (fields["type"], fields["attempts"]) == ("order.placed", "1")
     assert fields["reason"] == "ValueError: no such customer"
     assert fields["headers"] == '{"traceparent": "00-ab-01"}'
-    assert fields["body"].startswith('{"to": "änne", "text": "xxx')
+    assert fields["body"].startswith('{"to": "änne", "text":')
     assert "x…" in out
     lines = [line.strip() for line in out.splitlines()]
     assert any(line.endswith("Traceback (most recent call last):") for line in lines)
@@ -157,7 +157,7 @@ def test_show_of_none(shop: "Shop", command: "Command") -> None:
 def test_no_passwords(shop: "Shop", command: "Command", how: str, form: list[str]) -> None:
     """What looks like a password is shown nowhere, and markup and escapes are only characters."""
     message = Message("a", b'{"password": "geheim"}', headers={"token": "geheim"})
-    [one] = shop.fail(message, error="cannot reach amqp://u:geheim@host \x1b[31m [red]")
+    [one] = shop.fail(message, error="[red] \x1b[31m amqp://u:geheim@host is away")
     ran = command("dead", how, *([str(one)] if how == "show" else []), *form)
     assert ran.code == 0
     assert "geheim" not in ran.out

@@ -110,6 +110,8 @@ def _as_dict(changed: ops.LettersChanged, done: str) -> dict[str, Any]:
 
 def _edited(parsed: argparse.Namespace, message: Message) -> Message:
     """The message with what was typed in place of what it has."""
+    if not message.id and parsed.new_id is None:
+        raise ConfigError("edit: the message has no id, which it needs; add --id ID")
     typed = {"id": parsed.new_id, "type": parsed.type}
     others: dict[str, Any] = {name: text for name, text in typed.items() if text is not None}
     if parsed.header:

@@ -74,8 +74,13 @@ def select(
             found[record.key] = record
     if not found and selection.consumer is not None:
         check_known(ledger, selection.consumer)
-    records = sorted(found.values(), key=lambda record: record.last_seen, reverse=newest)
+    records = sorted(found.values(), key=_age_and_key, reverse=newest)
     return Selected(records[:limit], len(records) > limit)
+
+
+def _age_and_key(record: Record) -> tuple[float, Key]:
+    # Of those seen at the same moment, the order is the same each time.
+    return record.last_seen, record.key
 
 
 def _newest(ledger: Ledger, selection: Selection, word: str | None, limit: int) -> Sequence[Record]:
@@ -96,7 +101,7 @@ def _newest(ledger: Ledger, selection: Selection, word: str | None, limit: int) 
         and (word not in (IN_DOUBT, EXHAUSTED) or word_for(record, now) == word)
     )
     # Some stores may give a record twice.
-    return nlargest(2 * limit, fitting, key=lambda record: record.last_seen)
+    return nlargest(2 * limit, fitting, key=_age_and_key)
 
 
 def _scanned(
