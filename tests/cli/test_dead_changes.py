@@ -18,7 +18,7 @@ from oncely import Key, Message, open_ledger
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, InProcess, OnFile
 
-ORDER = Message("order-17", b'{"to": "ana"}', "order.placed", {"trace": "1"})
+ORDER = Message("order-17", b'{"to": "ana"}', "order.placed", {"trace": "1", "by": "web"})
 
 Answer = Callable[[str], None]
 
@@ -111,7 +111,7 @@ def test_edit(shop: Shop, command: "Command", tmp_path: Path) -> None:
     how = ["--header", "trace=2", "--header", "a=b=c", "--type", "order.changed"]
     ran = command("dead", "edit", str(one), "--body", str(file), *how, "--why", "a slip")
     assert ran == (0, "retried: 1\n", "")
-    headers = {"trace": "2", "a": "b=c"}
+    headers = {"trace": "2", "by": "web", "a": "b=c"}
     assert shop.handled() == [Message("order-17", b'{"to": "anna"}', "order.changed", headers)]
     assert notes(shop, "order-17")["why"] == "a slip"
 
@@ -198,7 +198,7 @@ def test_on_postgresql(postgresql_url: str, command: "Command") -> None:
         assert ran == (0, "retried: 1\n", "")
         assert command("dead", "edit", str(three), "--id", "c", *where).code == 0
         assert command("dead", "retry", str(two), *where).out == "retried: 1\n"
-        edited = Message("order-17", ORDER.body, ORDER.type, {"trace": "2"})
+        edited = Message("order-17", ORDER.body, ORDER.type, {"trace": "2", "by": "web"})
         assert sorted(shop.handled(), key=lambda message: message.id) == [
             Message("b", b"\xff"),
             Message("c"),

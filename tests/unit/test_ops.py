@@ -491,6 +491,15 @@ def letters(ledger: Ledger, *ids: str) -> list[int]:
     return [each.id for each in ops.dead_letters(ledger).letters]
 
 
+def test_status_of_who_has_no_records(ledger: Ledger) -> None:
+    """Whose messages have no ids has dead letters all the same, and no records."""
+    row = WaitingMessage("", "", Message(""), Key("shop", ""), queue=retries_of("shop"))
+    ledger.mailbox.keep([replace(row, is_set_aside=True, reason="no")])
+    found = ops.status(ledger)
+    assert (found.consumers["shop"].records, found.consumers["shop"].dead_letters) == (0, 1)
+    assert found.total.dead_letters == 1
+
+
 def test_retry_letters(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     """Each that is there runs again; who did it and why is in the log, with whose it is."""
     caplog.set_level(logging.INFO, "oncely.ops")
