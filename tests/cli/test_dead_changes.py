@@ -193,7 +193,8 @@ def test_on_postgresql(postgresql_url: str, command: "Command") -> None:
         where = ["--ledger", postgresql_url]
         found = json.loads(command("dead", "list", "--json", *where).out)["dead_letters"]
         assert [letter["id"] for letter in found] == [one, two, three]
-        assert "2 h" not in command("dead", "show", str(one), *where).out
+        assert found[0]["last_seen"] == pytest.approx(ledger.now(), abs=60)
+        assert "no such customer" in command("dead", "show", str(one), *where).out
         ran = command("dead", "edit", str(one), "--header", "trace=2", *where, "--by", "ann")
         assert ran == (0, "retried: 1\n", "")
         assert command("dead", "edit", str(three), "--id", "c", *where).code == 0
