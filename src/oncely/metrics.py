@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections import Counter as Counted
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -27,9 +27,10 @@ from oncely.core.commands import (
 )
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
-from oncely.core.waiting import WaitingMessage
+from oncely.core.waiting import OUTBOX, WaitingMessage, consumer_of, name_of_queue
 from oncely.engine.request import Request
 from oncely.ledger import Ledger
+from oncely.stores.store import Backlog
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class Metrics:
         )
 
     def watch(self, ledger: Ledger, *, records: bool = True) -> None:
-        """Show how many records `ledger` has, too, and what deferred messages wait: asked for at
+        """Show how many records `ledger` has, too, and what messages wait there: asked for at
         each scrape, which reads the table unless `records` is False.
 
         Where the store is away, or the records are many, the scrape waits for it. Raises
@@ -198,7 +199,7 @@ def _count_each(counter: Counter, messages: Sequence[WaitingMessage]) -> None:
 
 class LedgerGauges:
     """What stands in a ledger, asked for when Prometheus asks; its records where they are wanted,
-    and the deferred messages.
+    and the messages that wait.
     """
 
     def __init__(self, ledger: Ledger, *, records: bool) -> None:
@@ -213,7 +214,7 @@ class LedgerGauges:
         """The gauges, as the store has them now; none where it cannot be asked."""
         try:
             yield from self._gauges() if self._records else []
-            yield from self._deferred()
+            yield from self._waiting()
         except Exception:  # noqa: BLE001 - the other metrics are to be seen all the same.
             _log.exception("metrics_failed")
 
@@ -235,26 +236,65 @@ class LedgerGauges:
                 age.add_metric([consumer], self._age_s(consumer, now) if tally.lease_over else 0)
         return [records, in_doubt, age]
 
-    def _deferred(self) -> list[Metric]:
+    def _waiting(self) -> list[Metric]:
         if not self._ledger.can_defer:
             return []
-        backlog = self._ledger.mailbox.backlog()
-        return [
-            GaugeMetricFamily(
-                "oncely_deferred_waiting", "Deferred messages not sent yet.", backlog.waiting
-            ),
-            GaugeMetricFamily(
-                "oncely_deferred_set_aside",
-                "Deferred messages refused too often; they wait for people.",
-                backlog.set_aside,
-            ),
-            GaugeMetricFamily(
-                "oncely_deferred_lag_seconds",
-                "For how long the oldest that could be sent has waited.",
-                backlog.lag_s,
-            ),
-        ]
+        backlogs = self._ledger.mailbox.backlogs()
+        return [*_deferred(backlogs), *_retries(backlogs), *_queues(backlogs)]
 
     def _age_s(self, consumer: str, now: float) -> float:
         doubtful = self._ledger.scan(consumer, State.PROCESSING, limit=1, lease_over=True)
         return max((now - record.last_seen for record in doubtful), default=0.0)
+
+
+def _deferred(backlogs: Mapping[str, Backlog]) -> list[Metric]:
+    backlog = backlogs.get(OUTBOX, Backlog(waiting=0, set_aside=0, lag_s=0.0))
+    return [
+        GaugeMetricFamily(
+            "oncely_deferred_waiting", "Deferred messages not sent yet.", backlog.waiting
+        ),
+        GaugeMetricFamily(
+            "oncely_deferred_set_aside",
+            "Deferred messages refused too often; they wait for people.",
+            backlog.set_aside,
+        ),
+        GaugeMetricFamily(
+            "oncely_deferred_lag_seconds",
+            "For how long the oldest that could be sent has waited.",
+            backlog.lag_s,
+        ),
+    ]
+
+
+def _retries(backlogs: Mapping[str, Backlog]) -> list[Metric]:
+    waiting = GaugeMetricFamily(
+        "oncely_waiting", "Messages that wait to be tried again.", labels=["consumer"]
+    )
+    lag = GaugeMetricFamily(
+        "oncely_waiting_lag_seconds",
+        "For how long the oldest of them that is due has waited.",
+        labels=["consumer"],
+    )
+    dead = GaugeMetricFamily("oncely_dead_letters", "Dead letters.", labels=["consumer"])
+    for queue, backlog in backlogs.items():
+        if (consumer := consumer_of(queue)) is not None:
+            waiting.add_metric([consumer], backlog.waiting)
+            lag.add_metric([consumer], backlog.lag_s)
+            dead.add_metric([consumer], backlog.set_aside)
+    return [waiting, lag, dead]
+
+
+def _queues(backlogs: Mapping[str, Backlog]) -> list[Metric]:
+    waiting = GaugeMetricFamily(
+        "oncely_queue_waiting", "Messages in a queue of the ledger.", labels=["queue"]
+    )
+    lag = GaugeMetricFamily(
+        "oncely_queue_lag_seconds",
+        "For how long the oldest that could be taken has waited.",
+        labels=["queue"],
+    )
+    for queue, backlog in backlogs.items():
+        if (name := name_of_queue(queue)) is not None:
+            waiting.add_metric([name], backlog.waiting)
+            lag.add_metric([name], backlog.lag_s)
+    return [waiting, lag]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oncely.core.deferred import DeferredMessage
 from tests.cli.probing import Got, got
 from tests.integration.others import wait_until
 
 from oncely import Key, Message, open_ledger, open_transport
+from oncely.core.waiting import WaitingMessage
 from oncely.testing import granted
 
 MODULE = """
@@ -223,7 +223,7 @@ def test_a_mistake_in_the_log(works: Works) -> None:
 def test_the_log_of_a_relay(works: Works) -> None:
     """A relay logs its start, what is refused, and its stop."""
     key = Key("shop", "order-1")
-    mail = DeferredMessage("mail-1", "out", Message("mail-1", b"x" * 20), key)
+    mail = WaitingMessage("mail-1", "out", Message("mail-1", b"x" * 20), key)
     works.ledger.handled(granted(works.ledger.claim(key)), deferred=[mail])
     queue = f"sqlite:///{works.folder}/queue.db?max_bytes=10"
     assert works.relay("--drain", "--transport", queue).wait(60) == 1
@@ -287,8 +287,8 @@ def test_what_the_dead_had_in_hand(works: Works, port: Get) -> None:
 def test_metrics_of_a_relay(works: Works, port: Get) -> None:
     """What it has sent, what waits and for how long are on the port, and that it is ready."""
     key = Key("shop", "order-1")
-    later = DeferredMessage("mail-2", "out", Message("mail-2"), key, delay_s=3_600)
-    mails = [DeferredMessage("mail-1", "out", Message("mail-1"), key), later]
+    later = WaitingMessage("mail-2", "out", Message("mail-2"), key, delay_s=3_600)
+    mails = [WaitingMessage("mail-1", "out", Message("mail-1"), key), later]
     works.ledger.handled(granted(works.ledger.claim(key)), deferred=mails)
     works.relay("--metrics-port", "0")
     sent = 'oncely_deferred_sent_total{consumer="shop"}'

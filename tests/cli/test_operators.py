@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncely import Granted, Key, Policy, State, open_ledger
+from oncely import Granted, Key, Message, Policy, State, open_ledger
+from oncely.core.waiting import WaitingMessage, queue_named
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Command, InProcess, OnFile
+    from tests.cli.conftest import Command, InProcess, OnFile, Shop
 
 ONE = Key("billing", "order-1")
 
@@ -72,7 +73,7 @@ def test_status_as_json(filled: "OnFile", command: "Command") -> None:
     """One object on stdout, times in seconds."""
     ran = command("status", "--json")
     found = json.loads(ran.out)
-    assert set(found) == {"consumers", "total", "backlog", "size_bytes"}
+    assert set(found) == {"consumers", "total", "backlog", "queues", "size_bytes"}
     billing = found["consumers"]["billing"]
     assert billing.pop("oldest_processing_s") == pytest.approx(11_525, abs=60)
     assert billing == {
@@ -83,6 +84,9 @@ def test_status_as_json(filled: "OnFile", command: "Command") -> None:
         "failed": 1,
         "in_doubt": 1,
         "duplicates": 1,
+        "waiting": 0,
+        "waiting_lag_s": 0.0,
+        "dead_letters": 0,
     }
     assert found["total"]["records"] == 6
     assert found["size_bytes"] > 0
@@ -98,6 +102,34 @@ def test_status_of_the_backlog(sending: "OnFile", command: "Command") -> None:
     backlog = json.loads(command("status", "--json").out)["backlog"]
     assert (backlog["waiting"], backlog["set_aside"]) == (1, 1)
     assert backlog["lag_s"] > 0
+
+
+def test_status_of_what_waits(
+    shop: "Shop", at: "OnFile", command: "Command", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the records stands what is tried again, and dead letters, of those who have any; a
+    line for each queue.
+    """
+    at.complete("billing", "1")
+    shop.fail(Message(""), Message("a"))
+    shop.wait(Message("b"), "1h")
+    claimless = WaitingMessage("c", "", Message("c"), Key("", "c"), queue=queue_named("[web]"))
+    at.ledger.mailbox.keep([claimless])
+    out = command("status").out
+    table = rows(out)
+    first = table.index(["waits to be", "overdue", "dead"])
+    assert table[first + 1] == ["consumer", "tried again", "for", "letters"]
+    assert table[first + 2 : first + 4] == [["shop", "1", "-", "2"], ["total", "1", "-", "2"]]
+    assert re.fullmatch(r"queue \[web\]: 1 waiting( \(oldest: \d+ s\))?", out.splitlines()[-2])
+    found = json.loads(command("status", "--json").out)
+    billing, own = (found["consumers"][name] for name in ("billing", "shop"))
+    assert (own["waiting"], own["waiting_lag_s"], own["dead_letters"]) == (1, 0.0, 2)
+    assert (billing["waiting"], billing["dead_letters"]) == (0, 0)
+    assert (found["queues"]["[web]"]["waiting"], found["backlog"]["waiting"]) == (1, 0)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert re.search(r"\x1b\[31m +2\x1b\[0m", command("status").out)
 
 
 @pytest.fixture

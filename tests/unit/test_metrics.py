@@ -1,6 +1,7 @@
 """What Prometheus gets to see, and that it never stands in a message's way."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -10,7 +11,7 @@ from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key
-from oncely.core.waiting import WaitingMessage
+from oncely.core.waiting import WaitingMessage, queue_named, retries_of
 from oncely.ledger import Ledger
 from oncely.metrics import Metrics
 from oncely.outbox import Relay
@@ -121,7 +122,7 @@ def test_deferred_messages(
 ) -> None:
     """What was sent and refused is counted; of a watched ledger, what waits, and for how long."""
     transport = MemoryTransport(QueueServer(), Limits(max_bytes=3))
-    relay = Relay(watched, transport, tries=1, create_queues=True, metrics=metrics)
+    relay = Relay(watched, transport, tries=1, metrics=metrics, create_queues=True)
     metrics.watch(watched)
     assert value("oncely_deferred_lag_seconds") == 0
     for key, body in zip(KEYS[:3], (b"a", b"b", b"long"), strict=True):
@@ -138,6 +139,31 @@ def test_deferred_messages(
     assert value("oncely_deferred_refused_total", consumer="billing") == 1
 
 
+def test_what_waits(watched: Ledger, metrics: Metrics, clock: ManualClock, value: Value) -> None:
+    """What is tried again, dead letters and queues, each by its name; nothing of who has none."""
+    metrics.watch(watched, records=False)
+
+    def row(queue: str, id_: str, **how: Any) -> WaitingMessage:
+        return WaitingMessage(id_, "", Message(id_), Key("shop", id_), queue=queue, **how)
+
+    shop, letter = retries_of("shop"), {"is_set_aside": True, "reason": "no"}
+    rows = [row(shop, "1"), row(shop, "2", delay_s=100.0), row(shop, "3", **letter)]
+    watched.mailbox.keep(
+        [*rows, row(retries_of("a/b"), "4", **letter), row(queue_named("web"), "5")]
+    )
+    clock.advance(30)
+    gauges = ("oncely_waiting", "oncely_waiting_lag_seconds", "oncely_dead_letters")
+    assert [value(name, consumer="shop") for name in gauges] == [2, 30, 1]
+    assert [value(name, consumer="a/b") for name in gauges] == [0, 0, 1]
+    assert value("oncely_queue_waiting", queue="web") == 1
+    assert value("oncely_queue_lag_seconds", queue="web") == 30
+    assert value("oncely_deferred_waiting") == 0
+    watched.retry_dead([letter.id for letter in watched.dead("shop")])
+    assert [value(name, consumer="shop") for name in gauges] == [3, 30, 0]
+    watched.discard_dead([letter.id for letter in watched.dead()])
+    assert value("oncely_dead_letters", consumer="a/b") is None
+
+
 def test_no_deferred_messages(
     metrics: Metrics, meddling: MeddlingStore, registry: CollectorRegistry
 ) -> None:
@@ -149,7 +175,7 @@ def test_no_deferred_messages(
     metrics.watch(Ledger(Without(meddling.store)))
     shown = {metric.name for metric in registry.collect()}
     assert "oncely_records" in shown
-    assert not shown & {"oncely_deferred_waiting", "oncely_deferred_lag_seconds"}
+    assert not shown & {"oncely_deferred_waiting", "oncely_deferred_lag_seconds", "oncely_waiting"}
 
 
 def test_metrics_never_break_a_relay(
@@ -163,7 +189,8 @@ def test_metrics_never_break_a_relay(
     monkeypatch.setattr("oncely.metrics.Counted", broken)
     deferred = WaitingMessage("1", "out", Message("1"), key)
     ledger.handled(granted(ledger.claim(key)), deferred=[deferred])
-    relay = Relay(ledger, MemoryTransport(QueueServer()), create_queues=True, metrics=metrics)
+    transport = MemoryTransport(QueueServer())
+    relay = Relay(ledger, transport, metrics=metrics, create_queues=True)
     assert relay.send_waiting().sent == 1
 
 

@@ -124,21 +124,31 @@ def _add_looking(commands: Any) -> None:
     list_ = _command(commands, "list", "record_commands:list_records", text)
     _add_filters(list_)
     _add_number(list_, "--limit", "how many at most", 100)
-    text = "which come first, and are shown where there are more (default: oldest)"
-    list_.add_argument("--sort", choices=("oldest", "newest"), default="oldest", help=text)
+    _add_sort(list_)
 
     text = "show all fields of a message's record, of each consumer that has one"
     show = _command(commands, "show", "record_commands:show", text)
     _add_id(show)
     _add_consumer(show)
 
+    text = "list messages that have failed and wait in the ledger to be tried again, and when"
+    waiting = _command(commands, "waiting", "waiting:waiting", text)
+    _add_consumer(waiting)
+    _add_number(waiting, "--limit", "how many at most", 100)
+
 
 def _add_changing(commands: Any) -> None:
-    text = "allow what has failed or is in doubt to run again"
+    text = (
+        "allow what has failed or is in doubt to run again: at once where its message waits in "
+        "the ledger or is a dead letter there, else with its next delivery"
+    )
     reset = _command(commands, "reset", "changes:reset", text)
     _add_changes(reset, ops.RESETTABLE)
 
-    text = "remove records that nobody works on; the next delivery is treated as new"
+    text = (
+        "remove records that nobody works on; the next delivery is treated as new, and so is a "
+        "message that waits in the ledger, which stays there"
+    )
     forget = _command(commands, "forget", "changes:forget", text)
     _add_changes(forget, ops.STATES)
 
@@ -212,25 +222,62 @@ def _add_consume(commands: Any) -> None:
 
 
 def _add_dead(commands: Any) -> None:
-    dead = commands.add_parser("dead", help="look at dead letters, and let them be tried again")
+    text = "look at dead letters, and say what becomes of them"
+    dead = commands.add_parser("dead", help=text, description=f"{text}.")
     actions = dead.add_subparsers(title="actions", required=True, metavar="ACTION")
-    list_ = _plain_command(actions, "list", "dead:list_letters", "list dead letters, oldest first")
-    _add_queue(list_, 100)
-    text = "show dead letters in full"
-    show = _plain_command(actions, "show", "dead:show", text)
-    _add_queue(show, _MANY)
-    show.add_argument("id", metavar="ID", help="of the message")
-    text = (
-        "put dead letters back into their queue, as messages never delivered; "
-        "in a ledger that is named, their tries begin again"
-    )
-    retry = _command(actions, "retry", "dead:retry", text)
-    _add_queue(retry, _MANY)
-    text = "of the message; one that begins with a dash stands after --"
-    retry.add_argument("ids", metavar="ID", nargs="*", help=text)
-    retry.add_argument("--all", action="store_true", help="all of the queue")
-    _add_consumer(retry, "whose records are reset (default: the only one in the ledger)")
+    text = "list dead letters, in the order in which they came"
+    list_ = _command(actions, "list", "dead:list_letters", text)
+    _add_consumer(list_)
+    _add_number(list_, "--limit", "how many at most", 100)
+    _add_sort(list_)
+
+    text = "show a dead letter in full, with headers, body and error; passwords are masked"
+    _add_letter(_command(actions, "show", "dead:show", text))
+
+    text = "let dead letters be handled again, at once, their attempts from zero"
+    retry = _command(actions, "retry", "dead_changes:retry", text)
+    _add_letters(retry)
     _add_note(retry)
+
+    _add_edit(actions)
+
+    text = (
+        "write dead letters to a file, one JSON object a line: whole, as they came, no password "
+        "in them masked; they stay in the ledger"
+    )
+    export = _command(actions, "export", "dead:export", text)
+    _add_consumer(export)
+    export.add_argument("file", metavar="FILE", help="replaced, if it is there; - for stdout")
+
+    text = "remove dead letters for ever; their records stay as they are"
+    discard = _command(actions, "discard", "dead_changes:discard", text)
+    _add_letters(discard)
+    discard.add_argument("--yes", action="store_true", help="do not ask before many are removed")
+    _add_note(discard)
+
+
+def _add_edit(actions: Any) -> None:
+    text = (
+        "let a dead letter be handled again, with other content: what is named here, or the body "
+        "as $EDITOR leaves it"
+    )
+    edit = _command(actions, "edit", "dead_changes:edit", text)
+    _add_letter(edit)
+    edit.add_argument("--body", metavar="FILE", help="has the new body; - for stdin")
+    text = "set one header; may be repeated"
+    edit.add_argument(
+        "--header",
+        metavar="NAME=VALUE",
+        type=values.header,
+        action="append",
+        default=[],
+        help=text,
+    )
+    edit.add_argument("--type", metavar="TYPE", help="the new type")
+    text = "the message id, of one that has none"
+    type_ = partial(values.name, "--id", "id")
+    edit.add_argument("--id", metavar="ID", dest="new_id", type=type_, help=text)
+    _add_note(edit)
 
 
 # ---- Options -----------------------------------------------------------------------------------
@@ -272,10 +319,22 @@ def _add_url(command: ArgumentParser, name: str, example: str, variable: str) ->
     command.add_argument(name, metavar="URL", default=os.environ.get(variable), help=told)
 
 
-def _add_queue(command: ArgumentParser, limit: int) -> None:
-    command.add_argument("queue", metavar="QUEUE", help="in which the messages were received")
-    _add_transport(command)
-    _add_number(command, "--limit", "how many dead letters are looked at", limit)
+def _add_sort(command: ArgumentParser) -> None:
+    text = "which come first, and are shown where there are more (default: oldest)"
+    command.add_argument("--sort", choices=("oldest", "newest"), default="oldest", help=text)
+
+
+def _add_letter(command: ArgumentParser) -> None:
+    text = "the number of a dead letter, as list shows it"
+    command.add_argument("id", metavar="ID", type=values.letter, help=text)
+
+
+def _add_letters(command: ArgumentParser) -> None:
+    text = "the numbers of dead letters, as list shows them"
+    command.add_argument("ids", metavar="ID", nargs="*", help=text)
+    command.add_argument("--all", action="store_true", help="all, or all of --consumer")
+    _add_consumer(command, "with --all: of this consumer only")
+    _add_number(command, "--limit", "with --all: how many at most", _MANY)
 
 
 def _add_filters(command: ArgumentParser, states: Iterable[str] = ops.STATES) -> None:

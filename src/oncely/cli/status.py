@@ -18,10 +18,12 @@ from oncely.cli.ledger_arguments import opened
 from oncely.cli.tables import Cell, consumers_table, loud, put
 from oncely.cli.terminal import span
 from oncely.core.record import State
+from oncely.core.shown import shown
 from oncely.ledger import Ledger
 from oncely.stores.store import Backlog
 
 _COLUMNS = [*(state.word for state in State), "in\ndoubt", "duplicates", "oldest\nprocessing"]
+_WAITING_COLUMNS = ["waits to be\ntried again", "overdue\nfor", "dead\nletters"]
 
 
 def status(parsed: argparse.Namespace) -> int:
@@ -44,7 +46,8 @@ def _watch(parsed: argparse.Namespace, ledger: Ledger) -> None:
         while not stop.is_set():
             found = ops.status(ledger)
             if in_place:
-                live.update(Group(_table(found), "", *_lines(found), _as_of()), refresh=True)
+                tables = [part for table in _tables(found) for part in (table, "")]
+                live.update(Group(*tables, *_lines(found), _as_of()), refresh=True)
             else:
                 _print(parsed, found)
                 print("" if parsed.json else f"{_as_of()}\n\n", end="", flush=True)
@@ -55,7 +58,10 @@ def _print(parsed: argparse.Namespace, found: ops.Status) -> None:
     if parsed.json:
         print(json.dumps(found.as_dict()))
         return
-    put(_table(found))
+    for turn, table in enumerate(_tables(found)):
+        if turn:
+            print()
+        put(table)
     lines = [*_lines(found)]
     if lines:
         print("", *lines, sep="\n")
@@ -65,14 +71,24 @@ def _as_of() -> str:
     return f"as of {time.strftime('%H:%M:%S')}"
 
 
-def _table(found: ops.Status) -> Table:
+def _tables(found: ops.Status) -> Iterator[Table]:
+    """The records; and below them what waits, where anything does."""
     consumers = {name: _cells(summary) for name, summary in found.consumers.items()}
-    return consumers_table(_COLUMNS, consumers, _cells(found.total))
+    yield consumers_table(_COLUMNS, consumers, _cells(found.total))
+    waiting = {
+        name: _waiting_cells(summary)
+        for name, summary in found.consumers.items()
+        if summary.waiting or summary.dead_letters
+    }
+    if waiting:
+        yield consumers_table(_WAITING_COLUMNS, waiting, _waiting_cells(found.total))
 
 
 def _lines(found: ops.Status) -> Iterator[str]:
-    """What stands below the table."""
+    """What stands below the tables."""
     yield from _backlog(found.backlog)
+    for name, backlog in found.queues.items():
+        yield shown(f"queue {name}: {_waiting(backlog)}")
     if found.size_bytes is not None:
         yield f"size {decimal(found.size_bytes)}"
 
@@ -80,9 +96,12 @@ def _lines(found: ops.Status) -> Iterator[str]:
 def _backlog(backlog: Backlog) -> Iterator[str]:
     """What deferred messages wait; nothing where none do."""
     if backlog.waiting or backlog.set_aside:
-        oldest = f" (oldest: {span(backlog.lag_s)})" if backlog.lag_s else ""
-        waiting = f"{backlog.waiting:,} waiting{oldest}"
-        yield f"deferred messages: {waiting}; {backlog.set_aside:,} set aside"
+        yield f"deferred messages: {_waiting(backlog)}; {backlog.set_aside:,} set aside"
+
+
+def _waiting(backlog: Backlog) -> str:
+    oldest = f" (oldest: {span(backlog.lag_s)})" if backlog.lag_s else ""
+    return f"{backlog.waiting:,} waiting{oldest}"
 
 
 def _cells(summary: ops.Summary) -> list[Cell]:
@@ -93,4 +112,12 @@ def _cells(summary: ops.Summary) -> list[Cell]:
         *(loud(f"{count:,}", word if count else "") for word, count in counts.items()),
         f"{summary.duplicates:,}",
         "-" if oldest_s is None else span(oldest_s),
+    ]
+
+
+def _waiting_cells(summary: ops.Summary) -> list[Cell]:
+    return [
+        f"{summary.waiting:,}",
+        span(summary.waiting_lag_s) if summary.waiting_lag_s else "-",
+        loud(f"{summary.dead_letters:,}", "dead" if summary.dead_letters else ""),
     ]

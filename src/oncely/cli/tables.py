@@ -13,7 +13,12 @@ from oncely.core.shown import shown
 
 _ENDLESS = 100_000
 _NARROW = 12
-_LOUD: Mapping[str, str] = {"failed": "red", "exhausted": "red", "in doubt": "yellow"}
+_LOUD: Mapping[str, str] = {
+    "failed": "red",
+    "exhausted": "red",
+    "dead": "red",
+    "in doubt": "yellow",
+}
 
 Cell = str | Text
 
@@ -81,6 +86,11 @@ def loud(text: str, word: str) -> Text:
 def cell(text: str) -> Text:
     """What others have written, as it stands: neither markup nor an escape sequence counts."""
     return Text(shown(text), overflow="fold")
+
+
+def lines(text: str) -> Text:
+    """As `cell`, of what may have several lines."""
+    return Text("\n".join(map(shown, text.split("\n"))), overflow="fold")
 
 
 def cut(text: str) -> Text:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -38,6 +37,11 @@ def queue_named(name: str) -> str:
 def consumer_of(queue: str) -> str | None:
     """Whose retries wait in a queue; None where it is another's."""
     return queue.removeprefix(_RETRIES) if queue.startswith(_RETRIES) else None
+
+
+def name_of_queue(queue: str) -> str | None:
+    """By which programs know it; None where they put nothing there."""
+    return queue.removeprefix(_QUEUES) if queue.startswith(_QUEUES) else None
 
 
 def retry_name(queue: str) -> str:
@@ -101,9 +105,10 @@ class WaitingMessage:
         return digest(self.destination, *parts)
 
     @classmethod
-    def unparented(cls, destination: str, message: Message, delay_s: float = 0.0) -> Self:
-        """What is to be sent, and belongs to no message: one more, whatever its id."""
-        name = f"{random.getrandbits(128):032x}"
+    def unparented(
+        cls, destination: str, message: Message, name: str, delay_s: float = 0.0
+    ) -> Self:
+        """What is to be sent, and belongs to no message: one more under each name."""
         lane = "" if message.key is not None and not delay_s else name
         parent = Key("", message.id)
         return cls(message.id, destination, message, parent, delay_s=delay_s, name=name, lane=lane)

@@ -162,6 +162,11 @@ class LedgerMailbox(Mailbox):
         queue = retries_of("*" if consumer is None else consumer)
         return map(DeadLetter.of, self.listed(queue, limit, is_set_aside=True))
 
+    def dead_numbered(self, ids: Collection[int]) -> Sequence[DeadLetter]:
+        """Those of these dead letters that are still there."""
+        found = self._means._transact(lambda inside: inside.numbered(ids))
+        return [DeadLetter.of(each) for each in _dead_of(found)]
+
     # ---- For operators -------------------------------------------------------------------------
 
     def send_again(self) -> int:

@@ -75,9 +75,10 @@ class Inbox(Calls):
         not before that is over. Raises MessageError and ConfigError for what cannot be sent.
         """
         check_id(destination, "destination", MAX_DESTINATION_LENGTH)
-        message = sent_message(content, f"{random.getrandbits(128):032x}", key)
+        name = f"{random.getrandbits(128):032x}"
+        message = sent_message(content, name, key)
         delay_s = 0.0 if delay is None else seconds(delay, "delay")
-        self._inside.keep([WaitingMessage.unparented(destination, message, delay_s)])
+        self._inside.keep([WaitingMessage.unparented(destination, message, name, delay_s)])
         return message.id
 
     def complete_new(
