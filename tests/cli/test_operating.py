@@ -60,6 +60,7 @@ class Works:
         self.ledger = open_ledger(self.url)
         self.ledger.migrate()
         self.queue = open_transport(f"sqlite:///{folder}/queue.db")
+        self.queue.subscribe("out", [])
         self.started: list[subprocess.Popen[bytes]] = []
 
     def publish(self, *ids: str, type_: str = "") -> None:
@@ -229,11 +230,11 @@ def test_the_log_of_a_relay(works: Works) -> None:
     assert works.relay("--drain", "--transport", queue).wait(60) == 1
     assert [each["event"] for each in works.events] == [
         "relay_started",
-        "deferred_refused",
+        "deferred_set_aside",
         "relay_stopped",
     ]
     assert works.events[1]["message_id"] == "mail-1"
-    assert works.events[-1]["refused"] == 1
+    assert works.events[-1]["set_aside"] == 1
 
 
 # ---- The port ----------------------------------------------------------------------------------

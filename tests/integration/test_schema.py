@@ -133,7 +133,8 @@ def test_takes_over_what_waits(url: str, key: Key, is_cut_off: bool) -> None:
         for place, aside in enumerate(("false", "true", "false")):
             values = (
                 f"'{key.message_id}', '{key.consumer}', 'n{place}', {place}, 'mails', 'm{place}',"
-                f" '', {nothing}, '{{}}', '', '', 'lane', 0, {now}, {now}, {now}, {place}, 'no', {aside}"
+                f" '', {nothing}, '{{}}', '', '', 'lane', 0, {now}, {now}, {now}, {place}, 'no',"
+                f" {aside}"
             )
             _run(url, f"INSERT INTO deferred_messages ({_NAMES}) VALUES ({values});")
         ledger.migrate()

@@ -197,6 +197,8 @@ def _add_relay(commands: Any) -> None:
     _add_number(relay, "--tries", "before a refused message is set aside", 10)
     text = "retry set-aside messages first"
     relay.add_argument("--send-again", action="store_true", help=text)
+    text = "make queues that are missing; else what is for one is set aside"
+    relay.add_argument("--create-queues", action="store_true", help=text)
     _add_running(relay)
 
 

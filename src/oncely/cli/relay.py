@@ -55,6 +55,7 @@ def _followed(parsed: argparse.Namespace, ledger: Ledger, transport: Transport) 
         batch=parsed.batch,
         tries=parsed.tries,
         poll=parsed.poll,
+        create_queues=parsed.create_queues,
         metrics=metrics,
     )
     stop, pulse = StopEvent(), Pulse()

@@ -169,6 +169,8 @@ class Consuming:
             self._give_back()
             self._place.close()
             self._settling.close()
+            if self._sending is not None:
+                self._sending.close(0.0)
             self._transport.close()
         return self.report
 

@@ -16,6 +16,7 @@ _log = logging.getLogger(__name__)
 _AGAIN_S = 1.0
 _LOOK_S = 30.0
 """How often it is looked for what others have left."""
+_FIRST_LOOK_S = 2.0
 _MOST = 100
 
 
@@ -29,7 +30,7 @@ class Sending:
     def __init__(self, relay: Relay, mailbox: LedgerMailbox, consumer: str) -> None:
         self._mailbox = mailbox
         self._consumer = consumer
-        self._look_at = time.monotonic()
+        self._look_at = time.monotonic() + _FIRST_LOOK_S
         self.sent = 0
         """How many messages were sent so far."""
         self._relay = relay

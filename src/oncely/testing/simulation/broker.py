@@ -160,7 +160,7 @@ class FaultyTransport:
                 self._broker.put(self._actor, destination, message)
             self._end(lost)
         if refused:
-            raise PublishRefused(refused)
+            raise PublishRefused(refused, set(refused))
 
     def subscribe(self, queue: str, types: Sequence[str]) -> None:
         pass
