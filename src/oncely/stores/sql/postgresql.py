@@ -1,13 +1,14 @@
 """PostgreSQL through psycopg: each batch is one statement over arrays, and commits by itself."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import closing, contextmanager
+from typing import Any, cast
 
 import psycopg
 from sqlalchemy import ColumnElement, Connection, Select, literal_column, select
 
 from oncely.core.record import Key, Record
+from oncely.core.waiting import digest
 from oncely.stores.sql.batches import MOST_ROWS, split
 from oncely.stores.sql.database import (
     Database,
@@ -16,6 +17,8 @@ from oncely.stores.sql.database import (
     in_transaction,
     raw_cursor,
 )
+from oncely.stores.sql.listening import Listening
+from oncely.stores.sql.looking import Hearing
 from oncely.stores.sql.record_rows import (
     INSERTED,
     SWAPPED,
@@ -78,6 +81,7 @@ class Postgresql(Database):
     position = "strpos"
     always = "to_timestamp(0)"
     skip_locked = "FOR UPDATE OF d SKIP LOCKED"
+    locked = "FOR UPDATE OF d"
     moment = _NOW
 
     @property
@@ -223,6 +227,32 @@ class Postgresql(Database):
     def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
         self._executed(link, self._build_renewal if renews else self._build_keep, kept(rows))
 
+    def tell(self, link: Link) -> None:
+        self.run(link, f"SELECT {self._told}")
+
+    def hearing(self, ring: Callable[[], None]) -> Hearing:
+        return Listening(self._connected, self._channel, ring)
+
+    @contextmanager
+    def _connected(self) -> "Iterator[psycopg.Connection[tuple[Any, ...]]]":
+        """A connection of its own: those of the pool may all be taken."""
+        pool = self._engine.pool.recreate()
+        try:
+            with closing(pool.connect()) as proxied:
+                connection = cast("psycopg.Connection[tuple[Any, ...]]", proxied.driver_connection)
+                connection.autocommit = True
+                yield connection
+        finally:
+            pool.dispose()
+
+    @property
+    def _channel(self) -> str:
+        return f"oncely_{digest(self._tables.waiting.schema or '', self._tables.waiting.name)}"
+
+    @property
+    def _told(self) -> str:
+        return f"pg_notify('{self._channel}', '')"
+
     def later(self, seconds: str) -> str:
         return f"{_NOW} + {seconds}::float8 * interval '1 second'"
 
@@ -312,19 +342,22 @@ class Postgresql(Database):
         return f"FROM {self._rows(varying, constant)}, {self.name} AS t {_THIS}"
 
     def _build_keep(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        return f"{self._kept(varying, constant)} {self.on_conflict(renews=False)}"
+        return self._keeping(varying, constant, renews=False)
 
     def _build_renewal(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        return f"{self._kept(varying, constant)} {self.on_conflict(renews=True)}"
+        return self._keeping(varying, constant, renews=True)
 
-    def _kept(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+    def _keeping(self, varying: tuple[str, ...], constant: tuple[str, ...], *, renews: bool) -> str:
         due_at = "now + delay_s * interval '1 second'"
         columns = ", ".join(WAITING)
+        # Told in the same statement: it costs no exchange of its own.
         return (
-            f"INSERT INTO {self.waiting_name}"
+            f"WITH kept AS (INSERT INTO {self.waiting_name}"
             f" ({columns}, created_at, updated_at, due_at, held_until)"
             f" SELECT {columns}, now, now, {due_at}, CASE WHEN delay_s > 0 THEN {due_at}"
             f" ELSE {self.always} END FROM {self._rows(varying, constant)}"
+            f" {self.on_conflict(renews=renews)} RETURNING id)"
+            f" SELECT {self._told} FROM kept LIMIT 1"
         )
 
 

@@ -13,7 +13,7 @@ from oncely.stores.sql.access import Access
 from oncely.stores.sql.batches import batches
 from oncely.stores.sql.database import Database, Link
 from oncely.stores.sql.record_rows import by_key, parted
-from oncely.stores.store import Change, Loaded
+from oncely.stores.store import Change, Loaded, PutBack
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -120,12 +120,19 @@ class SqlInside(Access[Link]):
         rows.free(self, messages)
         self.has_kept = True
 
+    @guarded
+    def put_back(self, changes: Sequence[PutBack]) -> None:
+        rows.put_back(self, changes)
+        # Some may wait for nothing, and others for them.
+        self.has_kept = True
+
     waiting = guarded(rows.waiting)
     numbered = guarded(rows.numbered)
     lanes = guarded(rows.lanes)
     take = guarded(rows.take)
     remove = guarded(rows.remove)
-    put_back = guarded(rows.put_back)
+    held = guarded(rows.held)
+    remove_held = guarded(rows.remove_held)
 
     forget = guarded(finished.forget)
     steps = guarded(finished.steps)

@@ -1,4 +1,4 @@
-"""The tables of a ledger: records, messages that wait, steps, consumers."""
+"""The tables of a ledger: records, messages that wait, steps, consumers, bindings."""
 
 from typing import NamedTuple
 
@@ -47,6 +47,7 @@ class SqlTables(NamedTuple):
     waiting: Table
     steps: Table
     consumers: Table
+    bindings: Table
 
 
 def tables(name: TableName, dialect: str) -> SqlTables:
@@ -57,6 +58,7 @@ def tables(name: TableName, dialect: str) -> SqlTables:
         _waiting_messages(name, metadata),
         _message_steps(name, metadata),
         _message_consumers(name, metadata),
+        _message_bindings(name, metadata),
     )
 
 
@@ -157,4 +159,16 @@ def _message_consumers(name: TableName, metadata: MetaData) -> Table:
         Column("retention_s", Double),
         # Seconds since 1970: it is compared as it was read, and to the last digit.
         Column("forgotten_until", Double),
+    )
+
+
+def _message_bindings(name: TableName, metadata: MetaData) -> Table:
+    return Table(
+        quoted_name(name.bindings, quote=True),
+        metadata,
+        Column("queue", String(MAX_ID_LENGTH), primary_key=True),
+        # Empty where events come without one, as they do to queues in this database.
+        Column("exchange", String(MAX_ID_LENGTH), primary_key=True),
+        # Which types it takes; empty where it only says that there is such a queue.
+        Column("pattern", String(MAX_ID_LENGTH), primary_key=True),
     )

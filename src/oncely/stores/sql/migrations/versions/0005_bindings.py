@@ -1,0 +1,29 @@
+"""The table of queues, and of which types of events each has subscribed to."""
+
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from alembic import op
+
+if TYPE_CHECKING:
+    from oncely.stores.names import TableName
+    from oncely.stores.sql.migrating import Found
+
+revision = "0005"
+down_revision = "0004"
+
+
+def upgrade(name: "TableName", found: "Found") -> None:
+    """Create the table."""
+    text = sa.String(255, collation=found.collation)
+    op.create_table(
+        name.bindings,
+        sa.Column("queue", text, primary_key=True),
+        sa.Column("exchange", text, primary_key=True),
+        sa.Column("pattern", text, primary_key=True),
+        schema=name.schema,
+        # One that is there was begun by a migration that was killed.
+        if_not_exists=True,
+        mysql_engine="InnoDB",
+        mysql_charset="utf8mb4",
+    )
