@@ -30,7 +30,7 @@ OUT = "out"
 
 _RECORDS = "SELECT message_id, status, attempts FROM processed_messages WHERE provider = %s"
 _UNSENT = "SELECT body FROM deferred_messages WHERE provider = %s"
-_IN_QUEUE = "SELECT body FROM queue_messages WHERE queue = ?"
+_IN_QUEUE = "SELECT body FROM waiting_messages WHERE queue = 'queue/' || ?"
 _DEAD = "SELECT body FROM queue_dead_letters WHERE queue = ?"
 
 _DELAYS = ("", ".delay.10", ".delay.1000", ".delay.longer")

@@ -12,7 +12,7 @@ from oncely import Consumer, Key, Ledger, Message, Record, State
 from oncely.core.errors import TransportError
 from oncely.core.verdicts import SetAside
 from oncely.testing import granted
-from oncely.transports.sql import SqliteTransport
+from oncely.transports.sql import SqlTransport
 from oncely.transports.transport import Transport
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def test_reset_before_it_goes_back(
         raise TransportError("the broker is away")
 
     with monkeypatch.context() as away:
-        away.setattr(SqliteTransport, "retry", crash)
+        away.setattr(SqlTransport, "retry", crash)
         ran = command("dead", "retry", "orders", "a")
     assert (ran.code, ran.out, ran.err) == (1, "", "oncely: the broker is away\n")
     record = at.ledger.find(Key("shop", "a"))

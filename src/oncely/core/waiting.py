@@ -121,13 +121,14 @@ class WaitingMessage:
         """What is put into the queue of that name: one more each, whatever their ids. Of those with
         one ordering key the next waits until the one before is done with.
         """
+        # They belong to no message, and are not looked for by one.
         into, batch = queue_named(queue), uuid4().hex[:_BATCH]
         return [
             cls(
                 id=message.id,
                 destination="",
                 message=message,
-                parent=Key("", message.id),
+                parent=Key("", ""),
                 queue=into,
                 name=(name := f"{batch}{place:0{32 - _BATCH}x}"),
                 lane=name if message.key is None else lane_in(into, message.key),

@@ -304,7 +304,7 @@ class Database(ABC):
     def on_conflict(self, *, renews: bool) -> str:
         """What an insert of such rows does with one that is there."""
         if not renews:
-            return "ON CONFLICT DO NOTHING"
+            return "ON CONFLICT (message_id, provider, name) DO NOTHING"
         names = (*RENEWED, "updated_at", "due_at", "held_until")
         renewed = ", ".join(f"{name} = excluded.{name}" for name in names)
         return f"ON CONFLICT (message_id, provider, name) DO UPDATE SET {renewed}"

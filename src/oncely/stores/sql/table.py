@@ -19,6 +19,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, LONGTEXT
 from sqlalchemy.dialects.postgresql import JSONB
@@ -135,7 +136,9 @@ def _waiting_messages(name: TableName, metadata: MetaData) -> Table:
         UniqueConstraint(c.message_id, c.provider, c.name, name=name.index_of_waiting("name"))
     )
     Index(name.index_of_waiting("free"), c.queue, c.set_aside, c.held_until, c.id)
-    Index(name.index_of_waiting("lane"), c.lane, c.set_aside, c.id)
+    # Those that have a lane to themselves are not looked for by it.
+    shared = {f"{kind}_where": text("lane <> name") for kind in ("postgresql", "sqlite")}
+    Index(name.index_of_waiting("lane"), c.lane, c.set_aside, c.id, **shared)
     return table
 
 

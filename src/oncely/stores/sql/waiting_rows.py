@@ -128,7 +128,8 @@ def _choose(
         f"SELECT {_columns(at)} FROM {name} AS d"
         f" WHERE d.queue = %(queue)s AND d.set_aside = false AND d.held_until {free}{these}"
         f" AND (d.lane = d.name OR (SELECT h.{first} FROM {name} AS h"
-        f" WHERE h.lane = d.lane AND h.set_aside = false ORDER BY h.id LIMIT 1) = d.{first})"
+        f" WHERE h.lane = d.lane AND h.lane <> h.name AND h.set_aside = false"
+        f" ORDER BY h.id LIMIT 1) = d.{first})"
         f" ORDER BY d.id LIMIT {limit:d} {database.skip_locked}"
     )
     return [_message(row) for row in at.run(statement, {"queue": queue}).fetchall()]
@@ -144,7 +145,7 @@ def _first_left(at: Access[Link], chosen: Sequence[WaitingMessage]) -> dict[str,
     found = at.run(
         f"SELECT d.lane, MIN(d.id) FROM {name} AS d"
         f" WHERE d.lane IN (SELECT c.lane FROM {name} AS c WHERE c.id IN ({numbers}))"
-        f" AND d.set_aside = false AND d.id < {max(map(_number, chosen))}"
+        f" AND d.lane <> d.name AND d.set_aside = false AND d.id < {max(map(_number, chosen))}"
         f" AND d.id NOT IN ({numbers}) GROUP BY d.lane",
     )
     return dict(found.fetchall())
@@ -230,7 +231,7 @@ def lanes(at: Access[Link], lanes: Collection[str]) -> set[str]:
         given = ", ".join(f"'{lane}'" for lane in batch)
         statement = (
             f"SELECT DISTINCT lane FROM {at.database.waiting_name}"
-            f" WHERE lane IN ({given}) AND set_aside = false"
+            f" WHERE lane IN ({given}) AND lane <> name AND set_aside = false"
         )
         found |= {lane for [lane] in at.run(statement).fetchall()}
     return found

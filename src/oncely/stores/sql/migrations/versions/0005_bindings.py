@@ -1,4 +1,4 @@
-"""The table of queues, and of which types of events each has subscribed to."""
+"""The table of queues and what they have subscribed to; an index of shared lanes alone."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ down_revision = "0004"
 
 
 def upgrade(name: "TableName", found: "Found") -> None:
-    """Create the table."""
+    """Create the table, and the index anew."""
     text = sa.String(255, collation=found.collation)
     op.create_table(
         name.bindings,
@@ -26,4 +26,16 @@ def upgrade(name: "TableName", found: "Found") -> None:
         if_not_exists=True,
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",
+    )
+    kind = op.get_context().dialect.name
+    if kind == "mysql":
+        return  # It has no indexes of some rows.
+    index = name.index_of_waiting("lane")
+    op.drop_index(index, name.waiting, schema=name.schema, if_exists=True)
+    op.create_index(
+        index,
+        name.waiting,
+        ["lane", "set_aside", "id"],
+        schema=name.schema,
+        **{f"{kind}_where": sa.text("lane <> name")},
     )
