@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
 import procrastinate
@@ -90,7 +91,9 @@ class Procrastinate(Work):
             app.schema_manager.apply_schema()
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[procrastinate.App, "procrastinate.tasks.Task[..., None]"]]:
+    def _opened(
+        self,
+    ) -> Iterator[tuple[procrastinate.App, "procrastinate.tasks.Task[..., Any, Any]"]]:
         app = procrastinate.App(connector=procrastinate.SyncPsycopgConnector(conninfo=self.url))
         with app.open():
             yield app, _task_of(app)
@@ -114,7 +117,7 @@ class Procrastinate(Work):
             await app.run_worker_async(wait=False, concurrency=10, install_signal_handlers=False)
 
 
-def _task_of(app: procrastinate.App) -> "procrastinate.tasks.Task[..., None]":
+def _task_of(app: procrastinate.App) -> "procrastinate.tasks.Task[..., Any, Any]":
     @app.task(name="bench")
     async def nothing(order: int, to: str) -> None:
         pass

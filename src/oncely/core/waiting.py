@@ -117,12 +117,14 @@ class WaitingMessage:
         return cls(message.id, destination, message, parent, delay_s=delay_s, name=name, lane=lane)
 
     @classmethod
-    def queued(cls, queue: str, messages: Sequence[Message]) -> list[Self]:
+    def queued(
+        cls, queue: str, messages: Sequence[Message], names: Sequence[str] | None = None
+    ) -> list[Self]:
         """What is put into the queue of that name: one more each, whatever their ids. Of those with
         one ordering key the next waits until the one before is done with.
         """
+        into, names = queue_named(queue), names or names_for(len(messages))
         # They belong to no message, and are not looked for by one.
-        into, batch = queue_named(queue), uuid4().hex[:_BATCH]
         return [
             cls(
                 id=message.id,
@@ -130,10 +132,10 @@ class WaitingMessage:
                 message=message,
                 parent=Key("", ""),
                 queue=into,
-                name=(name := f"{batch}{place:0{32 - _BATCH}x}"),
+                name=name,
                 lane=name if message.key is None else lane_in(into, message.key),
             )
-            for place, message in enumerate(messages)
+            for name, message in zip(names, messages, strict=True)
         ]
 
     def moved(self, queue: str) -> Self:
@@ -193,6 +195,12 @@ class DeadLetter:
             row.since or 0.0,
             row.last_seen or 0.0,
         )
+
+
+def names_for(count: int) -> list[str]:
+    """Names for so many messages that nothing else has, near to each other in their order."""
+    batch = uuid4().hex[:_BATCH]
+    return [f"{batch}{place:0{32 - _BATCH}x}" for place in range(count)]
 
 
 def lane_in(queue: str, key: str) -> str:

@@ -186,11 +186,18 @@ class SqlTransport:
                 for place, message in enumerate(messages)
                 if place not in refused
             ]
-            rows = [row for queue in queues for row in WaitingMessage.queued(queue, accepted)]
-            if rows:
-                self._store.keep(rows)
+            if accepted:
+                self._put(queues, accepted)
         if refused:
             raise PublishRefused(refused)
+
+    def _put(self, queues: Sequence[str], messages: Sequence[Message]) -> None:
+        if len(queues) == 1:
+            self._store.put(queues[0], messages)
+            return
+        # Into all of them, or none.
+        rows = [row for queue in queues for row in WaitingMessage.queued(queue, messages)]
+        self._store.transaction(lambda inside: inside.keep(rows))
 
     def subscribe(self, queue: str, types: Sequence[str]) -> None:
         with self._calling():

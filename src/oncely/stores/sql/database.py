@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 from sqlalchemy import ColumnElement, Connection, Engine, bindparam, func, literal_column, select
 
 from oncely.core.record import Key, Record
-from oncely.stores.sql.batches import batches
+from oncely.stores.sql.batches import Split, batches
 from oncely.stores.sql.looking import Hearing
 from oncely.stores.sql.record_rows import LOADED, RENEWED, Pair, by_place, record_of
 from oncely.stores.sql.table import SqlTables
@@ -293,6 +293,15 @@ class Database(ABC):
     @abstractmethod
     def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
         """Keep messages, each a row of `WAITING`, as the Inside protocol says."""
+
+    puts: ClassVar[bool] = False
+    """Whether there is a `put`."""
+
+    def put(self, link: Link, rows: Split) -> None:
+        """Keep rows of `WAITING` whose names nothing else has, without a transaction. They may be
+        put twice, where nobody knows whether they were.
+        """
+        raise NotImplementedError
 
     def tell(self, link: Link) -> None:  # noqa: B027 - not all can.
         """Let whoever waits for messages know that some can be taken, when this is committed."""

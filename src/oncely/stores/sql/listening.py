@@ -89,7 +89,7 @@ class Listening:
             readable, _, _ = select.select(those, [], [], _IDLE_S)
             if woken.fileno() in readable:
                 return
-            if readable and [*connection.notifies(timeout=0)]:
+            for _ in connection.notifies(timeout=0):
                 self._ring()
 
 

@@ -1,7 +1,7 @@
 """PostgreSQL through psycopg: each batch is one statement over arrays, and commits by itself."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any, cast
 
 import psycopg
@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Select, literal_column, select
 
 from oncely.core.record import Key, Record
 from oncely.core.waiting import digest
-from oncely.stores.sql.batches import MOST_ROWS, split
+from oncely.stores.sql.batches import MOST_ROWS, Split, split
 from oncely.stores.sql.database import (
     Database,
     Fault,
@@ -80,6 +80,7 @@ class Postgresql(Database):
     clock = "extract(epoch FROM clock_timestamp())::float8"
     position = "strpos"
     always = "to_timestamp(0)"
+    puts = True
     skip_locked = "FOR UPDATE OF d SKIP LOCKED"
     locked = "FOR UPDATE OF d"
     moment = _NOW
@@ -227,6 +228,14 @@ class Postgresql(Database):
     def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
         self._executed(link, self._build_renewal if renews else self._build_keep, kept(rows))
 
+    def put(self, link: Link, rows: Split) -> None:
+        varying, constant = rows
+        statement = self._text(self._build_put, tuple(varying), tuple(constant))
+        values = {**varying, **constant, "now": self.now}
+        # To look for those that are there already would cost a third of the time.
+        with suppress(psycopg.errors.UniqueViolation):
+            raw_cursor(link).execute(statement, values, prepare=True, binary=True)
+
     def tell(self, link: Link) -> None:
         self.run(link, f"SELECT {self._told}")
 
@@ -346,6 +355,19 @@ class Postgresql(Database):
 
     def _build_renewal(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         return self._keeping(varying, constant, renews=True)
+
+    def _build_put(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        columns = (*varying, *constant)
+        arrays = ", ".join(f"%({name})b::{_type(name)}[]" for name in varying)
+        source = f", unnest({arrays}) AS u ({', '.join(varying)})" if varying else ""
+        singles = "".join(f", %({name})b::{_type(name)}" for name in constant)
+        given = "".join(f"{name}, " for name in varying)[:-2] + singles
+        return (
+            f"WITH c AS MATERIALIZED (SELECT {_NOW} AS now, {self._told})"
+            f" INSERT INTO {self.waiting_name}"
+            f" ({', '.join(columns)}, created_at, updated_at, due_at, held_until)"
+            f" SELECT {given.removeprefix(', ')}, c.now, c.now, c.now, {self.always} FROM c{source}"
+        )
 
     def _keeping(self, varying: tuple[str, ...], constant: tuple[str, ...], *, renews: bool) -> str:
         due_at = "now + delay_s * interval '1 second'"

@@ -20,8 +20,9 @@ from oncely.core.errors import (
     StoreUnavailable,
     mask_passwords,
 )
+from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
-from oncely.core.waiting import WaitingMessage
+from oncely.core.waiting import WaitingMessage, names_for, queue_named
 from oncely.stores.names import TableName
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.sql import binding_rows as queues
@@ -30,6 +31,7 @@ from oncely.stores.sql import record_queries as reading
 from oncely.stores.sql import steps
 from oncely.stores.sql import waiting_rows as rows
 from oncely.stores.sql.access import Access
+from oncely.stores.sql.batches import MOST_BYTES, MOST_ROWS
 from oncely.stores.sql.binding_rows import Binding
 from oncely.stores.sql.database import Database, Fault
 from oncely.stores.sql.drivers import is_driver_error
@@ -223,17 +225,19 @@ class SqlStore:
     def wait_for_messages(self, timeout_s: float) -> None:
         self._looking.wait(timeout_s)
 
-    def keep(self, messages: Sequence[WaitingMessage]) -> None:
-        """As Inside says, in a transaction of its own."""
-        is_one = len(messages) == 1 and self._engine.dialect.name != "sqlite"
-        if is_one:
-            # Of one statement, which needs none.
-            self._read(lambda at: rows.keep(at, messages))
-            self.news.tell()
-        else:
-            self.transaction(lambda inside: inside.keep(messages))
-
     # ---- Queues in the database ----------------------------------------------------------------
+
+    def put(self, queue: str, messages: Sequence[Message]) -> None:
+        """Put messages into the queue of that name: all, or none."""
+        names = names_for(len(messages))
+        weight = sum(len(message.body) for message in messages)
+        if self._database.puts and len(messages) <= MOST_ROWS and weight <= MOST_BYTES:
+            # Of one statement, which needs no transaction. Whoever does it again finds them there.
+            self._read(lambda at: rows.put(at, queue_named(queue), messages, names))
+            self.news.tell()
+            return
+        waiting = WaitingMessage.queued(queue, messages, names)
+        self.transaction(lambda inside: inside.keep(waiting))
 
     def bind(self, bindings: Collection[Binding]) -> None:
         """Keep what brings messages into queues; what is there already is no error."""

@@ -137,8 +137,14 @@ def _waiting_messages(name: TableName, metadata: MetaData) -> Table:
     )
     Index(name.index_of_waiting("free"), c.queue, c.set_aside, c.held_until, c.id)
     # Those that have a lane to themselves are not looked for by it.
-    shared = {f"{kind}_where": text("lane <> name") for kind in ("postgresql", "sqlite")}
-    Index(name.index_of_waiting("lane"), c.lane, c.set_aside, c.id, **shared)
+    Index(
+        name.index_of_waiting("lane"),
+        c.lane,
+        c.set_aside,
+        c.id,
+        postgresql_where=text("lane <> name"),
+        sqlite_where=text("lane <> name"),
+    )
     return table
 
 

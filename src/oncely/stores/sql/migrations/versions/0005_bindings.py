@@ -27,8 +27,7 @@ def upgrade(name: "TableName", found: "Found") -> None:
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",
     )
-    kind = op.get_context().dialect.name
-    if kind == "mysql":
+    if op.get_context().dialect.name == "mysql":
         return  # It has no indexes of some rows.
     index = name.index_of_waiting("lane")
     op.drop_index(index, name.waiting, schema=name.schema, if_exists=True)
@@ -37,5 +36,6 @@ def upgrade(name: "TableName", found: "Found") -> None:
         name.waiting,
         ["lane", "set_aside", "id"],
         schema=name.schema,
-        **{f"{kind}_where": sa.text("lane <> name")},
+        postgresql_where=sa.text("lane <> name"),
+        sqlite_where=sa.text("lane <> name"),
     )
