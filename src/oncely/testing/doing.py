@@ -62,9 +62,13 @@ class Doing:
         hold_s: float,
         parents: Sequence[Key] | None = None,
         queue: str = OUTBOX,
+        *,
+        counts: bool = False,
     ) -> Sequence[WaitingMessage]:
         """As Inside does; what is to be sent, unless another queue is named."""
-        return self.store.transaction(lambda inside: inside.take(queue, limit, hold_s, parents))
+        return self.store.transaction(
+            lambda inside: inside.take(queue, limit, hold_s, parents, counts=counts)
+        )
 
     def backlog(self, queue: str = OUTBOX) -> Backlog:
         """What waits in a queue."""

@@ -126,13 +126,19 @@ class SqlInside(Access[Link]):
         # Some may wait for nothing, and others for them.
         self.has_kept = True
 
+    @guarded
+    def remove_held(self, messages: Sequence[WaitingMessage]) -> set[int]:
+        removed = rows.remove_held(self, messages)
+        # What stands behind them can be taken now.
+        self.has_kept = self.has_kept or not all(map(rows.is_alone, messages))
+        return removed
+
     waiting = guarded(rows.waiting)
     numbered = guarded(rows.numbered)
     lanes = guarded(rows.lanes)
     take = guarded(rows.take)
     remove = guarded(rows.remove)
     held = guarded(rows.held)
-    remove_held = guarded(rows.remove_held)
 
     forget = guarded(finished.forget)
     steps = guarded(finished.steps)

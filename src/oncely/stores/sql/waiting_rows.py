@@ -109,7 +109,7 @@ def take(
     among = None if parents is None else _numbers_of(at, parents)
     first = "id" if one_per_lane else "held_until"
     found = [] if among == [] else _choose(at, queue, limit, among, first)
-    first_left = _first_left(at, [each for each in found if not _is_alone(each)])
+    first_left = _first_left(at, [each for each in found if not is_alone(each)])
     taken = [m for m in found if _number(m) < first_left.get(m.lane, _number(m) + 1)]
     if not taken:
         return []
@@ -121,7 +121,7 @@ def take(
     return [replace(each, attempts=each.attempts + 1) for each in taken] if counts else taken
 
 
-def _is_alone(message: WaitingMessage) -> bool:
+def is_alone(message: WaitingMessage) -> bool:
     """Whether nothing else is in its lane: that is called as the message is."""
     return message.lane == message.name
 
@@ -217,6 +217,8 @@ def remove_held(at: Access[Link], messages: Sequence[WaitingMessage]) -> set[int
     """As Inside says."""
     numbers = held(at, messages)
     remove(at, [each for each in messages if _number(each) in numbers])
+    if not all(map(is_alone, messages)):
+        at.database.tell(at.link)
     return numbers
 
 
