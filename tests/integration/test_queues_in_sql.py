@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 
 from oncely import Consumer, Ledger, Message, at_least_once, open_ledger, open_transport
-from oncely.core.errors import Unrecoverable
+from oncely.core.control import Unrecoverable
 from oncely.core.verdicts import Settlement
 from oncely.stores.open_store import open_store
 from oncely.stores.sql import SqlStore, looking
@@ -158,7 +158,7 @@ def test_two_tables(url: str) -> None:
 
 def _of_another_process(url: str) -> Transport:
     # Nothing in this process tells the one of the other.
-    return open_transport(f"{url}?application_name=another")
+    return open_transport(f"{url}{'&' if '?' in url else '?'}application_name=another")
 
 
 def test_told_by_the_server(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
