@@ -173,8 +173,8 @@ def test_told_by_the_server(postgresql_url: str, monkeypatch: pytest.MonkeyPatch
     ):
         waiting = pool.submit(transport.receive, _QUEUE, 1, 2 * _DEADLINE_S)
         _wait_until(lambda: store.news.look_s == 3_600.0)
-        # It looks once more when it begins to hear.
-        time.sleep(0.2)
+        # It looks now and then for a while after it was told, as it is when it begins to hear.
+        time.sleep(0.5)
         other.publish(_QUEUE, [Message("1")])
         [delivery] = waiting.result(_DEADLINE_S)
         assert delivery.message.id == "1"

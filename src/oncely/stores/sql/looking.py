@@ -1,5 +1,6 @@
 """Waiting for messages: this process tells at once; what others keep is looked for, or heard of."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,10 @@ from oncely._util.forking import afresh_in_children
 
 _LOOK_WHILE_HEARING_S = 1.0
 """How often it is looked where the database tells: what is told may be lost."""
+_BUSY_S = 1.0
+"""For how long it is looked as where nothing is told, after something was: of what comes in a burst
+not all is told.
+"""
 
 
 class Bell:
@@ -18,6 +23,8 @@ class Bell:
     def __init__(self) -> None:
         self.rung = 0
         """How often it has."""
+        self.rung_at = -math.inf
+        """`time.monotonic()` when it has last."""
         self.start_afresh()
         afresh_in_children(self)
 
@@ -29,6 +36,7 @@ class Bell:
         """Wake whoever waits."""
         with self._changed:
             self.rung += 1
+            self.rung_at = time.monotonic()
             self._changed.notify_all()
 
     def wait(self, seen: int, timeout_s: float) -> int:
@@ -84,7 +92,8 @@ class News:
     def look_s(self) -> float:
         """After how long whoever waits is to look nevertheless."""
         is_heard = self._hearing is not None and self._hearing.is_heard
-        return _LOOK_WHILE_HEARING_S if is_heard else self._look_s
+        is_quiet = time.monotonic() - self._bell.rung_at > _BUSY_S
+        return _LOOK_WHILE_HEARING_S if is_heard and is_quiet else self._look_s
 
     def tell(self) -> None:
         """Something has come."""

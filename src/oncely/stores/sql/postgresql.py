@@ -1,5 +1,7 @@
 """PostgreSQL through psycopg: each batch is one statement over arrays, and commits by itself."""
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, cast
@@ -55,6 +57,8 @@ size, whether it was analysed or not, also by a plan that was made for a small t
 _LOCK_WAIT_MS = 1500
 """Longer than the server waits before it looks for a deadlock: its victim is to be told that."""
 _HURRIED_WAIT_MS = 20
+_TELL_S = 0.05
+"""How often one process tells others that messages have come, at most."""
 _KEYS = (
     "(SELECT * FROM unnest((SELECT %(message_ids)s::text[]), (SELECT %(providers)s::text[]))"
     f" AS u (message_id, provider) {_FEW}) AS k"
@@ -81,6 +85,7 @@ class Postgresql(Database):
     position = "strpos"
     always = "to_timestamp(0)"
     puts = True
+    _told_at = -math.inf
     skip_locked = "FOR UPDATE OF d SKIP LOCKED"
     locked = "FOR UPDATE OF d"
     moment = _NOW
@@ -226,18 +231,30 @@ class Postgresql(Database):
         return Fault.UNAVAILABLE if is_away else Fault.OTHER
 
     def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
-        self._executed(link, self._build_renewal if renews else self._build_keep, kept(rows))
+        build = self._build_renewal if renews else self._build_keep
+        self._executed(link, build, kept(rows), tells=self._is_to_tell())
 
     def put(self, link: Link, rows: Split) -> None:
         varying, constant = rows
         statement = self._text(self._build_put, tuple(varying), tuple(constant))
-        values = {**varying, **constant, "now": self.now}
+        values = {**varying, **constant, "now": self.now, "tells": self._is_to_tell()}
         # To look for those that are there already would cost a third of the time.
         with suppress(psycopg.errors.UniqueViolation):
             raw_cursor(link).execute(statement, values, prepare=True, binary=True)
 
     def tell(self, link: Link) -> None:
-        self.run(link, f"SELECT {self._told}")
+        if self._is_to_tell():
+            self.run(link, f"SELECT {self._told}", {"tells": True})
+
+    def _is_to_tell(self) -> bool:
+        """Whether it is long enough since it was told last: transactions that tell commit one after
+        another.
+        """
+        now = time.monotonic()
+        if now - self._told_at < _TELL_S:
+            return False
+        self._told_at = now
+        return True
 
     def hearing(self, ring: Callable[[], None]) -> Hearing:
         return Listening(self._connected, self._channel, ring)
@@ -260,7 +277,7 @@ class Postgresql(Database):
 
     @property
     def _told(self) -> str:
-        return f"pg_notify('{self._channel}', '')"
+        return f"CASE WHEN %(tells)s::bool THEN pg_notify('{self._channel}', '') END"
 
     def later(self, seconds: str) -> str:
         return f"{_NOW} + {seconds}::float8 * interval '1 second'"
@@ -288,13 +305,13 @@ class Postgresql(Database):
     # ---- Statements ----------------------------------------------------------------------------
 
     def _executed(
-        self, link: Link, build: _Build, rows: RowValues
+        self, link: Link, build: _Build, rows: RowValues, **more: Any
     ) -> "psycopg.Cursor[tuple[Any, ...]]":
         """A cursor that has executed the statement for these rows."""
         varying, constant = split(rows)
         statement = self._text(build, tuple(varying), tuple(constant))
         cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
-        values = {**varying, **constant, "now": self.now}
+        values = {**varying, **constant, "now": self.now, **more}
         cursor.execute(statement, values, prepare=True, binary=True)
         return cursor
 
