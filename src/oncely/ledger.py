@@ -103,6 +103,11 @@ class Ledger(Calls):
         return self._store.has_transactions
 
     @property
+    def place(self) -> object:
+        """Where its tables are, as Store says."""
+        return self._store.place
+
+    @property
     def mailbox(self) -> LedgerMailbox:
         """The messages that wait, for whoever sends them."""
         return LedgerMailbox(self, self._store)

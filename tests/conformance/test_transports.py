@@ -20,10 +20,13 @@ from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.verdicts import Ack, Refuse, Requeue
 from oncely.ledger import open_ledger
+from oncely.stores.sql import SqlStore
+from oncely.stores.sql.engines import sqlite_engine
+from oncely.stores.store import Clock
 from oncely.testing import ManualClock, TransportConformance, granted
 from oncely.transports.memory_transport import MemoryTransport, QueueServer
 from oncely.transports.open_transport import open_transport
-from oncely.transports.sql import SqliteTransport
+from oncely.transports.sql import SqlTransport
 from oncely.transports.transport import Delivery, Transport
 
 _DEADLINE_S = 30.0
@@ -31,6 +34,7 @@ _KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "3"))
 _QUEUE = "orders"
 
 Connect = Callable[[], Transport]
+OpenSql = Callable[..., SqlStore]
 
 
 class TestMemoryTransport(TransportConformance):
@@ -42,15 +46,37 @@ class TestMemoryTransport(TransportConformance):
         return lambda: MemoryTransport(server)
 
 
-class TestSqliteTransport(TransportConformance):
-    """The suite on SqliteTransport."""
+class TestSqlTransportOnSqlite(TransportConformance):
+    """The suite on SqlTransport, in a file."""
 
     @pytest.fixture
     def connect(self, clock: ManualClock, tmp_path: Path) -> Iterator[Connect]:
         with ExitStack() as opened:
             yield lambda: opened.enter_context(
-                closing(SqliteTransport(tmp_path / "queue.db", clock=clock))
+                closing(SqlTransport(_file_store(tmp_path / "queue.db", clock)))
             )
+
+
+class TestSqlTransportOnPostgresql(TransportConformance):
+    """The suite on SqlTransport, on a PostgreSQL server."""
+
+    @pytest.fixture
+    def connect(
+        self, clock: ManualClock, postgresql_url: str, open_sql: OpenSql
+    ) -> Iterator[Connect]:
+        with ExitStack() as opened:
+            yield lambda: opened.enter_context(
+                closing(SqlTransport(open_sql(postgresql_url, clock)))
+            )
+
+
+class TestSqlTransportOnMariaDb(TransportConformance):
+    """The suite on SqlTransport, on a MariaDB server."""
+
+    @pytest.fixture
+    def connect(self, clock: ManualClock, mysql_url: str, open_sql: OpenSql) -> Iterator[Connect]:
+        with ExitStack() as opened:
+            yield lambda: opened.enter_context(closing(SqlTransport(open_sql(mysql_url, clock))))
 
 
 class SleepingClock:
@@ -144,7 +170,11 @@ def _ids(deliveries: Sequence[Delivery]) -> list[str]:
         ("memory://q?visibility=0s", 'visibility: .*write "60s"'),
         ("memory://q?max_bytes=1k", "max_bytes: '1k' is no whole number"),
         ("memory://q?max_bytes=0", "max_bytes: '0' is no whole number"),
-        ("sqlite:///queue.db?colour=blue", "'colour' is none of visibility, max_bytes"),
+        ("sqlite:///queue.db?colour=blue", "'colour' is none of visibility, max_bytes, table"),
+        ("sqlite:///queue.db?schema=shop", "schema: 'shop': only PostgreSQL"),
+        ("postgresql://user:secret@localhost", "transport: .* names no database"),
+        ("postgresql://u:secret@localhost/db?visibility=0s", 'visibility: .*write "60s"'),
+        ("mysql://u:secret@localhost/db?table=a-b", "table: 'a-b' is no name for a table"),
     ],
 )
 def test_wrong_url(url: str, said: str) -> None:
@@ -197,8 +227,9 @@ def test_old_places(each: Transport) -> None:
 
 def test_late_settles_are_logged(each: Transport, caplog: pytest.LogCaptureFixture) -> None:
     """A settle that comes too late leaves a line in the log; one in time leaves none."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "oncely")
     _publish(each, 1)
+    caplog.clear()
     [delivery] = each.receive(_QUEUE, 1, 0)
     each.settle([(delivery, Ack())])
     assert caplog.messages == []
@@ -422,4 +453,8 @@ def _told(output: str, what: str) -> list[str]:
 
 
 def _an_hour_later(folder: Path) -> Transport:
-    return SqliteTransport(folder / "queue.db", clock=lambda: time.time() + 3_600)
+    return SqlTransport(_file_store(folder / "queue.db", lambda: time.time() + 3_600))
+
+
+def _file_store(file: Path, clock: Clock) -> SqlStore:
+    return SqlStore(sqlite_engine(file), clock=clock)

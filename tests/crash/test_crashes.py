@@ -23,7 +23,7 @@ from tests.crash.program import Order
 from oncely.core.message import Message
 from oncely.core.record import State
 from oncely.ledger import Ledger, open_ledger
-from oncely.transports.sql import SqliteTransport
+from oncely.transports.open_transport import open_transport
 
 MESSAGES = 2
 """In each round."""
@@ -184,7 +184,7 @@ class Rounds:
         number = next(self._numbers)
         published = [f"{number}-{n}" for n in range(messages)]
         queue = self._folder / f"queue{number}.db"
-        with closing(SqliteTransport(queue)) as transport:
+        with closing(open_transport(f"sqlite:///{queue}")) as transport:
             transport.publish("in", [Message(message_id, b"{}") for message_id in published])
         log = self._folder / f"effects{number}.jsonl"
         return Order("both", mode, self._url, str(queue), str(log)), published

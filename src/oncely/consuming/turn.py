@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from oncely.core.waiting import WaitingMessage
+from oncely.core.waiting import QueuedRow, WaitingMessage
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.transports.transport import Delivery
 
@@ -28,6 +28,7 @@ class DeliveryTurn(Turn):
         self.message = message
         self.deliveries = delivery.count
         self.taken = delivery.tag if isinstance(delivery.tag, WaitingMessage) else None
+        self.queued = delivery.tag if isinstance(delivery.tag, QueuedRow) else None
 
     def start_over(self) -> None:
         """As Turn says."""

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
+from uuid import uuid4
 
 from oncely.core.errors import MessageError
 from oncely.core.message import Message
@@ -16,6 +18,8 @@ MAX_QUEUE_LENGTH = 240
 
 OUTBOX = "send"
 """The queue of what is to be sent; a relay takes it."""
+_BATCH = 24
+"""Letters of a name that say with which others it was put in; the rest are its place."""
 _RETRIES = "retry/"
 _QUEUES = "queue/"
 
@@ -32,6 +36,11 @@ def queue_named(name: str) -> str:
     if len(name) > MAX_QUEUE_LENGTH:
         raise MessageError(f"queue: a name of {len(name)} characters is over {MAX_QUEUE_LENGTH}")
     return f"{_QUEUES}{name}"
+
+
+def name_of(queue: str) -> str:
+    """The name of a queue into which programs put messages."""
+    return queue.removeprefix(_QUEUES)
 
 
 def consumer_of(queue: str) -> str | None:
@@ -113,10 +122,48 @@ class WaitingMessage:
         parent = Key("", message.id)
         return cls(message.id, destination, message, parent, delay_s=delay_s, name=name, lane=lane)
 
+    @classmethod
+    def queued(
+        cls, queue: str, messages: Sequence[Message], names: Sequence[str] | None = None
+    ) -> list[Self]:
+        """What is put into the queue of that name: one more each, whatever their ids. Of those with
+        one ordering key the next waits until the one before is done with.
+        """
+        into, names = queue_named(queue), names or names_for(len(messages))
+        # They belong to no message, and are not looked for by one.
+        return [
+            cls(
+                id=message.id,
+                destination="",
+                message=message,
+                parent=Key("", ""),
+                queue=into,
+                name=name,
+                lane=name if message.key is None else lane_in(into, message.key),
+            )
+            for name, message in zip(names, messages, strict=True)
+        ]
+
+    def moved(self, queue: str) -> Self:
+        """The same as it stands in another queue."""
+        into, key = queue_named(queue), self.message.key
+        return replace(self, queue=into, lane=self.name if key is None else lane_in(into, key))
+
     @property
     def key(self) -> Key:
         """What the ledger knows it by, of one that is tried again or set aside."""
         return self.parent
+
+
+@dataclass(slots=True, eq=False)
+class QueuedRow:
+    """A message as it was taken from a queue in a database, for whoever is to end it there."""
+
+    row: WaitingMessage
+    place: object
+    """As `Store.place` has it."""
+    is_over: bool = False
+    """Whether it was removed with the end of its record."""
 
 
 DeferredMessage = WaitingMessage
@@ -154,6 +201,17 @@ class DeadLetter:
             row.since or 0.0,
             row.last_seen or 0.0,
         )
+
+
+def names_for(count: int) -> list[str]:
+    """Names for so many messages that nothing else has, near to each other in their order."""
+    batch = uuid4().hex[:_BATCH]
+    return [f"{batch}{place:0{32 - _BATCH}x}" for place in range(count)]
+
+
+def lane_in(queue: str, key: str) -> str:
+    """That of the messages of one ordering key in a queue."""
+    return digest(queue, "key", key)
 
 
 def deferred_id(parent: Key, position: int) -> str:

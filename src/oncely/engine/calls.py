@@ -143,7 +143,7 @@ class Calls(SettlingMeans):
         does; a claim that is not the newest is answered by Fenced, and nothing goes with it.
         """
         all_ = [*writes]
-        if not any(write.kept or write.is_over for write in all_):
+        if not any(write.kept or write.is_over or write.removed for write in all_):
             return self._write(write.command for write in all_)
 
         def work(inside: Inside) -> list[WriteOutcome]:
@@ -153,6 +153,10 @@ class Calls(SettlingMeans):
             pairs = zip(all_, outcomes, strict=True)
             done = [w for w, o in pairs if isinstance(o, Written) and not o.is_repeated]
             _keep_all(inside, done)
+            pairs = zip(all_, outcomes, strict=True)
+            removed = [row for w, o in pairs if isinstance(o, Written) for row in w.removed]
+            if removed:
+                inside.remove_held(removed)
             return cast(list[WriteOutcome], outcomes)
 
         return self._transact(work)

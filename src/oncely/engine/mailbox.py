@@ -51,10 +51,20 @@ class Mailbox:
         if messages:
             self._means._transact(lambda inside: inside.keep(messages))
 
-    def keep_anew(self, messages: Sequence[WaitingMessage]) -> None:
-        """Keep these; what is there already, and is not to be sent, waits anew."""
-        if messages:
-            self._means._transact(lambda inside: keep_anew(inside, messages))
+    def keep_anew(
+        self, messages: Sequence[WaitingMessage], removed: Sequence[WaitingMessage] = ()
+    ) -> None:
+        """Keep these; what is there already, and is not to be sent, waits anew. With them, those
+        `removed` that are held still are done with in their queues.
+        """
+
+        def work(inside: Inside) -> None:
+            keep_anew(inside, messages)
+            if removed:
+                inside.remove_held(removed)
+
+        if messages or removed:
+            self._means._transact(work)
 
     def lanes(self, lanes: Collection[str]) -> set[str]:
         """Those of these lanes in which any wait that are not set aside."""

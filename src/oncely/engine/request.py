@@ -48,6 +48,8 @@ class Write(NamedTuple):
     kept: Sequence[WaitingMessage] = ()
     is_over: bool = False
     """Whether what waits to try the message again is to wait no more."""
+    removed: Sequence[WaitingMessage] = ()
+    """What is done with in a queue of the same database, if it is held still."""
 
 
 class Request(NamedTuple):

@@ -15,6 +15,7 @@ from oncely.core.commands import ClaimOutcome, Outcome
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError
 from oncely.core.ids import check_id, check_ids
+from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, check_key
 from oncely.core.rules import completed, decide
@@ -109,6 +110,14 @@ class Inbox(Calls):
         believed = [each._replace(believed=found.get(each.key)) for each in requests]
         return cast(list[ClaimOutcome], self._settle(believed))
 
+    def put(self, queue: str, messages: Sequence[Message]) -> None:
+        """Put messages into the queue of that name in this database: whoever consumes it gets them
+        once the transaction is committed. Raises MessageError for what is no message.
+        """
+        for message in messages:
+            check_message(message)
+        self._inside.keep(WaitingMessage.queued(queue, messages))
+
     def find(self, key: Key) -> Record | None:
         """The record of `key`, if there is one, as the transaction sees it."""
         return self._inside.look([check_key(key)]).get(key)
@@ -132,6 +141,10 @@ class AsyncInbox(AsyncCalls):
         """As the Inbox does."""
         send = partial(self._inbox.send, destination, content, key=key, delay=delay)
         return await self.run(send)
+
+    async def put(self, queue: str, messages: Sequence[Message]) -> None:
+        """As Inbox does."""
+        await self.run(self._inbox.put, queue, messages)
 
     @property
     def blocking(self) -> None:

@@ -51,6 +51,7 @@ from oncely.core.rules import (
     recorded,
 )
 from oncely.core.verdicts import Delay, Ending, Phase, Told
+from oncely.core.waiting import WaitingMessage
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.request import Request, Write, json_value, to_claim, to_write
 from oncely.ledger import Ledger
@@ -335,12 +336,15 @@ class Handling:
         try:
             # What waits for its next try already goes on doing so.
             await calls.run(calls.mailbox.keep, [row for row in rows if not row.is_set_aside])
-            await calls.run(calls.mailbox.keep_anew, [row for row in rows if row.is_set_aside])
+            dead = [row for row in rows if row.is_set_aside]
+            await calls.run(calls.mailbox.keep_anew, dead, self._rows_in_queue(turns))
         except StoreError as error:
             _log.warning("keeping_failed", exc_info=error, extra={"consumer": self.consumer})
             for turn in turns:
                 turn.ending = after_refusal(error)
             return False
+        for turn in turns:
+            self._note_gone(turn)
         return True
 
     async def end_joined(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
@@ -493,6 +497,8 @@ class Handling:
             if isinstance(outcome, Fenced):
                 turn.refusal = FencedError("another worker has taken the message over")
                 turn.ending = after_refusal(turn.refusal)
+            else:
+                self.note_removed(turn)
         return left
 
     def _give_up(self, turns: Sequence[Turn], error: StoreError) -> None:
@@ -510,8 +516,41 @@ class Handling:
         requests = [to_write(self._command(turn, claim)) for turn, claim in pairs]
         return cast(list[WriteOutcome | Exception], await calls.settle_each(requests))
 
+    # ---- What was taken from a queue in the same database ----------------------------------------
+
+    def note_removed(self, turn: Turn) -> None:
+        """The end of this turn is stored: where it was taken from a queue in the ledger's database,
+        it is gone from there by the same commit.
+        """
+        if self._is_removed(turn):
+            self._note_gone(turn)
+
+    def _is_removed(self, turn: Turn) -> bool:
+        """Whether the end of this turn is the end of what is in the queue."""
+        if turn.queued is None or turn.ending is None:
+            return False
+        told = turn.ending.told
+        return told is Told.COMPLETED or (
+            self.keeping is not None and told in (Told.FAILED, Told.EXHAUSTED)
+        )
+
+    def _rows_in_queue(self, turns: Sequence[Turn]) -> list[WaitingMessage]:
+        """What these were taken from, as far as it is in the ledger's database."""
+        queued = [turn.queued for turn in turns if turn.queued is not None]
+        return [each.row for each in queued if each.place == self.ledger.place]
+
+    def _note_gone(self, turn: Turn) -> None:
+        if turn.queued is not None and self._rows_in_queue([turn]):
+            turn.queued.is_over = True
+
+    # ---- What goes with an end -------------------------------------------------------------------
+
     def _keeps_any(self, turn: Turn) -> bool:
-        """Whether something goes into the mailbox, or out of it, with the end of this turn."""
+        """Whether something goes into the mailbox or a queue, or out of it, with the end of this
+        turn.
+        """
+        if self._is_removed(turn) and self._rows_in_queue([turn]):
+            return True
         held = _held_by(turn)
         if _is_completed(turn):
             # Also one that was brought once more may wait, from an earlier attempt.
@@ -526,7 +565,11 @@ class Handling:
         return await calls.write_all(writes)
 
     def _whole_end(self, turn: Turn, claim: Claim) -> Write:
-        """What is said of a turn's end, and what is kept with it."""
+        """What is said of a turn's end, and what is kept and removed with it."""
+        removed = self._rows_in_queue([turn]) if self._is_removed(turn) else ()
+        return self._end_with(turn, claim)._replace(removed=removed)
+
+    def _end_with(self, turn: Turn, claim: Claim) -> Write:
         if not _is_completed(turn):
             kept = () if self.keeping is None else self.keeping.rows_of(turn)
             return Write(self._command(turn, claim), kept)

@@ -162,13 +162,15 @@ class MemoryTables:
         parents: Collection[Key] | None = None,
         *,
         one_per_lane: bool = False,
+        counts: bool = False,
     ) -> Sequence[WaitingMessage]:
         now = self.clock()
         taken: list[WaitingMessage] = []
         rows = self._open(queue, now, parents, one_per_lane=one_per_lane)
         for row in islice(rows, limit):
-            taken.append(row.message)
-            self._renew(row._replace(held_until=now + hold_s))
+            message = replace(row.message, attempts=row.message.attempts + counts)
+            taken.append(message)
+            self._renew(_Waiting(message, held_until=now + hold_s))
         return taken
 
     def some_can_be_sent(self) -> bool:
@@ -200,6 +202,16 @@ class MemoryTables:
         for message in messages:
             self._take_out(self._waiting, message.number)
 
+    def held(self, messages: Sequence[WaitingMessage]) -> set[int]:
+        rows = ((self._waiting.get(message.number or 0), message) for message in messages)
+        return {row.message.number or 0 for row, message in rows if row and _is_held(row, message)}
+
+    def remove_held(self, messages: Sequence[WaitingMessage]) -> set[int]:
+        held = self.held(messages)
+        for number in held:
+            self._take_out(self._waiting, number)
+        return held
+
     def put_back(self, changes: Sequence[PutBack]) -> None:
         now = self.clock()
         for message, error, retry_s, is_try in changes:
@@ -223,8 +235,9 @@ class MemoryTables:
         for message in messages:
             row = self._waiting.get(message.number or 0)
             if row is not None:
-                freed = replace(row.message, id=message.id, message=message.message, attempts=0)
-                self._renew(_Waiting(replace(freed, is_set_aside=False, last_seen=now, due=now)))
+                there = replace(row.message, queue=message.queue, lane=message.lane, attempts=0)
+                freed = replace(there, id=message.id, message=message.message, is_set_aside=False)
+                self._renew(_Waiting(replace(freed, last_seen=now, due=now)))
         self.on_kept()
 
     def backlogs(self) -> Mapping[str, Backlog]:
@@ -296,6 +309,12 @@ class MemoryTables:
 
 def _told_by(message: WaitingMessage) -> tuple[Key, str]:
     return message.parent, message.name
+
+
+def _is_held(row: _Waiting, as_taken: WaitingMessage) -> bool:
+    now = row.message
+    is_same = (now.queue, now.attempts) == (as_taken.queue, as_taken.attempts)
+    return is_same and row.held_until > 0.0 and not now.is_set_aside
 
 
 def _is_of(queue: str, asked: str) -> bool:

@@ -40,6 +40,11 @@ class TableName(NamedTuple):
         return self._beside("message_consumers", "consumers")
 
     @property
+    def bindings(self) -> str:
+        """The table of queues, and of what each has subscribed to."""
+        return self._beside("message_bindings", "bindings")
+
+    @property
     def version_table(self) -> str:
         """The table that tells which migrations this one has seen."""
         # Alembic names its primary key with four bytes more.

@@ -223,10 +223,12 @@ class Inside(Records, Protocol):
         parents: Collection[Key] | None = None,
         *,
         one_per_lane: bool = False,
+        counts: bool = False,
     ) -> Sequence[WaitingMessage]:
         """At most `limit` of a queue that can be taken now, in their order; nobody else is given
         them for `hold_s`. Of these `parents` alone, where any are named; and `one_per_lane`, for
-        whom the next is to wait until the one before is removed.
+        whom the next is to wait until the one before is removed. Where it `counts`, that they are
+        taken is one more attempt, which those that are returned have.
 
         None whose delay is not over, none that is held or set aside, and none behind another of
         its lane that is held, has to wait, or is of a parent that is not named.
@@ -235,12 +237,21 @@ class Inside(Records, Protocol):
     def remove(self, messages: Sequence[WaitingMessage]) -> None:
         """These wait no more. What is gone already is no error."""
 
+    def held(self, messages: Sequence[WaitingMessage]) -> set[int]:
+        """The numbers of those that are held since they were taken so: nobody has let go of them,
+        or was given them since. Of what was taken with a count. Nobody is, before the transaction
+        ends.
+        """
+
+    def remove_held(self, messages: Sequence[WaitingMessage]) -> set[int]:
+        """Those of these that are `held` wait no more; their numbers."""
+
     def put_back(self, changes: Sequence[PutBack]) -> None:
         """These go on waiting; what is gone is no error."""
 
     def free(self, messages: Sequence[WaitingMessage]) -> None:
-        """These can be taken at once, with no attempt counted, and with the content that they have
-        here.
+        """These can be taken at once, with no attempt counted, from the queue, in the lane and with
+        the content that they have here.
         """
 
     # ---- Steps ---------------------------------------------------------------------------------
@@ -283,6 +294,13 @@ class Store(Records, Protocol):
     @property
     def has_transactions(self) -> bool:
         """Whether `transaction` works, and with it waiting messages and steps."""
+
+    @property
+    def place(self) -> object:
+        """Where its tables are: two stores whose places are equal work on the same ones, so that a
+        transaction of one can do what is asked of the other.
+        """
+        return self
 
     def transaction(self, work: Callable[[Inside], T]) -> T:
         """What `work` returns, once all that it did is stored.

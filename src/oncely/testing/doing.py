@@ -64,10 +64,12 @@ class Doing:
         queue: str = OUTBOX,
         *,
         one_per_lane: bool = False,
+        counts: bool = False,
     ) -> Sequence[WaitingMessage]:
         """As Inside does; what is to be sent, unless another queue is named."""
+        how = {"one_per_lane": one_per_lane, "counts": counts}
         return self.store.transaction(
-            lambda inside: inside.take(queue, limit, hold_s, parents, one_per_lane=one_per_lane)
+            lambda inside: inside.take(queue, limit, hold_s, parents, **how)
         )
 
     def backlog(self, queue: str = OUTBOX) -> Backlog:

@@ -391,6 +391,46 @@ class WaitingConformance:
         assert ids_of(doing.numbered(numbers)) == ["b"]
         assert doing.numbered([]) == []
 
+    # ---- What was taken with a count -----------------------------------------------------------
+
+    def test_take_counts(self, doing: Doing, clock: AdvancingClock) -> None:
+        """Where that is asked, each taking is one more attempt, which what is taken has."""
+        doing.keep([deferred("1")])
+        for attempts in (1, 2, 3):
+            [taken] = doing.take(9, HOLD_S, counts=True)
+            [found] = doing.waiting([PARENT])
+            assert taken.attempts == found.attempts == attempts
+            clock.advance(HOLD_S)
+        [taken] = doing.take(9, HOLD_S)
+        assert taken.attempts == 3
+
+    def test_held(self, doing: Doing, clock: AdvancingClock) -> None:
+        """Held is what nobody has let go of, or was given since."""
+        doing.keep([deferred("1")])
+        [first] = doing.take(9, HOLD_S, counts=True)
+        assert doing.held([first]) == {first.number}
+        doing.put_back([PutBack(first, None, 0, is_try=False)])
+        assert doing.held([first]) == set()
+        [second] = doing.take(9, HOLD_S, counts=True)
+        assert doing.held([first, second]) == {second.number}
+        clock.advance(HOLD_S)
+        [third] = doing.take(9, HOLD_S, counts=True)
+        assert doing.remove_held([second]) == set()
+        assert doing.remove_held([second, third]) == {third.number}
+        assert doing.held([third]) == doing.remove_held([third]) == set()
+        assert doing.waiting([PARENT]) == []
+
+    def test_moved_is_not_held(self, doing: Doing) -> None:
+        """What was moved to another queue is taken there, and held by nobody who took it before."""
+        doing.keep([deferred("1", key="k"), deferred("2", key="k", position=1)])
+        [first] = doing.take(1, HOLD_S, counts=True)
+        doing.free([replace(first, queue="queue/dead", lane=first.name)])
+        assert ids_of(doing.take(9, HOLD_S)) == ["2"]
+        [moved] = doing.take(9, HOLD_S, queue="queue/dead", counts=True)
+        assert (moved.id, moved.attempts) == ("1", 1)
+        assert doing.remove_held([first]) == set()
+        assert doing.remove_held([moved]) == {moved.number}
+
     # ---- Waiting -------------------------------------------------------------------------------
 
     def test_wait_is_ended_by_deferring(self, doing: Doing) -> None:

@@ -103,6 +103,7 @@ class Mysql(Database):
     always = "'1970-01-01'"
     insert_absent = "INSERT IGNORE INTO {}"
     skip_locked = "FOR UPDATE SKIP LOCKED"
+    locked = "FOR UPDATE"
 
     @cached_property
     def _insertion_text(self) -> Callable[[tuple[str, ...], int], str]:

@@ -13,7 +13,7 @@ from oncely.stores.sql.access import Access
 from oncely.stores.sql.batches import batches
 from oncely.stores.sql.database import Database, Link
 from oncely.stores.sql.record_rows import by_key, parted
-from oncely.stores.store import Change, Loaded
+from oncely.stores.store import Change, Loaded, PutBack
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -120,12 +120,25 @@ class SqlInside(Access[Link]):
         rows.free(self, messages)
         self.has_kept = True
 
+    @guarded
+    def put_back(self, changes: Sequence[PutBack]) -> None:
+        rows.put_back(self, changes)
+        # Some may wait for nothing, and others for them.
+        self.has_kept = True
+
+    @guarded
+    def remove_held(self, messages: Sequence[WaitingMessage]) -> set[int]:
+        removed = rows.remove_held(self, messages)
+        # What stands behind them can be taken now.
+        self.has_kept = self.has_kept or not all(map(rows.is_alone, messages))
+        return removed
+
     waiting = guarded(rows.waiting)
     numbered = guarded(rows.numbered)
     lanes = guarded(rows.lanes)
     take = guarded(rows.take)
     remove = guarded(rows.remove)
-    put_back = guarded(rows.put_back)
+    held = guarded(rows.held)
 
     forget_steps = guarded(finished.forget_steps)
     steps = guarded(finished.steps)

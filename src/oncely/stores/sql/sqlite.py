@@ -47,6 +47,8 @@ class Sqlite(Database):
     position = "instr"
     always = "0.0"
     skip_locked = ""
+    locked = ""
+    look_s = 0.02
 
     def __init__(
         self, engine: Engine, tables: SqlTables, clock: Clock | None, **kind: bool

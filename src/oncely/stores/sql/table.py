@@ -1,4 +1,4 @@
-"""The tables of a ledger: records, messages that wait, steps, consumers."""
+"""The tables of a ledger: records, messages that wait, steps, consumers, bindings."""
 
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, LONGTEXT
 from sqlalchemy.dialects.postgresql import JSONB
@@ -47,6 +48,7 @@ class SqlTables(NamedTuple):
     waiting: Table
     steps: Table
     consumers: Table
+    bindings: Table
 
 
 def tables(name: TableName, dialect: str) -> SqlTables:
@@ -57,6 +59,7 @@ def tables(name: TableName, dialect: str) -> SqlTables:
         _waiting_messages(name, metadata),
         _message_steps(name, metadata),
         _message_consumers(name, metadata),
+        _message_bindings(name, metadata),
     )
 
 
@@ -133,7 +136,15 @@ def _waiting_messages(name: TableName, metadata: MetaData) -> Table:
         UniqueConstraint(c.message_id, c.provider, c.name, name=name.index_of_waiting("name"))
     )
     Index(name.index_of_waiting("free"), c.queue, c.set_aside, c.held_until, c.id)
-    Index(name.index_of_waiting("lane"), c.lane, c.set_aside, c.id)
+    # Those that have a lane to themselves are not looked for by it.
+    Index(
+        name.index_of_waiting("lane"),
+        c.lane,
+        c.set_aside,
+        c.id,
+        postgresql_where=text("lane <> name"),
+        sqlite_where=text("lane <> name"),
+    )
     return table
 
 
@@ -157,4 +168,16 @@ def _message_consumers(name: TableName, metadata: MetaData) -> Table:
         Column("retention_s", Double),
         # Seconds since 1970: it is compared as it was read, and to the last digit.
         Column("forgotten_until", Double),
+    )
+
+
+def _message_bindings(name: TableName, metadata: MetaData) -> Table:
+    return Table(
+        quoted_name(name.bindings, quote=True),
+        metadata,
+        Column("queue", String(MAX_ID_LENGTH), primary_key=True),
+        # Empty where events come without one, as they do to queues in this database.
+        Column("exchange", String(MAX_ID_LENGTH), primary_key=True),
+        # Which types it takes; empty where it only says that there is such a queue.
+        Column("pattern", String(MAX_ID_LENGTH), primary_key=True),
     )

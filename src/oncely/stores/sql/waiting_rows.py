@@ -11,9 +11,9 @@ from typing import Any
 
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.waiting import WaitingMessage
+from oncely.core.waiting import WaitingMessage, lane_in
 from oncely.stores.sql.access import Access
-from oncely.stores.sql.batches import batches
+from oncely.stores.sql.batches import Split, batches, split_columns
 from oncely.stores.sql.database import Link
 from oncely.stores.sql.record_rows import by_place
 from oncely.stores.store import Backlog, Listing, PutBack
@@ -28,6 +28,15 @@ _CONTENT = (
     "content_type",
     "ordering_key",
 )
+_FREED = ("queue", "lane", *_CONTENT)
+_PUT = {
+    **dict.fromkeys(("message_id", "provider", "destination"), ""),
+    **dict.fromkeys(("position", "attempts"), 0),
+    **dict.fromkeys(("error", "reason"), None),
+    "delay_s": 0.0,
+    "set_aside": False,
+}
+"""What is the same of all messages that are put into queues."""
 _LOADED = (
     *("id", "queue", "provider", "message_id", "position", "destination", "delay_s", "attempts"),
     *("error", "reason", "set_aside", "name", "lane", *_CONTENT),
@@ -40,6 +49,35 @@ def keep(at: Access[Link], messages: Sequence[WaitingMessage], *, renews: bool =
     ordered = sorted(messages, key=lambda message: message.position)
     for batch in batches([_row(message) for message in ordered], lambda row: len(row["body"])):
         at.database.keep(at.link, batch, renews=renews)
+
+
+def put(at: Access[Link], queue: str, messages: Sequence[Message], names: Sequence[str]) -> None:
+    """Put messages into a queue under these names, which nothing else has, by one statement: as
+    `keep` does what `WaitingMessage.queued` has made, and faster.
+    """
+    lanes = [
+        name if message.key is None else lane_in(queue, message.key)
+        for name, message in zip(names, messages, strict=True)
+    ]
+    columns = {
+        "name": names,
+        "lane": lanes,
+        "own_id": [message.id for message in messages],
+        "type": [message.type for message in messages],
+        "body": [message.body for message in messages],
+        "headers": [_headers(message) for message in messages],
+        "source": [message.source for message in messages],
+        "sent_at": [message.time and message.time.isoformat() for message in messages],
+        "content_type": [message.content_type for message in messages],
+        "ordering_key": [message.key for message in messages],
+    }
+    varying, constant = split_columns(columns)
+    at.database.put(at.link, Split(varying, {**_PUT, "queue": queue, **constant}))
+
+
+def _headers(message: Message) -> str:
+    # Most have none.
+    return json.dumps(dict(message.headers)) if message.headers else "{}"
 
 
 def waiting(at: Access[Link], keys: Collection[Key]) -> list[WaitingMessage]:
@@ -64,23 +102,28 @@ def take(
     parents: Collection[Key] | None = None,
     *,
     one_per_lane: bool = False,
+    counts: bool = False,
 ) -> list[WaitingMessage]:
     """As Inside says."""
     _let_go(at, queue)
     among = None if parents is None else _numbers_of(at, parents)
     first = "id" if one_per_lane else "held_until"
     found = [] if among == [] else _choose(at, queue, limit, among, first)
-    if not found:
-        return []
-    first_left = _first_left(at, found)
+    first_left = _first_left(at, [each for each in found if not is_alone(each)])
     taken = [m for m in found if _number(m) < first_left.get(m.lane, _number(m) + 1)]
-    if taken:
-        hold = (
-            f"UPDATE {at.database.waiting_name} SET held_until = {at.database.later('%(hold_s)s')}"
-            f" WHERE id IN ({_numbers(taken)})"
-        )
-        at.run(hold, {"hold_s": float(hold_s), "now": at.database.now})
-    return taken
+    if not taken:
+        return []
+    hold = (
+        f"UPDATE {at.database.waiting_name} SET held_until = {at.database.later('%(hold_s)s')},"
+        f" attempts = attempts + {counts:d} WHERE id IN ({_numbers(taken)})"
+    )
+    at.run(hold, {"hold_s": float(hold_s), "now": at.database.now})
+    return [replace(each, attempts=each.attempts + 1) for each in taken] if counts else taken
+
+
+def is_alone(message: WaitingMessage) -> bool:
+    """Whether nothing else is in its lane: that is called as the message is."""
+    return message.lane == message.name
 
 
 def _let_go(at: Access[Link], queue: str) -> None:
@@ -121,8 +164,9 @@ def _choose(
     statement = (
         f"SELECT {_columns(at)} FROM {name} AS d"
         f" WHERE d.queue = %(queue)s AND d.set_aside = false AND d.held_until {free}{these}"
-        f" AND (SELECT h.{first} FROM {name} AS h"
-        f" WHERE h.lane = d.lane AND h.set_aside = false ORDER BY h.id LIMIT 1) = d.{first}"
+        f" AND (d.lane = d.name OR (SELECT h.{first} FROM {name} AS h"
+        f" WHERE h.lane = d.lane AND h.lane <> h.name AND h.set_aside = false"
+        f" ORDER BY h.id LIMIT 1) = d.{first})"
         f" ORDER BY d.id LIMIT {limit:d} {database.skip_locked}"
     )
     return [_message(row) for row in at.run(statement, {"queue": queue}).fetchall()]
@@ -132,11 +176,13 @@ def _first_left(at: Access[Link], chosen: Sequence[WaitingMessage]) -> dict[str,
     """For each lane of these, the number of the first that is not chosen: it is held, has to wait,
     or another is at it.
     """
+    if not chosen:
+        return {}
     name, numbers = at.database.waiting_name, _numbers(chosen)
     found = at.run(
         f"SELECT d.lane, MIN(d.id) FROM {name} AS d"
         f" WHERE d.lane IN (SELECT c.lane FROM {name} AS c WHERE c.id IN ({numbers}))"
-        f" AND d.set_aside = false AND d.id < {max(map(_number, chosen))}"
+        f" AND d.lane <> d.name AND d.set_aside = false AND d.id < {max(map(_number, chosen))}"
         f" AND d.id NOT IN ({numbers}) GROUP BY d.lane",
     )
     return dict(found.fetchall())
@@ -152,15 +198,40 @@ def remove(at: Access[Link], messages: Sequence[WaitingMessage]) -> None:
         at.run(f"DELETE FROM {at.database.waiting_name} WHERE id IN ({numbers})")
 
 
+def held(at: Access[Link], messages: Sequence[WaitingMessage]) -> set[int]:
+    """As Inside says."""
+    found: dict[int, tuple[str, int]] = {}
+    for batch in batches(messages):
+        statement = (
+            f"SELECT d.id, d.queue, d.attempts FROM {at.database.waiting_name} AS d"
+            f" WHERE d.id IN ({_numbers(batch)}) AND d.set_aside = false"
+            f" AND d.held_until > {at.database.always} ORDER BY d.id {at.database.locked}"
+        )
+        rows = at.run(statement).fetchall()
+        found |= {number: (queue, attempts) for number, queue, attempts in rows}
+    as_taken = ((_number(each), (each.queue, each.attempts)) for each in messages)
+    return {number for number, taken in as_taken if found.get(number) == taken}
+
+
+def remove_held(at: Access[Link], messages: Sequence[WaitingMessage]) -> set[int]:
+    """As Inside says."""
+    numbers = held(at, messages)
+    remove(at, [each for each in messages if _number(each) in numbers])
+    if not all(map(is_alone, messages)):
+        at.database.tell(at.link)
+    return numbers
+
+
 def put_back(at: Access[Link], changes: Sequence[PutBack]) -> None:
     """As Inside says."""
     later = at.database.later("%(retry_s)s")
+    free_from = f"CASE WHEN %(retry_s)s > 0 THEN {later} ELSE {at.database.always} END"
     written = (
         f"UPDATE {at.database.waiting_name} SET attempts = attempts + %(tried)s,"
         f" error = coalesce(%(error)s, error), updated_at = {at.database.moment}"
     )
     aside = f"{written}, set_aside = true, reason = %(error)s WHERE id = %(id)s"
-    again = f"{written}, due_at = {later}, held_until = {later} WHERE id = %(id)s"
+    again = f"{written}, due_at = {later}, held_until = {free_from} WHERE id = %(id)s"
     for message, error, retry_s, is_try in sorted(changes, key=lambda each: _number(each.message)):
         values: dict[str, Any] = {"id": message.number, "error": error, "tried": int(is_try)}
         values["now"] = at.database.now
@@ -168,11 +239,13 @@ def put_back(at: Access[Link], changes: Sequence[PutBack]) -> None:
             at.run(aside, values)
         else:
             at.run(again, {**values, "retry_s": float(retry_s)})
+    if any(change.retry_s == 0 for change in changes):
+        at.database.tell(at.link)
 
 
 def free(at: Access[Link], messages: Sequence[WaitingMessage]) -> None:
     """As Inside says."""
-    content = ", ".join(f"{name} = %({name})s" for name in _CONTENT)
+    content = ", ".join(f"{name} = %({name})s" for name in _FREED)
     moment = at.database.moment
     statement = (
         f"UPDATE {at.database.waiting_name} SET {content}, set_aside = false, attempts = 0,"
@@ -181,8 +254,9 @@ def free(at: Access[Link], messages: Sequence[WaitingMessage]) -> None:
     )
     for message in sorted(messages, key=_number):
         row = _row(message)
-        given = {name: row[name] for name in _CONTENT}
+        given = {name: row[name] for name in _FREED}
         at.run(statement, {**given, "id": message.number, "now": at.database.now})
+    at.database.tell(at.link)
 
 
 # ---- What waits --------------------------------------------------------------------------------
@@ -196,7 +270,7 @@ def lanes(at: Access[Link], lanes: Collection[str]) -> set[str]:
         given = ", ".join(f"'{lane}'" for lane in batch)
         statement = (
             f"SELECT DISTINCT lane FROM {at.database.waiting_name}"
-            f" WHERE lane IN ({given}) AND set_aside = false"
+            f" WHERE lane IN ({given}) AND lane <> name AND set_aside = false"
         )
         found |= {lane for [lane] in at.run(statement).fetchall()}
     return found
@@ -278,7 +352,7 @@ def _row(waiting: WaitingMessage) -> dict[str, Any]:
         "own_id": waiting.id,
         "type": message.type,
         "body": message.body,
-        "headers": json.dumps(dict(message.headers)),
+        "headers": _headers(message),
         "source": message.source,
         "sent_at": message.time and message.time.isoformat(),
         "content_type": message.content_type,
