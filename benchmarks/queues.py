@@ -118,11 +118,10 @@ class Procrastinate(Work):
 
 
 def _task_of(app: procrastinate.App) -> "procrastinate.tasks.Task[..., Any, Any]":
-    @app.task(name="bench")
     async def nothing(order: int, to: str) -> None:
         pass
 
-    return nothing
+    return app.task(name="bench")(nothing)
 
 
 class Pgqueuer(Work):
@@ -154,10 +153,10 @@ class Pgqueuer(Work):
     async def _consume(self) -> None:
         manager = QueueManager(Queries(AsyncpgDriver(await asyncpg.connect(self.url))))
 
-        @manager.entrypoint("bench")
         async def nothing(job: object) -> None:
             pass
 
+        manager.entrypoint("bench")(nothing)
         await manager.run(batch_size=100, mode=QueueExecutionMode.drain)
 
 

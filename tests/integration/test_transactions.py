@@ -318,15 +318,14 @@ def test_own_process_is_told(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the same process has deferred ends a wait at once, and not at the next look."""
-    monkeypatch.setattr(looking, "_LOOK_S", 10 * _DEADLINE_S)
     pausing = Event()
-    pause = looking.Looking._pause
 
-    def noted(waiting: looking.Looking, pause_s: float) -> bool:
+    def waits(bell: looking.Bell, seen: int, _: float) -> int:
         pausing.set()
-        return pause(waiting, pause_s)
+        return wait(bell, seen, 10 * _DEADLINE_S)
 
-    monkeypatch.setattr(looking.Looking, "_pause", noted)
+    wait = looking.Bell.wait
+    monkeypatch.setattr(looking.Bell, "wait", waits)
     for store in _opened(url_of(kind, request, tmp_path)):
         waiter = _Waiter(store)
         assert pausing.wait(_DEADLINE_S)
