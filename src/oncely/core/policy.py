@@ -29,6 +29,9 @@ class _UsualTries(int):
     """The number of tries where nobody has set one."""
 
 
+_USUAL_BACKOFF: Sequence[Duration] = ("30s", "2m", "5m")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What happens where there is a choice. Raises ConfigError, which names the wrong field."""
@@ -38,7 +41,7 @@ class Policy:
     tries: int | None = _UsualTries(5)
     """Attempts before a message is exhausted; None: no limit. Where the caller is who tries again,
     as with `once`, there is none unless it is set."""
-    backoff: Sequence[Duration] | Duration = ("30s", "2m", "5m")
+    backoff: Sequence[Duration] | Duration = _USUAL_BACKOFF
     """Delays between attempts; the last repeats."""
     on_busy: OnBusy = "requeue"
     """Another worker holds a live claim: come back later, or let the delivery go."""
@@ -91,6 +94,12 @@ class Policy:
     def is_spent(self, attempts: int) -> bool:
         """Whether no further attempt may follow that many."""
         return self.tries is not None and attempts >= self.tries
+
+    @property
+    def sets_retries(self) -> bool:
+        """Whether somebody has set how often failures are tried again, or after what delays."""
+        is_set = not isinstance(self.tries, _UsualTries) or self.backoff is not _USUAL_BACKOFF
+        return is_set and self.on_failed == "retry"
 
     def for_callers(self) -> "Policy":
         """The same where the caller is who tries again: without a limit, unless one was set."""
