@@ -183,7 +183,7 @@ class Consuming:
         if ended or has_begun or self._answered:
             self._rest_s = _SHORTEST_REST_S
             return True
-        if self._in_flight:
+        if self._under_way:
             self._end(self._place.collect(self._rest_s))
             self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
         return False
@@ -200,7 +200,7 @@ class Consuming:
             room -= len(taken)
         if room <= 0:
             return
-        wait_s = 0.0 if self._in_flight or self._arrived or self._ready else _IDLE_S
+        wait_s = 0.0 if self._under_way or self._arrived or self._answered else _IDLE_S
         try:
             deliveries = self._transport.receive(self._settings.queue, room, wait_s)
         except TransportError as error:
