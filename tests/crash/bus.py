@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from typing import Any
 
 from tests.crash.effects import append, bodies, insert, line_of
@@ -11,10 +10,8 @@ from tests.crash.means import JOINED, Means
 from oncely._util.crash_points import reached
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
+from oncely.core.verdicts import Ack, Refuse, Settlement
 from oncely.service import IdempotenceService, ProcessingStatus
-
-_AGAIN_S = 1.0
 
 
 class Bus:
@@ -30,12 +27,12 @@ class Bus:
         while not queue.is_drained("in"):
             for delivery in queue.receive("in", 1, 1.0):
                 verdict = self._process(delivery.message)
-                if verdict == Requeue():
-                    time.sleep(_AGAIN_S)
                 reached("before_acknowledge")
-                queue.settle([(delivery, verdict)])
+                # What is busy comes again by itself, later.
+                if verdict is not None:
+                    queue.settle([(delivery, verdict)])
 
-    def _process(self, message: Message) -> Settlement:
+    def _process(self, message: Message) -> Settlement | None:
         joined = self._means.mode == JOINED
         reason = self._handle_joined(message) if joined else self._handle(message)
         match reason:
@@ -46,7 +43,7 @@ class Bus:
             case "completed":
                 return Ack()
             case "busy":
-                return Requeue()
+                return None
             case _:
                 return Refuse(reason.replace("_", " "))
 
