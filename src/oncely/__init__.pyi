@@ -14,11 +14,11 @@ from .core.commands import (
     Mismatch,
     Refused,
     TooOld,
-    Waiting,
     WriteOutcome,
     Written,
 )
 from .core.control import Reject, Retry, Unrecoverable
+from .core.deferred import DeferredMessage
 from .core.durations import Duration
 from .core.errors import (
     BrokerRefused,
@@ -40,13 +40,11 @@ from .core.errors import (
     StoreUnavailable,
     TooOldError,
     TransportError,
-    WaitingError,
 )
 from .core.ids import Id
 from .core.message import Message, Processing, current
 from .core.policy import Finding, Policy, Probe, at_least_once, at_most_once, effectively_once
 from .core.record import Claim, Key, Record, State
-from .core.waiting import DeadLetter, DeferredMessage, WaitingMessage
 from .engine.mailbox import LedgerMailbox, Mailbox
 from .engine.transaction import AsyncInbox, Inbox, JoinedTransaction
 from .ledger import Ledger, open_ledger
@@ -56,7 +54,7 @@ from .once import once
 from .outbox import Relay, RelayReport
 from .stores.store import Backlog, Store
 from .transports.open_transport import open_transport
-from .transports.transport import Delivery, Transport
+from .transports.transport import DeadLettered, Delivery, Transport
 
 __all__ = [
     "AsyncBegins",
@@ -73,7 +71,7 @@ __all__ = [
     "Consumer",
     "ConsumerReport",
     "ContentionError",
-    "DeadLetter",
+    "DeadLettered",
     "DeferredMessage",
     "Delivery",
     "Duplicate",
@@ -122,9 +120,6 @@ __all__ = [
     "Transport",
     "TransportError",
     "Unrecoverable",
-    "Waiting",
-    "WaitingError",
-    "WaitingMessage",
     "Work",
     "WriteOutcome",
     "Written",

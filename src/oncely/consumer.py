@@ -1,27 +1,24 @@
 """Consumer: handles the messages of a queue, each once, with as little code as can be."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from oncely._util.garbage import rarely_collecting
-from oncely._util.signals import StopEvent, told_to_stop
+from oncely._util.signals import told_to_stop
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.handlers import Handler, Handlers, check_pattern, check_takes
-from oncely.consuming.health import Pulse
 from oncely.consuming.loop import ConsumerSettings, Consuming, Listener
 from oncely.consuming.running import Parts
 from oncely.consuming.window_claims import MetadataOf
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError
-from oncely.core.ids import check_id
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.waiting import MAX_DESTINATION_LENGTH
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.transacting import AsyncBegins, Begins
 from oncely.lifecycle.wrapping import is_async
 from oncely.middleware.chain import Middleware, check
@@ -65,10 +62,7 @@ class Consumer:
         self._is_together = False
         self.grace_s = 30.0
         self._is_ordered = False
-        self._error_queue: str | None = None
-        self._stop = StopEvent()
-        self.pulse: Pulse | None = None
-        """Feels how `consume` is, where there is one."""
+        self._stop = threading.Event()
 
     @property
     def ledger(self) -> Ledger | None:
@@ -174,14 +168,6 @@ class Consumer:
         self._on_failed.append(_called(listener, "failed", ["error", "message"]))
         return self
 
-    def error_queue(self, name: str) -> Self:
-        """Send a copy of what is given up to this destination, too; the ledger has the dead letter.
-
-        For a consumer whose ledger has transactions.
-        """
-        self._error_queue = check_id(name, "error_queue", MAX_DESTINATION_LENGTH)
-        return self
-
     def _change(self, **changes: Any) -> None:
         replace(self._policy, **changes)
         self._changes |= changes
@@ -251,11 +237,7 @@ class Consumer:
         """
         settings = self._settings(handler)
         try:
-            with self._opened() as opened, _watched(self._stop, stop_on_signals):
-                transport = opened if self.pulse is None else self.pulse.felt(opened)
-                if self.pulse is not None:
-                    # The loop asks on every turn.
-                    self._stop.on_asked = self.pulse.beat
+            with self._opened() as transport, _watched(self._stop, stop_on_signals):
                 transport.subscribe(self.queue, settings.parts.handlers.topics)
                 consuming = Consuming(settings, transport, self._stop, on_progress)
                 with rarely_collecting():
@@ -295,7 +277,6 @@ class Consumer:
         )
         self._check(parts)
         return ConsumerSettings(
-            name=self._name,
             queue=self.queue,
             parts=parts,
             policy=policy,
@@ -309,12 +290,7 @@ class Consumer:
         )
 
     def _handling(self, policy: Policy) -> Handling | None:
-        if self._ledger is None:
-            return None
-        handling = Handling.under(self._ledger, self._name, policy)
-        if self._ledger.can_defer:
-            handling.keeping = Keeping(self._name, self._is_ordered, self._error_queue)
-        return handling
+        return None if self._ledger is None else Handling.under(self._ledger, self._name, policy)
 
     def _check(self, parts: Parts) -> None:
         """Raise ConfigError where the parts do not go together."""
@@ -327,11 +303,6 @@ class Consumer:
                 check(middleware, handler)
             if self._begins is not None:
                 check_transaction(self._begins, handler)
-        if self._error_queue is not None and (self._ledger is None or not self._ledger.can_defer):
-            raise ConfigError(
-                "error_queue: what goes there is sent by way of the ledger, which is to be in a "
-                'database; add .idempotent(open_ledger("postgresql://..."), name)'
-            )
         if self._begins is None:
             return
         if self._ledger is None:
@@ -357,7 +328,7 @@ def _check_together(parts: Parts) -> None:
 
 
 @contextmanager
-def _watched(stop: StopEvent, signals: bool) -> Iterator[None]:
+def _watched(stop: threading.Event, signals: bool) -> Iterator[None]:
     if not signals:
         yield
         return

@@ -152,13 +152,6 @@ def _check_asking(key: object, fingerprint: object) -> None:
 
 def check_transaction(source: object, function: Callable[..., Any]) -> None:
     """Raise ConfigError for what does not begin transactions as `function` needs them."""
-    check_source(source, name_of(function), awaits=is_async(function))
-
-
-def check_source(source: object, user: str, *, awaits: bool) -> None:
-    """Raise ConfigError for what does not begin transactions as `user` needs them, which `awaits`
-    them or not.
-    """
     kinds = type(source).__mro__
     if not callable(getattr(source, "begin", None)) or {k.__name__ for k in kinds} & _NO_SOURCES:
         raise ConfigError(
@@ -166,8 +159,8 @@ def check_source(source: object, user: str, *, awaits: bool) -> None:
             "hand over an Engine or a sessionmaker"
         )
     is_theirs = any(kind.__module__.startswith("sqlalchemy.") for kind in kinds)
-    is_async_one = any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in kinds)
-    if is_theirs and is_async_one is not awaits:
-        wanted = "an AsyncEngine or async_sessionmaker" if awaits else "an Engine or a sessionmaker"
-        defined = "async" if awaits else "not async"
-        raise ConfigError(f"transaction: {user} is {defined}; hand over {wanted}")
+    awaits = any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in kinds)
+    if is_theirs and awaits is not is_async(function):
+        wanted = "an Engine or a sessionmaker" if awaits else "an AsyncEngine or async_sessionmaker"
+        defined = "not async" if awaits else "async"
+        raise ConfigError(f"transaction: {name_of(function)} is {defined}; hand over {wanted}")

@@ -29,9 +29,12 @@ OUT = "out"
 """The queue of what handlers send."""
 
 _RECORDS = "SELECT message_id, status, attempts FROM processed_messages WHERE provider = %s"
-_UNSENT = "SELECT body FROM waiting_messages WHERE queue = 'send' AND provider = %s"
-_RETRIES = "SELECT body FROM waiting_messages WHERE queue = %s AND set_aside = %s"
-_IN_QUEUE = "SELECT body FROM waiting_messages WHERE queue = 'queue/' || ?"
+_UNSENT = "SELECT body FROM deferred_messages WHERE provider = %s"
+_IN_QUEUE = "SELECT body FROM queue_messages WHERE queue = ?"
+_DEAD = "SELECT body FROM queue_dead_letters WHERE queue = ?"
+
+_DELAYS = ("", ".delay.10", ".delay.1000", ".delay.longer")
+"""How the names of queues end where a message may be that is to be handled."""
 
 _NOT_FOUND = 404
 """The reply code for a queue that was never made."""
@@ -119,11 +122,8 @@ def left_of(mode: str, folder: Path, queue_url: str, ledger_url: str) -> Left:
             for message_id, status, attempts in connection.execute(_RECORDS, (mode,))
         }
         unsent = [bytes(body).decode() for [body] in connection.execute(_UNSENT, (mode,))]
-        retries, dead = (
-            [bytes(body).decode() for [body] in connection.execute(_RETRIES, (queue, is_aside))]
-            for queue, is_aside in ((f"retry/{mode}", False), (f"retry/{mode}", True))
-        )
-    waiting = len(retries) + len(_in_queue(queue_url, mode))
+    waiting = sum(len(_in_queue(queue_url, f"{mode}{suffix}")) for suffix in _DELAYS)
+    dead = _set_aside(queue_url, mode)
     sent = [*_in_queue(queue_url, OUT), *unsent] if mode == TRANSACTIONAL else []
     return Left(effects, records, frozenset(dead), waiting, frozenset(sent))
 
@@ -148,6 +148,11 @@ def lines_of(mode: str, folder: Path) -> list[tuple[str, int]]:
 def _in_queue(url: str, queue: str) -> list[str]:
     """The bodies of what waits in a queue."""
     return _in_file(url, _IN_QUEUE, queue) if _is_file(url) else _at_broker(url, queue)
+
+
+def _set_aside(url: str, queue: str) -> list[str]:
+    """The bodies of a queue's dead letters."""
+    return _in_file(url, _DEAD, queue) if _is_file(url) else _at_broker(url, f"{queue}.dead")
 
 
 def _is_file(url: str) -> bool:

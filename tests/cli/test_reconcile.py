@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 from tests.cli.conftest import OnFile, ran_here, with_real_input
 
-from oncely import Key, Message, open_ledger
+from oncely import Key, Message
 from oncely.archive.writing import archive
 from oncely.cli.reconcile_command import reconciled_table
 from oncely.cli.tables import put
@@ -236,26 +236,9 @@ def test_a_source_alone_will_do(file: Path, tmp_path: Path) -> None:
     OnFile(tmp_path / "ledger.db").ledger.close()
     config = read_reconcile_config(file, "sqlite:///ledger.db", "billing")
     assert config.consumer == "billing"
-    assert config.place.location == f"sqlite:///{tmp_path}/ledger.db"
+    assert config.ledger == f"sqlite:///{tmp_path}/ledger.db"
     assert config.source_path == str(tmp_path / "in")
     assert config.compares_bodies
-
-
-def test_another_table(project: "Project", spark: "SparkSession", command: "Command") -> None:
-    """--table names where the records are, for the comparison and for the page."""
-    project.put("in.json", ["1", "2"])
-    file = project.save()
-    (project.folder / "out").mkdir()
-    url = f"sqlite:///{project.folder}/out/ledger.db"
-    with closing(open_ledger(url, table="others")) as ledger:
-        ledger.migrate()
-        ledger.complete(granted(ledger.claim(Key("tests", "1"))))
-    code, out, _ = command("reconcile", str(file), "--table", "others", "--json")
-    found = json.loads(out)
-    assert (code, found["handled"], found["missing"]) == (1, 1, 1)
-    to = str(project.folder / "report.html")
-    code, out, _ = command("report", "--ledger", url, "--table", "others", "--to", to, "--json")
-    assert (code, json.loads(out)["records"]) == (0, 1)
 
 
 QUEUE = """

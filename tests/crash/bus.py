@@ -10,8 +10,10 @@ from tests.crash.means import JOINED, Means
 from oncely._util.crash_points import reached
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.verdicts import Ack, Refuse, Settlement
+from oncely.core.verdicts import Ack, DeadLetter, Delay, Verdict
 from oncely.service import IdempotenceService, ProcessingStatus
+
+_AGAIN_S = 1.0
 
 
 class Bus:
@@ -28,11 +30,9 @@ class Bus:
             for delivery in queue.receive("in", 1, 1.0):
                 verdict = self._process(delivery.message)
                 reached("before_acknowledge")
-                # What is busy comes again by itself, later.
-                if verdict is not None:
-                    queue.settle([(delivery, verdict)])
+                queue.settle([(delivery, verdict)])
 
-    def _process(self, message: Message) -> Settlement | None:
+    def _process(self, message: Message) -> Verdict:
         joined = self._means.mode == JOINED
         reason = self._handle_joined(message) if joined else self._handle(message)
         match reason:
@@ -43,9 +43,9 @@ class Bus:
             case "completed":
                 return Ack()
             case "busy":
-                return None
+                return Delay(_AGAIN_S)
             case _:
-                return Refuse(reason.replace("_", " "))
+                return DeadLetter(reason.replace("_", " "))
 
     def _handle(self, message: Message) -> str | None:
         """Why nothing is to be done, if so."""

@@ -9,9 +9,7 @@ from sqlalchemy import Engine
 
 from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_once
 from oncely.ledger import Ledger
-from oncely.stores.sql import SqlStore
-from oncely.stores.sql.engines import sqlite_engine
-from oncely.transports.sql import SqlTransport
+from oncely.transports.sql import SqliteTransport
 from oncely.transports.transport import Delivery, Limits
 
 JOINED = "effectively_once"
@@ -41,13 +39,13 @@ class Clock:
         return time.time() + self.ahead_s
 
 
-class Queue(SqlTransport):
+class Queue(SqliteTransport):
     """A queue at which nobody waits: where nothing is ready, it is later already. Who only looks,
     because something is being handled, is told that there is nothing.
     """
 
     def __init__(self, file: Path, clock: Clock) -> None:
-        super().__init__(SqlStore(sqlite_engine(file), clock=clock), Limits(VISIBILITY_S))
+        super().__init__(file, Limits(VISIBILITY_S), clock)
         self._now = clock
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> list[Delivery]:

@@ -10,9 +10,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from oncely.core.deferred import DeferredMessage
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger, open_ledger
 from oncely.outbox import Relay
 from oncely.testing import granted
@@ -98,9 +98,9 @@ def defer(ledger: Ledger, messages: int, lanes: int, consumer: str = CONSUMER) -
         ledger.handled_many(claims, deferred=deferred)
 
 
-def _deferred(parent: Key, lane: int, place: int) -> WaitingMessage:
+def _deferred(parent: Key, lane: int, place: int) -> DeferredMessage:
     message = Message("/".join(parent), str(place).encode(), key=str(lane))
-    return WaitingMessage(message.id, DESTINATION, message, parent)
+    return DeferredMessage(message.id, DESTINATION, message, parent)
 
 
 def arrived(transport: str) -> list[Message]:

@@ -20,12 +20,12 @@ from tests.integration.callers import (
 )
 
 from oncely.core.commands import Duplicate, Granted
+from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.record import Key, State
-from oncely.core.waiting import WaitingMessage
 from oncely.engine.transaction import Inbox
-from oncely.stores.store import PutBack
+from oncely.stores.store import PublishRefusal
 from oncely.testing import granted
 
 KEY = Key("billing", "abc-123")
@@ -116,7 +116,7 @@ def _call_everything(inbox: Inbox, _: Execute) -> None:
     assert [message.id for message in inbox.mailbox.deferred(KEY)] == ["one", "two"]
     [taken] = inbox.mailbox.take(10, "30s", [KEY])
     assert taken.message == messages[0].message
-    inbox.mailbox.put_back([PutBack(taken, "refused", None)])
+    inbox.mailbox.put_back([PublishRefusal(taken, "refused", None)])
     inbox.mailbox.sent(inbox.mailbox.deferred(KEY))
     keys = [Key("billing", f"many-{n}") for n in range(5)]
     claims = inbox.claim_many(keys, metadata={"from": "a test"})
@@ -127,9 +127,9 @@ def _call_everything(inbox: Inbox, _: Execute) -> None:
     assert inbox.find(Key("billing", "unknown")) is None
 
 
-def _deferred(id_: str, delay_s: float = 0.0) -> WaitingMessage:
+def _deferred(id_: str, delay_s: float = 0.0) -> DeferredMessage:
     message = Message(id_, body=b"\0\xff", type="paid", headers={"a": "b"})
-    return WaitingMessage(id_, "mail", message, KEY, position=len(id_), delay_s=delay_s)
+    return DeferredMessage(id_, "mail", message, KEY, position=len(id_), delay_s=delay_s)
 
 
 def test_table_missing(program: Program) -> None:

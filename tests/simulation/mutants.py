@@ -120,8 +120,8 @@ MUTANTS = [
     Mutant(
         "messages of a fenced handler are deferred",
         CALLS,
-        "if isinstance(o, Written) and not o.is_repeated",
-        "if o is not None",
+        "if isinstance(outcome, Written) and not outcome.is_repeated",
+        "if outcome is not None",
     ),
     Mutant(
         "a message is completed while others wait",
@@ -159,8 +159,8 @@ MUTANTS = [
     Mutant(
         "what a handler has sent is dropped",
         HANDLING,
-        "sent = _held_by(turn).end()\n        if not sent",
-        "sent = _held_by(turn).end()[:0]\n        if not sent",
+        "deferred = [_held_by(turn).end() for turn in turns]",
+        "deferred = [_held_by(turn).end()[:0] for turn in turns]",
     ),
     Mutant(
         "what could not be stored is acknowledged",

@@ -195,7 +195,7 @@ def test_metadata_that_cannot_be_told(queue: Queue, ledger: Ledger) -> None:
     assert "MessageError" in reasons["3"]
 
 
-def test_tries_and_listeners(queue: Queue, live: Ledger) -> None:
+def test_tries_and_listeners(queue: Queue, ledger: Ledger) -> None:
     """`catch` is told of each failure that is tried again, `failed` once of the last; what they
     raise changes nothing.
     """
@@ -213,7 +213,7 @@ def test_tries_and_listeners(queue: Queue, live: Ledger) -> None:
         raise ValueError("no")
 
     consumer = Consumer(queue, "in").tries(3).backoff([0.01, 0.02])
-    consumer.idempotent(live, "billing", policy=Policy(tries=9))
+    consumer.idempotent(ledger, "billing", policy=Policy(tries=9))
     consumer.catch(tell("catch")).failed(tell("failed"))
     report = consumer.consume(handle, drain=True)
     assert told == [("catch", "1: no"), ("catch", "1: no"), ("failed", "1: no")]
@@ -337,7 +337,6 @@ def test_middleware_before_the_ledger_undoes_no_failure(queue: Queue, ledger: Le
 @pytest.mark.parametrize("is_async", [False, True])
 def test_sends_and_steps(queue: Queue, sql: Sql, is_async: bool) -> None:
     """What a handler sends leaves when it has succeeded, once; a finished step is not repeated."""
-    queue.make("post")
     queue.put("1", "2")
     debits: list[str] = []
     failures = ["1"]

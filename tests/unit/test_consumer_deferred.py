@@ -6,20 +6,19 @@ from pathlib import Path
 import pytest
 
 from oncely import Consumer, Message, TransportError, open_ledger, open_transport
-from oncely.consuming import sending
+from oncely.consuming import relaying as deferred
 from oncely.core.record import State
 from oncely.transports.transport import Transport
 
 
 def test_sent_when_the_broker_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that could not be sent at first leaves before a drain is over, and once."""
-    monkeypatch.setattr(sending, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(deferred, "_AGAIN_S", 0.01)
     monkeypatch.setattr("oncely.consuming.loop._HOLD", "20ms")
     ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
     ledger.migrate()
     transport = open_transport(f"sqlite:///{tmp_path}/queue.db")
     transport.publish("orders", [Message("order-17")])
-    transport.subscribe("mails", [])
     failures = _away_for(transport, 3, monkeypatch)
     consumer = Consumer(transport, "orders").idempotent(ledger, "shop")
     report = consumer.consume(lambda order: order.send("mails", "we have it"), drain=True)
@@ -35,11 +34,11 @@ def _away_for(transport: Transport, times: int, monkeypatch: pytest.MonkeyPatch)
     """Let so many publishings fail; how many of them are left."""
     left, publish = [times], transport.publish
 
-    def fail_first(queue: str, messages: Sequence[Message], *, create: bool = True) -> None:
+    def fail_first(queue: str, messages: Sequence[Message]) -> None:
         if left[0]:
             left[0] -= 1
             raise TransportError("the broker is away")
-        publish(queue, messages, create=create)
+        publish(queue, messages)
 
     monkeypatch.setattr(transport, "publish", fail_first)
     return left

@@ -267,7 +267,7 @@ def pass_on(message: Message, call_next: CallNext) -> Any:
 @pytest.mark.parametrize("middlewares", [[], [pass_on]])
 def test_handler_ends_itself(
     queue: Queue,
-    live: Ledger,
+    ledger: Ledger,
     handler: Callable[..., Any],
     policy: Policy,
     middlewares: list[Middleware],
@@ -277,10 +277,12 @@ def test_handler_ends_itself(
     """
     queue.put("1")
     policy = replace(policy, tries=2, backoff="1ms")
-    report = consumer_of(queue, live, policy).middleware(*middlewares).consume(handler, drain=True)
+    report = (
+        consumer_of(queue, ledger, policy).middleware(*middlewares).consume(handler, drain=True)
+    )
     tries = 2 if policy.on_failed == "retry" else 1
     assert (report.retried, report.failed, report.dead_lettered) == (tries - 1, 1, 1)
-    record = live.find(Key("billing", "1"))
+    record = ledger.find(Key("billing", "1"))
     assert record is not None
     assert (record.state, record.attempts) == (State.FAILED, tries)
 

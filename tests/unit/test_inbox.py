@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from oncely.core.commands import Busy, Duplicate
+from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import EndedError, FencedError
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
-from oncely.core.waiting import WaitingMessage
 from oncely.engine.calls import Calls
 from oncely.ledger import Ledger
 from oncely.metrics import Metrics
@@ -218,7 +218,7 @@ def test_deferred_in_a_transaction(ledger: Ledger) -> None:
         claim = granted(inbox.claim(ONE))
         inbox.keep_step(claim, "charge", 7)
         assert inbox.steps(ONE) == {"charge": 7}
-        inbox.handled(claim, "kept", [WaitingMessage("a", "mails", Message("a"), ONE)])
+        inbox.handled(claim, "kept", [DeferredMessage("a", "mails", Message("a"), ONE)])
         inbox.mailbox.finish([ONE])
         assert len(inbox.mailbox.deferred(ONE)) == 1
     record = ledger.find(ONE)

@@ -116,11 +116,9 @@ REBORN = (((BIRTH >> 24) + 1) << 24) + 5
 """A release begins a new birth: the claim that is given back fits nothing any more."""
 TAKEN_BACK = then(State.FAILED, attempts=1, last_seen=5.0, lease_until=None, version=REBORN)
 """As FORMER, but with the fence of the claim that was given back."""
-RESET_ANEW = (((BIRTH >> 24) + 183_251_937_967) << 24) + 5
-"""And so does a reset, another one."""
 NOTE = {"by": "ann", "at": "1970-01-01T00:00:12+00:00", "why": "paid by hand"}
-FRESH = then(State.FAILED, attempts=0, metadata={"tenant": "a", "reset": NOTE}, version=RESET_ANEW)
-"""An operator lets it run again, and says so; whoever was at work on it is not any more."""
+FRESH = then(State.FAILED, attempts=0, metadata={"tenant": "a", "reset": NOTE})
+"""An operator lets it run again, and says so."""
 NO = {"tenant": "a", "error": "no"}
 DOUBT = {"tenant": "a", "error": "in doubt: a claim ran out"}
 PROCESSING = State.PROCESSING
@@ -544,7 +542,7 @@ def test_finished_while_somebody_sends() -> None:
 
 def test_first_fingerprint_is_kept() -> None:
     """A record without a fingerprint takes the first that comes with a grant, and keeps it."""
-    bare = BASE._replace(state=State.FAILED, fingerprint=None, lease_until=None)
+    bare = BASE._replace(state=State.FAILED, fingerprint=None)
     first = decide(bare, ASK, 12).new
     assert first is not None
     assert first.fingerprint == "one"

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 
 from oncely.cli.arguments import parse
-from oncely.cli.logs import told_as_json
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
 from oncely.core.shown import shown
 
@@ -23,18 +22,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # An id may have characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
-    parsed = None
     try:
-        parsed = parse(arguments)
-        code = _run(parsed)
+        code = _run(parse(arguments))
         # Now and not when Python exits, where an error could not be told any more.
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
     except ConfigError as error:
-        return _say(error, WRONG, parsed)
+        return _say(error, WRONG)
     except OncelyError as error:
-        return _say(error, FAILURES, parsed)
+        return _say(error, FAILURES)
     except KeyboardInterrupt:
         print("oncely: stopped", file=sys.stderr)
         return FAILURES
@@ -45,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # A disk that is full, say, behind stdout.
         _leave_stdout()
-        return _say(error, FAILURES, parsed)
+        return _say(error, FAILURES)
 
 
 def _leave_stdout() -> None:
@@ -62,14 +59,8 @@ def _run(parsed: argparse.Namespace) -> int:
     return int(run(parsed))
 
 
-def _say(error: Exception, code: int, parsed: argparse.Namespace | None) -> int:
-    text = mask_passwords(_one_line(error))
-    if getattr(parsed, "log_format", None) == "json":
-        # Then every line on stderr is an object.
-        text = told_as_json("command_failed", error=text, exit_code=code)
-    else:
-        text = f"oncely: {text}"
-    print(text, file=sys.stderr)
+def _say(error: Exception, code: int) -> int:
+    print(f"oncely: {mask_passwords(_one_line(error))}", file=sys.stderr)
     return code
 
 

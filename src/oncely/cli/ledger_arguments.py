@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from oncely.core.errors import ConfigError, ContentionError, StoreError, StoreUnavailable
 from oncely.core.record import Key
 from oncely.ledger import Ledger, open_ledger
-from oncely.locations import LedgerPlace, check_shared, check_shared_transport, hidden, read_secret
+from oncely.locations import check_shared, check_shared_transport, hidden, read_secret
 from oncely.stores.open_store import sqlite_file
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Transport
@@ -38,7 +38,7 @@ def opened(parsed: argparse.Namespace) -> Iterator[Ledger]:
             raise
 
 
-def located(parsed: argparse.Namespace) -> LedgerPlace:
+def located(parsed: argparse.Namespace) -> str:
     """Where the ledger is, for other processes to open it: a file's path is absolute, a secret
     unread.
 
@@ -47,10 +47,9 @@ def located(parsed: argparse.Namespace) -> LedgerPlace:
     with opened(parsed) as ledger:
         ledger.find(Key("oncely", "located"))
     url = _url(parsed)
-    location = str(parsed.ledger)
-    if url.startswith("sqlite:"):
-        location = f"sqlite:///{sqlite_file(url).absolute()}"
-    return LedgerPlace(location, parsed.table, parsed.schema)
+    if not url.startswith("sqlite:"):
+        return str(parsed.ledger)
+    return f"sqlite:///{sqlite_file(url).absolute()}"
 
 
 @contextmanager

@@ -14,9 +14,7 @@ from oncely.spark.operations.reconcile_file import read_reconcile_config
 
 def run(parsed: argparse.Namespace) -> int:
     """Reconcile; return 1 where messages are missing, have failed or are in doubt, else 0."""
-    config = read_reconcile_config(
-        Path(parsed.file), parsed.ledger, parsed.consumer, parsed.table, parsed.schema
-    )
+    config = read_reconcile_config(Path(parsed.file), parsed.ledger, parsed.consumer)
     with Progress("comparing on Spark"):
         found = reconcile(config, parsed.archive, parsed.to)
     if parsed.json:

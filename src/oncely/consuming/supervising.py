@@ -12,11 +12,9 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 from oncely.consuming.consumer_report import ConsumerReport
-from oncely.consuming.health import Health
 from oncely.consuming.lifeline import Listener
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.transports.transport import Clock
@@ -30,15 +28,8 @@ _MISSTARTS = 3
 _WRONG = 2
 """The exit code for a user's mistake."""
 
+Tell = Callable[[str], None]
 OnProgress = Callable[[ConsumerReport], None]
-OnLine = Callable[[str], object]
-
-
-class Tell(Protocol):
-    """Is told what a worker comes to."""
-
-    def __call__(self, event: str, /, *, worker: int, **details: object) -> None:
-        """`worker_died`, with `pid`, `reason` and `again_in_s`; `worker_killed`, with `reason`."""
 
 
 class Backoff:
@@ -81,42 +72,20 @@ class Backoff:
 
 
 class Supervisor:
-    """Keeps so many workers running; `command` and the options --worker N --lifeline FD start one,
-    in the environment `env` where one is given.
+    """Keeps so many workers running; `command` and the option --lifeline FD start one.
 
-    Where `drains`, a worker that ends in good order is done. `tell` is told of each that dies,
-    `on_line` is given each line of their logs. A worker that is told to stop is killed after
-    `grace_s`.
+    Where `drains`, a worker that ends in good order is done. `tell` is given a line, for people,
+    about each that dies. A worker that is told to stop is killed after `grace_s`.
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        workers: int,
-        *,
-        drains: bool,
-        grace_s: float,
-        tell: Tell,
-        on_line: OnLine = print,
-        env: Mapping[str, str] | None = None,
+        self, command: Sequence[str], workers: int, *, drains: bool, grace_s: float, tell: Tell
     ) -> None:
-        starting = _Starting(command, env, on_line)
         self._workers = [
-            _WorkerProcess(starting, number, drains=drains, tell=tell)
+            _WorkerProcess(command, name=f"worker {number}", drains=drains, tell=tell)
             for number in range(1, workers + 1)
         ]
         self._grace_s = grace_s
-
-    @property
-    def health(self) -> Mapping[str, Health]:
-        """How each worker is that is not done, by its name."""
-        left = [worker for worker in self._workers if not worker.is_done]
-        return {f"worker {worker.number}": worker.health for worker in left}
-
-    def kill(self) -> None:
-        """End all workers at once: from a signal's handler, where this process ends too."""
-        for worker in self._workers:
-            worker.kill_quietly()
 
     def run(self, stop: threading.Event, on_progress: OnProgress) -> ConsumerReport:
         """Go on until `stop` is set, or all workers are done; return their reports, added up.
@@ -153,10 +122,10 @@ class Supervisor:
 class _WorkerProcess:
     """A process, and when that has died the one in its place."""
 
-    def __init__(self, starting: "_Starting", number: int, *, drains: bool, tell: Tell) -> None:
+    def __init__(self, command: Sequence[str], *, name: str, drains: bool, tell: Tell) -> None:
         self.is_done = False
-        self.number = number
-        self._starting = starting
+        self._command = command
+        self._name = name
         self._drains = drains
         self._tell = tell
         self._backoff = Backoff()
@@ -170,20 +139,14 @@ class _WorkerProcess:
         said = [] if self._process is None else [self._process.line.report]
         return _sum([self._before, *said])
 
-    @property
-    def health(self) -> Health:
-        """How the process is; for as long as there is none, the supervisor's loop is what moves."""
-        process = self._process
-        return Health(0.0, "it is to be started") if process is None else process.line.health
-
     def look(self) -> None:
         """Start a process where it is time to; see whether the one that there is has died."""
         if self._process is not None:
             code = self._process.exit_code()
             if code is not None:
-                self._died(self._process, code)
+                self._died(self._process.line, code)
         elif not self.is_done and self._backoff.is_due():
-            self._process = _Process(self._starting, self.number)
+            self._process = _Process(self._command)
             self._backoff.started()
 
     def is_running(self) -> bool:
@@ -198,13 +161,7 @@ class _WorkerProcess:
     def kill(self) -> None:
         """End the process at once."""
         if self.is_running() and self._process is not None:
-            reason = "did not stop within its grace time"
-            self._tell("worker_killed", worker=self.number, reason=reason)
-            self._process.popen.kill()
-
-    def kill_quietly(self) -> None:
-        """The same, and nothing else."""
-        if self._process is not None:
+            self._tell(f"{self._name} did not stop within its grace time, and is killed")
             self._process.popen.kill()
 
     def bury(self) -> None:
@@ -214,8 +171,7 @@ class _WorkerProcess:
             self._process.line.close()
             self._process = None
 
-    def _died(self, process: "_Process", code: int) -> None:
-        line, pid = process.line, process.popen.pid
+    def _died(self, line: Listener, code: int) -> None:
         self.bury()
         if self._drains and line.has_ended:
             self.is_done = True
@@ -223,8 +179,7 @@ class _WorkerProcess:
         how = line.error or _how(code)
         self._check_misstarts(how, code)
         delay_s = self._backoff.died()
-        again_in_s = round(delay_s, 1)
-        self._tell("worker_died", worker=self.number, pid=pid, reason=how, again_in_s=again_in_s)
+        self._tell(f"{self._name}: {how}; it is started again in {delay_s:.1f} s")
 
     def _check_misstarts(self, how: str, code: int) -> None:
         """Raises what the worker says, where it would say so for ever."""
@@ -235,27 +190,16 @@ class _WorkerProcess:
             raise (ConfigError if code == _WRONG else OncelyError)(how)
 
 
-class _Starting(NamedTuple):
-    """How a worker is started."""
-
-    command: Sequence[str]
-    env: Mapping[str, str] | None
-    on_line: OnLine
-
-
 class _Process:
     """One life of a worker."""
 
-    def __init__(self, starting: _Starting, number: int) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
         self.line = Listener(ours)
-        self._on_line = starting.on_line
         with theirs:
-            options = ["--worker", str(number), "--lifeline", str(theirs.fileno())]
             self.popen = subprocess.Popen(
-                [*starting.command, *options],
+                [*command, "--lifeline", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env=starting.env,
                 pass_fds=[theirs.fileno()],
                 # A Ctrl-C on the terminal comes to the supervisor alone, which passes it on.
                 process_group=0,
@@ -265,9 +209,6 @@ class _Process:
         """None while it lives. What it has said is heard, its last words too."""
         code = self.popen.poll()
         self.line.listen()
-        lines, self.line.log = self.line.log, []
-        for line in lines:
-            self._on_line(line)
         return code
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from oncely.core.waiting import QueuedRow, WaitingMessage
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.transports.transport import Delivery
 
@@ -12,9 +11,8 @@ from oncely.transports.transport import Delivery
 class DeliveryTurn(Turn):
     """The turn of a delivery's message, and the handler that takes it."""
 
-    waits: bool = False
-    """Whether it does not run now, and is kept until its time has come: behind another of its
-    order, or until somebody is there who takes its type."""
+    put_off_s: float | None = None
+    """How long it is to wait for another of its order."""
     link: Any = None
     """The connection or session of its transaction, where it has one."""
     took_s: float = 0.0
@@ -27,8 +25,6 @@ class DeliveryTurn(Turn):
         self.handler = handler
         self.message = message
         self.deliveries = delivery.count
-        self.taken = delivery.tag if isinstance(delivery.tag, WaitingMessage) else None
-        self.queued = delivery.tag if isinstance(delivery.tag, QueuedRow) else None
 
     def start_over(self) -> None:
         """As Turn says."""

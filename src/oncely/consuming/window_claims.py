@@ -1,20 +1,21 @@
 """Claims: those of a window of deliveries, asked for in one batch and ended in one batch."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oncely._util import clock
-from oncely.consuming.outages import Outage
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import MessageError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message, check_message
-from oncely.core.verdicts import SetAside
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.patience import AWAY, PAUSE_S
+
+_log = logging.getLogger(__name__)
 
 MetadataOf = Callable[[Message], Mapping[str, Any] | None]
 
@@ -22,8 +23,7 @@ MetadataOf = Callable[[Message], Mapping[str, Any] | None]
 class Claims:
     """Asks and ends for the turns of one consumer, as `handling` says.
 
-    `calls` are what handlers ask for steps; `stop` is set when the consumer is to stop; `outage` is
-    told whether the store is away.
+    `calls` are what handlers ask for steps; `stop` is set when the consumer is to stop.
     """
 
     def __init__(
@@ -32,9 +32,7 @@ class Claims:
         metadata_of: MetadataOf | None,
         calls: AsyncCalls,
         stop: threading.Event,
-        outage: Outage,
     ) -> None:
-        self._outage = outage
         self.handling = handling
         self._inline = InlineCalls(handling.ledger)
         self._metadata_of = metadata_of
@@ -66,30 +64,19 @@ class Claims:
         while not self._stop.is_set():
             try:
                 run_inline(self.handling.begin(self._inline, turns))
-            except AWAY as error:
-                self._outage.met(error)
+            except AWAY:
+                _log.warning("store_is_away", extra={"consumer": self.handling.consumer})
                 clock.wait(self._stop, PAUSE_S)
                 continue
-            self._outage.over()
             for turn in turns:
                 if turn.held is not None:
                     turn.held.calls = self._calls
             return
 
     def end(self, turns: Sequence[DeliveryTurn]) -> None:
-        """Store how handlers have ended, and what is to wait of those that did not run."""
+        """Store how handlers have ended."""
         run_inline(self.handling.end(self._inline, turns))
-        kept = [turn for turn in turns if turn.waits or _is_dead_unheard(turn)]
-        if kept and not run_inline(self.handling.keep(self._inline, kept)):
-            for turn in kept:
-                turn.waits = False
 
     def give_back(self, turns: Sequence[DeliveryTurn]) -> None:
         """Release what has not run to its end, as far as that may run again."""
         run_inline(self.handling.give_back(self._inline, turns))
-
-
-def _is_dead_unheard(turn: DeliveryTurn) -> bool:
-    """Whether it is a dead letter, and not yet kept as one with its end."""
-    is_dead = turn.ending is not None and isinstance(turn.ending.verdict, SetAside)
-    return is_dead and turn.held is None and not turn.waits

@@ -6,8 +6,7 @@ exceptions takes the one for the other.
 """
 
 import re
-import traceback
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 # A password may hold what should have been escaped, so the last @ counts; and it may stand where
@@ -89,12 +88,10 @@ class BrokerRefused(ConfigError):
 class PublishRefused(TransportError):
     """The broker does not take some of the messages; all others are stored durably."""
 
-    def __init__(self, refused: Mapping[int, str], passing: Collection[int] = ()) -> None:
-        super().__init__(refused, passing)
+    def __init__(self, refused: Mapping[int, str]) -> None:
+        super().__init__(refused)
         self.refused = refused
         """The place of each among those that were to be published, and the reason."""
-        self.passing = passing
-        """Those of them that may be taken later: their queue was full, say, or not available."""
 
     def __str__(self) -> str:
         place, reason = next(iter(self.refused.items()))
@@ -107,10 +104,6 @@ class FencedError(OncelyError):
 
 class BusyError(OncelyError):
     """Another worker holds a live claim on this message: ask again later."""
-
-
-class WaitingError(BusyError):
-    """The message has failed, and waits in the ledger until a consumer tries it again."""
 
 
 class RefusedError(OncelyError):
@@ -145,15 +138,6 @@ class InDoubtError(RefusedError):
 def mask_passwords(text: str) -> str:
     """Replace what looks like a password in a URL or an assignment by stars."""
     return _PASSWORD_IN_TEXT.sub(r"\1\2***", _PASSWORD_IN_URL.sub(r"\1:***\2", text))
-
-
-def traced(error: BaseException, limit: int = 16_000) -> str:
-    """As `describe`, with the traceback before it; of one that is too long, its end."""
-    try:
-        text = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - a user's __str__ may raise anything.
-        return describe(error)
-    return describe(text[-limit:].rstrip(), limit)
 
 
 def reason_of(error: BaseException, limit: int = 200) -> str:

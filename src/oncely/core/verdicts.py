@@ -23,24 +23,14 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
+class DeadLetter:
     """Set it aside for people. The reason is fit to be stored: `errors.describe` makes it so."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Refuse it for good: the queue's own dead-letter exchange takes it."""
-
-    reason: str
-
-
-Settlement = Ack | Requeue | Refuse
-"""What a transport does with a delivery."""
-
-Verdict = Ack | Requeue | Delay | SetAside
-"""What becomes of a message that was delivered."""
+Verdict = Ack | Requeue | Delay | DeadLetter
+"""What becomes of a delivery."""
 
 
 class Phase(IntEnum):

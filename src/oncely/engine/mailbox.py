@@ -1,115 +1,65 @@
-"""Mailbox: the messages that wait in a ledger, for whoever takes them."""
+"""Mailbox: the messages that wait in a ledger, for whoever sends them."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 
-from oncely.core.commands import Finish, Reset
+from oncely.core.commands import Finish
+from oncely.core.deferred import DeferredMessage
 from oncely.core.durations import Duration, seconds
-from oncely.core.errors import MessageError
-from oncely.core.message import Message, check_message
 from oncely.core.record import Key, Record, check_key
-from oncely.core.waiting import (
-    OUTBOX,
-    DeadLetter,
-    WaitingMessage,
-    consumer_of,
-    retries_of,
-    retry_name,
-)
 from oncely.engine.means import SettlingMeans
 from oncely.engine.request import Request
-from oncely.stores.store import Backlog, Inside, Listing, PutBack, Store
-
-_PAGE = 100
+from oncely.stores.store import Backlog, Inside, PublishRefusal, Store
 
 
 class Mailbox:
-    """What waits: to be sent, to be tried again, for people, for a consumer.
+    """What handlers have sent and no transport has confirmed yet; a relay empties it.
 
     That of an inbox is a part of its transaction. Where the store has no transactions nothing ever
-    waits, and to keep or take raises ConfigError.
+    waits, and to take raises ConfigError.
     """
 
     def __init__(self, means: SettlingMeans) -> None:
         self._means = means
 
-    def deferred(self, key: Key) -> Sequence[WaitingMessage]:
+    def deferred(self, key: Key) -> Sequence[DeferredMessage]:
         """What is not sent yet of what `key` deferred, in the order of sending."""
         check_key(key)
-        return [each for each in self._of([key]) if each.queue == OUTBOX]
+        means = self._means
+        return means._transact(lambda inside: inside.waiting([key])) if means.can_defer else []
 
     def waiting(self, keys: Collection[Key]) -> set[Key]:
-        """Those of `keys` of which messages wait, or are set aside."""
-        return {message.parent for message in self._of(keys)}
-
-    def _of(self, keys: Collection[Key]) -> Sequence[WaitingMessage]:
-        means = self._means
-        return means._transact(lambda inside: inside.waiting(keys)) if means.can_defer else []
-
-    def keep(self, messages: Sequence[WaitingMessage]) -> None:
-        """Keep these; what is there already stays as it is."""
-        if messages:
-            self._means._transact(lambda inside: inside.keep(messages))
-
-    def keep_anew(
-        self, messages: Sequence[WaitingMessage], removed: Sequence[WaitingMessage] = ()
-    ) -> None:
-        """Keep these; what is there already, and is not to be sent, waits anew. With them, those
-        `removed` that are held still are done with in their queues.
-        """
-
-        def work(inside: Inside) -> None:
-            keep_anew(inside, messages)
-            if removed:
-                inside.remove_held(removed)
-
-        if messages or removed:
-            self._means._transact(work)
-
-    def lanes(self, lanes: Collection[str]) -> set[str]:
-        """Those of these lanes in which any wait that are not set aside."""
-        return self._means._transact(lambda inside: inside.lanes(lanes))
+        """Those of `keys` with messages that wait to be sent, or are set aside."""
+        if not self._means.can_defer:
+            return set()
+        waiting = self._means._transact(lambda inside: inside.waiting(keys))
+        return {message.parent for message in waiting}
 
     def take(
-        self,
-        limit: int,
-        hold: Duration,
-        parents: Sequence[Key] | None = None,
-        *,
-        queue: str = OUTBOX,
-    ) -> Sequence[WaitingMessage]:
-        """At most `limit` messages of a queue that can be taken now, in their order; of these
-        `parents` alone, where any are named. Nobody else is given them for the time of `hold`. Of
-        what is not to be sent, the next of a lane waits until the one before is removed.
+        self, limit: int, hold: Duration, parents: Sequence[Key] | None = None
+    ) -> Sequence[DeferredMessage]:
+        """At most `limit` messages that can be sent now, in the order of sending; of these
+        `parents` alone, where any are named. Nobody else is given them for the time of `hold`.
         """
         hold_s = seconds(hold, "hold")
-        one_per_lane = queue != OUTBOX
-        return self._means._transact(
-            lambda inside: inside.take(queue, limit, hold_s, parents, one_per_lane=one_per_lane)
-        )
+        return self._means._transact(lambda inside: inside.take(limit, hold_s, parents))
 
-    def sent(self, messages: Sequence[WaitingMessage]) -> None:
+    def sent(self, messages: Sequence[DeferredMessage]) -> None:
         """A transport has confirmed these: they wait no more, and a message whose last ones they
         were is completed. To say it twice is no error.
         """
 
         def work(inside: Inside) -> None:
-            # What was sent from elsewhere belongs to no message.
-            parents = sorted({each.parent for each in messages if each.parent.consumer})
+            parents = sorted({message.parent for message in messages})
             # Held: of two that send the last two, one comes after the other.
-            found = inside.load(parents).records if parents else {}
+            found = inside.load(parents).records
             inside.remove(messages)
             self._finish(inside, parents, found)
 
         self._means._transact(work)
 
-    def remove(self, messages: Sequence[WaitingMessage]) -> None:
-        """These wait no more."""
-        self._means._transact(lambda inside: inside.remove(messages))
-
-    def put_back(self, changes: Sequence[PutBack]) -> None:
-        """These go on waiting."""
-        self._means._transact(lambda inside: inside.put_back(changes))
+    def put_back(self, refusals: Sequence[PublishRefusal]) -> None:
+        """A transport has refused these."""
+        self._means._transact(lambda inside: inside.put_back(refusals))
 
     def finish(self, keys: Sequence[Key]) -> None:
         """Complete those that are handled and of which nothing waits to be sent."""
@@ -123,9 +73,7 @@ class Mailbox:
             self._means._settle([Request(key, Finish()) for key in keys])
 
     def _finish(self, inside: Inside, keys: Sequence[Key], found: Mapping[Key, Record]) -> None:
-        if not keys:
-            return
-        unsent = {each.parent for each in inside.waiting(keys) if each.queue == OUTBOX}
+        unsent = {message.parent for message in inside.waiting(keys)}
         done = [Request(key, Finish(), found.get(key)) for key in keys if key not in unsent]
         self._means._settle_inside(inside, done)
 
@@ -137,103 +85,14 @@ class LedgerMailbox(Mailbox):
         super().__init__(means)
         self._store = store
 
-    # ---- Looking -------------------------------------------------------------------------------
-
-    def backlog(self, queue: str = OUTBOX) -> Backlog:
-        """What waits in a queue, added up."""
-        return self.backlogs().get(queue, Backlog(waiting=0, set_aside=0, lag_s=0.0))
-
-    def backlogs(self) -> Mapping[str, Backlog]:
-        """The same of each queue in which anything waits."""
-        return self._store.backlogs()
-
-    def free_in_s(self, queue: str) -> float | None:
-        """In how many seconds the next of a queue can be taken; None where nothing waits there."""
-        return self._store.free_in_s(queue)
-
-    def wait(self, timeout: Duration) -> None:
-        """Return as soon as messages may have been kept, at the latest after `timeout`."""
-        self._store.wait_for_messages(seconds(timeout, "timeout"))
-
-    def listed(
-        self, queue: str, limit: int, *, is_set_aside: bool = False
-    ) -> Iterator[WaitingMessage]:
-        """At most `limit` that wait in a queue, in their order; `*` at the end of its name stands
-        for any number of letters.
-        """
-        listing = Listing(queue, is_set_aside, min(limit, _PAGE))
-        while limit > 0 and (page := self._store.listed(listing)):
-            yield from page
-            limit -= len(page)
-            listing = Listing(queue, is_set_aside, min(limit, _PAGE), page[-1].number or 0)
-
-    def dead(self, consumer: str | None, limit: int) -> Iterator[DeadLetter]:
-        """The dead letters of a consumer, or of all."""
-        queue = retries_of("*" if consumer is None else consumer)
-        return map(DeadLetter.of, self.listed(queue, limit, is_set_aside=True))
-
-    def dead_numbered(self, ids: Collection[int]) -> Sequence[DeadLetter]:
-        """Those of these dead letters that are still there."""
-        found = self._means._transact(lambda inside: inside.numbered(ids))
-        return [DeadLetter.of(each) for each in _dead_of(found)]
-
-    # ---- For operators -------------------------------------------------------------------------
+    def backlog(self) -> Backlog:
+        """What waits to be sent, added up."""
+        return self._store.backlog()
 
     def send_again(self) -> int:
         """Let the messages that were set aside be sent after all; return how many."""
-        count = 0
-        while page := self._store.listed(Listing(OUTBOX, is_set_aside=True, limit=_PAGE)):
-            self._free(page)
-            count += len(page)
-        return count
+        return self._store.send_again()
 
-    def _free(self, messages: Sequence[WaitingMessage]) -> None:
-        self._means._transact(lambda inside: inside.free(messages))
-
-    def retry_dead(self, ids: Collection[int], message: Message | None, by: str, why: str) -> int:
-        """Let dead letters be tried again, and their records run; return how many there were."""
-
-        def work(inside: Inside) -> int:
-            letters = _dead_of(inside.numbered(ids))
-            resets = [
-                Request(each.parent, Reset(by, why, is_edited=message is not None))
-                for each in letters
-                if each.name == retry_name(each.queue)
-            ]
-            # Refused where nothing hinders it to run: then there is nothing to reset.
-            self._means._settle_inside(inside, resets)
-            inside.free([_edited(each, message) for each in letters])
-            return len(letters)
-
-        return self._means._transact(work)
-
-    def discard_dead(self, ids: Collection[int]) -> int:
-        """Remove dead letters; return how many there were. Their records stay as they are."""
-
-        def work(inside: Inside) -> int:
-            letters = _dead_of(inside.numbered(ids))
-            inside.remove(letters)
-            return len(letters)
-
-        return self._means._transact(work)
-
-
-def keep_anew(inside: Inside, messages: Sequence[WaitingMessage]) -> None:
-    """Keep these; what is there already, and is not to be sent, waits anew."""
-    for renews in (False, True):
-        if those := [each for each in messages if (each.queue != OUTBOX) == renews]:
-            inside.keep(those, renews=renews)
-
-
-def _dead_of(messages: Sequence[WaitingMessage]) -> list[WaitingMessage]:
-    return [each for each in messages if each.is_set_aside and consumer_of(each.queue) is not None]
-
-
-def _edited(letter: WaitingMessage, message: Message | None) -> WaitingMessage:
-    """A dead letter with other content. Raises MessageError where that is another message."""
-    if message is None:
-        return letter
-    check_message(message)
-    if letter.parent.message_id and message.id != letter.id:
-        raise MessageError(f"id: {message.id!r} is another message than {letter.id!r}")
-    return replace(letter, id=message.id, message=message)
+    def wait(self, timeout: Duration) -> None:
+        """Return as soon as messages may have been deferred, at the latest after `timeout`."""
+        self._store.wait_for_deferred(seconds(timeout, "timeout"))

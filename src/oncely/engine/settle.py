@@ -51,7 +51,7 @@ class Settler:
         horizons: BelievedHorizons | None = None,
     ) -> None:
         self._store = store
-        self.observer = observer
+        self._observer = observer
         self.horizons = {} if horizons is None else horizons
         """As they were read last, for all who settle in the same store."""
 
@@ -95,8 +95,8 @@ class Settler:
     def _show(
         self, requests: Sequence[Request], results: Sequence[Outcome | Exception], began: float
     ) -> None:
-        if self.observer is not None:
-            self.observer.settled(requests, results, time.perf_counter() - began)
+        if self._observer is not None:
+            self._observer.settled(requests, results, time.perf_counter() - began)
 
     def _error_in_settling(
         self, requests: Sequence[Request], outcomes: _Outcomes

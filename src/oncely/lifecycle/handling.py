@@ -20,7 +20,6 @@ from oncely.core.commands import (
     Handled,
     Held,
     InDoubt,
-    MarkHandled,
     Outcome,
     Release,
     WriteOutcome,
@@ -50,14 +49,12 @@ from oncely.core.rules import (
     after_stop,
     recorded,
 )
-from oncely.core.verdicts import Delay, Ending, Phase, Told
-from oncely.core.waiting import WaitingMessage
+from oncely.core.verdicts import Ending, Phase, Told
 from oncely.engine.async_calls import AsyncCalls
-from oncely.engine.request import Request, Write, json_value, to_claim, to_write
+from oncely.engine.request import Request, to_claim, to_write
 from oncely.ledger import Ledger
 from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.held_message import HeldMessage, Untracked
-from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.patience import AWAY, Hold, Patience
 from oncely.lifecycle.probing import asked_probe
 from oncely.lifecycle.turn import Asked, Kept, Turn
@@ -84,8 +81,6 @@ class Handling:
     keeps_result: bool = False
     forgets_failures: bool = False
     """A handler that fails leaves no record."""
-    keeping: Keeping | None = None
-    """What of its messages waits in the ledger; None where whoever brings them has them."""
     finishes_handled: bool = True
     """What was handled before, and has nothing left to send, is completed by whoever meets it."""
     is_stopping: Callable[[], bool] = is_process_stopping
@@ -284,17 +279,8 @@ class Handling:
         metadata = [turn.asked.metadata for turn in turns]
         kept = metadata if any(metadata) else None
         sent_at = [turn.sent_at for turn in turns]
-        taken = [turn.taken is not None for turn in turns]
         return to_claim(
-            keys,
-            self._lease,
-            self.policy,
-            fingerprints,
-            kept,
-            finding,
-            doubt,
-            sent_at=sent_at,
-            taken=taken,
+            keys, self._lease, self.policy, fingerprints, kept, finding, doubt, sent_at=sent_at
         )
 
     @cached_property
@@ -318,34 +304,13 @@ class Handling:
                 turn.ending = self.ending_of(turn)
         held = self._to_be_stored(turns)
         is_done = any(map(_is_completed, held))
-        keeping = [turn for turn in held if self._keeps_any(turn)]
+        sending = [turn for turn in held if _held_by(turn).end() and _is_completed(turn)]
         if is_done:
             reached("before_completed")
-        await self._store(calls, _without(held, keeping), self._write)
-        await self._store(calls, keeping, self._write_and_keep)
+        await self._store(calls, _without(held, sending), self._write)
+        await self._store(calls, sending, self._write_handled)
         if is_done:
             reached("after_completed")
-
-    async def keep(self, calls: AsyncCalls, turns: Sequence[Turn]) -> bool:
-        """Keep in the ledger messages that did not run: for people, or until their time has come.
-        Whether that is stored; if not, they are to come again.
-        """
-        if self.keeping is None:
-            return False
-        rows = [row for turn in turns for row in self.keeping.rows_of(turn)]
-        try:
-            # What waits for its next try already goes on doing so.
-            await calls.run(calls.mailbox.keep, [row for row in rows if not row.is_set_aside])
-            dead = [row for row in rows if row.is_set_aside]
-            await calls.run(calls.mailbox.keep_anew, dead, self._rows_in_queue(turns))
-        except StoreError as error:
-            _log.warning("keeping_failed", exc_info=error, extra={"consumer": self.consumer})
-            for turn in turns:
-                turn.ending = after_refusal(error)
-            return False
-        for turn in turns:
-            self._note_gone(turn)
-        return True
 
     async def end_joined(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
         """Store in the transaction of `calls` how the handlers of these have ended, none of which
@@ -353,12 +318,12 @@ class Handling:
         """
         for turn in turns:
             turn.ending = self.ending_of(turn)
-        keeping = [turn for turn in turns if self._keeps_any(turn)]
+        sending = [turn for turn in turns if _held_by(turn).end() and _is_completed(turn)]
         reached("before_completed")
         outcomes: list[WriteOutcome | Exception] = []
         for write, those in (
-            (self._write, _without(turns, keeping)),
-            (self._write_and_keep, keeping),
+            (self._write, _without(turns, sending)),
+            (self._write_handled, sending),
         ):
             if those:
                 outcomes += await write(calls, those, [_held_by(turn).claim for turn in those])
@@ -497,8 +462,6 @@ class Handling:
             if isinstance(outcome, Fenced):
                 turn.refusal = FencedError("another worker has taken the message over")
                 turn.ending = after_refusal(turn.refusal)
-            else:
-                self.note_removed(turn)
         return left
 
     def _give_up(self, turns: Sequence[Turn], error: StoreError) -> None:
@@ -516,79 +479,20 @@ class Handling:
         requests = [to_write(self._command(turn, claim)) for turn, claim in pairs]
         return cast(list[WriteOutcome | Exception], await calls.settle_each(requests))
 
-    # ---- What was taken from a queue in the same database ----------------------------------------
-
-    def note_removed(self, turn: Turn) -> None:
-        """The end of this turn is stored: where it was taken from a queue in the ledger's database,
-        it is gone from there by the same commit.
-        """
-        if self._is_removed(turn):
-            self._note_gone(turn)
-
-    def _is_removed(self, turn: Turn) -> bool:
-        """Whether the end of this turn is the end of what is in the queue."""
-        if turn.queued is None or turn.ending is None:
-            return False
-        told = turn.ending.told
-        return told is Told.COMPLETED or (
-            self.keeping is not None and told in (Told.FAILED, Told.EXHAUSTED)
-        )
-
-    def _rows_in_queue(self, turns: Sequence[Turn]) -> list[WaitingMessage]:
-        """What these were taken from, as far as it is in the ledger's database."""
-        queued = [turn.queued for turn in turns if turn.queued is not None]
-        return [each.row for each in queued if each.place == self.ledger.place]
-
-    def _note_gone(self, turn: Turn) -> None:
-        if turn.queued is not None and self._rows_in_queue([turn]):
-            turn.queued.is_over = True
-
-    # ---- What goes with an end -------------------------------------------------------------------
-
-    def _keeps_any(self, turn: Turn) -> bool:
-        """Whether something goes into the mailbox or a queue, or out of it, with the end of this
-        turn.
-        """
-        if self._is_removed(turn) and self._rows_in_queue([turn]):
-            return True
-        held = _held_by(turn)
-        if _is_completed(turn):
-            # Also one that was brought once more may wait, from an earlier attempt.
-            return bool(held.end()) or (self.keeping is not None and _may_wait(turn))
-        told = cast(Ending, turn.ending).told
-        return self.keeping is not None and told in (Told.FAILED, Told.EXHAUSTED)
-
-    async def _write_and_keep(
+    async def _write_handled(
         self, calls: AsyncCalls, turns: Sequence[Turn], claims: Sequence[Claim]
     ) -> Sequence[WriteOutcome | Exception]:
-        writes = [self._whole_end(*pair) for pair in zip(turns, claims, strict=True)]
-        return await calls.write_all(writes)
-
-    def _whole_end(self, turn: Turn, claim: Claim) -> Write:
-        """What is said of a turn's end, and what is kept and removed with it."""
-        removed = self._rows_in_queue([turn]) if self._is_removed(turn) else ()
-        return self._end_with(turn, claim)._replace(removed=removed)
-
-    def _end_with(self, turn: Turn, claim: Claim) -> Write:
-        if not _is_completed(turn):
-            kept = () if self.keeping is None else self.keeping.rows_of(turn)
-            return Write(self._command(turn, claim), kept)
-        is_over = self.keeping is not None and _may_wait(turn)
-        sent = _held_by(turn).end()
-        if not sent:
-            return Write(self._command(turn, claim), is_over=is_over)
-        result = turn.result if self.keeps_result else None
-        return Write(MarkHandled(claim, json_value(result)), sent, is_over)
+        results = [turn.result for turn in turns] if self.keeps_result else None
+        deferred = [_held_by(turn).end() for turn in turns]
+        return await calls.handled_many(claims, results, deferred)
 
     def _command(self, turn: Turn, claim: Claim) -> Held:
-        told, verdict, _ = cast(Ending, turn.ending)
+        told = cast(Ending, turn.ending).told
         if told is Told.COMPLETED:
             return Complete(claim, turn.result if self.keeps_result else None)
         if told is Told.RELEASED or self.forgets_failures:
             return Release(claim)
-        waits = self.keeping is not None and isinstance(verdict, Delay)
-        retry_s = verdict.delay_s if waits and isinstance(verdict, Delay) else None
-        return Fail(claim, recorded(turn.error), told is Told.EXHAUSTED, retry_s)
+        return Fail(claim, recorded(turn.error), final=told is Told.EXHAUSTED)
 
 
 def ending_of(turn: Turn, policy: Policy, *, is_stopping: bool) -> Ending:
@@ -609,11 +513,6 @@ def ending_of(turn: Turn, policy: Policy, *, is_stopping: bool) -> Ending:
 def _held_by(turn: Turn) -> HeldMessage:
     assert turn.held is not None  # noqa: S101 - only such are stored.
     return turn.held
-
-
-def _may_wait(turn: Turn) -> bool:
-    """Whether its message may wait to be tried again, from an attempt before this one."""
-    return turn.taken is not None or _held_by(turn).claim.fence > 1
 
 
 def _is_completed(turn: Turn) -> bool:

@@ -127,7 +127,6 @@ def _commit_done(handling: Handling, turns: Sequence[Turn]) -> None:
     for turn in turns:
         turn.ending = turn.ending or handling.ending_of(turn)
         turn.phase = Phase.STORED
-        handling.note_removed(turn)
 
 
 def retried(ledger: Ledger, source: Begins, transact: Callable[[Any, Inbox], T]) -> T:

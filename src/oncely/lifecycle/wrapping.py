@@ -26,7 +26,7 @@ def message_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message | None
 
 def wrapped(function: Callable[..., Any], run: Run) -> Callable[..., Any]:
     """`function`, called by `run`; what `run` hands over besides comes after its positional
-    arguments, or by name.
+    arguments.
 
     Where the function is async, `run` is async, too.
     """
@@ -34,17 +34,13 @@ def wrapped(function: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
         @functools.wraps(function)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await run(
-                lambda *more, **named: function(*args, *more, **kwargs, **named), args, kwargs
-            )
+            return await run(lambda *more: function(*args, *more, **kwargs), args, kwargs)
 
         return async_wrapper
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return run(
-            lambda *more, **named: ended(function, *args, *more, **kwargs, **named), args, kwargs
-        )
+        return run(lambda *more: ended(function, *args, *more, **kwargs), args, kwargs)
 
     return wrapper
 

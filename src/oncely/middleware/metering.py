@@ -56,11 +56,7 @@ class Measured(Around):
             buckets=_SECONDS,
         )
         self._in_flight = Gauge(
-            "oncely_messages_in_flight",
-            "Messages that are at it now.",
-            registry=registry,
-            # Of several processes that share a port: of those that live.
-            multiprocess_mode="livesum",
+            "oncely_messages_in_flight", "Messages that are at it now.", registry=registry
         )
 
     @contextmanager

@@ -15,7 +15,6 @@ from pyspark import TaskContext
 from oncely.core.errors import ConfigError
 from oncely.ledger import Ledger, open_ledger
 from oncely.locations import hidden, read_secret
-from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import sqlite_file
 
 _opened = lru_cache(maxsize=8)(open_ledger)
@@ -29,19 +28,19 @@ def migrated_ledger(location: str) -> Ledger:
     Raises ConfigError, which says on what machine a secret is missing.
     """
     with url_here(location) as url:
-        ledger = _opened(url, table=TABLE_NAME, schema=None)
+        ledger = _opened(url)
     _migrate(ledger)
     return ledger
 
 
-def existing_ledger(location: str, table: str = TABLE_NAME, schema: str | None = None) -> Ledger:
+def existing_ledger(location: str) -> Ledger:
     """The same, its schema left as it is. Raises ConfigError for a file that is not there, too:
     to open it would leave an empty one where somebody has mistyped a name.
     """
     with url_here(location) as url:
         if url.startswith("sqlite:") and not sqlite_file(url).is_file():
             raise ConfigError(f"ledger: there is no file {str(sqlite_file(url))!r}")
-        return _opened(url, table=table, schema=schema)
+        return _opened(url)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from oncely._util.forking import afresh_in_children
 from oncely.core.errors import ConfigError
 from oncely.core.record import Key, Record, State
-from oncely.core.waiting import WaitingMessage
 from oncely.stores.memory_tables import MemoryTables, own
 from oncely.stores.store import (
     Backlog,
@@ -22,7 +21,6 @@ from oncely.stores.store import (
     Inside,
     Joined,
     KeyRange,
-    Listing,
     Loaded,
     Query,
     Store,
@@ -46,7 +44,7 @@ class MemoryStore(Store):
 
     def start_afresh(self) -> None:
         """Undo what another thread of the parent was about: called in a forked child."""
-        # Whoever waits for messages waits for this.
+        # Whoever waits for deferred messages waits for this.
         self._lock = threading.Condition()
         self._tables.roll_back()
 
@@ -83,19 +81,14 @@ class MemoryStore(Store):
             "the ledger on that database, as in open_ledger(engine)"
         )
 
-    def backlogs(self) -> Mapping[str, Backlog]:
+    def backlog(self) -> Backlog:
         with self._lock:
-            return self._tables.backlogs()
+            return self._tables.backlog()
 
-    def listed(self, listing: Listing) -> Sequence[WaitingMessage]:
-        with self._lock:
-            return self._tables.listed(listing)
+    def send_again(self) -> int:
+        return self.transaction(lambda _: self._tables.send_again())
 
-    def free_in_s(self, queue: str) -> float | None:
-        with self._lock:
-            return self._tables.free_in_s(queue)
-
-    def wait_for_messages(self, timeout_s: float) -> None:
+    def wait_for_deferred(self, timeout_s: float) -> None:
         with self._lock:
             self._lock.wait_for(self._tables.some_can_be_sent, timeout_s)
 

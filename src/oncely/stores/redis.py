@@ -142,7 +142,7 @@ class RedisStore(Store):
 
     def transaction(self, work: Callable[[Inside], T]) -> T:  # noqa: ARG002 - the protocol's.
         raise ConfigError(
-            "ledger: Redis has no transactions, so no message waits, and no step is kept; open the "
+            "ledger: Redis has no transactions, and so no deferred messages and no steps; open the "
             'ledger on a database, as in "postgresql://user@host/database"'
         )
 
@@ -152,7 +152,7 @@ class RedisStore(Store):
             "ledger on that database, as in open_ledger(engine)"
         )
 
-    def wait_for_messages(self, timeout_s: float) -> None:
+    def wait_for_deferred(self, timeout_s: float) -> None:
         time.sleep(timeout_s)
 
     def scan(self, query: Query) -> Sequence[Record]:

@@ -9,24 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, islice
 
 from oncely.core.errors import PublishRefused
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
-from oncely.transports.destination import Destination, EventsOf, QueueNamed, destination_of, takes
-from oncely.transports.transport import (
-    Clock,
-    Delivery,
-    Features,
-    Limits,
-    dead_of,
-    leads_nowhere,
-    log_rejected,
-    refusals,
-    too_large,
-    typed,
-)
+from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue, Verdict
+from oncely.transports.transport import Clock, DeadLettered, Delivery, Features, Limits, refusals
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +24,7 @@ _numbers = count(1)
 
 @dataclass(slots=True)
 class _Kept:
-    """A message that waits, or is held."""
+    """A message that waits, is delayed, or is held."""
 
     message: Message
     visible_at: float = -math.inf
@@ -50,33 +38,29 @@ class _Queue:
     def __init__(self, name: str) -> None:
         self.due_at = math.inf
         """When the next comes back: never later than that."""
-        self.types: set[str] = set()
-        """What it has subscribed to."""
         self._name = name
         self._ready: list[tuple[int, _Kept]] = []
         self._later: dict[int, _Kept] = {}
+        self._dead: dict[int, DeadLettered] = {}
 
     def add(self, message: Message) -> None:
         heappush(self._ready, (next(_numbers), _Kept(message)))
 
-    def take(self, limit: int, holder: object, now: float, limits: Limits) -> list[Delivery]:
+    def take(self, limit: int, holder: object, now: float, visibility_s: float) -> list[Delivery]:
         self._bring_back(now)
         taken = []
         for _ in range(min(limit, len(self._ready))):
             number, kept = self._ready[0]
             kept.count += 1
             kept.holder = holder
-            self._put_off(number, kept, now + limits.visibility_s)
+            self._put_off(number, kept, now + visibility_s)
             # Last: an interrupt before it loses nothing.
             heappop(self._ready)
             tag = (number, kept.count)
-            problem = too_large(kept.message.body, limits.max_bytes)
-            taken.append(Delivery(_own(kept.message), self._name, kept.count, tag, problem))
+            taken.append(Delivery(_own(kept.message), self._name, kept.count, tag))
         return taken
 
-    def settle(
-        self, delivery: Delivery, holder: object, verdict: Settlement, dead: "_Queue"
-    ) -> bool:
+    def settle(self, delivery: Delivery, holder: object, verdict: Verdict, now: float) -> bool:
         """Whether it was still held, as it was delivered, by `holder`."""
         number, times = delivery.tag
         kept = self._later.get(number)
@@ -87,8 +71,12 @@ class _Queue:
                 del self._later[number]
             case Requeue():
                 self._make_ready(number, kept)
-            case Refuse():
-                dead.add(kept.message)
+            case Delay(delay_s):
+                kept.holder = None
+                self._put_off(number, kept, now + delay_s)
+            case DeadLetter(reason):
+                letter = DeadLettered(kept.message, self._name, reason, kept.count, number)
+                self._dead[number] = letter
                 del self._later[number]
         return True
 
@@ -99,6 +87,16 @@ class _Queue:
 
     def is_drained(self) -> bool:
         return not self._ready and not self._later
+
+    def dead_letters(self, limit: int) -> list[DeadLettered]:
+        letters = islice(self._dead.values(), limit)
+        return [replace(letter, message=_own(letter.message)) for letter in letters]
+
+    def retry(self, letter: DeadLettered) -> bool:
+        there = self._dead.pop(letter.tag, None)
+        if there is not None:
+            self.add(there.message)
+        return there is not None
 
     def _bring_back(self, now: float) -> None:
         if now < self.due_at:
@@ -129,18 +127,7 @@ class QueueServer:
         self._queues: dict[str, _Queue] = {}
 
     def queue(self, name: str) -> _Queue:
-        """That of this name, made where it is missing."""
         return self._queues.setdefault(name, _Queue(name))
-
-    def queues_of(self, destination: Destination) -> list[_Queue]:
-        """Where messages for a destination come to."""
-        match destination:
-            case QueueNamed(name):
-                return [self._queues[name]] if name in self._queues else []
-            case EventsOf(type_):
-                each = self._queues.values()
-                return [q for q in each if any(takes(pattern, type_) for pattern in q.types)]
-        return []
 
     def give_back(self, holder: object) -> None:
         for queue in self._queues.values():
@@ -159,7 +146,9 @@ class MemoryTransport:
     """A connection to a QueueServer."""
 
     def __init__(self, server: QueueServer, limits: Limits = Limits()) -> None:
-        self.features = Features(ordered=True, counts_deliveries=True, **limits._asdict())
+        self.features = Features(
+            delays=True, ordered=True, counts_deliveries=True, **limits._asdict()
+        )
         self._limits = limits
         self._server = server
         # Another one after each close: what was received before it is not held any more.
@@ -171,54 +160,51 @@ class MemoryTransport:
         with self._server.changed:
             while self._holder is holder:
                 kept, now = self._server.queue(queue), self._server.clock()
-                taken = kept.take(max_messages, holder, now, self._limits)
+                taken = kept.take(max_messages, holder, now, self._limits.visibility_s)
                 left_s = until - time.monotonic()
                 if taken or left_s <= 0:
                     return taken
                 self._server.changed.wait(min(left_s, kept.due_at - now))
         return []
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
-        log_rejected(verdicts)
+    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
         with self._changing() as server:
-            settled = [self._settle(server, *pair) for pair in verdicts]
+            now = server.clock()
+            settled = [
+                server.queue(delivery.queue).settle(delivery, self._holder, verdict, now)
+                for delivery, verdict in verdicts
+            ]
         if not all(settled):
             _log.info("settled_too_late", extra={"count": settled.count(False)})
 
-    def publish(
-        self, destination: str, messages: Sequence[Message], *, create: bool = True
-    ) -> None:
-        target = destination_of(destination)
-        refused = dict(refusals(messages, self._limits.max_bytes))
+    def publish(self, queue: str, messages: Sequence[Message]) -> None:
+        refused = refusals(messages, self._limits.max_bytes)
         with self._changing() as server:
-            if create and isinstance(target, QueueNamed):
-                server.queue(target.name)
-            queues = server.queues_of(target)
-            if not queues:
-                refused = leads_nowhere(destination, messages)
             for place, message in enumerate(messages):
                 if place not in refused:
-                    for queue in queues:
-                        queue.add(_own(typed(message, target)))
+                    server.queue(queue).add(_own(message))
         if refused:
             raise PublishRefused(refused)
 
     def subscribe(self, queue: str, types: Sequence[str]) -> None:
-        with self._server.changed:
-            self._server.queue(queue).types.update(types)
+        pass  # Whoever publishes names the queue.
 
     def is_drained(self, queue: str) -> bool:
         with self._server.changed:
             return self._server.queue(queue).is_drained()
 
+    def dead_letters(self, queue: str, limit: int = 100) -> Sequence[DeadLettered]:
+        with self._server.changed:
+            return self._server.queue(queue).dead_letters(limit)
+
+    def retry(self, letters: Sequence[DeadLettered]) -> int:
+        with self._changing() as server:
+            return sum([server.queue(letter.queue).retry(letter) for letter in letters])
+
     def close(self) -> None:
         with self._changing() as server:
             server.give_back(self._holder)
             self._holder = object()
-
-    def _settle(self, server: QueueServer, delivery: Delivery, verdict: Settlement) -> bool:
-        dead = server.queue(dead_of(delivery.queue))
-        return server.queue(delivery.queue).settle(delivery, self._holder, verdict, dead)
 
     @contextmanager
     def _changing(self) -> Iterator[QueueServer]:

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from oncely.core.errors import ConfigError
-from oncely.locations import LedgerPlace, check_shared, read_secret
+from oncely.locations import check_shared, read_secret
 from oncely.spark.pipeline.config import (
     MessageTable,
     Scalar,
@@ -18,7 +18,6 @@ from oncely.spark.pipeline.config import (
 )
 from oncely.spark.rabbitmq.source_options import FORMAT as RABBITMQ
 from oncely.spark.settings import as_text
-from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import sqlite_file
 
 
@@ -44,13 +43,7 @@ class ReconcileConfig(SourceConfig):
     """A file with a source and its mapping, and whose records its messages are compared with."""
 
     def __init__(
-        self,
-        file: Path,
-        tables: _ReconcileFile,
-        ledger: str | None,
-        consumer: str | None,
-        table: str,
-        schema: str | None,
+        self, file: Path, tables: _ReconcileFile, ledger: str | None, consumer: str | None
     ) -> None:
         super().__init__(file, tables.source, tables.message)
         self.spark = as_text(tables.spark)
@@ -59,7 +52,7 @@ class ReconcileConfig(SourceConfig):
         if name is None:
             raise self.wrong("[pipeline] consumer", "is missing; write it there, or add --consumer")
         self.consumer = self.consumer_of(name)
-        self.place = LedgerPlace(self._ledger(ledger or tables.pipeline.ledger), table, schema)
+        self.ledger = self._ledger(ledger or tables.pipeline.ledger)
 
     def _source_options(self) -> dict[str, str]:
         if self.source.format == RABBITMQ:
@@ -87,11 +80,7 @@ class ReconcileConfig(SourceConfig):
 
 
 def read_reconcile_config(
-    file: Path,
-    ledger: str | None = None,
-    consumer: str | None = None,
-    table: str = TABLE_NAME,
-    schema: str | None = None,
+    file: Path, ledger: str | None = None, consumer: str | None = None
 ) -> ReconcileConfig:
     """Read and check a file; `ledger` and `consumer` replace or supply those in it.
 
@@ -101,4 +90,4 @@ def read_reconcile_config(
         tables = _ReconcileFile.model_validate(read_toml(file))
     except ValidationError as error:
         raise ConfigError(f"{file}: {first_error(error)}") from error
-    return ReconcileConfig(file, tables, ledger, consumer, table, schema)
+    return ReconcileConfig(file, tables, ledger, consumer)

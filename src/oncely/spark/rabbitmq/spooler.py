@@ -72,18 +72,19 @@ class Spooler:
         return number
 
     def waiting(self) -> int:
-        """How many messages the broker has for receivers now."""
+        """How many messages the broker has for receivers now, those that are delayed included."""
         from oncely.transports.rabbitmq.connection import Line
-        from oncely.transports.rabbitmq.topology import waiting
+        from oncely.transports.rabbitmq.topology import Topology, waiting
         from oncely.transports.rabbitmq.url_options import read_options
 
         address, _, told = self._options.url().partition("?")
-        parameters, _ = read_options(address, told)
+        parameters, settings = read_options(address, told)
+        topology, name = Topology(settings.queue_type), self._options.queue
+        queues = [topology.main(name), *topology.delays(name)]
         line = Line(parameters)
         try:
-            line.wait_until_open()
             # A broker that is busy says zero rather than nothing.
-            return max(waiting(line, self._options.queue) for _ in range(_COUNTS))
+            return max(sum(waiting(line, q.name) for q in queues) for _ in range(_COUNTS))
         finally:
             line.close()
 

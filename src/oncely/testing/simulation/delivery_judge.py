@@ -6,56 +6,31 @@ from collections.abc import Iterator, Mapping
 from oncely.testing.simulation.history import Event, History, Name, StoredRow
 from oncely.testing.simulation.judging import Judge, Run, is_held, is_operator, returned_runs
 
-_LONGEST_S = 20.0
-"""Between the answer to an asking and what follows from it: a worker may be frozen."""
-
 
 class DeliveryJudge(Judge):
     """U3: what is acknowledged has come to its end, or is let go by policy."""
 
     def wrongs(self) -> Iterator[str]:
-        self._lives_of = self._lives()
+        lives = self._lives()
         self._returned = returned_runs(self.history)
         received: dict[tuple[int, int], float] = {}
-        kept: dict[int, Event] = {}
-        was_kept: dict[tuple[str, str], float] = {}
-        """When a message of that id and content was kept last."""
-        for event in self.history.of("delivered", "acknowledged", "dead_letter", "kept"):
-            facts = event.facts
+        for event in self.history.of("delivered", "acknowledged", "dead_letter"):
+            tag = event.facts["tag"]
             if event.what == "delivered":
-                received[facts["tag"]] = event.at
+                received[tag] = event.at
                 continue
-            name = (facts["id"], facts["fingerprint"])
-            if event.what == "kept":
-                if facts["is_aside"] and not is_operator(event):
-                    # What it was when it was asked for: others may have gone on since.
-                    yield from self._wrong(event, event.at - _LONGEST_S)
-                kept[facts["number"]] = event
-                was_kept[name] = event.at
+            moments = lives[event.facts["id"]]
+            may = self._may_acknowledge if event.what == "acknowledged" else self._may_set_aside
+            during = [
+                row
+                for since, until, row in moments
+                if until >= received[tag] and since <= event.at and row is not None
+            ]
+            same = [row for row in during if row.fingerprint == event.facts["fingerprint"]]
+            if event.what == "dead_letter" and len(same) < len(during):
                 continue
-            is_kept = any(
-                (each.facts["id"], each.facts["fingerprint"]) == name
-                for each in kept.values()
-                if each.facts["is_aside"] is not None
-            )
-            since = received[facts["tag"]]
-            if not (is_kept or was_kept.get(name, -1.0) >= since):
-                yield from self._wrong(event, since)
-
-    def _wrong(self, event: Event, since: float) -> Iterator[str]:
-        """Why a message may not be let go or set aside, by what its record was meanwhile."""
-        during = [
-            row
-            for begun, until, row in self._lives_of[event.facts["id"]]
-            if until >= since and begun <= event.at and row is not None
-        ]
-        same = [row for row in during if row.fingerprint == event.facts["fingerprint"]]
-        is_acknowledged = event.what == "acknowledged"
-        if not is_acknowledged and len(same) < len(during):
-            return
-        may = self._may_acknowledge if is_acknowledged else self._may_set_aside
-        if not any(may(event, row) for row in same):
-            yield f"U3: {event.what} without a durable end: {event}"
+            if not any(may(event, row) for row in same):
+                yield f"U3: {event.what} without a durable end: {event}"
 
     def _lives(self) -> Mapping[str, list[tuple[float, float, StoredRow | None]]]:
         """Each version of each record, and from when to when it was stored."""
@@ -142,7 +117,6 @@ class EndJudge(Judge):
             return
         last = {event.facts["key"]: event.facts["after"] for event in self.history.of("row")}
         dead = {event.facts["id"] for event in self.history.of("dead_letter")}
-        dead |= {event.facts["id"] for event in self.history.of("kept") if event.facts["is_aside"]}
         done = {event.facts["key"] for event in self.history.of("done")}
         returned = returned_runs(self.history)
         # What an operator forgot after its end has no other: a straggler's run may fail.

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ReplyLost
-from oncely.core.ids import fingerprint_of
 from oncely.core.record import Key, Record, State
-from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.store import Inside, Store
@@ -19,7 +18,7 @@ from oncely.testing.simulation.scheduler import Scheduler
 T = TypeVar("T")
 
 _Fault = type[Exception]
-_HERE = ("is_contention", "wait_for_messages", "close")
+_HERE = ("is_contention", "wait_for_deferred", "close")
 """What no message goes over the wire for."""
 _TOLD_ONCE = ("insert", "swap")
 """What may not be done again when nobody knows whether it was: its answer would be another."""
@@ -33,7 +32,7 @@ class WatchedStore:
         self.history = history
         self.store = MemoryStore(lambda: EPOCH + scheduler.now)
         self._rows: dict[Key, Record] = {}
-        self._waiting: dict[int, WaitingMessage] = {}
+        self._waiting: dict[int, DeferredMessage] = {}
         self._steps: set[tuple[Key, str]] = set()
 
     def do(self, actor: str, work: Callable[[Store], T]) -> T:
@@ -51,37 +50,18 @@ class WatchedStore:
         for key, step in sorted({*steps} ^ self._steps):
             what = "step_kept" if (key, step) in steps else "step_gone"
             self.note(actor, what, key=tuple(key), step=step)
-        for number in sorted({*waiting} | {*self._waiting}):
-            self._note_waiting(actor, self._waiting.get(number), waiting.get(number))
-        unsent = {each.parent for each in waiting.values() if each.queue == OUTBOX}
-        comes = {
-            each.parent
-            for each in waiting.values()
-            if each.queue != OUTBOX and not each.is_set_aside
-        }
+        for number in sorted({*waiting} ^ {*self._waiting}):
+            message = waiting.get(number) or self._waiting[number]
+            what = "deferred" if number in waiting else "undeferred"
+            name = (message.destination, message.id)
+            self.note(actor, what, key=tuple(message.parent), message=name)
+        unsent = {message.parent for message in waiting.values()}
         for key in sorted({*rows} | {*self._rows}):
             before, after = self._rows.get(key), rows.get(key)
             if before is not after:
                 told = {"before": _row(before), "after": _row(after), "waits": key in unsent}
-                self.note(actor, "row", key=tuple(key), comes=key in comes, **told)
+                self.note(actor, "row", key=tuple(key), **told)
         self._rows, self._waiting, self._steps = rows, waiting, steps
-
-    def _note_waiting(
-        self, actor: str, before: WaitingMessage | None, after: WaitingMessage | None
-    ) -> None:
-        message = after or before
-        assert message is not None  # noqa: S101 - it is there, or was.
-        key = tuple(message.parent)
-        if message.queue == OUTBOX:
-            if before is None or after is None:
-                what = "undeferred" if after is None else "deferred"
-                self.note(actor, what, key=key, message=(message.destination, message.id))
-            return
-        told = {"id": message.id, "fingerprint": fingerprint_of(message.message.body)}
-        is_aside = None if after is None else after.is_set_aside
-        is_other = before is not None and after is not None and before.message != after.message
-        if before is None or after is None or before.is_set_aside != is_aside or is_other:
-            self.note(actor, "kept", key=key, number=message.number, is_aside=is_aside, **told)
 
     def note(self, actor: str, what: str, **facts: Any) -> None:
         """Something is seen at the store."""
@@ -95,8 +75,8 @@ class WatchedStore:
 
     @property
     def some_wait(self) -> bool:
-        """Whether messages wait for anybody but people."""
-        return any(each.queue == OUTBOX or not each.is_set_aside for each in self._waiting.values())
+        """Whether deferred messages wait."""
+        return bool(self._waiting)
 
 
 def _row(record: Record | None) -> StoredRow | None:

@@ -148,10 +148,8 @@ class RowJudge(Judge):
             return None if is_released and is_one_less else "not released to what it was"
         if after.state == "processing":
             return self._wrong_lease(event, after)
-        if after.lease_until is not None and after.state != "failed":
+        if after.lease_until is not None:
             return "a lease on what nobody works on"
-        if after.lease_until is not None and not event.facts["comes"]:
-            return "U5: said to wait, and nothing does"
         if after.state == "sent" and event.facts["waits"]:
             return "U4: completed although messages wait"
         return None

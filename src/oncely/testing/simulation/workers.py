@@ -17,7 +17,7 @@ from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message, current
 from oncely.core.policy import Policy
 from oncely.core.record import Key
-from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
+from oncely.core.verdicts import Ack, DeadLetter, Delay, Verdict
 from oncely.ledger import Ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
@@ -190,24 +190,24 @@ class CallerLoop:
         except TransportError:
             self._stop.wait(_AGAIN_S)
 
-    def _verdict(self, delivery: Delivery) -> Settlement:
+    def _verdict(self, delivery: Delivery) -> Verdict:
         try:
             result = self._answer(delivery.message)
         except KeyboardInterrupt:
             self._note("was_interrupted")
-            return Requeue()
+            return Delay(_AGAIN_S)
         except Exception as error:  # noqa: BLE001 - what may be raised is judged below.
             return self._after(error, delivery.message)
         self._note("returned", key=(CONSUMER, delivery.message.id), result=result)
         return Ack()
 
-    def _after(self, error: Exception, message: Message) -> Settlement:
-        if isinstance(error, RefusedError):
-            return Refuse(f"{type(error).__name__}: {error}")
+    def _after(self, error: Exception, message: Message) -> Verdict:
         if isinstance(error, BusyError | FencedError | StoreError):
             self._note("put_off", id=message.id, error=type(error).__name__)
-        elif not self._handler.has_raised(error):
-            raise error
-        # The caller is who tries again, until the ledger says that no try is left.
-        self._stop.wait(_AGAIN_S)
-        return Requeue()
+            return Delay(_AGAIN_S)
+        if isinstance(error, RefusedError):
+            return DeadLetter(f"{type(error).__name__}: {error}")
+        if self._handler.has_raised(error):
+            # The caller is who tries again, until the ledger says that no try is left.
+            return Delay(_AGAIN_S)
+        raise error

@@ -1,7 +1,6 @@
 """What the URL of a RabbitMQ broker says."""
 
 import ssl
-from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from pika import SSLOptions, URLParameters
@@ -10,26 +9,12 @@ from pika.connection import Parameters
 from oncely.core.durations import positive_seconds
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.transports.numbers import whole
+from oncely.transports.rabbitmq.rabbitmq_transport import RabbitSettings
 
-_NAMES = (
-    "prefetch, prefetch_bytes, queue_type, exchange, max_bytes, confirm_timeout, heartbeat, cafile"
-)
+_NAMES = "prefetch, queue_type, exchange, max_bytes, confirm_timeout, heartbeat, cafile"
 _QUEUE_TYPES = ("quorum", "classic")
 _MAX_PREFETCH = 65_535
-_MAX_BYTES = 128 << 20
-"""Of a message, in RabbitMQ unless its operator says otherwise."""
 _HARM = 'never be enough; write "30s"'
-
-
-class RabbitSettings(NamedTuple):
-    """What the URL of a RabbitMQ transport may set."""
-
-    prefetch: int = 2_000
-    prefetch_bytes: int = 64 << 20
-    queue_type: str = "quorum"
-    exchange: str = "oncely"
-    max_bytes: int = 1 << 20
-    confirm_timeout_s: float = 30.0
 
 
 def read_options(address: str, options: str) -> tuple[Parameters, RabbitSettings]:
@@ -40,14 +25,12 @@ def read_options(address: str, options: str) -> tuple[Parameters, RabbitSettings
         match name:
             case "prefetch":
                 settings = settings._replace(prefetch=whole(value, name, _MAX_PREFETCH))
-            case "prefetch_bytes":
-                settings = settings._replace(prefetch_bytes=whole(value, name))
             case "queue_type":
                 settings = settings._replace(queue_type=_queue_type(value))
             case "exchange":
                 settings = settings._replace(exchange=_exchange(value))
             case "max_bytes":
-                settings = settings._replace(max_bytes=whole(value, name, _MAX_BYTES))
+                settings = settings._replace(max_bytes=whole(value, name))
             case "confirm_timeout":
                 settings = settings._replace(confirm_timeout_s=positive_seconds(value, name, _HARM))
             case "heartbeat":
