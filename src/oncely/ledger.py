@@ -354,8 +354,8 @@ def open_ledger(
 
     The records are in `table`, of `schema` where one is named; in Redis, under keys that begin
     with `table`. `metrics` is an `oncely.metrics.Metrics`, where Prometheus is to see what happens.
-    Raises ConfigError for a URL of no known kind, a driver that is not installed, a name that is
-    none, and a Redis that may evict records.
+    Raises ConfigError for a URL of an unknown kind, a driver that is not installed, a name that is
+    not an identifier, and a Redis that may evict records.
     """
     return Ledger(open_store(url, table, schema), metrics)
 

@@ -38,7 +38,7 @@ _MOST_NOTES = 10_000
 
 
 class ProcessingStatus(StrEnum):
-    """What is to become of a delivery."""
+    """What to do with a delivery."""
 
     ASSIGNED = "assigned"
     """Its handler is to run."""
@@ -106,7 +106,7 @@ class IdempotenceService:
     # ---- Before the handler --------------------------------------------------------------------
 
     def processing_status(self, message: Message) -> ProcessingStatus:
-        """What is to become of this delivery; ASSIGNED claims the message."""
+        """What to do with this delivery; ASSIGNED claims the message."""
         turn = Turn(_asked(message))
         key = self._handling.key_of(turn.asked)
         if key in self._assigned:

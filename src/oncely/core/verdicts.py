@@ -75,7 +75,7 @@ class Counted(Enum):
     SKIPPED = auto()
     """What stands around the handler did not call it."""
     GIVEN_BACK = auto()
-    """It comes again, through no fault of its own."""
+    """It is redelivered, through no fault of its own."""
 
 
 class Ending(NamedTuple):

@@ -27,7 +27,7 @@ Begun = HeldMessage | Untracked | Kept
 
 @dataclass(slots=True)
 class Asked:
-    """What is to be handled."""
+    """A message to handle, and what the ledger keeps of it."""
 
     message_id: str | None
     fingerprint: str | None = None

@@ -1,6 +1,6 @@
 """What tasks of all modes with a handler have in common: chunks, waiting, and what is counted.
 
-What another worker holds, and what is to be tried again, waits until the task's own rows are
+Messages that another worker holds, and those that are retried, wait until the task's own rows are
 through. No delivery is left out: each is counted exactly once.
 """
 
@@ -129,7 +129,7 @@ class ChunkTask(ABC):
         self._settle_copies(copies)
 
     def _usable(self, chunk: Sequence[Row]) -> Sequence[Row]:
-        """Set aside what is no message; return the rest."""
+        """Set aside rows that are not messages; return the rest."""
         usable = []
         for row in chunk:
             reason = _unusable(row)

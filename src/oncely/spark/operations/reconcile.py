@@ -127,7 +127,7 @@ def _write_details(deliveries: DataFrame, compared: DataFrame, to: str) -> None:
 
 
 def _deliveries(spark: SparkSession, config: ReconcileConfig) -> DataFrame:
-    """The rows of the source: id, reason (why it is no message), fingerprint, row."""
+    """The rows of the source: id, reason (why it is not a message), fingerprint, row."""
     messages = read_messages(spark, config, streaming=False)
     body = f.col("body") if "body" in messages.columns else f.lit(None)
     # Arrow's way of calling it would want pandas.
