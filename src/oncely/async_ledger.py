@@ -14,6 +14,7 @@ from oncely.core.commands import (
 )
 from oncely.core.durations import Duration
 from oncely.core.record import Record, State
+from oncely.core.waiting import DeadLetter, WaitingMessage
 from oncely.engine.async_calls import AsyncCalls, awaited
 from oncely.engine.batch import STALL_S, Batcher, Call, CallPhase, Posts
 from oncely.engine.inline_calls import InlineCalls
@@ -154,6 +155,20 @@ class AsyncLedger(AsyncCalls):
     size = awaited(Ledger.size)
     problems = awaited(Ledger.problems)
 
+    async def dead(
+        self, consumer: str | None = None, limit: int = 100
+    ) -> AsyncIterator[DeadLetter]:
+        """The dead letters, for `async for`."""
+        for letter in await asyncio.to_thread(lambda: [*self._ledger.dead(consumer, limit)]):
+            yield letter
+
+    async def waiting(
+        self, consumer: str | None = None, limit: int = 100
+    ) -> AsyncIterator[WaitingMessage]:
+        """What waits to be tried again, for `async for`."""
+        for message in await asyncio.to_thread(lambda: [*self._ledger.waiting(consumer, limit)]):
+            yield message
+
     # ---- Transactions --------------------------------------------------------------------------
 
     def transaction(self, connection: Any) -> JoinedTransaction:
@@ -166,6 +181,8 @@ class AsyncLedger(AsyncCalls):
     migration_sql = awaited(Ledger.migration_sql)
     reset = awaited(Ledger.reset)
     forget = awaited(Ledger.forget)
+    retry_dead = awaited(Ledger.retry_dead)
+    discard_dead = awaited(Ledger.discard_dead)
     keep_retention = awaited(Ledger.keep_retention)
     retentions = awaited(Ledger.retentions)
     purge = awaited(Ledger.purge)

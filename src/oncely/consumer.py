@@ -1,32 +1,38 @@
 """Consumer: handles the messages of a queue, each once, with as little code as can be."""
 
-import threading
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
 from oncely._util.garbage import rarely_collecting
-from oncely._util.signals import told_to_stop
+from oncely._util.signals import StopEvent, end_at_once, on_signals
 from oncely.consuming.consumer_report import ConsumerReport
-from oncely.consuming.handlers import Handler, Handlers, check_pattern, check_takes
-from oncely.consuming.loop import ConsumerSettings, Consuming, Listener
-from oncely.consuming.running import Parts
-from oncely.consuming.window_claims import MetadataOf
+from oncely.consuming.handlers import Handler, Handlers, check_pattern
+from oncely.consuming.health import Pulse
+from oncely.consuming.loop import Consuming
+from oncely.consuming.running import Parts, check_together
+from oncely.consuming.settings import ConsumerSettings, Listener, MetadataOf
+from oncely.core.binding import Binding
+from oncely.core.destination import check_destination
 from oncely.core.durations import Duration, seconds
-from oncely.core.errors import ConfigError
+from oncely.core.errors import ConfigError, ContentionError, MessageError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.transacting import AsyncBegins, Begins
-from oncely.lifecycle.wrapping import is_async
+from oncely.lifecycle.wrapping import check_called, check_takes
 from oncely.middleware.chain import Middleware, check
 from oncely.once import check_transaction
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_log = logging.getLogger(__name__)
 
 _MOST = 10_000
 
@@ -62,12 +68,22 @@ class Consumer:
         self._is_together = False
         self.grace_s = 30.0
         self._is_ordered = False
-        self._stop = threading.Event()
+        self._error_queue: str | None = None
+        self._stop = StopEvent()
+        self.pulse = Pulse()
+        """Feels how `consume` is."""
 
     @property
     def ledger(self) -> Ledger | None:
         """What remembers the messages, where anything does."""
         return self._ledger
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """The types of events that it is to be given; none are named where it takes whatever comes
+        into its queue.
+        """
+        return self._handlers.topics
 
     # ---- What it takes -------------------------------------------------------------------------
 
@@ -158,14 +174,25 @@ class Consumer:
 
     def catch(self, listener: Listener) -> Self:
         """Call `listener(error, message)` after each failure that is to be tried again."""
-        self._on_retry.append(_called(listener, "catch", ["error", "message"]))
+        self._on_retry.append(check_called(listener, "catch", ["error", "message"]))
         return self
 
     def failed(self, listener: Listener) -> Self:
         """Call `listener(error, message)` when a message is given up, before it goes to the dead
         letters. Once, unless the process dies at that moment.
         """
-        self._on_failed.append(_called(listener, "failed", ["error", "message"]))
+        self._on_failed.append(check_called(listener, "failed", ["error", "message"]))
+        return self
+
+    def error_queue(self, name: str) -> Self:
+        """Send a copy of what is given up to this destination, too; the ledger has the dead letter.
+
+        For a consumer whose ledger has transactions.
+        """
+        try:
+            self._error_queue = check_destination(name)
+        except MessageError as error:
+            raise ConfigError(f"error_queue: {error}") from None
         return self
 
     def _change(self, **changes: Any) -> None:
@@ -232,16 +259,22 @@ class Consumer:
         in flight; what it has done.
 
         `handler` takes what no decorated one takes. `on_progress` is told now and then. With
-        `stop_on_signals` SIGTERM and SIGINT stop it. Raises TransportError where the broker cannot
-        be reached to begin with, StoreError where the ledger has no table.
+        `stop_on_signals` SIGTERM and SIGINT stop it, and a second one ends the process at once.
+        Raises TransportError where the broker cannot be reached to begin with, StoreError where the
+        ledger has no table.
         """
         settings = self._settings(handler)
         try:
-            with self._opened() as transport, _watched(self._stop, stop_on_signals):
-                transport.subscribe(self.queue, settings.parts.handlers.topics)
-                consuming = Consuming(settings, transport, self._stop, on_progress)
+            signals = on_signals(self._stop.set, end_at_once) if stop_on_signals else nullcontext()
+            with self.opened() as transport, signals:
+                # The loop asks on every turn.
+                self._stop.on_asked = self.pulse.beat
+                self._subscribe(transport, settings.parts.handlers.topics)
+                consuming = Consuming(
+                    settings, transport, self._stop, on_progress, self.pulse, drains=drain
+                )
                 with rarely_collecting():
-                    return consuming.run(drain=drain)
+                    return consuming.run()
         finally:
             self._stop.clear()
 
@@ -252,7 +285,8 @@ class Consumer:
         self._stop.set()
 
     @contextmanager
-    def _opened(self) -> Iterator[Transport]:
+    def opened(self) -> Iterator[Transport]:
+        """Its transport, for others to ask; closed in the end, unless it was handed over."""
         if self._transport is not None:
             yield self._transport
             return
@@ -261,6 +295,22 @@ class Consumer:
             yield transport
         finally:
             transport.close()
+
+    def _subscribe(self, transport: Transport, topics: Sequence[str]) -> None:
+        exchange = transport.features.exchange
+        if self._ledger is not None and exchange:
+            # Before they are there: what nobody remembers nobody would remove.
+            bindings = [Binding(self.queue, exchange, topic) for topic in topics]
+            self._remember(self._ledger, bindings)
+        transport.subscribe(self.queue, topics)
+
+    def _remember(self, ledger: Ledger, bindings: Sequence[Binding]) -> None:
+        try:
+            ledger.mailbox.bind(bindings)
+        except (StoreUnavailable, ContentionError):
+            # That is for the policy to meet. The next start remembers them.
+            extra = {"queue": self.queue, "consumer": self._name}
+            _log.warning("bindings_not_remembered", exc_info=True, extra=extra)
 
     def _settings(self, handler: Handler | None) -> ConsumerSettings:
         handlers = self._handlers.with_rest(handler)
@@ -277,6 +327,7 @@ class Consumer:
         )
         self._check(parts)
         return ConsumerSettings(
+            name=self._name,
             queue=self.queue,
             parts=parts,
             policy=policy,
@@ -290,10 +341,17 @@ class Consumer:
         )
 
     def _handling(self, policy: Policy) -> Handling | None:
-        return None if self._ledger is None else Handling.under(self._ledger, self._name, policy)
+        if self._ledger is None:
+            return None
+        handling = Handling.under(self._ledger, self._name, policy)
+        if self._ledger.can_defer:
+            handling.keeping = Keeping(self._name, self._is_ordered, self._error_queue)
+        return handling
 
     def _check(self, parts: Parts) -> None:
         """Raise ConfigError where the parts do not go together."""
+        if self._begins is not None and self._ledger is None:
+            raise ConfigError("transactional: no ledger is known; add .idempotent(ledger, name)")
         names = ["messages" if self._is_together else "message"]
         names += [] if self._begins is None else ["connection"]
         for handler in parts.handlers.all:
@@ -301,46 +359,29 @@ class Consumer:
             # The chain is made around all of them together, and cannot know each.
             for middleware in (*parts.outer, *parts.inner):
                 check(middleware, handler)
-            if self._begins is not None:
-                check_transaction(self._begins, handler)
-        if self._begins is None:
+        if self._error_queue is not None and (self._ledger is None or not self._ledger.can_defer):
+            raise ConfigError(
+                "error_queue: what goes there is sent by way of the ledger, which is to be in a "
+                'database; add .idempotent(open_ledger("postgresql://..."), name)'
+            )
+        if self._begins is None or self._ledger is None:
             return
-        if self._ledger is None:
-            raise ConfigError("transactional: no ledger is known; add .idempotent(ledger, name)")
         if parts.are_async and not parts.handlers.are_async:
             raise ConfigError(
                 "transactional: a middleware is async, and the handlers are not; write both as "
                 "`async def`, with an AsyncEngine"
             )
         if self._is_together:
-            _check_together(parts)
-
-
-def _check_together(parts: Parts) -> None:
-    if parts.are_async:
-        raise ConfigError("transactional: together is for handlers that are not async")
-    if parts.outer or parts.inner:
-        raise ConfigError(
-            "transactional: a middleware stands around one message; leave out together=True"
-        )
-    if parts.handling is not None and parts.handling.keeps_result:
-        raise ConfigError('transactional: together keeps no results; write Policy(results="off")')
-
-
-@contextmanager
-def _watched(stop: threading.Event, signals: bool) -> Iterator[None]:
-    if not signals:
-        yield
-        return
-    with told_to_stop(stop):
-        yield
+            check_together(parts)
+        for handler in parts.handlers.all:
+            check_transaction(self._begins, handler, self._ledger)
 
 
 def _metadata_of(metadata: Mapping[str, Any] | MetadataOf | None) -> MetadataOf | None:
     if metadata is None:
         return None
     if callable(metadata):
-        return _called(metadata, "metadata", ["message"])
+        return check_called(metadata, "metadata", ["message"])
     if not isinstance(metadata, Mapping):
         raise ConfigError(f"metadata: {metadata!r} is neither a dict nor a function of the message")
     given = dict(metadata)
@@ -355,13 +396,3 @@ def _count(value: int, what: str) -> int:
     if type(value) is not int or not 1 <= value <= _MOST:
         raise ConfigError(f"{what}: {value!r} is no whole number from 1 to {_MOST:,}")
     return value
-
-
-def _called(function: F, what: str, names: Sequence[str]) -> F:
-    """Return `function` if it can be called with these. Raises ConfigError."""
-    if not callable(function):
-        raise ConfigError(f"{what}: {function!r} is no function of ({', '.join(names)})")
-    if is_async(function):
-        raise ConfigError(f"{what}: it is called, and not awaited; write it without async")
-    check_takes(function, what, names)
-    return function

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from oncely.core.commands import Extend, Forget, Outcome, Reset, Written
 from oncely.core.durations import Duration, lease_seconds, seconds
 from oncely.core.errors import ConfigError, describe
+from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.rules import PURGEABLE
+from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage, retries_of
 from oncely.engine.batch import Batcher
 from oncely.engine.calls import Calls
 from oncely.engine.mailbox import LedgerMailbox
@@ -89,6 +91,9 @@ class Ledger(Calls):
     def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
         return self._settler.settle(requests)
 
+    def _settle_inside(self, inside: Inside, requests: Sequence[Request]) -> list[Outcome]:
+        return Settler(inside, self._metrics).settle(requests)
+
     def _transact(self, work: Callable[[Inside], T]) -> T:
         return self._store.transaction(work)
 
@@ -96,6 +101,17 @@ class Ledger(Calls):
     def can_defer(self) -> bool:
         """Whether the store has transactions, and so deferred messages and steps."""
         return self._store.has_transactions
+
+    @property
+    def place(self) -> object:
+        """Where its tables are, as Store says."""
+        return self._store.place
+
+    def check_joins(self, source: object) -> None:
+        """Raise ConfigError where the ledger cannot be part of the transactions of `source`, as
+        Store says.
+        """
+        self._store.check_joins(source)
 
     @property
     def mailbox(self) -> LedgerMailbox:
@@ -193,7 +209,8 @@ class Ledger(Calls):
         return self._store.migration_sql()
 
     def reset(self, key: Key, *, by: str = "", why: str = "") -> None:
-        """Allow a record that has failed or is in doubt to run again, its attempts from zero.
+        """Allow a record that has failed or is in doubt to run again, its attempts from zero; at
+        once where its message waits in the ledger, or is a dead letter there.
 
         Who did it, when and why is kept under "reset" in the record's metadata. Raises
         RefusedError for any other record.
@@ -206,7 +223,7 @@ class Ledger(Calls):
 
     def forget(self, key: Key, *, found: Record | None = None) -> None:
         """Remove a record that nobody works on, with its steps and what it deferred; a later
-        delivery is a first one.
+        delivery is a first one, and so is a message that waits in the ledger to be tried again.
 
         Raises RefusedError where a claim is live, and where the record is not as it was `found`.
         """
@@ -214,6 +231,45 @@ class Ledger(Calls):
         if found is not None:
             refusal += ", nor what has changed since it was found"
         self._operate(key, Forget(None if found is None else found.version), refusal)
+
+    def dead(self, consumer: str | None = None, limit: int = 100) -> Iterator[DeadLetter]:
+        """At most `limit` dead letters, of one consumer or of all, in the order in which they came.
+
+        None where the store has no transactions: there the broker has them.
+        """
+        return self.mailbox.dead(consumer, _limit(limit))
+
+    def retry_dead(
+        self,
+        ids: int | Collection[int],
+        message: Message | None = None,
+        *,
+        by: str = "",
+        why: str = "",
+    ) -> int:
+        """Let dead letters be handled by their consumers again, at once, their attempts from zero;
+        return how many were still there. `message` replaces the one of a single letter.
+
+        Who did it, when and why is kept as by `reset`. Raises MessageError for a message that
+        cannot be one, or has another id; ConfigError for one that is to replace several.
+        """
+        numbers = _numbers(ids)
+        if message is not None and len(numbers) != 1:
+            raise ConfigError("message: it can replace one; name one dead letter")
+        return self.mailbox.retry_dead(numbers, message, describe(by), describe(why))
+
+    def discard_dead(self, ids: int | Collection[int]) -> int:
+        """Remove dead letters; return how many were still there. Their records stay, so that a
+        redelivery is no first one.
+        """
+        return self.mailbox.discard_dead(_numbers(ids))
+
+    def waiting(self, consumer: str | None = None, limit: int = 100) -> Iterator[WaitingMessage]:
+        """At most `limit` messages that wait to be tried again, of one consumer or of all: each
+        with `key`, `message`, `due`, `attempts` and `error`.
+        """
+        queue = retries_of("*" if consumer is None else consumer)
+        return self.mailbox.listed(queue, _limit(limit))
 
     def keep_retention(self, consumer: str, retention: Duration) -> None:
         """Keep for how long the consumer's records are to be kept, which `purge` goes by. What this
@@ -315,6 +371,15 @@ class Ledger(Calls):
         """
         return self._store.is_contention(error)
 
+    @property
+    def observer(self) -> LedgerObserver | None:
+        """The metrics that are told what happens, where any are."""
+        return self._metrics
+
+    def observe(self, metrics: LedgerObserver) -> None:
+        """Tell these from now on what happens, and none that were told before."""
+        self._metrics = self._settler.observer = metrics
+
     def count_untracked(self, consumer: str) -> None:
         """Say that a message of `consumer` runs without a claim: logged, and told the metrics."""
         _log.warning("untracked", extra={"consumer": consumer})
@@ -330,16 +395,23 @@ class Ledger(Calls):
 
     def _operate(self, key: Key, command: Reset | Forget, refusal: str) -> None:
         request = Request(check_key(key), command)
-        if isinstance(command, Forget) and self.can_defer:
-            outcome = self._transact(lambda inside: self._forget(inside, request))
+        if self.can_defer:
+            outcome = self._transact(lambda inside: self._operate_inside(inside, request))
         else:
             [outcome] = self._settler.settle([request])
         raise_if_refused(key, outcome, refusal)
 
-    def _forget(self, inside: Inside, request: Request) -> Outcome:
+    def _operate_inside(self, inside: Inside, request: Request) -> Outcome:
         [outcome] = self._settle_inside(inside, [request])
-        if isinstance(outcome, Written):
-            inside.forget(request.key)
+        if not isinstance(outcome, Written):
+            return outcome
+        waiting = inside.waiting([request.key])
+        if isinstance(request.command, Forget):
+            inside.forget_steps(request.key)
+            # What waits to be tried is the message itself, and may be the only copy of it.
+            inside.remove([each for each in waiting if each.queue == OUTBOX])
+        elif retries := [each for each in waiting if each.queue != OUTBOX]:
+            inside.free(retries)
         return outcome
 
 
@@ -368,6 +440,19 @@ def _just_after(records: Iterable[Record]) -> Horizons:
     return horizons
 
 
+def _numbers(ids: int | Collection[int]) -> Collection[int]:
+    numbers = [ids] if isinstance(ids, int) else [*ids]
+    if wrong := [each for each in numbers if type(each) is not int]:
+        raise ConfigError(f"id: {wrong[0]!r} is no dead letter's; they are whole numbers")
+    return numbers
+
+
+def _limit(limit: int) -> int:
+    if type(limit) is not int or limit < 1:
+        raise ConfigError(f"limit: {limit!r} is no whole number of 1 or more")
+    return limit
+
+
 def _can_be_stored(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
@@ -382,7 +467,6 @@ def _state(state: State | str) -> State:
 def _query(
     consumer: str | None, state: State | str | None, older_than: Duration | None, limit: int
 ) -> Query:
-    if type(limit) is not int or limit < 1:
-        raise ConfigError(f"limit: {limit!r} is no whole number of 1 or more")
+    _limit(limit)
     older_than_s = None if older_than is None else seconds(older_than, "older_than")
     return Query(consumer, None if state is None else _state(state), older_than_s, limit)

@@ -6,21 +6,32 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.ledger import Ledger, open_ledger
+from oncely.stores.names import TABLE_NAME
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Transport
 
 
-def open_named_ledger(location: str) -> Ledger:
+class LedgerPlace(NamedTuple):
+    """Where a ledger is, as it is handed from process to process."""
+
+    location: str
+    """A URL, or env:NAME or file:PATH, which are read where it is opened."""
+    table: str = TABLE_NAME
+    schema: str | None = None
+
+
+def open_named_ledger(location: str, table: str = TABLE_NAME, schema: str | None = None) -> Ledger:
     """The ledger at a URL, or at the URL that env:NAME or file:PATH stands for.
 
     Raises ConfigError as `open_ledger` does, without showing what a secret holds.
     """
     url = read_secret(location, "ledger")
     with hidden(url, location):
-        return open_ledger(url)
+        return open_ledger(url, table=table, schema=schema)
 
 
 def open_named_transport(location: str) -> Transport:

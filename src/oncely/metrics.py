@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections import Counter as Counted
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -12,20 +12,26 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from oncely.core.commands import (
     Ask,
     Busy,
+    Complete,
     Duplicate,
     Exhausted,
+    Fail,
+    Finish,
     Granted,
     Handled,
     InDoubt,
     Mismatch,
     Outcome,
     TooOld,
+    Waiting,
+    Written,
 )
-from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
+from oncely.core.waiting import OUTBOX, WaitingMessage, consumer_of, name_of_queue
 from oncely.engine.request import Request
 from oncely.ledger import Ledger
+from oncely.stores.store import Backlog
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +42,7 @@ _NAMES: dict[type, str] = {
     Handled: "handled",
     Duplicate: "duplicate",
     Busy: "busy",
+    Waiting: "waiting",
     Exhausted: "exhausted",
     InDoubt: "in_doubt",
     Mismatch: "mismatch",
@@ -62,13 +69,21 @@ def harmless(method: F) -> F:
 class Metrics:
     """Counts what a ledger does: hand it to `open_ledger(url, metrics=Metrics())`, and to a Relay.
 
-    One for each registry; several ledgers and relays may tell it what they do.
+    One for each registry; several ledgers and relays may tell it what they do. A second one raises
+    ConfigError.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry = registry
         self._watches = False
+        try:
+            self._register(registry)
+        except ValueError as error:
+            raise ConfigError(
+                "metrics: this registry has a Metrics already; hand that one to every ledger"
+            ) from error
 
+    def _register(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
 
@@ -93,6 +108,11 @@ class Metrics:
         self._takeovers = counter(
             "oncely_takeovers_total", "Claims granted where an earlier one had run out.", "consumer"
         )
+        self._completed = counter("oncely_completed_total", "Messages completed.", "consumer")
+        self._failed = counter("oncely_failed_total", "Tries that failed.", "consumer")
+        self._exhausted = counter(
+            "oncely_exhausted_total", "Messages that failed permanently.", "consumer"
+        )
         self._untracked = counter(
             "oncely_untracked_total", "Messages that ran without a claim.", "consumer"
         )
@@ -112,8 +132,9 @@ class Metrics:
             buckets=_SIZES,
         )
 
-    def watch(self, ledger: Ledger) -> None:
-        """Show how many records `ledger` has, too: asked for at each scrape, which reads the table.
+    def watch(self, ledger: Ledger, *, records: bool = True) -> None:
+        """Show how many records `ledger` has, too, and what messages wait there: asked for at
+        each scrape, which reads the table unless `records` is False.
 
         Where the store is away, or the records are many, the scrape waits for it. Raises
         ConfigError for a second ledger: the gauges do not tell one from another.
@@ -121,7 +142,7 @@ class Metrics:
         if self._watches:
             raise ConfigError("metrics: they watch a ledger already; watch one for each registry")
         self._watches = True
-        self._registry.register(_Records(ledger))
+        self._registry.register(LedgerGauges(ledger, records=records))
 
     @harmless
     def settled(
@@ -146,6 +167,19 @@ class Metrics:
         for result in results:
             if isinstance(result, Granted) and result.claim.takes_over:
                 self._takeovers.labels(result.claim.key.consumer).inc()
+        for request, result in zip(requests, results, strict=True):
+            if isinstance(result, Written) and not result.is_repeated:
+                self._written(request, result)
+
+    def _written(self, request: Request, result: Written) -> None:
+        """Count how a message has ended, if this was its end."""
+        consumer, record = request.key.consumer, result.record
+        match request.command:
+            case Complete() | Finish() if record and record.state is State.COMPLETED:
+                self._completed.labels(consumer).inc()
+            case Fail() if record:
+                self._failed.labels(consumer).inc()
+                self._exhausted.labels(consumer).inc(int(record.exhausted))
 
     @harmless
     def untracked(self, consumer: str) -> None:
@@ -158,26 +192,29 @@ class Metrics:
         self._purged.labels(consumer or "").inc(count)
 
     @harmless
-    def deferred_sent(self, messages: Sequence[DeferredMessage]) -> None:
+    def deferred_sent(self, messages: Sequence[WaitingMessage]) -> None:
         """A transport has confirmed these."""
         _count_each(self._sent, messages)
 
     @harmless
-    def deferred_refused(self, messages: Sequence[DeferredMessage]) -> None:
+    def deferred_refused(self, messages: Sequence[WaitingMessage]) -> None:
         """A transport has refused these, whether or not they are tried again."""
         _count_each(self._refused, messages)
 
 
-def _count_each(counter: Counter, messages: Sequence[DeferredMessage]) -> None:
+def _count_each(counter: Counter, messages: Sequence[WaitingMessage]) -> None:
     for consumer, count in Counted(message.parent.consumer for message in messages).items():
         counter.labels(consumer).inc(count)
 
 
-class _Records:
-    """What stands in the ledger, asked for when Prometheus asks."""
+class LedgerGauges:
+    """What stands in a ledger, asked for when Prometheus asks; its records where they are wanted,
+    and the messages that wait.
+    """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, *, records: bool) -> None:
         self._ledger = ledger
+        self._records = records
 
     def describe(self) -> list[Metric]:
         """Nothing yet: to register must not need the store."""
@@ -186,8 +223,8 @@ class _Records:
     def collect(self) -> Iterator[Metric]:
         """The gauges, as the store has them now; none where it cannot be asked."""
         try:
-            yield from self._gauges()
-            yield from self._deferred()
+            yield from self._gauges() if self._records else []
+            yield from self._waiting()
         except Exception:  # noqa: BLE001 - the other metrics are to be seen all the same.
             _log.exception("metrics_failed")
 
@@ -209,26 +246,65 @@ class _Records:
                 age.add_metric([consumer], self._age_s(consumer, now) if tally.lease_over else 0)
         return [records, in_doubt, age]
 
-    def _deferred(self) -> list[Metric]:
+    def _waiting(self) -> list[Metric]:
         if not self._ledger.can_defer:
             return []
-        backlog = self._ledger.mailbox.backlog()
-        return [
-            GaugeMetricFamily(
-                "oncely_deferred_waiting", "Deferred messages not sent yet.", backlog.waiting
-            ),
-            GaugeMetricFamily(
-                "oncely_deferred_set_aside",
-                "Deferred messages refused too often; they wait for people.",
-                backlog.set_aside,
-            ),
-            GaugeMetricFamily(
-                "oncely_deferred_lag_seconds",
-                "For how long the oldest that could be sent has waited.",
-                backlog.lag_s,
-            ),
-        ]
+        backlogs = self._ledger.mailbox.backlogs()
+        return [*_deferred(backlogs), *_retries(backlogs), *_queues(backlogs)]
 
     def _age_s(self, consumer: str, now: float) -> float:
         doubtful = self._ledger.scan(consumer, State.PROCESSING, limit=1, lease_over=True)
         return max((now - record.last_seen for record in doubtful), default=0.0)
+
+
+def _deferred(backlogs: Mapping[str, Backlog]) -> list[Metric]:
+    backlog = backlogs.get(OUTBOX, Backlog(waiting=0, set_aside=0, lag_s=0.0))
+    return [
+        GaugeMetricFamily(
+            "oncely_deferred_waiting", "Deferred messages not sent yet.", backlog.waiting
+        ),
+        GaugeMetricFamily(
+            "oncely_deferred_set_aside",
+            "Deferred messages refused too often; they wait for people.",
+            backlog.set_aside,
+        ),
+        GaugeMetricFamily(
+            "oncely_deferred_lag_seconds",
+            "For how long the oldest that could be sent has waited.",
+            backlog.lag_s,
+        ),
+    ]
+
+
+def _retries(backlogs: Mapping[str, Backlog]) -> list[Metric]:
+    waiting = GaugeMetricFamily(
+        "oncely_waiting", "Messages that wait to be tried again.", labels=["consumer"]
+    )
+    lag = GaugeMetricFamily(
+        "oncely_waiting_lag_seconds",
+        "For how long the oldest of them that is due has waited.",
+        labels=["consumer"],
+    )
+    dead = GaugeMetricFamily("oncely_dead_letters", "Dead letters.", labels=["consumer"])
+    for queue, backlog in backlogs.items():
+        if (consumer := consumer_of(queue)) is not None:
+            waiting.add_metric([consumer], backlog.waiting)
+            lag.add_metric([consumer], backlog.lag_s)
+            dead.add_metric([consumer], backlog.set_aside)
+    return [waiting, lag, dead]
+
+
+def _queues(backlogs: Mapping[str, Backlog]) -> list[Metric]:
+    waiting = GaugeMetricFamily(
+        "oncely_queue_waiting", "Messages in a queue of the ledger.", labels=["queue"]
+    )
+    lag = GaugeMetricFamily(
+        "oncely_queue_lag_seconds",
+        "For how long the oldest that could be taken has waited.",
+        labels=["queue"],
+    )
+    for queue, backlog in backlogs.items():
+        if (name := name_of_queue(queue)) is not None:
+            waiting.add_metric([name], backlog.waiting)
+            lag.add_metric([name], backlog.lag_s)
+    return [waiting, lag]

@@ -94,7 +94,7 @@ def once(
     def decorate(function: F) -> Any:
         check_function(function, "once")
         if transaction is not None:
-            check_transaction(transaction, function)
+            check_transaction(transaction, function, handling.ledger)
             runs: Any = run_async if is_async(function) else run
             return wrapped(
                 function,
@@ -150,8 +150,15 @@ def _check_asking(key: object, fingerprint: object) -> None:
             raise ConfigError(f"{name}: it is called, and not awaited; write it without async")
 
 
-def check_transaction(source: object, function: Callable[..., Any]) -> None:
+def check_transaction(source: object, function: Callable[..., Any], ledger: Ledger) -> None:
     """Raise ConfigError for what does not begin transactions as `function` needs them."""
+    check_source(source, name_of(function), ledger, awaits=is_async(function))
+
+
+def check_source(source: object, user: str, ledger: Ledger, *, awaits: bool) -> None:
+    """Raise ConfigError for what does not begin transactions as `user` needs them, which `awaits`
+    them or not: such that `ledger` can be part of them.
+    """
     kinds = type(source).__mro__
     if not callable(getattr(source, "begin", None)) or {k.__name__ for k in kinds} & _NO_SOURCES:
         raise ConfigError(
@@ -159,8 +166,9 @@ def check_transaction(source: object, function: Callable[..., Any]) -> None:
             "hand over an Engine or a sessionmaker"
         )
     is_theirs = any(kind.__module__.startswith("sqlalchemy.") for kind in kinds)
-    awaits = any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in kinds)
-    if is_theirs and awaits is not is_async(function):
-        wanted = "an Engine or a sessionmaker" if awaits else "an AsyncEngine or async_sessionmaker"
-        defined = "not async" if awaits else "async"
-        raise ConfigError(f"transaction: {name_of(function)} is {defined}; hand over {wanted}")
+    is_async_one = any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in kinds)
+    if is_theirs and is_async_one is not awaits:
+        wanted = "an AsyncEngine or async_sessionmaker" if awaits else "an Engine or a sessionmaker"
+        defined = "async" if awaits else "not async"
+        raise ConfigError(f"transaction: {user} is {defined}; hand over {wanted}")
+    ledger.check_joins(source)

@@ -1,19 +1,19 @@
 """Relay: sends deferred messages, each after the handler that deferred it has succeeded."""
 
 import logging
-import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from oncely._util.crash_points import reached
-from oncely.core.deferred import DeferredMessage
+from oncely._util.pauses import pause_s
 from oncely.core.durations import Duration, positive_seconds, seconds
 from oncely.core.errors import (
+    BrokerRefused,
     ConfigError,
     ContentionError,
     PublishRefused,
@@ -23,12 +23,15 @@ from oncely.core.errors import (
 )
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
+from oncely.core.waiting import WaitingMessage
+from oncely.engine.settle import RelayObserver
 from oncely.ledger import Ledger
-from oncely.stores.store import PublishRefusal
+from oncely.stores.store import PutBack
 from oncely.transports.transport import Clock, Transport
 
 _log = logging.getLogger(__name__)
 
+_FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 30.0
 """Between two tries while the broker or the store is away."""
 _SLICE_S = 0.5
@@ -42,16 +45,6 @@ _TIDY_MOST = 10_000
 _TIDY_BATCH = 100
 
 
-class RelayObserver(Protocol):
-    """Is told what a relay did. Nothing that it does may raise."""
-
-    def deferred_sent(self, messages: Sequence[DeferredMessage]) -> None:
-        """The transport has confirmed these; they wait no more."""
-
-    def deferred_refused(self, messages: Sequence[DeferredMessage]) -> None:
-        """The transport has refused these, whether or not they are tried again."""
-
-
 @dataclass
 class RelayReport:
     """What a relay has done so far."""
@@ -61,7 +54,8 @@ class RelayReport:
     """How often a message was refused that is to be tried again."""
     set_aside: int = 0
     error: str | None = None
-    """Why it cannot go on at the moment: the broker or the store is away."""
+    """Why it cannot go on at the moment: the broker or the store is away. Else what was set aside
+    last, and why."""
 
 
 OnProgress = Callable[[RelayReport], None]
@@ -71,19 +65,24 @@ class Relay:
     """Sends what waits in `ledger` through `transport`, at least once and under the same ids.
 
     It takes `batch` messages at a time; nobody else is given them for the time of `hold`. Those of
-    one lane (see DeferredMessage) are published one after another, each when the one before is
+    one lane (see WaitingMessage) are published one after another, each when the one before is
     confirmed: a batch of a single lane takes as many exchanges with the broker as it has messages.
     When the hold is over, nothing more of the batch is published; what is being published at that
     moment, another relay may publish too. So choose a hold that outlasts a batch, or a batch that
     is through long before. What a dead relay held waits until the hold is over.
 
-    A message that the transport refuses is tried again after the delays of `backoff`, the last of
-    which repeats, and is set aside after `tries`. Until then the others of its lane wait for it,
-    those of other lanes do not. While the broker is away no try is counted.
+    A message that its destination cannot take now, as a queue is full, is tried again after the
+    delays of `backoff`, the last of which repeats, and is set aside after `tries`. Until then the
+    others of its lane wait for it, those of other lanes do not. One that is refused for good, as it
+    is too large or leads nowhere, is set aside at once. While the broker is away no try is counted.
+
+    What leads nowhere is refused, too: a queue that is missing is made only by one that is to
+    `create_queues`.
 
     Any number of relays may serve one ledger, in threads, processes and machines; one relay may
     be used by several threads. It looks for messages when the store wakes it, and every
-    `poll`. Raises ConfigError for settings that cannot be meant.
+    `poll`. Without `metrics` it tells those of the ledger. Raises ConfigError for settings that
+    cannot be meant.
     """
 
     def __init__(
@@ -96,6 +95,7 @@ class Relay:
         tries: int = 10,
         backoff: Sequence[Duration] | Duration = ("30s", "2m", "5m"),
         poll: Duration = "1s",
+        create_queues: bool = False,
         metrics: RelayObserver | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -107,16 +107,23 @@ class Relay:
         harm = 'look for messages without a rest; write "1s"'
         self._poll_s = positive_seconds(poll, "poll", harm)
         retries = Policy(tries=tries, backoff=backoff)
-        self._means = _Means(ledger, transport, batch, hold_s, retries, metrics, clock)
+        observer = metrics or ledger.observer
+        self._means = _Means(
+            ledger, transport, batch, hold_s, retries, create_queues, observer, clock
+        )
 
     def send_waiting(self, parents: Sequence[Key] | None = None) -> RelayReport:
         """Send until nothing more can be taken; of these `parents` alone, where any are named.
 
         What has a delay or was refused goes on waiting. Raises TransportError when the broker is
-        away: what it has confirmed is marked, what else was taken waits until the hold is over.
+        away: what it has confirmed is marked, what else was taken can be taken again at once.
         """
         sending = _Sending(self._means, threading.Event(), parents)
-        sending.go_on()
+        try:
+            sending.go_on()
+        except TransportError:
+            sending.let_go()
+            raise
         return sending.report
 
     def drain(self, stop: threading.Event, on_progress: OnProgress = lambda _: None) -> RelayReport:
@@ -152,7 +159,7 @@ class Relay:
                 failures += 1
                 _log.warning("relay_cannot_go_on", exc_info=True)
                 sending.tell(error)
-                stop.wait(_pause_s(failures))
+                stop.wait(pause_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
         sending.mark()
         return sending.report
 
@@ -180,11 +187,6 @@ class Relay:
             self._means.ledger.mailbox.finish(keys[start : start + _TIDY_BATCH])
 
 
-def _pause_s(failures: int) -> float:
-    # Many relays lost the broker at one moment: they should not all be back at one.
-    return min(_LONGEST_PAUSE_S, 0.25 * (1 << min(failures, 10))) * random.uniform(0.5, 1.0)  # noqa: S311
-
-
 # ---- Batches -----------------------------------------------------------------------------------
 
 
@@ -199,6 +201,8 @@ class _Means(NamedTuple):
     """How long nobody else is given them."""
     retries: Policy
     """Says how often, and when, a refused message is tried again."""
+    creates: bool
+    """Whether a queue that is missing is made."""
     observer: RelayObserver | None
     clock: Clock
 
@@ -206,16 +210,16 @@ class _Means(NamedTuple):
 class _Batch:
     """What was taken together: what is left of it, by lanes, and what came of the rest."""
 
-    def __init__(self, taken: Iterable[DeferredMessage] = (), good_until: float = 0.0) -> None:
+    def __init__(self, taken: Iterable[WaitingMessage] = (), good_until: float = 0.0) -> None:
         self.good_until = good_until
         """Until then nobody else is given the messages, by this process's own clock."""
-        self.confirmed: list[DeferredMessage] = []
-        self.refusals: list[PublishRefusal] = []
-        self._lanes: dict[str, deque[DeferredMessage]] = {}
+        self.confirmed: list[WaitingMessage] = []
+        self.refusals: list[PutBack] = []
+        self._lanes: dict[str, deque[WaitingMessage]] = {}
         for message in taken:
             self._lanes.setdefault(message.lane, deque()).append(message)
 
-    def heads(self) -> Mapping[str, DeferredMessage]:
+    def heads(self) -> Mapping[str, WaitingMessage]:
         """The first of each lane, by its lane, all for one destination; none when none is left.
 
         Two of one lane never go to the transport together: it could refuse the first and take the
@@ -225,11 +229,15 @@ class _Batch:
         destination = next((head.destination for head in heads.values()), None)
         return {lane: head for lane, head in heads.items() if head.destination == destination}
 
+    def left(self) -> list[WaitingMessage]:
+        """What of it is not sent, as far as is known."""
+        return [message for lane in self._lanes.values() for message in lane]
+
     def confirm(self, lane: str) -> None:
         """The transport has the head of the lane."""
         self.confirmed.append(self._lanes[lane].popleft())
 
-    def refuse(self, lane: str, refusal: PublishRefusal) -> None:
+    def refuse(self, lane: str, refusal: PutBack) -> None:
         """The transport does not take the head of the lane."""
         self.refusals.append(refusal)
         if refusal.retry_s is None:
@@ -253,6 +261,8 @@ class _Sending:
         on_progress: OnProgress = lambda _: None,
     ) -> None:
         self.report = RelayReport()
+        self._refused: str | None = None
+        """What was set aside last, and why."""
         self._means = means
         self._stop = stop
         self._parents = parents
@@ -276,7 +286,7 @@ class _Sending:
 
     def tell(self, error: Exception | None) -> None:
         """Tell how far it is, and what is in its way, if anything."""
-        self.report.error = None if error is None else describe(error)
+        self.report.error = self._refused if error is None else describe(error)
         self._on_progress(self.report)
 
     def mark(self) -> None:
@@ -292,6 +302,12 @@ class _Sending:
             self._count_refused(batch.refusals)
             batch.refusals = []
 
+    def let_go(self) -> None:
+        """Let others have at once what is in hand, and what may or may not be sent."""
+        left = [PutBack(message, None, 0.0, is_try=False) for message in self._batch.left()]
+        self._means.ledger.mailbox.put_back(left)
+        self._batch = _Batch()
+
     def _take(self) -> bool:
         means = self._means
         # The clock is read before: the hold begins at some moment during the call.
@@ -301,7 +317,7 @@ class _Sending:
         self._batch = _Batch(taken, good_until)
         return bool(taken)
 
-    def _heads(self) -> Mapping[str, DeferredMessage]:
+    def _heads(self) -> Mapping[str, WaitingMessage]:
         """What goes to the transport next, if anything is in hand and still held."""
         return self._batch.heads() if self._means.clock() < self._batch.good_until else {}
 
@@ -311,49 +327,58 @@ class _Sending:
             refused = self._publish(list(heads.values()))
             for place, (lane, head) in enumerate(heads.items()):
                 if place in refused:
-                    self._batch.refuse(lane, self._refusal(head, refused[place]))
+                    self._batch.refuse(lane, self._refusal(head, *refused[place]))
                 else:
                     self._batch.confirm(lane)
             heads = {} if self._stop.is_set() else self._heads()
             if heads:
                 reached("between_sends")
 
-    def _publish(self, messages: Sequence[DeferredMessage]) -> Mapping[int, str]:
-        """Which are refused, by their places, and why; all others are confirmed."""
+    def _publish(self, messages: Sequence[WaitingMessage]) -> Mapping[int, tuple[str, bool]]:
+        """Which are refused, by their places: why, and whether they may be taken later. All others
+        are confirmed.
+        """
         destination = messages[0].destination
         try:
-            self._means.transport.publish(destination, [each.message for each in messages])
+            content = [each.message for each in messages]
+            self._means.transport.publish(destination, content, create=self._means.creates)
         except PublishRefused as error:
-            return error.refused
+            return {place: (why, place in error.passing) for place, why in error.refused.items()}
+        except BrokerRefused:
+            raise
+        except ConfigError as error:
+            # It is no destination: no other message is to wait for that.
+            return dict.fromkeys(range(len(messages)), (str(error), False))
         return {}
 
-    def _refusal(self, message: DeferredMessage, reason: str) -> PublishRefusal:
+    def _refusal(self, message: WaitingMessage, reason: str, is_passing: bool) -> PutBack:
         retries = self._means.retries
         attempts = message.attempts + 1
-        retry_s = None if retries.is_spent(attempts) else retries.delay_s(attempts)
-        return PublishRefusal(message, describe(reason), retry_s)
+        is_over = not is_passing or retries.is_spent(attempts)
+        return PutBack(message, describe(reason), None if is_over else retries.delay_s(attempts))
 
     # ---- What is counted and logged ------------------------------------------------------------
 
-    def _count_sent(self, messages: Sequence[DeferredMessage]) -> None:
+    def _count_sent(self, messages: Sequence[WaitingMessage]) -> None:
         self.report.sent += len(messages)
         if self._means.observer is not None:
             self._means.observer.deferred_sent(messages)
 
-    def _count_refused(self, refusals: Sequence[PublishRefusal]) -> None:
+    def _count_refused(self, refusals: Sequence[PutBack]) -> None:
         for refusal in refusals:
             if refusal.retry_s is None:
                 self.report.set_aside += 1
+                self._refused = f"{refusal.message.destination}: {refusal.error}"
                 _log.error("deferred_set_aside", extra=_told(refusal))
             else:
                 self.report.refused += 1
                 _log.warning("deferred_refused", extra=_told(refusal))
         if self._means.observer is not None:
-            self._means.observer.deferred_refused([refusal.deferred for refusal in refusals])
+            self._means.observer.deferred_refused([refusal.message for refusal in refusals])
 
 
-def _told(refusal: PublishRefusal) -> Mapping[str, object]:
-    message = refusal.deferred
+def _told(refusal: PutBack) -> Mapping[str, object]:
+    message = refusal.message
     return {
         "consumer": message.parent.consumer,
         "message_id": message.id,

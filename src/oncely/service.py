@@ -17,14 +17,14 @@ from oncely.core.commands import (
     Mismatch,
     TooOld,
 )
-from oncely.core.deferred import DeferredMessage
 from oncely.core.durations import Duration
 from oncely.core.errors import MessageError, RefusedError
 from oncely.core.ids import check_id, fingerprint_of
 from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, State
-from oncely.core.verdicts import DeadLetter, Delay, Phase, Requeue
+from oncely.core.verdicts import Delay, Phase, Requeue, SetAside
+from oncely.core.waiting import WaitingMessage
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.engine.transaction import Inbox
 from oncely.ledger import Ledger
@@ -66,7 +66,7 @@ class _Assigned:
 
     turn: Turn
     held: HeldMessage
-    deferred: dict[tuple[str, str], DeferredMessage] = field(default_factory=dict)
+    deferred: dict[tuple[str, str], WaitingMessage] = field(default_factory=dict)
     """By id and destination, in the order of sending."""
 
 
@@ -162,7 +162,7 @@ class IdempotenceService:
             position = len(assigned.deferred)
             if position >= MOST_DEFERRED:
                 raise MessageError(f"a handler may send {MOST_DEFERRED:,} messages, and no more")
-            kept = DeferredMessage(deferred.id, destination, deferred, key, position)
+            kept = WaitingMessage(deferred.id, destination, deferred, key, position)
             assigned.deferred.setdefault((kept.id, destination), kept)
 
     # ---- When the handler has ended ------------------------------------------------------------
@@ -182,7 +182,7 @@ class IdempotenceService:
         elif self._state(key) not in (State.HANDLED, State.COMPLETED):
             raise RefusedError(f"{message.id!r} is not being processed here: ask for its status")
 
-    def get_deferred_messages(self, message: Message) -> Sequence[DeferredMessage]:
+    def get_deferred_messages(self, message: Message) -> Sequence[WaitingMessage]:
         """What is still to be sent, in the order of sending."""
         key = self._tracked_key(message)
         if key is None:
@@ -192,7 +192,7 @@ class IdempotenceService:
                 return list(self._assigned[key].deferred.values())
         return self._calls.mailbox.deferred(key)
 
-    def deferred_message_sent(self, message: Message, deferred: DeferredMessage) -> None:
+    def deferred_message_sent(self, message: Message, deferred: WaitingMessage) -> None:
         """It is sent, and waits no more; after the last one the message is completed.
 
         To say it again is fine. Raises RefusedError where the message is not handled yet, and
@@ -250,7 +250,7 @@ class IdempotenceService:
         else:
             run_inline(self._handling.end(self._inline, [turn]))
         verdict = turn.ending.verdict if turn.ending is not None else Requeue()
-        if isinstance(verdict, DeadLetter):
+        if isinstance(verdict, SetAside):
             return None
         return timedelta(seconds=verdict.delay_s if isinstance(verdict, Delay) else 0.0)
 

@@ -12,8 +12,8 @@ import pytest
 from oncely import Key, Message, State
 from oncely._util import crash_points as crashpoints
 from oncely.archive.layout import bucket_of, date_of
-from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError, OncelyError
+from oncely.core.waiting import WaitingMessage
 from oncely.testing import granted, killed_at
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ def test_what_waits_to_be_sent_stays(aging: "Aging") -> None:
     mails = []
     for n in range(5):
         claim = granted(aging.ledger.claim(Key("billing", f"waiting{n}")))
-        mail = DeferredMessage("d", "mails", Message("d"), claim.key)
+        mail = WaitingMessage("d", "mails", Message("d"), claim.key)
         mails.append(mail)
         aging.ledger.fail(claim, "no")
-    aging.store.transaction(lambda inside: inside.defer(mails))
+    aging.store.transaction(lambda inside: inside.keep(mails))
     aging.clock.advance(DAY_S)
     aging.complete("later")
     aging.fail("failed later")

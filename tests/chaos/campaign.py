@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
-from tests.chaos.check import HELD, MODES, REPEATED, faults, left_of, lines_of, rows_of
+from tests.chaos.check import (
+    HELD,
+    MODES,
+    ORDERED,
+    REPEATED,
+    fails_permanently,
+    faults,
+    key_of,
+    left_of,
+    lines_of,
+    rows_of,
+)
 from tests.chaos.worker import Task
 from tests.chaos.workers import COUNT, DEADLINE_S, Workers
 from tests.servers import Postgresql, Rabbitmq, Server
@@ -30,6 +41,8 @@ _COPIES = 0.2
 _MESSAGES_PER_STRIKE = 200
 """In a long campaign; in a short one each kind of strike comes once."""
 _POLL_S = 0.02
+_ALARM_S = 3.0
+"""For longer than a lease."""
 _EFFECTS = "CREATE TABLE effects (message_id text, fence bigint, pid bigint)"
 _TERMINATE = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -123,6 +136,7 @@ class Campaign:
             strikes.append(
                 ("RabbitMQ's connections are closed", lambda: rabbitmq.evaluate(_CLOSE.strip()))
             )
+            strikes.append(("RabbitMQ has no memory for a while", partial(_alarm, rabbitmq)))
         for server in filter(None, (postgresql, rabbitmq)):
             strikes.append((f"{server.name} is restarted", server.restart))
             strikes.append((f"{server.name} is killed", partial(_kill, server)))
@@ -132,9 +146,10 @@ class Campaign:
         seen: set[str] = set()
         with closing(open_transport(self._servers.queue_url)) as transport:
             for number, (what, strike) in enumerate(self._strikes):
-                share = self._ids[number :: len(self._strikes)]
+                share = self._share(number)
                 # At any moment while these are handled.
-                effects = self._effects() + self._random.randint(0, len(set(share) - seen))
+                new = {each for each in set(share) - seen if not fails_permanently(each)}
+                effects = self._effects() + self._random.randint(0, len(new))
                 seen.update(share)
                 queues = self._random.sample(MODES, len(MODES))
                 published = producer.submit(_publish, transport, queues, share)
@@ -142,6 +157,11 @@ class Campaign:
                 _tell(f"{number + 1} of {len(self._strikes)}, at {effects} effects: {what}")
                 strike()
                 self._wait_until(published.done, published)
+
+    def _share(self, number: int) -> Sequence[str]:
+        """What is published with that strike: in the order of all."""
+        first, last = (len(self._ids) * n // len(self._strikes) for n in (number, number + 1))
+        return self._ids[first:last]
 
     def _has_effects(self, effects: int) -> bool:
         return self._effects() >= effects
@@ -160,7 +180,7 @@ class Campaign:
 
     def _done(self) -> list[int]:
         """How many effects there are in each mode."""
-        outside = [len(lines_of(mode, self._folder)) for mode in (HELD, REPEATED)]
+        outside = [len(lines_of(mode, self._folder)) for mode in (HELD, REPEATED, ORDERED)]
         return [len(rows_of(self._servers.postgresql.url)), *outside]
 
     def _effects(self) -> int:
@@ -190,11 +210,21 @@ def _kill(server: Server) -> None:
     server.start()
 
 
+def _alarm(rabbitmq: Rabbitmq) -> None:
+    limit = "vm_memory_monitor:set_vm_memory_high_watermark({})"
+    rabbitmq.evaluate(limit.format(0.0))
+    try:
+        time.sleep(_ALARM_S)
+    finally:
+        rabbitmq.evaluate(limit.format(0.4))
+
+
 def _publish(transport: Transport, queues: Sequence[str], ids: Sequence[str]) -> None:
     """Until the broker has all: what it is asked for again it may have twice."""
-    messages = [Message(message_id, message_id.encode()) for message_id in ids]
     deadline = time.monotonic() + DEADLINE_S
     for queue in queues:
+        keys = [key_of(message_id) if queue == ORDERED else None for message_id in ids]
+        messages = [Message(id_, id_.encode(), key=key) for id_, key in zip(ids, keys, strict=True)]
         while True:
             try:
                 transport.publish(queue, messages)

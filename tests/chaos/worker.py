@@ -12,10 +12,21 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, create_engine, text
-from tests.chaos.check import HELD, MODES, OUT, REPEATED, TRANSACTIONAL
+from tests.chaos.check import (
+    HELD,
+    MODES,
+    ORDERED,
+    OUT,
+    REPEATED,
+    TRANSACTIONAL,
+    fails,
+    fails_permanently,
+    sends,
+)
 
 from oncely.consumer import Consumer
 from oncely.consuming.consumer_report import ConsumerReport
+from oncely.core.control import Unrecoverable
 from oncely.core.errors import StoreUnavailable, TransportError
 from oncely.core.message import Message, current
 from oncely.core.policy import Policy, at_least_once, at_most_once
@@ -28,6 +39,7 @@ _POLICIES: Mapping[str, Policy] = {
     HELD: at_most_once(lease=f"{LEASE_S}s"),
     # The kills may hit one message many times.
     REPEATED: at_least_once(lease=f"{LEASE_S}s", backoff="200ms", tries=1_000),
+    ORDERED: at_least_once(lease=f"{LEASE_S}s", backoff="200ms", tries=1_000),
 }
 _CONCURRENCY = 2
 _LONGEST_S = 0.02
@@ -42,13 +54,17 @@ class Task(NamedTuple):
     queue_url: str
     ledger_url: str
     folder: str
+    place: str = "0"
+    """Which of the workers it is; the first is the one that keeps the order."""
     drain: str = ""
     """Not empty: it ends when its queues are drained."""
 
 
-def _append(log: Path, message: Message) -> None:
-    """An effect outside the database, which lasts once this has returned."""
+def _append(mode: str, log: Path, message: Message) -> None:
+    """An effect outside the database, which lasts once this has returned; and what is sent."""
     _take_time()
+    _fail_where_due(message)
+    _send_where_due(mode, message)
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, f"{message.id} {current().claim.fence} {os.getpid()}\n".encode())
     os.fsync(file)
@@ -57,12 +73,25 @@ def _append(log: Path, message: Message) -> None:
 
 
 def _insert(message: Message, connection: Connection) -> None:
-    """An effect in the ledger's own database, and a message that is sent."""
+    """An effect in the ledger's own database, and what is sent; where it fails, nothing of both."""
     _take_time()
     fence = current().claim.fence
     connection.execute(_EFFECT, {"id": message.id, "fence": fence, "pid": os.getpid()})
-    message.send(OUT, message.id)
+    _send_where_due(TRANSACTIONAL, message)
     _take_time()
+    _fail_where_due(message)
+
+
+def _fail_where_due(message: Message) -> None:
+    if fails_permanently(message.id):
+        raise Unrecoverable("this can never work")
+    if fails(message.id) and current().claim.attempts == 1:
+        raise ValueError("not yet")
+
+
+def _send_where_due(mode: str, message: Message) -> None:
+    if sends(message.id):
+        message.send(OUT, f"{mode} {message.id}")
 
 
 def _take_time() -> None:
@@ -114,14 +143,19 @@ def _consumer(mode: str, task: Task, ledger: Any) -> _Consuming:
     if mode == TRANSACTIONAL:
         url = task.ledger_url.replace("postgresql://", "postgresql+psycopg://")
         return _Consuming(consumer.transactional(create_engine(url)), _insert, drain=drain)
-    log = Path(task.folder) / f"{mode}-{os.getpid()}.log"
-    return _Consuming(consumer, partial(_append, log), drain=drain)
+    is_ordered = mode == ORDERED
+    # In one file, one after another: the order is to be seen.
+    log = Path(task.folder) / f"{mode}-{'all' if is_ordered else os.getpid()}.log"
+    if is_ordered:
+        consumer.ordered()
+    return _Consuming(consumer, partial(_append, mode, log), drain=drain)
 
 
 def main(task: Task) -> None:
     """Consume until the input ends, or until all is drained."""
     ledger = open_ledger(task.ledger_url)
-    consumers = [_consumer(mode, task, ledger) for mode in MODES]
+    modes = [mode for mode in MODES if mode != ORDERED or task.place == "0"]
+    consumers = [_consumer(mode, task, ledger) for mode in modes]
 
     def stop_at_the_end() -> None:
         sys.stdin.read()

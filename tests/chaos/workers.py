@@ -28,7 +28,7 @@ class Workers:
 
     def start(self) -> None:
         """Start all."""
-        self.all = [self._started() for _ in range(COUNT)]
+        self.all = [self._started(place) for place in range(COUNT)]
 
     def at_work(self) -> list[int]:
         """The places of those that have taken effect."""
@@ -80,10 +80,11 @@ class Workers:
         """What they said last."""
         return self._log.read_text(errors="replace")[-_LOG_TAIL:]
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _started(self, place: int) -> "subprocess.Popen[bytes]":
+        task = self._task._replace(place=str(place))
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.worker", *self._task],
+                [sys.executable, "-m", "tests.chaos.worker", *task],
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,
                 stderr=log,
@@ -92,7 +93,7 @@ class Workers:
     def _replace(self, place: int) -> None:
         """Start another for one that has ended."""
         self.all[place].communicate()
-        self.all[place] = self._started()
+        self.all[place] = self._started(place)
 
     def _end(self, processes: "Sequence[subprocess.Popen[bytes]]") -> None:
         for process in processes:

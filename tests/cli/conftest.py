@@ -8,18 +8,18 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from oncely import Key, Ledger, Message, open_ledger, open_transport
-from oncely.core.deferred import DeferredMessage
-from oncely.core.verdicts import DeadLetter
-from oncely.stores.store import PublishRefusal
+from oncely import Consumer, Key, Ledger, Message, open_ledger
+from oncely.core.waiting import WaitingMessage
+from oncely.stores.store import PutBack
 from oncely.testing import granted
-from oncely.transports.transport import Transport
+from oncely.transports.memory_transport import MemoryTransport, QueueServer
 
 HANDLERS = """
 import json, os, time
@@ -262,10 +262,10 @@ def sending(at: OnFile) -> OnFile:
     at.ledger.keep_step(claim, "charge", {"receipt": "é" + "y" * 400})
     at.ledger.keep_step(claim, "log", None)
     receipt = Message("receipt-1")
-    messages = [DeferredMessage("receipt-1", to, receipt, claim.key) for to in ("mails", "texts")]
+    messages = [WaitingMessage("receipt-1", to, receipt, claim.key) for to in ("mails", "texts")]
     at.ledger.handled(claim, None, messages)
     [refused] = at.ledger.mailbox.take(1, "1s")
-    at.ledger.mailbox.put_back([PublishRefusal(refused, "too large: " + "x" * 400, None)])
+    at.ledger.mailbox.put_back([PutBack(refused, "too large: " + "x" * 400, None)])
     return at
 
 
@@ -283,26 +283,46 @@ def filled(at: OnFile) -> OnFile:
     return at
 
 
-SetAside = Callable[..., None]
+class Shop:
+    """A consumer "shop" of the queue "orders", over a ledger that others look into."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.transport = MemoryTransport(QueueServer())
+
+    def consumer(self) -> Consumer:
+        """The consumer, which tries once."""
+        return Consumer(self.transport, "orders").idempotent(self.ledger, "shop").tries(1)
+
+    def fail(self, *messages: Message, error: str = "no such customer") -> list[int]:
+        """Let these become dead letters, one after another; return the numbers of all."""
+
+        def fail(_: Message) -> None:
+            raise ValueError(error)
+
+        for message in messages:
+            self.transport.publish("orders", [message])
+            self.consumer().consume(fail, drain=True)
+        return [letter.id for letter in self.ledger.dead()]
+
+    def wait(self, message: Message, delay: str = "25s", error: str = "away") -> None:
+        """Let this one fail, and wait to be tried again."""
+
+        def fail(_: Message) -> None:
+            raise OSError(error)
+
+        consumer = self.consumer().tries(3).backoff(delay)
+        self.transport.publish("orders", [message])
+        consumer.catch(lambda _, __: consumer.stop()).consume(fail)
+
+    def handled(self) -> list[Message]:
+        """What the consumer handles when it runs once more."""
+        messages: list[Message] = []
+        self.consumer().consume(messages.append, drain=True)
+        return [replace(message, claim=None) for message in messages]
 
 
 @pytest.fixture
-def transport(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Transport]:
-    """Queues in a file that ONCELY_TRANSPORT names; a terminal of 120 columns."""
-    url = f"sqlite:///{tmp_path / 'queue.db'}"
-    monkeypatch.setenv("ONCELY_TRANSPORT", url)
-    monkeypatch.setenv("COLUMNS", "120")
-    with closing(open_transport(url)) as transport:
-        yield transport
-
-
-@pytest.fixture
-def set_aside(transport: Transport) -> SetAside:
-    """Let a message of the queue "orders" become a dead letter."""
-
-    def set_aside(message: Message, reason: str = "ValueError: no such customer") -> None:
-        transport.publish("orders", [message])
-        [delivery] = transport.receive("orders", 1, 0)
-        transport.settle([(delivery, DeadLetter(reason))])
-
-    return set_aside
+def shop(at: OnFile) -> Shop:
+    """A consumer over the ledger that ONCELY_LEDGER names."""
+    return Shop(at.ledger)

@@ -1,140 +1,164 @@
-"""`oncely dead`: what was set aside is listed, shown and put back; mistakes in one line."""
+"""`oncely dead list`, `show`, `export`: what was set aside is looked at; mistakes in one line."""
 
 import json
+import sqlite3
 from base64 import b64decode
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.cli.letters import waiting
 
-from oncely import Message, open_transport
-from oncely.core.verdicts import DeadLetter
-from oncely.transports.transport import Transport
+from oncely import Message
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Command, SetAside
+    from tests.cli.conftest import Command, OnFile, Shop
 
-NO_LEDGER = (
-    "no ledger was named, so no tries begin again: what has spent them will be set aside again, "
-    "unless it is retried with --ledger URL --consumer NAME\n"
-)
+ORDER = Message("order-17", b'{"to": "anna"}', "order.placed")
 
 
-@pytest.fixture(autouse=True)
-def _no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is named, unless by a test."""
-    monkeypatch.delenv("ONCELY_LEDGER", raising=False)
+def aged(at: "OnFile", seconds: float) -> None:
+    """Let all dead letters be that much older."""
+    with closing(sqlite3.connect(at.file)) as connection, connection:
+        connection.execute(
+            "UPDATE waiting_messages SET created_at = created_at - ?, updated_at = updated_at - ?",
+            (seconds, seconds / 2),
+        )
 
 
-# ---- Looking -----------------------------------------------------------------------------------
+def cells(out: str) -> list[list[str]]:
+    """The cells of a table: what stands two blanks or more apart."""
+    lines = [line for line in out.splitlines() if line.strip() and "─" not in line]
+    return [[part.strip() for part in line.split("  ") if part.strip()] for line in lines]
 
 
-def test_list(set_aside: "SetAside", command: "Command") -> None:
-    """A row for each: its id and type, how often it was delivered, its age, and the reason."""
-    set_aside(Message("a-1", type="order.placed", time=datetime.now(UTC) - timedelta(hours=3)))
-    set_aside(Message("a-2"), "missing id")
-    code, out, err = command("dead", "list", "orders")
+# ---- list --------------------------------------------------------------------------------------
+
+
+def test_list(shop: "Shop", at: "OnFile", command: "Command") -> None:
+    """A row for each: its number, whose it is, its id and type, its attempts, age and reason."""
+    one, two = shop.fail(ORDER, Message(""))
+    aged(at, 3 * 3_600 + 12 * 60 + 5)
+    code, out, err = command("dead", "list")
     assert (code, err) == (0, "")
-    assert [line.split() for line in out.splitlines()[2:]] == [
-        ["a-1", "order.placed", "1", "3", "h", "ValueError:", "no", "such", "customer"],
-        ["a-2", "-", "1", "-", "missing", "id"],
+    header, first, second = cells(out)
+    assert header == [
+        *("id", "consumer", "message id", "type", "attempts", "first seen", "last seen"),
+        "reason",
     ]
+    assert first == [
+        *(str(one), "shop", "order-17", "order.placed", "1", "3 h 12 min ago", "1 h 36 min ago"),
+        "ValueError: no such customer",
+    ]
+    assert second[:5] == [str(two), "shop", "-", "-", "0"]
 
 
-def test_list_as_json(set_aside: "SetAside", command: "Command") -> None:
+def test_list_as_json(shop: "Shop", command: "Command") -> None:
     """One object on stdout, which says whether there are more."""
-    set_aside(Message("a-1", type="order.placed", source="shop", key="anna"))
-    set_aside(Message("a-2", time=datetime(2026, 1, 1, tzinfo=UTC)))
-    code, out, err = command("dead", "list", "orders", "--json", "--limit", "1")
+    time = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=1)
+    [one] = shop.fail(Message("a", b"{}", "t", {"h": "1"}, "web", time, "text/plain", "anna"))
+    shop.fail(Message("b"))
+    code, out, err = command("dead", "list", "--json", "--limit", "1")
     assert (code, err, out.count("\n")) == (0, "", 1)
-    assert json.loads(out) == {
-        "dead_letters": [
-            {
-                "id": "a-1",
-                "queue": "orders",
-                "reason": "ValueError: no such customer",
-                "deliveries": 1,
-                "type": "order.placed",
-                "source": "shop",
-                "time": None,
-                "key": "anna",
-                "content_type": "application/json",
-            }
-        ],
-        "more": True,
+    found = json.loads(out)
+    [letter] = found["dead_letters"]
+    seen = letter.pop("first_seen"), letter.pop("last_seen")
+    assert all(abs(at - datetime.now(UTC).timestamp()) < 60 for at in seen)
+    assert letter == {
+        "id": one,
+        "consumer": "shop",
+        "message_id": "a",
+        "type": "t",
+        "source": "web",
+        "time": time.timestamp(),
+        "key": "anna",
+        "content_type": "text/plain",
+        "attempts": 1,
+        "reason": "ValueError: no such customer",
     }
-    both = json.loads(command("dead", "list", "orders", "--json", "--limit", "2").out)
-    assert not both["more"]
-    assert both["dead_letters"][1]["time"] == 1_767_225_600
+    assert found["more"] is True
+    assert json.loads(command("dead", "list", "--json").out)["more"] is False
 
 
-def test_none(set_aside: "SetAside", command: "Command") -> None:
-    """A queue without dead letters is no failure."""
-    set_aside(Message("a-1"))
-    assert command("dead", "list", "mails") == (0, "", "mails: no dead letters\n")
+def test_list_of_one_consumer(shop: "Shop", at: "OnFile", command: "Command") -> None:
+    """Of another than was asked for nothing is shown; one without any is no failure."""
+    shop.fail(ORDER)
+    at.complete("billing", "1")
+    assert "order-17" in command("dead", "list", "--consumer", "shop").out
+    assert command("dead", "list", "--consumer", "billing") == (0, "", "no dead letters\n")
 
 
-def test_more_than_asked_for(set_aside: "SetAside", command: "Command") -> None:
-    """What is not listed is told."""
-    set_aside(Message("a-1"))
-    set_aside(Message("a-2"))
-    ran = command("dead", "list", "orders", "--limit", "1")
-    assert "a-2" not in ran.out
-    assert ran.err == "the first 1; there are more, see --limit\n"
+def test_list_of_nobody(shop: "Shop", at: "OnFile", command: "Command") -> None:
+    """A name that is not known is a mistake, told with those that are."""
+    assert command("dead", "list") == (0, "", "no dead letters\n")
+    shop.fail(Message(""))  # Of which there is no record.
+    at.complete("billing", "1")
+    known = "no dead letters or records of consumer 'shp'; known: billing, shop"
+    for how in ("list", "export"):
+        file = [] if how == "list" else ["-"]
+        assert command("dead", how, "--consumer", "shp", *file) == (2, "", f"oncely: {known}\n")
 
 
-def test_show(set_aside: "SetAside", command: "Command") -> None:
-    """All of a message, its body as text where it is text, cut where it is long."""
+def test_list_the_newest_first(shop: "Shop", command: "Command") -> None:
+    """What came last comes first, and what is not listed is told."""
+    numbers = shop.fail(*(Message(str(turn)) for turn in range(4)))
+    ran = command("dead", "list", "--sort", "newest", "--limit", "2", "--json")
+    found = json.loads(ran.out)
+    assert [letter["id"] for letter in found["dead_letters"]] == numbers[:1:-1]
+    assert found["more"] is True
+    ran = command("dead", "list", "--limit", "2")
+    assert [row[2] for row in cells(ran.out)[1:]] == ["0", "1"]
+    assert ran.err == "the first 2; there are more, see --limit\n"
+
+
+# ---- show --------------------------------------------------------------------------------------
+
+
+def test_show(shop: "Shop", command: "Command") -> None:
+    """All of a letter, its traceback line by line, its body cut where it is long."""
     body = json.dumps({"to": "änne", "text": "x" * 5_000}, ensure_ascii=False).encode()
-    set_aside(Message("a-1", body, "order.placed", {"traceparent": "00-ab-01"}))
-    code, out, err = command("dead", "show", "orders", "a-1")
+    [one] = shop.fail(Message("a", body, "order.placed", {"traceparent": "00-ab-01"}))
+    code, out, err = command("dead", "show", str(one))
     assert (code, err) == (0, "")
-    lines = {line[:12].strip(): line[13:].strip() for line in out.splitlines() if line[:12].strip()}
-    assert lines["reason"] == "ValueError: no such customer"
-    assert lines["headers"] == '{"traceparent": "00-ab-01"}'
-    assert lines["body"].startswith('{"to": "änne", "text":')
-    assert 1_900 < out.count("x") < 2_000
-    assert "…" in out
+    fields = {line[:12].strip(): line[13:].strip() for line in out.splitlines()}
+    assert (fields["id"], fields["consumer"], fields["message id"]) == (str(one), "shop", "a")
+    assert (fields["type"], fields["attempts"]) == ("order.placed", "1")
+    assert fields["reason"] == "ValueError: no such customer"
+    assert fields["headers"] == '{"traceparent": "00-ab-01"}'
+    assert fields["body"].startswith('{"to": "änne", "text":')
+    assert "x…" in out
+    lines = [line.strip() for line in out.splitlines()]
+    assert any(line.endswith("Traceback (most recent call last):") for line in lines)
+    assert lines[-1] == "ValueError: no such customer"
 
 
-def test_show_as_json(set_aside: "SetAside", command: "Command") -> None:
-    """Whole, every letter of that id; what is no text in base64."""
-    set_aside(Message("a-1", b"x" * 5_000))
-    set_aside(Message("a-1", b"\xff\x00", headers={"a": "b"}))
-    set_aside(Message("a-2"))
-    ran = command("dead", "show", "orders", "a-1", "--json")
-    text, binary = json.loads(ran.out)["dead_letters"]
-    assert (text["body"], text["body_base64"]) == ("x" * 5_000, None)
-    assert (binary["body"], b64decode(binary["body_base64"])) == (None, b"\xff\x00")
-    assert binary["headers"] == {"a": "b"}
-    assert "2 bytes that are no text" in command("dead", "show", "orders", "a-1").out
+def test_show_as_json(shop: "Shop", command: "Command") -> None:
+    """The whole body, as text where it is text."""
+    text, other = shop.fail(Message("a", "ä".encode() * 5_000), Message("b", b"\xff\x00"))
+    found = json.loads(command("dead", "show", str(text), "--json").out)
+    assert (found["body"], found["body_base64"]) == ("ä" * 5_000, None)
+    assert found["error"].splitlines()[-1] == "ValueError: no such customer"
+    found = json.loads(command("dead", "show", str(other), "--json").out)
+    assert (found["body"], b64decode(found["body_base64"])) == (None, b"\xff\x00")
+    assert "2 bytes that are no text" in command("dead", "show", str(other)).out
 
 
-def test_show_nothing(set_aside: "SetAside", command: "Command") -> None:
-    """An id that is not there is a failure, in one line that says how far one has looked."""
-    set_aside(Message("a-1"))
-    set_aside(Message("a-2"))
-    assert command("dead", "show", "orders", "b") == (
-        1,
-        "",
-        "oncely: orders: no dead letter of 'b'\n",
-    )
-    ran = command("dead", "show", "orders", "a-2", "--limit", "1")
-    assert ran.err == "oncely: orders: no dead letter of 'a-2' among the first 1, see --limit\n"
+def test_show_of_none(shop: "Shop", command: "Command") -> None:
+    """A number that is not there is told; so is one of a message that waits and is no letter."""
+    shop.wait(ORDER)
+    for number in ("1", "999999999999999999"):
+        ran = command("dead", "show", number)
+        assert ran == (1, "", f"oncely: there is no dead letter {number}\n")
 
 
-@pytest.mark.parametrize("how", [["list", "orders"], ["show", "orders", "a"]])
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_no_passwords(
-    set_aside: "SetAside", command: "Command", how: list[str], form: list[str]
-) -> None:
+@pytest.mark.parametrize("how", ["list", "show"])
+def test_no_passwords(shop: "Shop", command: "Command", how: str, form: list[str]) -> None:
     """What looks like a password is shown nowhere, and markup and escapes are only characters."""
-    reason = "cannot reach amqp://u:geheim@host \x1b[31m [red]"
-    set_aside(Message("a", b'{"password": "geheim"}', headers={"token": "geheim"}), reason)
-    ran = command("dead", *how, *form)
+    message = Message("a", b'{"password": "geheim"}', headers={"token": "geheim"})
+    [one] = shop.fail(message, error="[red] \x1b[31m amqp://u:geheim@host is away")
+    ran = command("dead", how, *([str(one)] if how == "show" else []), *form)
     assert ran.code == 0
     assert "geheim" not in ran.out
     assert "\x1b" not in ran.out
@@ -142,92 +166,40 @@ def test_no_passwords(
     assert "[red]" in ran.out
 
 
-# ---- Putting back ------------------------------------------------------------------------------
+# ---- export ------------------------------------------------------------------------------------
 
 
-def test_retry(set_aside: "SetAside", transport: Transport, command: "Command") -> None:
-    """Those that are named go back, as they were; the rest stays."""
-    for id_ in ("a-1", "a-2", "a-3"):
-        set_aside(Message(id_, b'{"password": "geheim"}'))
-    ran = command("dead", "retry", "orders", "a-3", "a-1")
-    assert ran == (0, "put back: 2\n", NO_LEDGER)
-    back = transport.receive("orders", 100, 0)
-    assert [(it.message.id, it.message.body, it.count) for it in back] == [
-        ("a-1", b'{"password": "geheim"}', 1),
-        ("a-3", b'{"password": "geheim"}', 1),
-    ]
-    assert [letter.message.id for letter in transport.dead_letters("orders")] == ["a-2"]
+def read(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
 
 
-def test_retry_all(set_aside: "SetAside", transport: Transport, command: "Command") -> None:
-    """All of the queue go back, as many as --limit says."""
-    for number in range(3):
-        set_aside(Message(str(number)))
-    ran = command("dead", "retry", "orders", "--all", "--limit", "2", "--json")
-    assert (ran.code, json.loads(ran.out)) == (0, {"retried": 2, "missing": []})
-    assert ran.err == NO_LEDGER + "the first 2 only; there are more, see --limit\n"
-    assert waiting(transport) == ["0", "1"]
+def test_export(shop: "Shop", command: "Command", tmp_path: Path) -> None:
+    """A line for each, whole and as it came; what was in the file is replaced."""
+    body = b'{"password": "geheim"}\n'
+    numbers = shop.fail(Message("a", body, headers={"token": "geheim"}), Message("b", b"\xff"))
+    file = tmp_path / "letters.jsonl"
+    file.write_text("old")
+    assert command("dead", "export", str(file)) == (0, "exported 2\n", "")
+    first, second = read(file.read_text())
+    assert [first["id"], second["id"]] == numbers
+    assert (first["body"].encode(), first["headers"]) == (body, {"token": "geheim"})
+    assert first["error"].startswith("Traceback")
+    assert (second["body"], b64decode(second["body_base64"])) == (None, b"\xff")
+    ran = command("dead", "export", "-", "--consumer", "shop")
+    assert (ran.code, ran.out, ran.err) == (0, file.read_text(), "exported 2\n")
+    assert json.loads(command("dead", "export", str(file), "--json").out) == {"exported": 2}
+    assert len([*shop.ledger.dead()]) == 2
 
 
-def test_retry_what_is_not_there(
-    set_aside: "SetAside", transport: Transport, command: "Command"
+def test_export_replaces_nothing_by_mistake(
+    shop: "Shop", command: "Command", tmp_path: Path
 ) -> None:
-    """What is there goes back; the code and a line tell of what is not."""
-    set_aside(Message("a-1"))
-    ran = command("dead", "retry", "orders", "a-1", "b", "--json")
-    assert (ran.code, json.loads(ran.out)) == (1, {"retried": 1, "missing": ["b"]})
-    assert ran.err == NO_LEDGER + "oncely: orders: no dead letter of 'b'\n"
-    assert waiting(transport) == ["a-1"]
-
-
-def test_on_a_broker(rabbitmq_url: str, command: "Command") -> None:
-    """What RabbitMQ keeps is listed, stays where it is, and goes back."""
-    with closing(open_transport(rabbitmq_url)) as transport:
-        transport.publish("letters", [Message("a-1"), Message("a-2")])
-        for _ in range(2):
-            [delivery] = transport.receive("letters", 1, 30)
-            transport.settle([(delivery, DeadLetter("no such customer"))])
-        where = ["--transport", rabbitmq_url]
-        for _ in range(2):
-            listed = json.loads(command("dead", "list", "letters", "--json", *where).out)
-            assert [letter["id"] for letter in listed["dead_letters"]] == ["a-1", "a-2"]
-        assert command("dead", "retry", "letters", "a-1", *where).out == "put back: 1\n"
-        [delivery] = transport.receive("letters", 10, 30)
-        assert delivery.message.id == "a-1"
-    ran = command("dead", "list", "nowhere", *where)
-    assert ran == (0, "", "nowhere: no dead letters\n")
-
-
-# ---- Options anywhere --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "retry orders -- a b -c",
-        "retry --limit 9 orders a b -- -c",
-        "retry orders --limit 9 a b -- -c",
-        "retry orders --limit 9 -- a b -c",
-        "retry orders a --limit 9 b -- -c",
-        "retry orders a --limit 9 b --json -- -c",
-        "retry -- orders a b -c",
-    ],
-)
-def test_options_stand_anywhere(
-    set_aside: "SetAside", transport: Transport, command: "Command", line: str
-) -> None:
-    """Before, between and behind what is named; behind -- are names only."""
-    for id_ in ("a", "b", "-c", "d"):
-        set_aside(Message(id_))
-    assert command("dead", *line.split()).code == 0
-    assert waiting(transport) == ["a", "b", "-c"]
-
-
-@pytest.mark.parametrize("line", ["orders --limit 9 a", "--limit 9 orders a", "orders a --limit 9"])
-def test_options_of_show_too(set_aside: "SetAside", command: "Command", line: str) -> None:
-    """As with `retry`."""
-    set_aside(Message("a"))
-    assert command("dead", "show", *line.split()).code == 0
+    """Where the name of a consumer is mistyped, the file stays as it was."""
+    shop.fail(ORDER)
+    file = tmp_path / "letters.jsonl"
+    file.write_text("old")
+    assert command("dead", "export", str(file), "--consumer", "shp").code == 2
+    assert file.read_text() == "old"
 
 
 # ---- Mistakes ----------------------------------------------------------------------------------
@@ -236,26 +208,27 @@ def test_options_of_show_too(set_aside: "SetAside", command: "Command", line: st
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["retry", "orders"], "retry: name the IDs of messages, or --all, and not both"),
-        (["retry", "orders", "a", "--all"], "retry: name the IDs of messages, or --all"),
-        (["retry", "orders", "a", "--bogus", "b"], "unrecognized arguments: --bogus; see"),
-        (["retry", "orders", "--limit", "9", "-c"], "unrecognized arguments: -c; see"),
-        (["list", "orders", "--limit", "9", "more"], "unrecognized arguments: more; see"),
-        (["list", "orders", "--transport", ""], "no transport is named; add --transport sqlite"),
-        (["list", "orders", "--transport", "memory://geheim"], "is seen by one process only"),
-        (["list", "orders", "--transport", "pigeon://u:geheim@h"], "'pigeon://u:***@h' is of no"),
-        (["list", "orders", "--transport", "env:NOWHERE"], "NOWHERE is not set"),
-        (["list", "orders", "--transport", "sqlite:///gone.db"], "there is no file 'gone.db'"),
-        (["show", "orders", "a", "--transport", "sqlite:///gone.db?visibility=5s"], "'gone.db'"),
-        (["list", "orders", "--limit", "0"], "--limit: '0' is no whole number from 1"),
-        (["list"], "the following arguments are required: QUEUE; see: oncely dead list --help"),
-        (["show", "orders"], "the following arguments are required: ID"),
+        (["show", "order-17"], "ID: 'order-17' is not the number of a dead letter; type: oncely"),
+        (["show", "0"], "ID: '0' is not the number of a dead letter"),
+        (["show"], "the following arguments are required: ID; see: oncely dead show --help"),
+        (["export"], "the following arguments are required: FILE"),
+        (["export", "/no/such/folder/x"], "'/no/such/folder/x' cannot be written: No such file"),
+        (["list", "--limit", "0"], "--limit: '0' is no whole number from 1"),
+        (["list", "--ledger", "sqlite:///gone.db"], "there is no file 'gone.db'; type: oncely m"),
+        (["list", "--transport", "x"], "unrecognized arguments: --transport x"),
+        (["retry"], "retry: name the IDs of dead letters, or --all, and not both"),
+        (["retry", "1", "--all"], "retry: name the IDs of dead letters, or --all, and not both"),
+        (["retry", "1", "x"], "ID: 'x' is not the number of a dead letter"),
+        (["retry", "1", "--consumer", "shop"], "retry: IDs need no --consumer"),
+        (["retry", "--all", "--consumer", "x"], "no dead letters or records of consumer 'x'; kno"),
+        (["discard"], "discard: name the IDs of dead letters, or --all"),
+        (["edit", "1", "--header", "x"], "--header: 'x' is not a header; write \"NAME=VALUE\""),
         ([], "the following arguments are required: ACTION; see: oncely dead --help"),
     ],
     ids=lambda value: str(value)[:60],
 )
 def test_a_mistake_is_one_line(
-    transport: Transport,
+    at: "OnFile",
     command: "Command",
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -270,14 +243,25 @@ def test_a_mistake_is_one_line(
     assert err.startswith("oncely: ")
     assert said in err
     assert err.count("\n") == 1
-    assert "geheim" not in err
     assert set(tmp_path.iterdir()) == before
 
 
-def test_what_is_no_queue(command: "Command", tmp_path: Path) -> None:
-    """A file that is no database is told in one line."""
-    (tmp_path / "notes.txt").write_text("This is no database. " * 100)
-    ran = command("dead", "list", "orders", "--transport", f"sqlite:///{tmp_path / 'notes.txt'}")
-    assert (ran.code, ran.out) == (1, "")
-    assert ran.err.startswith("oncely: ")
-    assert ran.err.count("\n") == 1
+@pytest.mark.parametrize(
+    "words",
+    [
+        "dead list",
+        "dead list --consumer shop",
+        "dead show 1",
+        "dead retry 1",
+        "dead retry --all",
+        "dead edit 1 --type t",
+        "dead export -",
+        "dead discard 1",
+        "waiting",
+    ],
+)
+def test_where_the_broker_has_them(redis_url: str, command: "Command", words: str) -> None:
+    """In a store without transactions nothing waits, and a line says where to look."""
+    ran = command(*words.split(), "--ledger", redis_url)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "the broker has the dead letters, in the queue NAME.dead" in ran.err

@@ -57,6 +57,15 @@ WRONG: list[tuple[list[str], str]] = [
     (["status", "--ledger", "sqlite:///nowhere.db"], "there is no file 'nowhere.db'"),
     (["migrate", "--ledger", "sqlite:///nowhere/l.db"], "its folder does not exist"),
     (["status", "--ledger", ""], "no ledger is named; add --ledger sqlite:///ledger.db"),
+    *(
+        (["migrate", "--ledger", f"{kind}://u:geheim@127.0.0.1:1/0"], "it cannot be reached: ")
+        for kind in ("redis", "postgresql", "mysql")
+    ),
+    (["status", "--watch", "soon"], "--watch: 'soon' is not a duration"),
+    (["status", "--watch", "0"], "--watch: zero would never"),
+    (["list", "--sort", "random"], "--sort: invalid choice: 'random'"),
+    (["relay", "--metrics-port", "70000"], "--metrics-port: '70000' is not a port"),
+    (["relay", "--log-level", "loud"], "--log-level: invalid choice: 'loud'"),
     (["status", "--jsn"], "unrecognized arguments: --jsn; see: oncely --help"),
     (["stauts"], "invalid choice: 'stauts'"),
     ([], "the following arguments are required: COMMAND; see: oncely --help"),
@@ -192,3 +201,18 @@ def test_a_poor_terminal(
     ran = in_process("list")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "\\xe9" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("migrate", "check", "status", "list", "show", "reset", "forget", "purge", "archive"),
+        *("reconcile", "report", "relay", "consume", "waiting", "pipeline run", "dead list"),
+        *("dead show", "dead retry", "dead edit", "dead export", "dead discard"),
+    ],
+)
+def test_every_ledger_has_a_table(command: "Command", name: str) -> None:
+    """Each command that takes --ledger takes --table and --schema."""
+    options = command(*name.split(), "--help").out
+    for option in ("--ledger URL", "--table NAME", "--schema NAME"):
+        assert option in options

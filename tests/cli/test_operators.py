@@ -3,21 +3,24 @@
 import io
 import json
 import os
+import pty
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from oncely import Granted, Key, Policy, State, open_ledger
+from oncely import Granted, Key, Message, Policy, State, open_ledger
+from oncely.core.waiting import WaitingMessage, queue_named
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Command, InProcess, OnFile
+    from tests.cli.conftest import Command, InProcess, OnFile, Shop
 
 ONE = Key("billing", "order-1")
 
@@ -70,7 +73,7 @@ def test_status_as_json(filled: "OnFile", command: "Command") -> None:
     """One object on stdout, times in seconds."""
     ran = command("status", "--json")
     found = json.loads(ran.out)
-    assert set(found) == {"consumers", "total", "backlog", "size_bytes"}
+    assert set(found) == {"consumers", "total", "backlog", "queues", "size_bytes"}
     billing = found["consumers"]["billing"]
     assert billing.pop("oldest_processing_s") == pytest.approx(11_525, abs=60)
     assert billing == {
@@ -81,6 +84,9 @@ def test_status_as_json(filled: "OnFile", command: "Command") -> None:
         "failed": 1,
         "in_doubt": 1,
         "duplicates": 1,
+        "waiting": 0,
+        "waiting_lag_s": 0.0,
+        "dead_letters": 0,
     }
     assert found["total"]["records"] == 6
     assert found["size_bytes"] > 0
@@ -96,6 +102,101 @@ def test_status_of_the_backlog(sending: "OnFile", command: "Command") -> None:
     backlog = json.loads(command("status", "--json").out)["backlog"]
     assert (backlog["waiting"], backlog["set_aside"]) == (1, 1)
     assert backlog["lag_s"] > 0
+
+
+def test_status_of_what_waits(
+    shop: "Shop", at: "OnFile", command: "Command", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the records stands what is tried again, and dead letters, of those who have any; a
+    line for each queue.
+    """
+    at.complete("billing", "1")
+    shop.fail(Message(""), Message("a"))
+    shop.wait(Message("b"), "1h")
+    claimless = WaitingMessage("c", "", Message("c"), Key("", "c"), queue=queue_named("[web]"))
+    at.ledger.mailbox.keep([claimless])
+    out = command("status").out
+    table = rows(out)
+    first = table.index(["waits to be", "overdue", "dead"])
+    assert table[first + 1] == ["consumer", "tried again", "for", "letters"]
+    assert table[first + 2 : first + 4] == [["shop", "1", "-", "2"], ["total", "1", "-", "2"]]
+    assert re.fullmatch(r"queue \[web\]: 1 waiting( \(oldest: \d+ s\))?", out.splitlines()[-2])
+    found = json.loads(command("status", "--json").out)
+    billing, own = (found["consumers"][name] for name in ("billing", "shop"))
+    assert (own["waiting"], own["waiting_lag_s"], own["dead_letters"]) == (1, 0.0, 2)
+    assert (billing["waiting"], billing["dead_letters"]) == (0, 0)
+    assert (found["queues"]["[web]"]["waiting"], found["backlog"]["waiting"]) == (1, 0)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert re.search(r"\x1b\[31m +2\x1b\[0m", command("status").out)
+
+
+@pytest.fixture
+def watching(filled: "OnFile") -> Iterator[subprocess.Popen[str]]:
+    """The status, looked at again and again."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oncely", "status", "--watch", "0.05"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_watch(watching: subprocess.Popen[str], filled: "OnFile") -> None:
+    """In a pipe a block follows another, each with its time; Ctrl-C ends it with 0."""
+    assert watching.stdout is not None
+    lines: list[str] = []
+    while sum(line.startswith("as of ") for line in lines) < 3:
+        lines.append(watching.stdout.readline())
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=60)
+    assert (watching.returncode, err) == (0, "")
+    assert sum(line.startswith("billing ") for line in lines) == 3
+
+
+def test_watch_on_a_terminal(filled: "OnFile") -> None:
+    """There it is drawn in place, and the cursor is given back."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oncely", "status", "--watch", "0.05"],
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    seen = b""
+    with suppress(OSError):  # So it is told that the other end is closed.
+        while some := os.read(ours, 1 << 16):
+            seen += some
+            if seen.count(b"as of ") == 3:
+                process.send_signal(signal.SIGINT)
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert b"\x1b[1A" in seen  # Up again, over what was there.
+    assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"as of ")
+
+
+@pytest.mark.parametrize("words", [["status"], ["list"], ["show", "order-2"]], ids=" ".join)
+def test_colours(
+    filled: "OnFile", command: "Command", monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Failed and in doubt stand out on a terminal: not in a pipe, nor where NO_COLOR is set."""
+    red, yellow = "\x1b[31m", "\x1b[33m"
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" not in command(*words).out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    out = command(*words).out
+    assert red in out
+    assert (yellow in out) is (words != ["show", "order-2"])
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = command(*words).out
+    assert red not in out
+    assert yellow not in out
 
 
 # ---- list and show -----------------------------------------------------------------------------
@@ -141,6 +242,24 @@ def test_list_filtered(
     report = json.loads(command("list", "--json", *filters).out)
     assert [record["message_id"] for record in report["records"]] == found
     assert report["more"] is ("--limit" in filters)
+
+
+def test_the_newest_first(filled: "OnFile", command: "Command") -> None:
+    """What was seen last comes first, whatever filters hold; the limit leaves out the oldest."""
+
+    def ids(*filters: str) -> list[str]:
+        report = json.loads(command("list", "--json", "--sort", "newest", *filters).out)
+        return [record["message_id"] for record in report["records"]]
+
+    oldest_first = json.loads(command("list", "--json").out)["records"]
+    assert ids() == [record["message_id"] for record in reversed(oldest_first)]
+    assert ids("--limit", "1") == ["live"]
+    assert command("list", "--sort", "newest", "--limit", "1").err.startswith("the first 1; more")
+    assert ids("--state", "in-doubt") == ["doubtful"]
+    assert ids("--state", "exhausted") == ["order-1"]
+    assert sorted(ids("--state", "failed")) == ["order-1", "order-2"]
+    assert ids("--consumer", "sms", "--text", "order") == ["order-1"]
+    assert ids("--older-than", "1h", "--consumer", "sms", "--state", "processing") == []
 
 
 def test_list_says_what_is_missing(filled: "OnFile", command: "Command") -> None:
@@ -189,6 +308,7 @@ def test_list_takes_what_it_prints(filled: "OnFile", command: "Command") -> None
         ["reset", "order-1"],
         ["reset", "--state", "failed", "--yes"],
         ["forget", "--yes"],
+        ["purge", "--older-than", "0s"],
     ],
     ids=" ".join,
 )
@@ -270,12 +390,15 @@ def test_show_of_what_waits(sending: "OnFile", command: "Command") -> None:
 
 
 def test_show_of_several(filled: "OnFile", command: "Command") -> None:
-    """Where several consumers have the message, they are named."""
-    assert command("show", "order-1") == (
-        2,
-        "",
-        "oncely: 'order-1' is a message of billing, sms; name one with --consumer\n",
-    )
+    """Where several consumers have the message, the records of all are shown."""
+    code, out, err = command("show", "order-1")
+    assert (code, err) == (0, "")
+    assert [row[1] for row in rows(out) if row[0] == "consumer"] == ["billing", "sms"]
+    found = json.loads(command("show", "order-1", "--json").out)["records"]
+    assert [record["consumer"] for record in found] == ["billing", "sms"]
+    assert all(record["steps"] == {} for record in found)
+    said = "oncely: 'order-1' is a message of billing, sms; name one with --consumer\n"
+    assert command("reset", "order-1") == (2, "", said)
 
 
 def test_show_of_none(filled: "OnFile", command: "Command") -> None:

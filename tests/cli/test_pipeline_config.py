@@ -187,7 +187,7 @@ def test_what_is_right_passes(project: "Project") -> None:
     file = project.save()
     file.write_text("\ufeff" + file.read_text())
     config = read_config(file)
-    assert config.ledger == f"sqlite:///{project.folder}/out/other.db"
+    assert config.place.location == f"sqlite:///{project.folder}/out/other.db"
     assert config.source_path == f"{project.folder}/in/{{a,b}}.json"
 
 

@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 from tests.servers import free_port
 from tests.spark.payments import Place
@@ -136,11 +135,9 @@ def test_what_handlers_send_is_sent(
     ):
         assert ledger.counts() == {("tests", State.HANDLED): len(early)}
         at = ("--ledger", postgresql_url, "--transport", rabbitmq_url)
-        # What the task had taken is held for it a while, though it could not send it.
-        assert command("relay", "--drain", *at).code == 0
-        assert ledger.counts() == {("tests", State.HANDLED): len(early)}
-        with psycopg.connect(postgresql_url) as connection:
-            connection.execute("UPDATE deferred_messages SET held_until = now()")
+        # Whoever consumes the queue has made it; a relay makes none.
+        transport.subscribe(_QUEUE, [])
+        # What the task could not send it has let go of.
         assert command("relay", "--drain", *at).code == 0
         assert ledger.counts() == {("tests", State.COMPLETED): len(early)}
         keep_secret(project, transport=rabbitmq_url)

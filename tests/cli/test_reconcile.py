@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 from tests.cli.conftest import OnFile, ran_here, with_real_input
 
-from oncely import Key, Message
+from oncely import Key, Message, State, open_ledger
 from oncely.archive.writing import archive
 from oncely.cli.reconcile_command import reconciled_table
 from oncely.cli.tables import put
@@ -236,9 +236,36 @@ def test_a_source_alone_will_do(file: Path, tmp_path: Path) -> None:
     OnFile(tmp_path / "ledger.db").ledger.close()
     config = read_reconcile_config(file, "sqlite:///ledger.db", "billing")
     assert config.consumer == "billing"
-    assert config.ledger == f"sqlite:///{tmp_path}/ledger.db"
+    assert config.place.location == f"sqlite:///{tmp_path}/ledger.db"
     assert config.source_path == str(tmp_path / "in")
     assert config.compares_bodies
+
+
+@pytest.mark.usefixtures("spark")
+def test_another_table(project: "Project", command: "Command") -> None:
+    """The file, or --table, names where a pipeline keeps its records, and where others find them:
+    for the comparison, and for the page.
+    """
+    project.put("in.json", ["1", "2"])
+    project.tables["pipeline"]["ledger_table"] = "others"
+    assert project.run()["handled"] == 2
+    url = f"sqlite:///{project.folder}/out/ledger.db"
+    with closing(open_ledger(url, table="others")) as ledger:
+        assert ledger.counts() == {("tests", State.COMPLETED): 2}
+    code, out, _ = command("reconcile", str(project.file), "--json")
+    assert (code, json.loads(out)["handled"]) == (0, 2)
+    project.tables["pipeline"]["checkpoint"] = "out/another"
+    file = str(project.save())
+    code, out, _ = command("pipeline", "run", file, "--table", "thirds", "--json")
+    assert (code, json.loads(out)["handled"]) == (0, 2)
+    with closing(open_ledger(url, table="thirds")) as ledger:
+        ledger.forget(Key("tests", "2"))
+    code, out, _ = command("reconcile", file, "--table", "thirds", "--json")
+    found = json.loads(out)
+    assert (code, found["handled"], found["missing"]) == (1, 1, 1)
+    to = str(project.folder / "report.html")
+    code, out, _ = command("report", "--ledger", url, "--table", "thirds", "--to", to, "--json")
+    assert (code, json.loads(out)["records"]) == (0, 1)
 
 
 QUEUE = """

@@ -10,10 +10,8 @@ from tests.crash.means import JOINED, Means
 from oncely._util.crash_points import reached
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Verdict
+from oncely.core.verdicts import Ack, Refuse, Settlement
 from oncely.service import IdempotenceService, ProcessingStatus
-
-_AGAIN_S = 1.0
 
 
 class Bus:
@@ -30,9 +28,11 @@ class Bus:
             for delivery in queue.receive("in", 1, 1.0):
                 verdict = self._process(delivery.message)
                 reached("before_acknowledge")
-                queue.settle([(delivery, verdict)])
+                # What is busy comes again by itself, later.
+                if verdict is not None:
+                    queue.settle([(delivery, verdict)])
 
-    def _process(self, message: Message) -> Verdict:
+    def _process(self, message: Message) -> Settlement | None:
         joined = self._means.mode == JOINED
         reason = self._handle_joined(message) if joined else self._handle(message)
         match reason:
@@ -43,9 +43,9 @@ class Bus:
             case "completed":
                 return Ack()
             case "busy":
-                return Delay(_AGAIN_S)
+                return None
             case _:
-                return DeadLetter(reason.replace("_", " "))
+                return Refuse(reason.replace("_", " "))
 
     def _handle(self, message: Message) -> str | None:
         """Why nothing is to be done, if so."""

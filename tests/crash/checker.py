@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_SENT = "SELECT envelope, body FROM queue_messages WHERE queue = 'out' ORDER BY id"
-_DEAD = "SELECT envelope, reason FROM queue_dead_letters"
-_WAITING = "SELECT count(*) FROM queue_messages WHERE queue = 'in'"
+_SENT = "SELECT own_id, body FROM waiting_messages WHERE queue = 'queue/out' ORDER BY id"
+_REJECTED = "SELECT own_id FROM waiting_messages WHERE queue = 'queue/in.dead'"
+_WAITING = "SELECT count(*) FROM waiting_messages WHERE queue = 'queue/in'"
 
 _POSITIONS = [0, 1]
 """Of what each handler sends."""
@@ -28,15 +28,16 @@ class Left(NamedTuple):
     """What is in the queue still."""
 
 
-def left_in(queue: Path, effects: Iterable[str]) -> Left:
-    """Read the queue's file; the effects are the lines that they wrote."""
+def left_in(queue: Path, effects: Iterable[str], letters: Iterable[tuple[str, str]]) -> Left:
+    """Read the queue's file; the effects are the lines that they wrote, the letters the ledger's
+    dead ones, with their reasons.
+    """
     with closing(sqlite3.connect(queue)) as connection:
-        sent = [
-            {**json.loads(body), "id": json.loads(envelope)["id"]}
-            for envelope, body in connection.execute(_SENT)
-        ]
-        dead = {json.loads(envelope)["id"]: why for envelope, why in connection.execute(_DEAD)}
+        sent = [{**json.loads(body), "id": own_id} for own_id, body in connection.execute(_SENT)]
+        # Of what is rejected the broker is not told why; nothing is but what is in doubt.
+        dead = {own_id: "in doubt" for [own_id] in connection.execute(_REJECTED)}
         [waiting] = connection.execute(_WAITING).fetchone()
+    dead |= dict(letters)
     return Left([json.loads(line) for line in effects], sent, dead, waiting)
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,9 @@ from sqlalchemy import Engine
 
 from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_once
 from oncely.ledger import Ledger
-from oncely.transports.sql import SqliteTransport
+from oncely.stores.sql import SqlStore
+from oncely.stores.sql.engines import sqlite_engine
+from oncely.transports.sql import SqlTransport
 from oncely.transports.transport import Delivery, Limits
 
 JOINED = "effectively_once"
@@ -31,21 +34,28 @@ LATER_S = 40.0
 
 
 class Clock:
-    """The time of one process: of its ledger and of its queue."""
+    """The time of a ledger and its queues, for all forks of this process: for none is it earlier
+    than it was for those before.
+    """
 
-    ahead_s = 0.0
+    def __init__(self) -> None:
+        self._ahead_s = RawValue("d", 0.0)
+
+    def pass_by(self, seconds: float) -> None:
+        """Let it be later by so much."""
+        self._ahead_s.value += seconds
 
     def __call__(self) -> float:
-        return time.time() + self.ahead_s
+        return time.time() + float(self._ahead_s.value)
 
 
-class Queue(SqliteTransport):
+class Queue(SqlTransport):
     """A queue at which nobody waits: where nothing is ready, it is later already. Who only looks,
     because something is being handled, is told that there is nothing.
     """
 
     def __init__(self, file: Path, clock: Clock) -> None:
-        super().__init__(file, Limits(VISIBILITY_S), clock)
+        super().__init__(SqlStore(sqlite_engine(file), clock=clock), Limits(VISIBILITY_S))
         self._now = clock
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> list[Delivery]:
@@ -53,7 +63,7 @@ class Queue(SqliteTransport):
             return []
         taken = list(super().receive(queue, max_messages, 0.0))
         if not taken:
-            self._now.ahead_s += LATER_S
+            self._now.pass_by(LATER_S)
         return taken
 
 

@@ -48,8 +48,8 @@ class Order(NamedTuple):
     point: str = ""
     """Where it is killed, if anywhere."""
     nth: int = 0
-    ahead_s: float = 0.0
-    """By how much its time is ahead."""
+    later_s: float = 0.0
+    """How long after the one before it begins."""
 
 
 class Stores(NamedTuple):
@@ -81,7 +81,7 @@ def _stores(url: str) -> Stores:
 def _do(order: Order, stores: Stores) -> None:
     # Who goes round and round is ended, and has failed.
     signal.alarm(_DEADLINE_S)
-    stores.clock.ahead_s = order.ahead_s
+    stores.clock.pass_by(order.later_s)
     if order.point == writes.POINT:
         writes.watch(stores.engine, stores.own)
     means = Means(

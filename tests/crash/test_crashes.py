@@ -23,7 +23,7 @@ from tests.crash.program import Order
 from oncely.core.message import Message
 from oncely.core.record import State
 from oncely.ledger import Ledger, open_ledger
-from oncely.transports.sql import SqliteTransport
+from oncely.transports.open_transport import open_transport
 
 MESSAGES = 2
 """In each round."""
@@ -83,6 +83,7 @@ IN_TRANSACTIONS = ("before_commit", "after_commit")
 IN_SENDING = ("between_sends", "after_publish")
 """Points that who sends passes; a relay passes no others, and a consumer without one not these."""
 _DEADLINE_S = 60
+_TAKE_LETTERS = "DELETE FROM waiting_messages WHERE set_aside RETURNING own_id, reason"
 
 
 class Program:
@@ -174,7 +175,7 @@ class Rounds:
             self.is_killed(order._replace(work=work))
         is_killed = self.is_killed(order._replace(work=killed, point=point, nth=nth))
         for work in after:
-            self.is_killed(order._replace(work=work, ahead_s=LATER_S))
+            self.is_killed(order._replace(work=work, later_s=LATER_S))
         found = faults(mode, published, self.left(order))
         assert not found, f"{kind}, {mode}, killed at {point} the time {nth}: {found}"
         return is_killed
@@ -184,8 +185,9 @@ class Rounds:
         number = next(self._numbers)
         published = [f"{number}-{n}" for n in range(messages)]
         queue = self._folder / f"queue{number}.db"
-        with closing(SqliteTransport(queue)) as transport:
+        with closing(open_transport(f"sqlite:///{queue}")) as transport:
             transport.publish("in", [Message(message_id, b"{}") for message_id in published])
+            transport.subscribe("out", [])
         log = self._folder / f"effects{number}.jsonl"
         return Order("both", mode, self._url, str(queue), str(log)), published
 
@@ -194,7 +196,8 @@ class Rounds:
         rows = _execute(self._url, "DELETE FROM effects RETURNING line")
         log = Path(order.log)
         outside = log.read_text().splitlines() if log.exists() else []
-        left = left_in(Path(order.queue), [line for [line] in rows] + outside)
+        letters = _execute(self._url, _TAKE_LETTERS)
+        left = left_in(Path(order.queue), [line for [line] in rows] + outside, letters)
         for file in (log, *self._folder.glob(f"{Path(order.queue).name}*")):
             file.unlink(missing_ok=True)
         return left
@@ -283,7 +286,7 @@ def test_poison(rounds: Rounds) -> None:
     order, (poison, other) = rounds.begin("at_least_once", 2)
     deadly = order._replace(tries=3, point=f"handling {poison}", nth=1)
     deaths = 0
-    while deaths < 9 and rounds.is_killed(deadly._replace(ahead_s=deaths * LATER_S)):
+    while deaths < 9 and rounds.is_killed(deadly._replace(later_s=LATER_S)):
         deaths += 1
     left = rounds.left(order)
     assert deaths == 3

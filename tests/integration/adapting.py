@@ -9,14 +9,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
+from sqlalchemy import Engine, text
+from tests.integration.joiners import engine_on
 
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key, Record
-from oncely.ledger import Ledger
+from oncely.ledger import Ledger, open_ledger
 
 ROOT = Path(__file__).parents[2]
 _DEADLINE_S = 60.0
@@ -68,6 +70,36 @@ def found(ledger: Ledger, consumer: str, message_id: str) -> Record:
 def fail_to_store() -> None:
     """To meddle with: the store is away."""
     raise StoreUnavailable("away")
+
+
+# ---- Rows beside the ledger --------------------------------------------------------------------
+
+
+class Bank(NamedTuple):
+    """A ledger, and rows in the same database."""
+
+    ledger: Ledger
+    engine: Engine
+
+    def rows(self) -> list[str]:
+        """What handlers have written, and is stored."""
+        with self.engine.connect() as connection:
+            return sorted(connection.scalars(text("SELECT name FROM rows_of_handlers")))
+
+
+WRITE = text("INSERT INTO rows_of_handlers VALUES (:name)")
+
+
+@contextmanager
+def bank_at(url: str) -> Iterator[Bank]:
+    """A bank without rows, in the database there."""
+    engine = engine_on(url)
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE rows_of_handlers (name VARCHAR(255))"))
+        yield Bank(ledger, engine)
+    engine.dispose()
 
 
 # ---- RabbitMQ ----------------------------------------------------------------------------------

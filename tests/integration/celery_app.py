@@ -4,10 +4,12 @@
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from celery import Celery, Task
-from tests.integration.adapting import Effects
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session, sessionmaker
+from tests.integration.adapting import WRITE, Effects
 
 from oncely.adapters.celery import once_task
 from oncely.core.message import Message
@@ -79,6 +81,7 @@ def application(url: str, folder: Path | str) -> Celery:
         signal.pause()
 
     _add_keyed(app, ledger, effects)
+    _add_writing(app, ledger, effects, folder)
     return app
 
 
@@ -95,6 +98,28 @@ def _add_keyed(app: Celery, ledger: Ledger, effects: Effects) -> None:
     @app.task(name="numbered", base=numbered, autoretry_for=[OSError])
     def number(number: int) -> int:
         return effects.add(str(number))
+
+
+def _add_writing(app: Celery, ledger: Ledger, effects: Effects, folder: Path | str) -> None:
+    """Tasks that write a row beside the ledger."""
+    engine = create_engine(f"sqlite:///{folder}/ledger.db")
+    sessions = sessionmaker(engine)
+    writing: Any = once_task(ledger, transaction=sessions)
+    again: Any = {"autoretry_for": [ValueError], "default_retry_delay": 0, "max_retries": 1}
+
+    @app.task(name="write", base=writing, bind=True, **again)
+    def write(self: Task, name: str, fails: int = 0, session: Session | None = None) -> str:
+        effects.add(name)
+        row = f"{name} {self.request.retries}"
+        cast(Session, session).execute(WRITE, {"name": row})
+        if self.request.retries < fails:
+            raise ValueError("no such account")
+        return row
+
+    @app.task(name="hand_on", base=writing, bind=True)
+    def hand_on(self: Task, name: str, session: Session) -> Any:
+        session.execute(WRITE, {"name": f"{name} handed on"})
+        return self.replace(app.signature("write", [name]))
 
 
 if URL in os.environ:

@@ -10,9 +10,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from oncely.core.deferred import DeferredMessage
 from oncely.core.message import Message
 from oncely.core.record import Key
+from oncely.core.waiting import WaitingMessage, queue_named
 from oncely.ledger import Ledger, open_ledger
 from oncely.outbox import Relay
 from oncely.testing import granted
@@ -98,15 +98,18 @@ def defer(ledger: Ledger, messages: int, lanes: int, consumer: str = CONSUMER) -
         ledger.handled_many(claims, deferred=deferred)
 
 
-def _deferred(parent: Key, lane: int, place: int) -> DeferredMessage:
+def _deferred(parent: Key, lane: int, place: int) -> WaitingMessage:
     message = Message("/".join(parent), str(place).encode(), key=str(lane))
-    return DeferredMessage(message.id, DESTINATION, message, parent)
+    return WaitingMessage(message.id, DESTINATION, message, parent)
 
 
 def arrived(transport: str) -> list[Message]:
-    """All that is in the queue, in the order of publishing."""
-    with closing(open_transport(transport)) as queue:
-        return [delivery.message for delivery in queue.receive(DESTINATION, 100_000, 0)]
+    """All that is in the queue, in the order of publishing. It is looked at where it is: of an
+    ordering key a receiver is given one message at a time.
+    """
+    with closing(open_ledger(transport)) as queue:
+        listed = queue.mailbox.listed(queue_named(DESTINATION), 100_000)
+        return [each.message for each in listed]
 
 
 def _main(ledger: str, transport: str) -> None:

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import pytest
 from celery import Celery
 from celery.result import AsyncResult
-from tests.integration.adapting import Effects, found, process, wait_until
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import create_async_engine
+from tests.integration.adapting import WRITE, Effects, bank_at, found, process, wait_until
 from tests.integration.celery_app import FOLDER, URL, application, client, ledger_in
 
 from oncely._util.crash_points import ENVIRONMENT
 from oncely.adapters.celery import once_task
-from oncely.core.errors import ExhaustedError
+from oncely.core.errors import ConfigError, ExhaustedError
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.testing import granted
@@ -166,3 +168,71 @@ def test_called_by_itself(shop: Shop) -> None:
     count_down_task = shop.app.task(**options)(count_down)
     results = [count_down_task.apply([2], task_id="a").get() for _ in range(2)]
     assert (results, runs) == ([2, 2], [2, 1, 0])
+
+
+def test_transactions(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
+    """Rows and records are stored together or not at all, in one worker: of what fails after it has
+    written nothing is left but its tries, and a duplicate has the result and writes nothing.
+    """
+    with bank_at(f"sqlite:///{tmp_path}/ledger.db") as bank, worker(rabbitmq_url, tmp_path):
+        assert shop.answer("write", "a") == "a 0"
+        assert shop.answer("write", "a") == "a 0"
+        # The row of its first try is gone.
+        assert shop.answer("write", "b", 1) == "b 1"
+        with pytest.raises(ValueError, match="no such account"):
+            shop.answer("write", "c", 9)
+        named = shop.app.send_task("write", kwargs={"name": "d"}, task_id="d")
+        assert named.get(timeout=_DEADLINE_S) == "d 0"
+        assert shop.answer("hand_on", "e") == "e 0"
+        assert bank.rows() == ["a 0", "b 1", "d 0", "e 0", "e handed on"]
+    records = {name: found(shop.ledger, "write", name) for name in "abcde"}
+    assert [record.attempts for record in records.values()] == [1, 2, 2, 1, 1]
+    assert {n for n, record in records.items() if record.state is State.FAILED} == {"c"}
+    assert records["a"].duplicates == 1
+    assert found(shop.ledger, "hand_on", "e").state is State.COMPLETED
+
+
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+def test_killed_at_the_commit(shop: Shop, rabbitmq_url: str, tmp_path: Path, point: str) -> None:
+    """A worker whose process is killed before or after the commit: the row is stored once."""
+    with bank_at(f"sqlite:///{tmp_path}/ledger.db") as bank:
+        with worker(rabbitmq_url, tmp_path, **{ENVIRONMENT: point}):
+            result = shop.send("write", "a")
+            wait_until(lambda: shop.effects.count("a"))
+            wait_until(lambda: point == "before_commit" or bank.rows())
+        with worker(rabbitmq_url, tmp_path):
+            assert result.get(timeout=_DEADLINE_S) == "a 0"
+        assert bank.rows() == ["a 0"]
+    assert (shop.effects.count("a") == 1) is (point == "after_commit")
+    assert found(shop.ledger, "write", "a").state is State.COMPLETED
+
+
+def test_transaction_before_a_worker(shop: Shop, tmp_path: Path) -> None:
+    """A task is sent, and applied here, without the session; what takes none is refused."""
+
+    def bare(self: Any) -> None: ...
+
+    async def awaited(self: Any, session: Any) -> None: ...
+
+    with bank_at(f"sqlite:///{tmp_path}/ledger.db") as bank:
+        base = once_task(bank.ledger, transaction=bank.engine)
+
+        def write(name: str, connection: Connection) -> str:
+            connection.execute(WRITE, {"name": name})
+            return name
+
+        task = shop.app.task(name="write_here", base=base, shared=False)(write)
+        assert [task.apply(["a"], task_id="a").get() for _ in range(2)] == ["a", "a"]
+        assert task.apply(kwargs={"name": "b"}).get() == "b"
+        assert bank.rows() == ["a", "b"]
+        task.apply_async(["a"])
+        for wrong in (["a", "connection"], []):
+            with pytest.raises(TypeError):
+                task.apply_async(wrong)
+        options = {"base": base, "bind": True, "shared": False, "lazy": False}
+        with pytest.raises(ConfigError, match="takes no session; add a last parameter"):
+            shop.app.task(name="bare", **options)(bare)
+        with pytest.raises(ConfigError, match="is async, and Celery awaits nothing"):
+            shop.app.task(name="awaited", **options)(awaited)
+    with pytest.raises(ConfigError, match="hand over an Engine or a sessionmaker"):
+        once_task(shop.ledger, transaction=create_async_engine("sqlite+aiosqlite://"))

@@ -7,13 +7,25 @@ from typing import Any
 import dramatiq
 import pytest
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
-from dramatiq.middleware import Pipelines, Retries
+from dramatiq.middleware import AsyncIO, Pipelines, Retries
 from dramatiq.results import Results
 from dramatiq.results.backends import StubBackend
-from tests.integration.adapting import fail_to_store, found, wait_until, waiting
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+from tests.integration.adapting import (
+    WRITE,
+    Bank,
+    bank_at,
+    fail_to_store,
+    found,
+    wait_until,
+    waiting,
+)
 
 from oncely.adapters.dramatiq import OnceMiddleware
 from oncely.core import rules
+from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
@@ -235,3 +247,107 @@ def test_called_by_another_actor(
     inner("a")
     assert len(actors.runs) == 3
     assert [record.key.consumer for record in ledger.scan()] == ["outer"]
+
+
+@pytest.fixture
+def bank(postgresql_url: str) -> Iterator[Bank]:
+    """A bank on PostgreSQL."""
+    with bank_at(postgresql_url) as bank:
+        yield bank
+
+
+def test_transaction(
+    broker: RabbitmqBroker, worker: dramatiq.Worker, bank: Bank, rabbitmq_url: str
+) -> None:
+    """Rows and records are stored together or not at all: an actor that fails after it has written
+    leaves no row, and its try is recorded; a duplicate writes nothing.
+    """
+    middleware = OnceMiddleware(
+        bank.ledger, transaction=sessionmaker(bank.engine), policy=Policy(tries=2)
+    )
+    broker.add_middleware(middleware)
+    runs = []
+
+    @dramatiq.actor(broker=broker, store_results=True)
+    def write(name: str, note: str = "", session: Session | None = None) -> str:
+        assert session is not None
+        runs.append(name)
+        row = f"{name}{note} {len(runs)}"
+        session.execute(WRITE, {"name": row})
+        if name == "poison" or runs.count(name) < 2:
+            raise ValueError("no such account")
+        return row
+
+    worker.start()
+    order = write.send("order", note="!")
+    assert result_of(broker, order) == "order! 2"
+    broker.enqueue(order)
+    key = Key("write", order.message_id)
+    wait_until(lambda: found(bank.ledger, *key).duplicates == 1)
+    poison = write.send(name="poison")
+    wait_until(lambda: left(rabbitmq_url) == (0, 1))
+    assert runs == ["order", "order", "poison", "poison"]
+    assert bank.rows() == ["order! 2"]
+    assert found(bank.ledger, *key).attempts == 2
+    record = found(bank.ledger, "write", poison.message_id)
+    assert (record.attempts, record.exhausted) == (2, True)
+
+
+def test_transaction_busy(
+    broker: RabbitmqBroker,
+    worker: dramatiq.Worker,
+    bank: Bank,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A message that is busy comes again, and that is none of the retries; a commit that fails is
+    a failure, and leaves nothing.
+    """
+    with bank.engine.begin() as connection:
+        unique = "UNIQUE (name) DEFERRABLE INITIALLY DEFERRED"
+        connection.execute(text(f"ALTER TABLE rows_of_handlers ADD {unique}"))
+    broker.add_middleware(OnceMiddleware(bank.ledger))
+
+    @dramatiq.actor(broker=broker, max_retries=0, once_transaction=bank.engine)
+    def write(name: str, connection: Connection | None = None) -> None:
+        assert connection is not None
+        connection.execute(WRITE, {"name": name})
+
+    message = write.message("a")
+    claim = granted(bank.ledger.claim(Key("write", message.message_id), "60s"))
+    broker.enqueue(message)
+    enqueue, sent = broker.enqueue, []
+
+    def enqueued(message: Any, *, delay: int | None = None) -> Any:
+        sent.append(delay)
+        return enqueue(message, delay=delay)
+
+    monkeypatch.setattr(broker, "enqueue", enqueued)
+    worker.start()
+    wait_until(lambda: len(sent) >= 2)
+    assert bank.rows() == []
+    bank.ledger.release(claim)
+    wait_until(bank.rows)
+    second = write.send("a")
+    key = Key("write", second.message_id)
+    wait_until(lambda: (r := bank.ledger.find(key)) and r.state is State.FAILED)
+    assert bank.rows() == ["a"]
+
+
+def test_transaction_that_cannot_be(broker: RabbitmqBroker, bank: Bank) -> None:
+    """Actors that cannot be given a session are refused where they are declared."""
+    dramatiq.actor(broker=broker, actor_name="early")(lambda: None)
+    with pytest.raises(ConfigError, match="hand over an Engine or a sessionmaker"):
+        OnceMiddleware(bank.ledger, transaction=create_async_engine("sqlite+aiosqlite://"))
+    broker.add_middleware(AsyncIO())
+    with pytest.raises(ConfigError, match="takes no session; add a last parameter"):
+        broker.add_middleware(OnceMiddleware(bank.ledger, transaction=bank.engine))
+
+    async def awaited(session: Any) -> None: ...
+
+    def bare() -> None: ...
+
+    with pytest.raises(ConfigError, match="takes no session; add a last parameter"):
+        dramatiq.actor(broker=broker)(bare)
+    with pytest.raises(ConfigError, match="is async, and runs on a loop of dramatiq's"):
+        dramatiq.actor(broker=broker)(awaited)
+    dramatiq.actor(broker=broker, once_transaction=False, actor_name="bare2")(bare)

@@ -1,16 +1,40 @@
 """The adapter for FastStream: a broker's subscribers on a real RabbitMQ."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Annotated, Any
 
 import pytest
-from faststream import AckPolicy
-from faststream.rabbit import Channel, ExchangeType, RabbitBroker, RabbitExchange, RabbitQueue
-from tests.integration.adapting import channel_to, declare, fail_to_store, found, publish, waiting
+from faststream import AckPolicy, Context
+from faststream.exceptions import AckMessage
+from faststream.rabbit import (
+    Channel,
+    ExchangeType,
+    RabbitBroker,
+    RabbitExchange,
+    RabbitMessage,
+    RabbitQueue,
+    TestRabbitBroker,
+)
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from tests.integration.adapting import (
+    WRITE,
+    Bank,
+    bank_at,
+    channel_to,
+    declare,
+    fail_to_store,
+    found,
+    publish,
+    waiting,
+)
 
-from oncely.adapters.faststream import once_middleware
+from oncely.adapters.faststream import SESSION, once_middleware
 from oncely.core import rules
+from oncely.core.control import Unrecoverable
+from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
@@ -127,20 +151,58 @@ def test_subscribers_have_records_of_their_own(url: str, ledger: Ledger) -> None
     assert sorted(handled) == ["charge", "mail"]
 
 
-@pytest.mark.parametrize(("fails", "dead", "tries"), [(1, 0, 2), (2, 1, 2)])
-def test_failures(url: str, ledger: Ledger, fails: int, dead: int, tries: int) -> None:
-    """An error is recorded, and FastStream's AckPolicy decides; when the tries are spent, the
-    message is rejected and not handled any more.
-    """
-    once = once_middleware(ledger, "shop", policy=Policy(tries=tries))
-    broker = RabbitBroker(url, middlewares=[once])
+def test_failures(url: str, ledger: Ledger) -> None:
+    """An error is recorded, and FastStream's AckPolicy decides: here the message comes at once."""
+    broker = RabbitBroker(url, middlewares=[once_middleware(ledger, "shop")])
     handled = []
 
     @broker.subscriber(WORK, ack_policy=AckPolicy.NACK_ON_ERROR)
     async def charge(body: str) -> None:
         handled.append(body)
-        if len(handled) <= fails:
+        if len(handled) == 1:
             raise ValueError("no such account")
+
+    async def run() -> None:
+        async with broker:
+            await broker.start()
+            await broker.publish("order", "work", message_id="a")
+            await until(lambda: len(handled) == 2)
+
+    asyncio.run(run())
+    assert found(ledger, "shop.charge", "a").attempts == 2
+    assert left(url) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fails", "error", "dead", "runs"),
+    [
+        (2, ValueError("no such account"), 0, 3),
+        (9, ValueError("no such account"), 1, 3),
+        (9, Unrecoverable("no such account"), 1, 1),
+    ],
+)
+def test_backoff(
+    url: str,
+    ledger: Ledger,
+    fails: int,
+    error: Exception,
+    dead: int,
+    runs: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where the policy sets tries, its delays lie between them, whatever the AckPolicy says; in the
+    end the message is rejected. The broker delivers it once. Each failure is logged.
+    """
+    policy = Policy(tries=3, backoff=["200ms", "600ms"])
+    broker = RabbitBroker(url, middlewares=[once_middleware(ledger, "shop", policy=policy)])
+    times, redelivered = [], []
+
+    @broker.subscriber(WORK, ack_policy=AckPolicy.NACK_ON_ERROR)
+    async def charge(body: str, message: RabbitMessage) -> None:
+        times.append(time.monotonic())
+        redelivered.append(message.raw_message.redelivered)
+        if len(times) <= fails:
+            raise error
 
     def is_over() -> bool:
         record = ledger.find(Key("shop.charge", "a"))
@@ -153,11 +215,164 @@ def test_failures(url: str, ledger: Ledger, fails: int, dead: int, tries: int) -
             await until(is_over)
 
     asyncio.run(run())
-    assert len(handled) == 2
+    waits_s = [later - earlier for earlier, later in pairwise(times)]
+    assert all(waited >= delay for waited, delay in zip(waits_s, (0.2, 0.6), strict=False))
+    assert redelivered == [False] * runs
     assert left(url) == (0, dead)
+    logged = [vars(each) for each in caplog.records if each.message == "handler_failed"]
+    delays_s = [0.2, 0.6, None] if runs == 3 else [None]
+    assert [each["next_try_in_s"] for each in logged] == delays_s[: runs - (not dead)]
+    assert [each["attempt"] for each in logged] == [*range(1, len(logged) + 1)]
+    assert {each["message_id"] for each in logged} <= {"a"}
     record = found(ledger, "shop.charge", "a")
-    assert record.exhausted is bool(dead)
-    assert dead == 0 or record.error == "ValueError: no such account"
+    assert (record.attempts, record.exhausted) == (runs, bool(dead))
+
+
+def test_stopped_while_it_waits(url: str, ledger: Ledger) -> None:
+    """A message that waits for its next try does not hold up the end: the broker has it again."""
+    once = once_middleware(ledger, "shop", policy=Policy(tries=3, backoff="1h"))
+    broker = RabbitBroker(url, middlewares=[once])
+
+    @broker.subscriber(WORK)
+    async def charge(body: str) -> None:
+        raise ValueError("no such account")
+
+    def has_failed() -> bool:
+        record = ledger.find(Key("shop.charge", "a"))
+        return record is not None and record.state is State.FAILED
+
+    async def run() -> float:
+        async with broker:
+            await broker.start()
+            await broker.publish("order", "work", message_id="a")
+            await until(has_failed)
+            began = time.monotonic()
+        return time.monotonic() - began
+
+    # FastStream waits for 15 seconds.
+    assert asyncio.run(run()) < 10
+    assert left(url) == (1, 0)
+
+
+def test_acknowledged_by_the_handler(url: str, ledger: Ledger) -> None:
+    """A handler that raises AckMessage has done its work."""
+    broker = RabbitBroker(url, middlewares=[once_middleware(ledger, "shop")])
+
+    @broker.subscriber(WORK)
+    async def charge(body: str) -> None:
+        raise AckMessage
+
+    def is_done() -> bool:
+        record = ledger.find(Key("shop.charge", "a"))
+        return record is not None and record.state is State.COMPLETED
+
+    async def run() -> None:
+        async with broker:
+            await broker.start()
+            await broker.publish("order", "work", message_id="a")
+            await until(is_done)
+
+    asyncio.run(run())
+    assert left(url) == (0, 0)
+
+
+@pytest.fixture
+def bank(postgresql_url: str) -> Iterator[Bank]:
+    """A bank on PostgreSQL."""
+    with bank_at(postgresql_url) as bank:
+        yield bank
+
+
+def test_transaction(url: str, bank: Bank) -> None:
+    """Rows and records are stored together or not at all: a handler that fails after it has written
+    leaves no row, and its try is recorded; a duplicate writes nothing.
+    """
+    engine = create_async_engine(bank.engine.url)
+    policy = Policy(tries=2, backoff="10ms")
+    once = once_middleware(
+        bank.ledger, "shop", policy=policy, transaction=async_sessionmaker(engine)
+    )
+    broker = RabbitBroker(url, middlewares=[once])
+    runs = []
+
+    @broker.subscriber(WORK, channel=Channel(prefetch_count=1))
+    async def charge(body: str, oncely_session: Annotated[AsyncSession, Context(SESSION)]) -> None:
+        runs.append(body)
+        await oncely_session.execute(WRITE, {"name": f"{body} {len(runs)}"})
+        if body == "poison" or runs.count(body) < 2:
+            raise ValueError("no such account")
+
+    async def run() -> None:
+        async with broker:
+            await broker.start()
+            for message_id in ("order", "order", "poison"):
+                await broker.publish(message_id, "work", message_id=message_id)
+            await until(lambda: waiting(url, "dead"))
+        await engine.dispose()
+
+    asyncio.run(run())
+    assert runs == ["order", "order", "poison", "poison"]
+    assert bank.rows() == ["order 2"]
+    order = found(bank.ledger, "shop.charge", "order")
+    assert (order.state, order.attempts, order.duplicates) == (State.COMPLETED, 2, 1)
+    poison = found(bank.ledger, "shop.charge", "poison")
+    assert (poison.attempts, poison.exhausted) == (2, True)
+    assert left(url) == (0, 1)
+
+
+def test_transaction_and_ack_policy(url: str, bank: Bank) -> None:
+    """Where the policy sets no tries, the AckPolicy decides of a failed transaction; what is busy
+    waits, and what its handler has acknowledged is stored.
+    """
+    engine = create_async_engine(bank.engine.url)
+    broker = RabbitBroker(
+        url, middlewares=[once_middleware(bank.ledger, "shop", transaction=engine)]
+    )
+    claim = granted(bank.ledger.claim(Key("shop.charge", "b"), "60s"))
+
+    @broker.subscriber(WORK)
+    async def charge(body: str, connection: Annotated[Any, Context(SESSION)]) -> None:
+        await connection.execute(WRITE, {"name": body})
+        if body == "a":
+            raise ValueError("no such account")
+        raise AckMessage
+
+    async def run() -> None:
+        async with broker:
+            await broker.start()
+            await broker.publish("a", "work", message_id="a")
+            await broker.publish("b", "work", message_id="b")
+            await until(lambda: waiting(url, "dead"))
+            assert bank.rows() == []
+            bank.ledger.release(claim)
+            await until(bank.rows)
+        await engine.dispose()
+
+    asyncio.run(run())
+    assert bank.rows() == ["b"]
+    assert found(bank.ledger, "shop.charge", "a").state is State.FAILED
+    assert found(bank.ledger, "shop.charge", "b").state is State.COMPLETED
+    assert left(url) == (0, 1)
+
+
+def test_transaction_of_what_is_not_async(url: str, bank: Bank) -> None:
+    """A source or a handler that is not async is refused."""
+    with pytest.raises(ConfigError, match="hand over an AsyncEngine or async_sessionmaker"):
+        once_middleware(bank.ledger, "shop", transaction=bank.engine)
+    engine = create_async_engine(bank.engine.url)
+    broker = RabbitBroker(
+        url, middlewares=[once_middleware(bank.ledger, "shop", transaction=engine)]
+    )
+
+    @broker.subscriber(WORK)
+    def charge(body: str) -> None: ...
+
+    async def run() -> None:
+        async with TestRabbitBroker(broker):
+            with pytest.raises(ConfigError, match="charge is not async, and its session is"):
+                await broker.publish("a", "work", message_id="a")
+
+    asyncio.run(run())
 
 
 def test_refused(url: str, ledger: Ledger) -> None:

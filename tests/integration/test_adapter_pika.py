@@ -3,13 +3,18 @@
 import json
 import signal
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import create_async_engine
 from tests.integration.adapting import (
+    WRITE,
     Effects,
+    bank_at,
     channel_to,
     declare,
     fail_to_store,
@@ -103,9 +108,16 @@ def test_failures_are_retried(
     ("error", "runs"), [(ValueError("no such account"), 3), (Unrecoverable("no such account"), 1)]
 )
 def test_failed_for_good(
-    channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger, error: Exception, runs: int
+    channel: BlockingChannel,
+    rabbitmq_url: str,
+    ledger: Ledger,
+    error: Exception,
+    runs: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """When its tries are spent, or no try can help, a message goes to the dead letters."""
+    """When its tries are spent, or no try can help, a message goes to the dead letters; each try
+    is logged.
+    """
     publish(channel, "work", "a")
     handler = Handler(fails=9, error=error)
     callback = once_callback(ledger, "billing", handler, policy=QUICK)
@@ -113,6 +125,10 @@ def test_failed_for_good(
     assert len(handler.given) == runs
     assert found(ledger, "billing", "a").exhausted
     assert settled(channel, rabbitmq_url, dead=1)
+    logged = [vars(each) for each in caplog.records if each.message == "handler_failed"]
+    assert [each["attempt"] for each in logged] == [*range(1, runs + 1)]
+    assert {(each["message_id"], each["consumer"]) for each in logged} == {("a", "billing")}
+    assert [each["next_try_in_s"] is None for each in logged] == [False] * (runs - 1) + [True]
 
 
 def test_refused(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:
@@ -128,14 +144,14 @@ def test_refused(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) ->
 
 
 def test_odd_properties(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:
-    """What cannot be understood of a message's properties is left out, and the message handled."""
+    """Whatever stands in a message's properties, it is handled."""
     publish(channel, "work", "a", timestamp=1_700_000_000_000)
     publish(channel, "work", "b", headers={"x-delivery-count": "abc", "tags": ["x"]})
     handler = Handler(fails=2)
     callback = once_callback(ledger, "billing", handler, policy=QUICK)
     consume(channel, callback, lambda: len(handler.given) == 4)
     by_id = {message.id: message for message in handler.given}
-    assert by_id["a"].time is None
+    assert by_id["a"].time == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     assert by_id["b"].headers == {"tags": '["x"]'}
     assert settled(channel, rabbitmq_url)
 
@@ -231,3 +247,34 @@ def test_killed_before_the_acknowledgement(
     assert effects.count("a") == 1
     assert settled(channel, rabbitmq_url)
     ledger.close()
+
+
+def test_transaction(channel: BlockingChannel, rabbitmq_url: str, postgresql_url: str) -> None:
+    """Rows and records are stored together or not at all: a handler that fails after it has written
+    leaves no row, and its try is recorded; a duplicate writes nothing.
+    """
+    runs: list[str] = []
+
+    def write(message: Message, connection: Connection) -> None:
+        runs.append(message.id)
+        connection.execute(WRITE, {"name": f"{message.id} {len(runs)}"})
+        if message.id == "poison" or runs.count(message.id) < 2:
+            raise ValueError("no such account")
+
+    with bank_at(postgresql_url) as bank:
+        callback = once_callback(
+            bank.ledger, "billing", write, policy=QUICK, transaction=bank.engine
+        )
+        publish(channel, "work", "a")
+        consume(channel, callback, bank.rows)
+        publish(channel, "work", "a")
+        publish(channel, "work", "poison")
+        consume(channel, callback, lambda: waiting(rabbitmq_url, "dead"))
+        assert runs == ["a", "a", "poison", "poison", "poison"]
+        assert bank.rows() == ["a 2"]
+        assert found(bank.ledger, "billing", "a").duplicates == 1
+        assert found(bank.ledger, "billing", "poison").exhausted
+        source = create_async_engine("sqlite+aiosqlite://")
+        with pytest.raises(ConfigError, match="hand over an Engine or a sessionmaker"):
+            once_callback(bank.ledger, "billing", write, transaction=source)
+    assert settled(channel, rabbitmq_url, dead=1)

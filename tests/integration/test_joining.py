@@ -20,12 +20,12 @@ from tests.integration.callers import (
 )
 
 from oncely.core.commands import Duplicate, Granted
-from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.record import Key, State
+from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.engine.transaction import Inbox
-from oncely.stores.store import PublishRefusal
+from oncely.stores.store import PutBack
 from oncely.testing import granted
 
 KEY = Key("billing", "abc-123")
@@ -116,7 +116,7 @@ def _call_everything(inbox: Inbox, _: Execute) -> None:
     assert [message.id for message in inbox.mailbox.deferred(KEY)] == ["one", "two"]
     [taken] = inbox.mailbox.take(10, "30s", [KEY])
     assert taken.message == messages[0].message
-    inbox.mailbox.put_back([PublishRefusal(taken, "refused", None)])
+    inbox.mailbox.put_back([PutBack(taken, "refused", None)])
     inbox.mailbox.sent(inbox.mailbox.deferred(KEY))
     keys = [Key("billing", f"many-{n}") for n in range(5)]
     claims = inbox.claim_many(keys, metadata={"from": "a test"})
@@ -127,9 +127,9 @@ def _call_everything(inbox: Inbox, _: Execute) -> None:
     assert inbox.find(Key("billing", "unknown")) is None
 
 
-def _deferred(id_: str, delay_s: float = 0.0) -> DeferredMessage:
+def _deferred(id_: str, delay_s: float = 0.0) -> WaitingMessage:
     message = Message(id_, body=b"\0\xff", type="paid", headers={"a": "b"})
-    return DeferredMessage(id_, "mail", message, KEY, position=len(id_), delay_s=delay_s)
+    return WaitingMessage(id_, "mail", message, KEY, position=len(id_), delay_s=delay_s)
 
 
 def test_table_missing(program: Program) -> None:
@@ -248,6 +248,33 @@ def test_coroutines(
         asyncio.run(run(place))
         assert place.find(KEY).state is State.COMPLETED
         assert place.rows() == ["abc-123"]
+
+
+@pytest.mark.parametrize(
+    "driver", ["sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy"]
+)
+def test_coroutines_send(driver: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """What is sent in an AsyncSession waits to be sent once that has committed, and never where it
+    has not; no claim is needed.
+    """
+
+    async def run(place: Place) -> None:
+        async with async_engine_on(place, driver) as engine:
+            for number in range(4):
+                async with AsyncSession(engine) as session:
+                    async with place.ledger.transaction(session) as inbox:
+                        await session.execute(text(insertion(str(number))))
+                        await inbox.send("mails", {"order": number}, key="k")
+                    await (session.commit() if number % 2 else session.rollback())
+
+    with opened(driver.partition("+")[0], request, tmp_path) as place:
+        asyncio.run(run(place))
+        assert place.rows() == ["1", "3"]
+        sent = [each.message for each in place.ledger.mailbox.listed(OUTBOX, 9)]
+        assert [(each.body, each.key) for each in sent] == [
+            (b'{"order": 1}', "k"),
+            (b'{"order": 3}', "k"),
+        ]
 
 
 @pytest.mark.parametrize(

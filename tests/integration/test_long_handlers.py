@@ -80,4 +80,4 @@ def test_handler_that_outlasts_the_acknowledgement(
         both = [Consumer(url, QUEUE).idempotent(ledger, "slow", policy=policy) for _ in range(2)]
         assert received_by(both, handle) > 1
         assert runs == {"1": 1}
-        assert transport.dead_letters(QUEUE) == []
+        assert [*ledger.dead("slow")] == []

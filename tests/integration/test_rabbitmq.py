@@ -1,4 +1,4 @@
-"""RabbitMQ's own: other publishers' messages, prefetch, acknowledgements in bulk, topics."""
+"""RabbitMQ's own: other publishers' messages, prefetch, acknowledgements in bulk, topology."""
 
 import sys
 import time
@@ -6,33 +6,26 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
-from threading import Event
+from urllib.parse import urlsplit
 
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
+from pika.exceptions import ChannelClosedByBroker
+from tests import amqp
+from tests.amqp import Raw
+from tests.servers import Rabbitmq
 
-from oncely.core.errors import ConfigError, PublishRefused
+from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue
+from oncely.core.verdicts import Ack, Refuse, Requeue
+from oncely.testing import at_once
 from oncely.transports.open_transport import open_transport
-from oncely.transports.rabbitmq.connection import Line
-from oncely.transports.rabbitmq.messages import content_of
-from oncely.transports.rabbitmq.publishing import Publisher
 from oncely.transports.transport import Delivery, Transport
 
 _DEADLINE_S = 30.0
 _QUEUE = "orders"
-
-
-class Broken(pika.BasicProperties):
-    """Properties that pika itself cannot read: a header that is a time after all."""
-
-    def encode(self) -> list[bytes]:
-        name = b"\x01x"
-        table = name + b"T" + b"\x80" + bytes(7)
-        return [b"\x20\x00", len(table).to_bytes(4, "big"), table]
 
 
 @pytest.fixture
@@ -89,7 +82,7 @@ def test_plain_message(transport: Transport, channel: BlockingChannel) -> None:
         "order-17",
         b"\x00\xff",
         "order.placed",
-        {"tenant": "a", "n": "3", "list": '[1, "b"]', "raw": "�", "nothing": ""},
+        {"tenant": "a", "n": "3", "list": '[1, "b"]', "raw": "\\xff", "nothing": ""},
         "shop",
         datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC),
         "text/plain",
@@ -106,76 +99,135 @@ def test_bare_message(transport: Transport, channel: BlockingChannel) -> None:
 @pytest.mark.parametrize(
     "properties",
     [
-        pytest.param(Broken(), id="unreadable"),
-        pytest.param(pika.BasicProperties(timestamp=2**63), id="no time"),
-        pytest.param(
-            pika.BasicProperties(headers={"x-oncely-count": "many", "x-oncely-time": "noon"}),
-            id="not ours",
-        ),
-        pytest.param(
-            pika.BasicProperties(headers={"x-delivery-count": 99}), id="a count that is no count"
-        ),
+        Raw(amqp.DOUBLE, amqp.FLOAT, amqp.MILLISECONDS, amqp.NESTED),
+        Raw(amqp.NO_TIME, amqp.nested(40)),
+        Raw(message_id=b"\xff"),
+        pika.BasicProperties(message_id="1", timestamp=1_700_000_000_000),
+        pika.BasicProperties(headers={"x-oncely-time": "noon", "x-delivery-count": 99}),
     ],
+    ids=["numbers", "deep", "id", "timestamp", "not ours"],
 )
-def test_broken_message(
+def test_what_others_write(
     transport: Transport, channel: BlockingChannel, properties: pika.BasicProperties
 ) -> None:
-    """A message that cannot be understood comes out as far as it can, and stops nothing."""
-    channel.basic_publish("", _QUEUE, b"broken", properties)
+    """No header or property of another client ends the connection, or keeps others from coming."""
+    for _ in range(2):
+        channel.basic_publish("", _QUEUE, b"strange", properties)
     _publish(transport, 1)
-    broken, whole = _received(transport, 2)
-    assert (broken.message, broken.count) == (Message("", b"broken"), 1)
-    assert whole.message == Message("0")
-    transport.settle([(broken, DeadLetter("missing id")), (whole, Ack())])
-    [letter] = transport.dead_letters(_QUEUE)
-    assert letter.message.body == b"broken"
+    strange, _, whole = _received(transport, 3)
+    assert (strange.message.body, strange.count) == (b"strange", 1)
+    assert (whole.message, whole.problem) == (Message("0"), None)
+    transport.settle([(strange, Refuse("no"))])
+    [letter] = transport.receive(f"{_QUEUE}.dead", 1, _DEADLINE_S)
+    assert letter.message.body == b"strange"
 
 
-def test_nothing_is_taken_off(transport: Transport, channel: BlockingChannel) -> None:
-    """Delayed, dead and tried again, a message keeps what only its publisher understands."""
+def test_all_properties(transport: Transport, channel: BlockingChannel) -> None:
+    """What AMQP has and messages do not comes in headers, and goes out again where it can."""
     sent = pika.BasicProperties(
-        message_id="1", correlation_id="c", reply_to="r", headers={"n": 3}, priority=4
+        message_id="1",
+        correlation_id="c",
+        reply_to="r",
+        content_encoding="gzip",
+        priority=4,
+        expiration="600000",
+        user_id="oncely",
+        timestamp=2**63,
     )
     channel.basic_publish("", _QUEUE, b"{}", sent)
     [delivery] = _received(transport, 1)
-    transport.settle([(delivery, Delay(0.01))])
-    [delivery] = _received(transport, 1)
-    assert delivery.count == 2
-    transport.settle([(delivery, DeadLetter("no"))])
-    transport.retry(transport.dead_letters(_QUEUE))
-    transport.close()
-    sent.delivery_mode = 2
-    assert _gotten(channel) == (sent, b"{}")
+    assert delivery.message.headers == {
+        "amqp-content-encoding": "gzip",
+        "amqp-priority": "4",
+        "amqp-correlation-id": "c",
+        "amqp-reply-to": "r",
+        "amqp-expiration": "600000",
+        "amqp-user-id": "oncely",
+        "amqp-timestamp": str(2**63),
+    }
+    transport.publish("another", [delivery.message])
+    _, again, _ = channel.basic_get("another", auto_ack=True)
+    assert again is not None
+    assert (again.correlation_id, again.reply_to, again.content_encoding, again.priority) == (
+        ("c", "r", "gzip", 4)
+    )
+    transport.publish("another", [delivery.message])
+    [delivery_again] = transport.receive("another", 1, _DEADLINE_S)
+    assert delivery_again.message == delivery.message
 
 
-def _gotten(channel: BlockingChannel) -> tuple[pika.BasicProperties, bytes]:
-    """What another program gets out of the queue; a channel that is closed gives back in time."""
-    for _ in range(1_000):
-        method, properties, body = channel.basic_get(_QUEUE, auto_ack=True)
-        if method is not None and properties is not None:
-            headers = dict(properties.headers or {})
-            headers.pop("x-delivery-count", None)
-            properties.headers = headers
-            return properties, body or b""
-    raise AssertionError("nothing there")
-
-
-def test_dead_letter_of_another(transport: Transport, channel: BlockingChannel) -> None:
-    """What others have put aside there can be listed and tried again."""
-    transport.publish(f"{_QUEUE}.dead", [Message("1")])
-    [letter] = transport.dead_letters(_QUEUE)
-    assert (letter.message, letter.queue, letter.reason) == (Message("1"), _QUEUE, "unknown")
-    assert transport.retry([letter]) == 1
-    assert _ids(_received(transport, 1)) == ["1"]
-    assert transport.dead_letters(_QUEUE) == []
+def test_too_large_on_receipt(rabbitmq_url: str, transport: Transport) -> None:
+    """A body over the receiver's limit comes with its problem, and stops nobody."""
+    with closing(open_transport(f"{rabbitmq_url}?max_bytes=10")) as strict:
+        transport.publish(_QUEUE, [Message("1", b"x" * 11), Message("2", b"x" * 10)])
+        transport.close()
+        large, fitting = _received(strict, 2)
+        assert large.problem == "body of 11 bytes is over the limit of 10"
+        assert large.message == Message("1", b"x" * 11)
+        assert (fitting.message.id, fitting.problem) == ("2", None)
 
 
 def test_queue_of_dead_letters_is_made_ahead(
     transport: Transport, channel: BlockingChannel
 ) -> None:
     """It is there, and on the broker's disk, before there is a dead letter."""
-    transport.receive(_QUEUE, 1, 0)
+    for made in (transport.subscribe, transport.publish):
+        queue = f"by-{made.__name__}"
+        made(queue, [])
+        if made == transport.publish:
+            transport.publish(queue, [Message("1")])
+        channel.queue_declare(f"{queue}.dead", passive=True)
     channel.queue_declare(f"{_QUEUE}.dead", passive=True)
+
+
+def test_queue_of_another(transport: Transport, channel: BlockingChannel) -> None:
+    """A queue that is there is taken as it is, with its own dead-letter exchange."""
+    channel.queue_declare("graves")
+    arguments = {
+        "x-queue-type": "quorum",
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "graves",
+    }
+    channel.queue_declare("theirs", durable=True, arguments=arguments)
+    transport.publish("theirs", [Message("1")])
+    [delivery] = transport.receive("theirs", 1, _DEADLINE_S)
+    transport.settle([(delivery, Refuse("no"))])
+    _becomes(channel, "message_count", 1, "graves")
+    with pytest.raises(ChannelClosedByBroker):
+        channel.queue_declare("theirs.dead", passive=True)
+
+
+def test_classic_queue_of_another(rabbitmq_url: str, channel: BlockingChannel) -> None:
+    """To publish it does not matter of which type a queue is."""
+    channel.queue_declare("theirs", durable=True)
+    with closing(open_transport(rabbitmq_url)) as transport:
+        transport.publish("theirs", [Message("1")])
+    _becomes(channel, "message_count", 1, "theirs")
+
+
+def test_queues_may_not_be_made(
+    rabbitmq: Rabbitmq, rabbitmq_url: str, transport: Transport, channel: BlockingChannel
+) -> None:
+    """A user who may make none is told which is missing; what is there can be used, and no other
+    destination is held up.
+    """
+    url = rabbitmq_url.replace("//oncely:secret@", "//clerk:secret@")
+    vhost = urlsplit(rabbitmq_url).path.removeprefix("/")
+    rabbitmq.ctl("add_user", "clerk", "secret")
+    try:
+        rabbitmq.ctl("set_permissions", "--vhost", vhost, "clerk", "^$", "^(amq.default)?$", ".*")
+        channel.exchange_declare("private", "topic")
+        with closing(open_transport(url)) as clerk:
+            with pytest.raises(TransportError, match=r"ACCESS_REFUSED.*'missing'"):
+                clerk.receive("missing", 1, 0)
+            for destination in ("missing", "exchange:private/key"):
+                with pytest.raises(PublishRefused, match="ACCESS_REFUSED"):
+                    clerk.publish(destination, [Message("1")])
+            clerk.publish(_QUEUE, [Message("2")])
+            transport.close()
+            assert [d.message.id for d in clerk.receive(_QUEUE, 1, _DEADLINE_S)] == ["2"]
+    finally:
+        rabbitmq.ctl("delete_user", "clerk")
 
 
 # ---- What AMQP has no room for -----------------------------------------------------------------
@@ -189,28 +241,18 @@ def test_long_fields(transport: Transport) -> None:
     assert delivery.message == message
 
 
-def test_headers_that_send_copies(transport: Transport, channel: BlockingChannel) -> None:
-    """`CC` and `BCC` are a message's like others: RabbitMQ makes nothing of ours, and sends those
-    that another has asked for once.
-    """
+def test_headers_that_send_copies(transport: Transport) -> None:
+    """`CC` and `BCC` are a message's like others: RabbitMQ makes nothing of ours."""
     message = Message("1", headers={"CC": "boss", "BCC": "all", "Cc": "x"})
     transport.publish(_QUEUE, [message])
     [delivery] = _received(transport, 1)
     assert delivery.message == message
-    channel.queue_declare("copies", durable=True)
-    copying = pika.BasicProperties(message_id="2", headers={"CC": ["copies"]})
-    channel.basic_publish("", _QUEUE, b"", copying)
-    for _ in range(2):
-        [delivery] = _received(transport, 1)
-        assert delivery.message.headers == {"CC": '["copies"]'}
-        transport.settle([(delivery, Delay(0.01))])
-    assert channel.queue_declare("copies", passive=True).method.message_count == 1
 
 
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
-        ({"n" * 256: ""}, "AMQP cannot hold"),
+        ({"n" * 256: ""}, "longer than the 255 bytes"),
         ({"a": "\udfff"}, "AMQP cannot hold"),
         ({str(n): "x" for n in range(20_000)}, "over the limit"),
         ({"X-Oncely-Count": "7"}, "for oncely only"),
@@ -225,13 +267,71 @@ def test_refused_headers(transport: Transport, headers: dict[str, str], said: st
     assert _ids(_received(transport, 1)) == ["2"]
 
 
-def test_unroutable(rabbitmq_url: str) -> None:
-    """A message that no queue takes is refused, and the others are not."""
-    line = Line(pika.URLParameters(rabbitmq_url))
-    contents = [content_of(Message(str(n))) for n in range(3)]
-    refused = Publisher(line).publish("nowhere", contents)
-    line.close()
-    assert refused == dict.fromkeys(range(3), "no queue takes it: NO_ROUTE")
+def test_unroutable(transport: Transport, channel: BlockingChannel) -> None:
+    """What an exchange passes on to no queue is refused, by its place; all else is stored."""
+    channel.exchange_declare("shop", "direct")
+    channel.queue_bind(_QUEUE, "shop", "sold")
+    transport.publish("exchange:shop/sold", [Message("1")])
+    for destination in ("exchange:shop/lost", "events:lost", "exchange:none/sold"):
+        with pytest.raises(PublishRefused, match=f"'{destination}': ") as raised:
+            transport.publish(destination, [Message("2"), Message("2")])
+        assert list(raised.value.refused) == [0, 1]
+    assert _ids(_received(transport, 1)) == ["1"]
+
+
+def test_refused_beside_others(transport: Transport) -> None:
+    """Who publishes to what is not there disturbs nobody who publishes at the same time."""
+
+    def publish(publisher: int) -> None:
+        for n in range(30):
+            if publisher % 2:
+                with pytest.raises(PublishRefused, match="no exchange 'none'"):
+                    transport.publish("exchange:none/key", [Message("lost")])
+            else:
+                transport.publish(_QUEUE, [Message(f"{publisher}-{n}")])
+
+    at_once(4, publish)
+    # What was on its way when the channel was closed has been published again.
+    ids = set()
+    while not transport.is_drained(_QUEUE):
+        deliveries = transport.receive(_QUEUE, 100, 0.05)
+        ids.update(_ids(deliveries))
+        transport.settle([(delivery, Ack()) for delivery in deliveries])
+    assert ids == {f"{publisher}-{n}" for publisher in (0, 2) for n in range(30)}
+
+
+def test_full_queue(transport: Transport, channel: BlockingChannel) -> None:
+    """What a full queue refuses is told within a second, and other queues are not held up."""
+    full = {"x-queue-type": "classic", "x-max-length": 2, "x-overflow": "reject-publish"}
+    channel.queue_declare("full", durable=True, arguments=full)
+    transport.publish("full", [Message("1"), Message("2")])
+    with ThreadPoolExecutor(1) as pool:
+        before = time.monotonic()
+        refused = pool.submit(transport.publish, "full", [Message("3")])
+        transport.publish(_QUEUE, [Message("4")])
+        assert time.monotonic() - before < 0.3
+        with pytest.raises(PublishRefused, match=r"'full': .*is full"):
+            refused.result()
+        assert time.monotonic() - before < 2.0
+
+
+def test_queue_deleted_between_publishes(transport: Transport, channel: BlockingChannel) -> None:
+    """A queue that is remembered as made, and was deleted, is made again."""
+    transport.publish("another", [Message("1")])
+    channel.queue_delete("another")
+    transport.publish("another", [Message("2")])
+    assert _ids(transport.receive("another", 1, _DEADLINE_S)) == ["2"]
+
+
+def test_queues_are_declared_once(
+    transport: Transport, channel: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publishing again to a queue declares nothing."""
+    transport.publish("another", [Message("1")])
+    declared: list[str] = []
+    monkeypatch.setattr(Channel, "queue_declare", lambda _, queue, **__: declared.append(queue))
+    transport.publish("another", [Message("2")])
+    assert declared == []
 
 
 # ---- Settling in bulk, prefetch -----------------------------------------------------------------
@@ -254,85 +354,91 @@ class _Told:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.acks: list[tuple[int, bool]] = []
-        self.twice = Event()
         monkeypatch.setattr(Channel, "basic_ack", self._ack)
 
     def _ack(self, delivery_tag: int = 0, multiple: bool = False) -> None:
         self.acks.append((delivery_tag, multiple))
-        if len(self.acks) == 2:
-            self.twice.set()
 
 
-def test_what_is_ahead_is_told_with_what_follows(
-    transport: Transport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One word for many, although their first came last."""
+def test_told_together(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One word for all below which nothing is left; each word at once, and none of others."""
     _publish(transport, 30)
     deliveries = _received(transport, 30)
     told = _Told(monkeypatch)
-    transport.settle([(delivery, Ack()) for delivery in deliveries[1:]])
-    transport.settle([(deliveries[0], Ack())])
-    assert told.acks == [(30, True)]
+    transport.settle([(delivery, Ack()) for delivery in reversed(deliveries[:20])])
+    transport.settle([(delivery, Ack()) for delivery in deliveries[21:23]])
+    transport.settle([(delivery, Ack()) for delivery in (*deliveries[23:], deliveries[20])])
+    assert told.acks == [(20, True), (22, False), (23, False), (30, True)]
 
 
-def test_what_is_ahead_is_told_alone(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not wait for what is not settled for long."""
-    _publish(transport, 3)
-    deliveries = _received(transport, 3)
-    told = _Told(monkeypatch)
-    transport.settle([(delivery, Ack()) for delivery in deliveries[1:]])
-    assert told.twice.wait(10)
-    assert told.acks == [(2, False), (3, False)]
-
-
-def test_prefetch(transport: Transport, rabbitmq_url: str) -> None:
-    """One takes no more than its prefetch ahead of what its receivers hold, who may hold more."""
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_prefetch(transport: Transport, rabbitmq_url: str, prefetch: int) -> None:
+    """One is given no more than its prefetch before it settles: others have the rest."""
     transport.close()
-    with closing(open_transport(f"{rabbitmq_url}?prefetch=2")) as slow:
+    with closing(open_transport(f"{rabbitmq_url}?prefetch={prefetch}")) as slow:
         ids = _publish(slow, 6)
-        first = _received(slow, 1)
-        # Two are with it: one is held, one is ahead.
-        others = _received(transport, 4)
-        transport.settle([(delivery, Requeue()) for delivery in others])
-        transport.close()
-        rest = _received(slow, 5)
-        assert sorted(_ids([*first, *rest])) == ids
-        slow.settle([(delivery, Ack()) for delivery in (*first, *rest)])
+        first = _received(slow, prefetch)
+        assert slow.receive(_QUEUE, 6, 0.2) == []
+        others = _received(transport, 6 - prefetch)
+        assert _ids([*first, *others]) == ids
+        transport.settle([(delivery, Ack()) for delivery in others])
+        slow.settle([(delivery, Ack()) for delivery in first])
         assert slow.is_drained(_QUEUE)
+
+
+@pytest.mark.parametrize("small", [0, 3_000], ids=["large", "small, then large"])
+def test_prefetch_in_bytes(rabbitmq_url: str, channel: BlockingChannel, small: int) -> None:
+    """Of large messages no more are here than the bytes allow; after small ones, of which as many
+    were here as messages do, the broker is let send fewer again.
+    """
+    options = "prefetch=1000&prefetch_bytes=2000000"
+    with closing(open_transport(f"{rabbitmq_url}?{options}")) as transport:
+        transport.publish(_QUEUE, [Message(str(n)) for n in range(small)])
+        transport.publish(_QUEUE, [Message(f"large-{n}", b"x" * 100_000) for n in range(100)])
+        taken: list[str] = []
+        here: dict[int, int] = {}
+        while not transport.is_drained(_QUEUE):
+            deliveries = transport.receive(_QUEUE, 10, 0.05)
+            taken += _ids(deliveries)
+            if len(taken) % 100 < 10:
+                waiting = channel.queue_declare(_QUEUE, passive=True).method.message_count
+                here[len(taken)] = small + 100 - len(taken) - waiting
+            transport.settle([(delivery, Ack()) for delivery in deliveries])
+        assert len(set(taken)) == len(taken) == small + 100
+        assert max((n for at, n in here.items() if at < small - 1_000), default=600) > 500
+        assert all(n <= 30 for at, n in here.items() if at > small + 60)
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize(("number", "size"), [(800, 1_000_000), (2_000, 250_000)])
+def test_drained_of_large_messages(
+    rabbitmq_url: str, queue_type: str, number: int, size: int
+) -> None:
+    """It is never told to be drained with messages left, nor again and again not to be; all come in
+    their order, each once.
+    """
+    url = f"{rabbitmq_url}?queue_type={queue_type}"
+    with closing(open_transport(url)) as publisher:
+        for first in range(0, number, 50):
+            ids = [str(n) for n in range(first, first + 50)]
+            publisher.publish(_QUEUE, [Message(id_, b"x" * size) for id_ in ids])
+    taken: list[int] = []
+    with closing(open_transport(url)) as transport:
+        deadline = time.monotonic() + 2 * _DEADLINE_S
+        while not transport.is_drained(_QUEUE):
+            deliveries = transport.receive(_QUEUE, 100, 0.1)
+            taken += [int(id_) for id_ in _ids(deliveries)]
+            transport.settle([(delivery, Ack()) for delivery in deliveries])
+            assert time.monotonic() < deadline, f"{len(taken)} came"
+    assert taken == list(range(number))
 
 
 # ---- Topics ------------------------------------------------------------------------------------
 
 
-def test_as_many_ahead_as_are_asked_for(transport: Transport, rabbitmq_url: str) -> None:
-    """Who asks for few leaves the others to who asks for many."""
-    _publish(transport, 400)
-    assert len(_received(transport, 1, at_most=1)) == 1
-    with closing(open_transport(rabbitmq_url)) as other:
-        assert len(_received(other, 390)) == 390
-
-
-def test_sent_ahead_from_the_start(transport: Transport, channel: BlockingChannel) -> None:
-    """Also for who asks for many, and settles all before the next call."""
-    _publish(transport, 400)
-    transport.close()
-    transport.receive(_QUEUE, 100, 10)
-    _becomes(channel, "message_count", 100)
-
-
-def test_receivers_that_ask_together(transport: Transport, channel: BlockingChannel) -> None:
-    """However many ask for more at the same time, the broker has one consumer in the end."""
-    _publish(transport, 400)
-    with ThreadPoolExecutor(4) as receivers:
-        taken = list(receivers.map(lambda _: _received(transport, 100, at_most=1), range(4)))
-    transport.settle([(delivery, Ack()) for deliveries in taken for delivery in deliveries])
-    # One that is cancelled counts until what it was given is settled.
-    _becomes(channel, "consumer_count", 1)
-
-
-def _becomes(channel: BlockingChannel, name: str, number: int) -> None:
+def _becomes(channel: BlockingChannel, name: str, number: int, queue: str = _QUEUE) -> None:
     until = time.monotonic() + 10
-    while (found := getattr(channel.queue_declare(_QUEUE, passive=True).method, name)) != number:
+    while (found := getattr(channel.queue_declare(queue, passive=True).method, name)) != number:
         assert time.monotonic() < until, found
         time.sleep(0.01)
 

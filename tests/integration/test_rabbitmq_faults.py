@@ -4,24 +4,23 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from threading import Event, Thread
 from urllib.parse import urlsplit
 
 import pika
 import pytest
-from tests.integration.others import wait_until
 from tests.proxy import Proxy
 from tests.servers import HOST, Rabbitmq
 
 from oncely.core.errors import BrokerRefused, TransportError
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue
+from oncely.core.verdicts import Ack, Refuse, Requeue
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Delivery, Transport
 
 _DEADLINE_S = 60.0
-_SOON_S = 30.0
 _QUEUE = "orders"
 _ACK = b"\x00\x3c\x00\x50"
 
@@ -146,13 +145,13 @@ def test_restart(
     private_rabbitmq: Rabbitmq, open_at: Open, end: Callable[[Rabbitmq], None]
 ) -> None:
     """While the broker is killed or stopped, calls fail in time; what was confirmed is there
-    afterwards, delays and dead letters too, and publishing and consuming go on by themselves.
+    afterwards, dead letters too, and publishing and consuming go on by themselves.
     """
     transport = open_at(f"{private_rabbitmq.url}?confirm_timeout=5s")
     other = open_at(private_rabbitmq.url)
-    other.publish("another", [Message("delayed"), Message("dead")])
-    first, second = _received(other, 2, "another")
-    other.settle([(first, Delay(1)), (second, DeadLetter("no"))])
+    other.publish("another", [Message("kept"), Message("dead")])
+    _, second = _received(other, 2, "another")
+    other.settle([(second, Refuse("no"))])
     with Traffic(transport) as traffic:
         traffic.goes_on()
         end(private_rabbitmq)
@@ -164,28 +163,8 @@ def test_restart(
         traffic.goes_on()
     assert set(traffic.published) <= traffic.received
     [again] = _received(other, 1, "another")
-    assert again.message.id == "delayed"
-    assert [letter.message.id for letter in other.dead_letters("another")] == ["dead"]
-
-
-def test_killed_while_messages_are_delayed(private_rabbitmq: Rabbitmq, open_at: Open) -> None:
-    """Of a broker that is killed, again and again, while messages are delayed and come back, all
-    come when they are due, or within seconds after the broker is there again.
-    """
-    transport = open_at(private_rabbitmq.url)
-    ids = set(_publish(transport, 300))
-    deliveries = _received(transport, len(ids))
-    for _ in range(2):
-        transport.settle([(each, Delay(0.01 * n)) for n, each in enumerate(deliveries)])
-        _received(transport, 50)
-        private_rabbitmq.kill()
-        private_rabbitmq.start()
-        back = time.monotonic()
-        deliveries = []
-        # One whose acknowledgement was lost comes twice.
-        while set(_ids(deliveries)) != ids:
-            assert time.monotonic() - back < _SOON_S, f"{len(set(_ids(deliveries)))} came"
-            deliveries += _received(transport, 1)
+    assert again.message.id == "kept"
+    assert _ids(_received(other, 1, "another.dead")) == ["dead"]
 
 
 def test_connections_closed(rabbitmq: Rabbitmq, rabbitmq_url: str, transport: Transport) -> None:
@@ -235,29 +214,44 @@ def test_receiver_waits_through_a_deletion(rabbitmq_url: str, transport: Transpo
 
 
 def test_memory_alarm(rabbitmq: Rabbitmq, rabbitmq_url: str, open_at: Open) -> None:
-    """While the broker has no memory left, to publish fails in time; to receive and to
-    acknowledge go on. Afterwards all is well.
+    """While the broker has no memory left, to publish fails in time; to receive, to acknowledge,
+    to reject and to find a queue drained go on. Afterwards all is well.
     """
     transport = open_at(f"{rabbitmq_url}?confirm_timeout=500ms")
     _publish(transport, 6)
-    first, *later = _received(transport, 4)
+    first, second = _received(transport, 2)
     with _no_memory(rabbitmq):
         # The broker still takes what makes it notice that this is a publisher.
         with pytest.raises(TransportError, match="not answered within"):  # noqa: PT012
             for _ in range(3):
                 transport.publish("another", [Message("1")])
-        transport.settle([(delivery, Ack()) for delivery in _received(transport, 2)])
-        transport.settle([(first, Requeue())])
+        transport.settle([(delivery, Ack()) for delivery in _received(transport, 4)])
+        transport.settle([(first, Requeue()), (second, Refuse("no"))])
         transport.settle([(delivery, Ack()) for delivery in _received(transport, 1)])
-        with pytest.raises(TransportError, match="not answered within"):  # noqa: PT012
-            for delivery in later:
-                transport.settle([(delivery, Delay(0.01))])
-    # What could not be delayed is still this receiver's, and can be settled again.
-    transport.settle([(delivery, Delay(0.01)) for delivery in later])
-    transport.settle([(delivery, Ack()) for delivery in _received(transport, len(later))])
-    assert transport.is_drained(_QUEUE)
+        assert transport.is_drained(_QUEUE)
     _publish(transport, 1)
     assert _ids(_received(transport, 1)) == ["0"]
+
+
+def test_closed_while_blocked(rabbitmq: Rabbitmq, rabbitmq_url: str, open_at: Open) -> None:
+    """To close takes seconds at most, whoever is publishing; he is told at once."""
+    transport = open_at(rabbitmq_url)
+    _publish(transport, 1)
+    _received(transport, 1)
+    with _no_memory(rabbitmq), ThreadPoolExecutor(1) as pool:
+
+        def publish() -> None:
+            for _ in range(3):
+                transport.publish("another", [Message("1")])
+
+        publishing = pool.submit(publish)
+        with pytest.raises(TimeoutError):
+            publishing.result(2.0)
+        before = time.monotonic()
+        transport.close()
+        with pytest.raises(TransportError, match="closed"):
+            publishing.result(_DEADLINE_S)
+        assert time.monotonic() - before < 3.0
 
 
 @contextmanager
@@ -293,29 +287,6 @@ def test_acknowledged_too_late(
         assert (again.message.id, again.count) == ("0", 2)
         transport.settle([(again, Ack())])
         assert transport.is_drained(_QUEUE)
-
-
-def test_delayed_beyond_the_acknowledgement(
-    rabbitmq: Rabbitmq, rabbitmq_url: str, open_at: Open
-) -> None:
-    """Where the broker takes back what is delayed, because it was not acknowledged in time, its
-    delay is kept to all the same, and whatever else is held stays.
-    """
-    with _hasty(rabbitmq):
-        transport = open_at(rabbitmq_url)
-        _publish(transport, 1)
-        [delivery] = _received(transport, 1)
-        begun = time.monotonic()
-        transport.settle([(delivery, Delay(4.0))])
-        assert transport.receive(_QUEUE, 1, 3.0) == []
-        _publish(transport, 1, first=1)
-        [other] = _received(transport, 1)
-        transport.settle([(other, Ack())])
-        [again] = _received(transport, 1)
-        assert again.message.id == "0"
-        assert 4.0 <= time.monotonic() - begun < _SOON_S
-        transport.settle([(again, Ack())])
-        wait_until(lambda: transport.is_drained(_QUEUE))
 
 
 @contextmanager

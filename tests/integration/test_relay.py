@@ -7,16 +7,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.integration.relaying import CONSUMER, RelayProcess, arrived, defer, relays
+from tests.integration.relaying import CONSUMER, DESTINATION, RelayProcess, arrived, defer, relays
 from tests.servers import Postgresql
 
+from oncely.core.errors import PublishRefused
 from oncely.core.message import Message
 from oncely.core.record import State
 from oncely.ledger import Ledger, open_ledger
 from oncely.outbox import Relay
 from oncely.transports.open_transport import open_transport
+from oncely.transports.transport import Transport
 
 _DEADLINE_S = 90.0
 _RELAYS = 4
@@ -43,8 +46,26 @@ def ledger(url: str) -> Iterator[Ledger]:
 
 @pytest.fixture
 def queues(tmp_path: Path) -> str:
-    """The URL of queues in a file."""
-    return f"sqlite:///{tmp_path / 'queue.db'}"
+    """The URL of queues in a file, which are there."""
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with closing(open_transport(url)) as transport:
+        transport.subscribe(DESTINATION, [])
+    return url
+
+
+class Narrow:
+    """A transport that has no room for now for what is longer than a letter."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def publish(self, destination: str, messages: Sequence[Message], *, create: bool) -> None:
+        """Publish the short ones."""
+        long = {n: "full" for n, message in enumerate(messages) if len(message.body) > 1}
+        short = [message for message in messages if len(message.body) == 1]
+        self._transport.publish(destination, short, create=create)
+        if long:
+            raise PublishRefused(long, set(long))
 
 
 def wait_until(condition: Callable[[], bool], working: Sequence[RelayProcess] = ()) -> None:
@@ -133,7 +154,8 @@ def test_refused(ledger: Ledger, queues: str) -> None:
 def test_refused_comes_again(ledger: Ledger, queues: str) -> None:
     """What was refused is tried again after its delay, in its place."""
     defer(ledger, messages=12, lanes=1)
-    with closing(open_transport(f"{queues}?max_bytes=1")) as narrow:
+    with closing(open_transport(queues)) as wide:
+        narrow: Any = Narrow(wide)
         report = Relay(ledger, narrow, tries=1_000, backoff="1s", hold="1s").send_waiting()
     assert report.sent == 10
     assert report.refused >= 1

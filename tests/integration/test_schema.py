@@ -21,6 +21,7 @@ from tests.integration.drivers import (
 
 from oncely.core.errors import ConfigError, StoreError
 from oncely.core.record import Key, State
+from oncely.core.waiting import OUTBOX
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.open_store import open_store
 from oncely.stores.sql import SqlStore
@@ -31,9 +32,9 @@ from oncely.testing.doing import deferred
 _KINDS = ("sqlite", "postgresql", "mysql")
 _LONG = "a" * 63
 _DROP_INDEX = {
-    "sqlite": "DROP INDEX deferred_messages_free;",
-    "postgresql": "DROP INDEX deferred_messages_free;",
-    "mysql": "DROP INDEX deferred_messages_free ON deferred_messages;",
+    "sqlite": "DROP INDEX waiting_messages_free;",
+    "postgresql": "DROP INDEX waiting_messages_free;",
+    "mysql": "DROP INDEX waiting_messages_free ON waiting_messages;",
 }
 
 
@@ -84,7 +85,7 @@ def test_sql_by_hand(url: str, key: Key) -> None:
         assert _tables(url) == []
         _run(url, shown)
         other.migrate()
-        for ending in ("", "_deferred", "_steps"):
+        for ending in ("", "_waiting", "_steps"):
             assert _shape(url, f"by_hand{ending}") == _shape(url, f"migrated{ending}")
         check_usable(ledger, key)
 
@@ -97,18 +98,56 @@ def test_older_schema(url: str, key: Key) -> None:
         ledger.complete(granted(ledger.claim(key)), {"total": 3})
         record = ledger.find(key)
         assert ledger.problems() == [
-            "processed_messages is at migration 0001 of 0003; type: oncely migrate"
+            "processed_messages is at migration 0001 of 0005; type: oncely migrate"
         ]
         with pytest.raises(StoreError, match=r"of an older version; call migrate\(\)"):
             ledger.steps(key)
         assert "processed_messages (" not in ledger.migration_sql()
         at_once(10, lambda _: ledger.migrate())
         assert ledger.find(key) == record
-        assert _shape(url, "deferred_messages") == _shape(url, "other_deferred")
+        assert _shape(url, "waiting_messages") == _shape(url, "other_waiting")
         assert _shape(url, "message_steps") == _shape(url, "other_steps")
         assert _shape(url, "message_consumers") == _shape(url, "other_consumers")
         ledger.forget(key)
         check_usable(ledger, key)
+
+
+_NAMES = (
+    "message_id, provider, name, position, destination, deferred_id, type, body, headers, source,"
+    " content_type, lane, delay_s, created_at, due_at, held_until, attempts, error, set_aside"
+)
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_takes_over_what_waits(url: str, key: Key, is_cut_off: bool) -> None:
+    """What was deferred before there was one table for all that waits is sent all the same, in its
+    order, also where that migration was cut off before it said so.
+    """
+    kind = url.partition(":")[0].partition("+")[0]
+    now = {"sqlite": "julianday('now') * 86400 - 210866760000"}.get(kind, "CURRENT_TIMESTAMP")
+    nothing = "x''" if kind == "sqlite" else "''"
+    with opened(url) as ledger:
+        _make_older(url, "0003")
+        claim = granted(ledger.claim(key))
+        _run(url, "UPDATE processed_messages SET status = 'handled';")
+        for place, aside in enumerate(("false", "true", "false")):
+            values = (
+                f"'{key.message_id}', '{key.consumer}', 'n{place}', {place}, 'mails', 'm{place}',"
+                f" '', {nothing}, '{{}}', '', '', 'lane', 0, {now}, {now}, {now}, {place}, 'no',"
+                f" {aside}"
+            )
+            _run(url, f"INSERT INTO deferred_messages ({_NAMES}) VALUES ({values});")
+        ledger.migrate()
+        if is_cut_off:
+            _run(url, "UPDATE processed_messages_version SET version_num = '0003';")
+            ledger.migrate()
+        assert "deferred_messages" not in _tables(url)
+        assert claim.key == key
+        assert [each.id for each in ledger.mailbox.deferred(key)] == ["m0", "m1", "m2"]
+        taken = ledger.mailbox.take(9, "60s")
+        assert [(each.id, each.attempts) for each in taken] == [("m0", 0), ("m2", 2)]
+        [aside_one] = ledger.mailbox.listed(OUTBOX, 9, is_set_aside=True)
+        assert (aside_one.id, aside_one.reason) == ("m1", "no")
 
 
 def test_migration_that_was_cut_off(url: str, key: Key) -> None:
@@ -276,22 +315,22 @@ _MYSQL_DRIFTS = {
     f"{_T} MODIFY provider varchar(255) COLLATE utf8mb4_bin NOT NULL": "provider goes by",
 }
 _SQLITE_DRIFTS = {f"{_T} DROP COLUMN fence": "the column fence is missing"}
-_D = "ALTER TABLE deferred_messages"
+_D = "ALTER TABLE waiting_messages"
 _POSTGRESQL_DRIFTS |= {
-    f"{_D} DROP CONSTRAINT deferred_messages_name": "and name together unique",
+    f"{_D} DROP CONSTRAINT waiting_messages_name": "and name together unique",
     f"{_D} ALTER ordering_key TYPE varchar(9)": "ordering_key is of type VARCHAR(length=9",
-    "DROP INDEX deferred_messages_free": "the index deferred_messages_free is missing",
+    "DROP INDEX waiting_messages_free": "the index waiting_messages_free is missing",
 }
 _MYSQL_DRIFTS |= {
-    f"{_D} DROP CONSTRAINT deferred_messages_name": "and name together unique",
+    f"{_D} DROP CONSTRAINT waiting_messages_name": "and name together unique",
     f"{_D} MODIFY body BLOB NOT NULL": "body is of type BLOB",
-    "DROP INDEX deferred_messages_lane ON deferred_messages": "deferred_messages_lane is missing",
+    "DROP INDEX waiting_messages_lane ON waiting_messages": "waiting_messages_lane is missing",
     "ALTER TABLE message_steps MODIFY name varchar(255) COLLATE utf8mb4_bin NOT NULL": "name goes",
 }
 _ALL_DRIFTS = {
     f"{_D} DROP COLUMN delay_s": "the column delay_s is missing",
     "DROP TABLE message_steps": "processed_messages: its table message_steps is missing",
-    "DELETE FROM processed_messages_version": "is at migration none of 0003; type: oncely migrate",
+    "DELETE FROM processed_messages_version": "is at migration none of 0005; type: oncely migrate",
     "DROP TABLE processed_messages": "there is no table processed_messages; type: oncely migrate",
 }
 DRIFTS = [
@@ -364,8 +403,8 @@ def test_schema_of_ones_own(weak_url: str, psql: Psycopg, key: Key) -> None:
         check_usable(ledger, key)
 
 
-def _make_older(url: str) -> None:
-    """The schema as the first migration leaves it."""
+def _make_older(url: str, revision: str = "0001") -> None:
+    """The schema as an earlier migration leaves it."""
     store = open_store(url)
     assert isinstance(store, SqlStore)
     with (
@@ -373,7 +412,7 @@ def _make_older(url: str) -> None:
         store._database.migrating(connection),
         _config(connection, store._name) as config,
     ):
-        command.upgrade(config, "0001")
+        command.upgrade(config, revision)
     store.close()
 
 

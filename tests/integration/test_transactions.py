@@ -15,7 +15,7 @@ from tests.conformance.conftest import url_of
 from tests.integration.lines import Line
 from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql, wait_until
 from tests.integration.test_schema import _run as run_by_hand
-from tests.integration.transacting import DEFERRED, handle
+from tests.integration.transacting import WAITING, handle
 from tests.servers import Postgresql
 
 from oncely.core.errors import StoreError
@@ -73,7 +73,7 @@ def test_cost_on_postgresql(postgresql_url: str, monkeypatch: pytest.MonkeyPatch
             asked.clear()
             messages = [deferred(str(n), parent=claim.key, position=n) for n in range(3)]
             ledger.handled(claim, None, messages)
-            assert asked == ["BEGIN", "UPDATE", "INSERT", "COMMIT"]
+            assert asked == ["BEGIN", "UPDATE", "WITH", "COMMIT"]
 
 
 # ---- What goes wrong inside --------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_error_ends_a_transaction(store: SqlStore, url: str) -> None:
     errors = []
 
     def work(inside: Inside) -> None:
-        inside.defer([deferred("m")])
+        inside.keep([deferred("m")])
         calls: list[Callable[[], object]] = [
             lambda: inside.steps(PARENT),
             lambda: inside.waiting([PARENT]),
@@ -100,7 +100,7 @@ def test_error_ends_a_transaction(store: SqlStore, url: str) -> None:
     with pytest.raises(StoreError, match=r"migrate\(\)"):
         store.transaction(work)
     assert len(set(map(id, errors))) == 1
-    assert store.backlog().waiting == 0
+    assert not store.backlogs()
 
 
 def test_error_that_is_swallowed(store: SqlStore, url: str) -> None:
@@ -108,14 +108,14 @@ def test_error_that_is_swallowed(store: SqlStore, url: str) -> None:
     run_by_hand(url, "DROP TABLE message_steps;")
 
     def work(inside: Inside) -> str:
-        inside.defer([deferred("m")])
+        inside.keep([deferred("m")])
         with pytest.raises(StoreError):
             inside.steps(PARENT)
         return "well"
 
     with pytest.raises(StoreError, match=r"migrate\(\)"):
         store.transaction(work)
-    assert store.backlog().waiting == 0
+    assert not store.backlogs()
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mysql"])
@@ -135,7 +135,7 @@ def test_session_ended_inside(kind: str, request: pytest.FixtureRequest) -> None
             if len(runs) == 1:
                 while other.end_one():
                     pass
-            inside.defer([deferred("m")])
+            inside.keep([deferred("m")])
 
         store.transaction(work)
         assert runs == [0, 1]
@@ -148,14 +148,14 @@ def test_body_too_large_for_a_statement(mysql_url: str) -> None:
     """A message longer than the server takes is refused in words, and not by a lost line."""
     for store in _opened(mysql_url):
         with pytest.raises(StoreError, match="raise max_allowed_packet"):
-            store.transaction(lambda inside: inside.defer([deferred("m", body=b"x" * 20_000_000)]))
-        assert store.backlog().waiting == 0
+            store.transaction(lambda inside: inside.keep([deferred("m", body=b"x" * 20_000_000)]))
+        assert not store.backlogs()
 
 
 # ---- Lost replies ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", [b"BEGIN", b"deferred_messages", b"COMMIT"])
+@pytest.mark.parametrize("word", [b"BEGIN", b"waiting_messages", b"COMMIT"])
 def test_handled_with_deferred(line: Line, delivers: bool, word: bytes) -> None:
     """Handled and deferred are stored once, whatever the line did."""
     claim = granted(line.ledger.claim(PARENT))
@@ -293,7 +293,7 @@ def _check_whole(ledger: Ledger, handled: dict[str, list[int]]) -> None:
     for key, record in records.items():
         assert record.state in (State.HANDLED, State.PROCESSING)
         is_handled = record.state is State.HANDLED
-        assert waiting.pop(key, 0) == (DEFERRED if is_handled else 0)
+        assert waiting.pop(key, 0) == (WAITING if is_handled else 0)
         assert ledger.steps(key) == {"step": key.message_id} or not is_handled
     assert waiting == {}
     told = {Key(name, str(number)) for name, numbers in handled.items() for number in numbers}
@@ -307,7 +307,7 @@ def _check_whole(ledger: Ledger, handled: dict[str, list[int]]) -> None:
 def test_another_process_is_told(store: SqlStore, url: str) -> None:
     """What another process has deferred ends a wait."""
     for other in _opened(url):
-        store.wait_for_deferred(0)
+        store.wait_for_messages(0)
         waiter = _Waiter(store)
         handle(Ledger(other), PARENT)
         waiter.await_end()
@@ -318,15 +318,14 @@ def test_own_process_is_told(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the same process has deferred ends a wait at once, and not at the next look."""
-    monkeypatch.setattr(looking, "_LOOK_S", 10 * _DEADLINE_S)
     pausing = Event()
-    pause = looking.Looking._pause
 
-    def noted(waiting: looking.Looking, pause_s: float) -> bool:
+    def waits(bell: looking.Bell, seen: int, _: float) -> int:
         pausing.set()
-        return pause(waiting, pause_s)
+        return wait(bell, seen, 10 * _DEADLINE_S)
 
-    monkeypatch.setattr(looking.Looking, "_pause", noted)
+    wait = looking.Bell.wait
+    monkeypatch.setattr(looking.Bell, "wait", waits)
     for store in _opened(url_of(kind, request, tmp_path)):
         waiter = _Waiter(store)
         assert pausing.wait(_DEADLINE_S)
@@ -347,7 +346,7 @@ class _Waiter:
         Thread(target=self._wait, args=(store,), daemon=True).start()
 
     def _wait(self, store: SqlStore) -> None:
-        store.wait_for_deferred(10 * _DEADLINE_S)
+        store.wait_for_messages(10 * _DEADLINE_S)
         self._ended.set()
 
     def await_end(self) -> None:

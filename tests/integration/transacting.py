@@ -13,7 +13,7 @@ from oncely.ledger import Ledger, open_ledger
 from oncely.testing import granted
 from oncely.testing.doing import deferred
 
-DEFERRED = 3
+WAITING = 3
 """What each message defers."""
 
 
@@ -21,7 +21,7 @@ def handle(ledger: Ledger, key: Key) -> None:
     """Claim a message, keep a step, and handle it with what it defers."""
     claim = granted(ledger.claim(key))
     ledger.keep_step(claim, "step", key.message_id)
-    messages = [deferred(str(n), parent=key, position=n) for n in range(DEFERRED)]
+    messages = [deferred(str(n), parent=key, position=n) for n in range(WAITING)]
     ledger.handled(claim, None, messages)
 
 

@@ -109,9 +109,11 @@ def test_given_up_once(consumer: Consumer, ledger: Ledger, transport: Transport)
     report = consumer.consume(send, drain=True)
     assert (len(caught), given_up) == (2, ["sms-1"])
     assert (report.retried, report.failed, report.dead_lettered) == (2, 1, 1)
-    [letter] = transport.dead_letters(QUEUE)
-    assert (letter.message, letter.queue) == (sms(1), QUEUE)
+    [letter] = ledger.dead(NAME)
+    assert (letter.message, letter.key, letter.attempts) == (sms(1), Key(NAME, "sms-1"), 3)
     assert "gateway is down" in letter.reason
+    assert letter.error is not None
+    assert "hunter2" not in letter.reason + letter.error
     record = ledger.find(Key(NAME, "sms-1"))
     assert record is not None
     assert (record.state, record.attempts, record.exhausted) == (State.FAILED, 3, True)
@@ -121,7 +123,7 @@ def test_given_up_once(consumer: Consumer, ledger: Ledger, transport: Transport)
 def test_dead_letter_is_tried_again(
     consumer: Consumer, ledger: Ledger, transport: Transport
 ) -> None:
-    """What is given up runs again once it is reset and put back."""
+    """What is given up runs again once people say so."""
     broken = [True]
     handled: list[str] = []
 
@@ -134,11 +136,11 @@ def test_dead_letter_is_tried_again(
     consumer.idempotent(ledger, NAME)
     consumer.consume(send, drain=True)
     broken.clear()
-    assert transport.retry(transport.dead_letters(QUEUE)) == 1
-    ledger.reset(Key(NAME, "sms-1"), by="people", why="the number was mended")
+    ids = [letter.id for letter in ledger.dead(NAME)]
+    assert ledger.retry_dead(ids, by="people", why="the number was mended") == 1
     consumer.consume(send, drain=True)
     assert handled == ["sms-1"]
-    assert transport.dead_letters(QUEUE) == []
+    assert [*ledger.dead(NAME)] == []
 
 
 def test_middleware_in_order(consumer: Consumer, ledger: Ledger, transport: Transport) -> None:
@@ -187,7 +189,7 @@ def test_several_event_types(rabbitmq_url: str, ledger: Ledger, transport: Trans
     report = consumer.consume(drain=True)
     assert sorted(handled) == ["email 2", "sms 1"]
     assert (report.received, report.dead_lettered) == (3, 1)
-    [letter] = transport.dead_letters(QUEUE)
+    [letter] = ledger.dead(NAME)
     assert letter.message.id == "4"
     assert "notification.fax.send" in letter.reason
 

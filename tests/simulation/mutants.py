@@ -28,6 +28,9 @@ RULES = "core/rules.py"
 SETTLE = "engine/settle.py"
 CALLS = "engine/calls.py"
 HANDLING = "lifecycle/handling.py"
+KEEPING = "lifecycle/keeping.py"
+RETRIES = "consuming/retries.py"
+TABLES = "stores/memory_tables.py"
 
 MUTANTS = [
     # ---- The rules -----------------------------------------------------------------------------
@@ -120,8 +123,8 @@ MUTANTS = [
     Mutant(
         "messages of a fenced handler are deferred",
         CALLS,
-        "if isinstance(outcome, Written) and not outcome.is_repeated",
-        "if outcome is not None",
+        "if isinstance(o, Written) and not o.is_repeated",
+        "if o is not None",
     ),
     Mutant(
         "a message is completed while others wait",
@@ -143,6 +146,125 @@ MUTANTS = [
         "        self._batch = _Batch(taken, good_until)\n"
         "        means.ledger.mailbox.sent(taken)\n",
     ),
+    Mutant(
+        "what stands behind a refused message of its lane is sent before it",
+        "outbox.py",
+        "            self._lanes[lane].clear()",
+        "            self._lanes[lane].popleft()",
+    ),
+    # ---- What waits ----------------------------------------------------------------------------
+    Mutant(
+        "a redelivery of what waits is granted",
+        RULES,
+        "    if due is not None and not (ask.is_taken and due <= now):",
+        "    if False:",
+    ),
+    Mutant(
+        "what was taken before it failed runs again before it is due",
+        RULES,
+        "not (ask.is_taken and due <= now):",
+        "not ask.is_taken:",
+    ),
+    Mutant(
+        "what has failed since it was taken is taken for done",
+        "engine/mailbox.py",
+        "inside.remove([each for each in done if each.number in held])",
+        "inside.remove(done)",
+    ),
+    Mutant(
+        "what is to be tried again is not kept with its record",
+        HANDLING,
+        "            kept = () if self.keeping is None else self.keeping.rows_of(turn)\n",
+        "            kept = ()\n",
+    ),
+    Mutant(
+        "what is to be tried again is due at once",
+        KEEPING,
+        "            case Delay(delay_s):\n"
+        "                row = replace(self._row(turn), delay_s=delay_s)",
+        "            case Delay():\n                row = self._row(turn)",
+    ),
+    Mutant(
+        "what failed again keeps its former place and time",
+        "engine/mailbox.py",
+        "            inside.keep(those, renews=renews)",
+        "            inside.keep(those)",
+    ),
+    Mutant(
+        "what another worker has is gone from where it waits",
+        RETRIES,
+        "                    left.append(PutBack(taken, None, delay_s, is_try=False))",
+        "                    done.append(taken)",
+    ),
+    Mutant(
+        "what is done goes on waiting",
+        HANDLING,
+        "Write(self._command(turn, claim), is_over=is_over)",
+        "Write(self._command(turn, claim))",
+    ),
+    Mutant(
+        "what has failed is gone from where it waits",
+        CALLS,
+        "if isinstance(o, Written) and not o.is_repeated]\n            _keep_all(inside, done)",
+        "if isinstance(o, Written) and not o.is_repeated]\n            _keep_all(inside, done)\n"
+        "            _keep_all(inside, [Write(w.command, (), True) for w in done])",
+    ),
+    Mutant(
+        "what waits is taken before what stands in front of it",
+        TABLES,
+        "message.queue != queue or message.is_set_aside or message.lane in closed",
+        "message.queue != queue or message.is_set_aside",
+    ),
+    Mutant(
+        "what waits is taken before it is due",
+        TABLES,
+        "        return max(self.message.due or 0.0, self.held_until)",
+        "        return self.held_until",
+    ),
+    Mutant(
+        "what one has taken is given to others",
+        TABLES,
+        "        return max(self.message.due or 0.0, self.held_until)",
+        "        return self.message.due or 0.0",
+    ),
+    Mutant(
+        "a dead letter is tried again by itself",
+        TABLES,
+        "message.queue != queue or message.is_set_aside or message.lane in closed",
+        "message.queue != queue or message.lane in closed",
+    ),
+    Mutant(
+        "what comes later runs before one of its order that waits",
+        RETRIES,
+        "taken = self._mailbox.lanes({*lanes.values()})",
+        "taken = set()",
+    ),
+    Mutant(
+        "other content is dropped under an id that waits",
+        HANDLING,
+        "            await self._refuse_others(calls, turns)\n",
+        "",
+    ),
+    Mutant(
+        "a dead letter is not kept with its record",
+        KEEPING,
+        "            case SetAside(reason):\n                return self._dead(turn, reason)\n",
+        "            case SetAside(reason):\n"
+        "                return () if turn.error else self._dead(turn, reason)\n",
+    ),
+    Mutant(
+        "a dead letter that was refused is not kept",
+        HANDLING,
+        "mailbox.keep, waiting, dead, self._rows_in_queue(turns))",
+        "mailbox.keep, waiting, [], self._rows_in_queue(turns))",
+    ),
+    Mutant(
+        "what could not be kept is acknowledged",
+        HANDLING,
+        "            for turn in turns:\n                turn.ending = after_refusal(error)\n"
+        "            return turns\n",
+        "            return []\n",
+    ),
     # ---- The lifecycle -------------------------------------------------------------------------
     Mutant(
         "a message that another worker has is set aside",
@@ -159,8 +281,8 @@ MUTANTS = [
     Mutant(
         "what a handler has sent is dropped",
         HANDLING,
-        "deferred = [_held_by(turn).end() for turn in turns]",
-        "deferred = [_held_by(turn).end()[:0] for turn in turns]",
+        "sent = _held_by(turn).end()\n        if not sent",
+        "sent = _held_by(turn).end()[:0]\n        if not sent",
     ),
     Mutant(
         "what could not be stored is acknowledged",

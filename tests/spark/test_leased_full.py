@@ -111,11 +111,19 @@ def test_what_a_handler_knows(run: Run) -> None:
     assert seen == [(1, 1, key, key), (2, 2, key, key)]
 
 
-def test_what_is_sent_waits_for_the_end(url: str, tmp_path: Path) -> None:
+@pytest.fixture
+def queue(tmp_path: Path) -> str:
+    """Where the queue `receipts` is: nobody who sends makes it."""
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with closing(open_transport(url)) as transport:
+        transport.subscribe("receipts", [])
+    return url
+
+
+def test_what_is_sent_waits_for_the_end(url: str, queue: str, tmp_path: Path) -> None:
     """It is stored with the completion, and only that of a handler that succeeds; a relay sends
     it, and completes.
     """
-    queue = f"sqlite:///{tmp_path / 'queue.db'}"
 
     def handle(message: Message) -> None:
         message.send("receipts", {"for": message.id})
@@ -134,10 +142,9 @@ def test_what_is_sent_waits_for_the_end(url: str, tmp_path: Path) -> None:
 
 
 def test_a_task_sends_where_it_is_told_to(
-    run: Run, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, ledger: Ledger, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a transport it sends what its handlers sent, and completes."""
-    queue = f"sqlite:///{tmp_path / 'queue.db'}"
     monkeypatch.setenv("QUEUE_URL", queue)
     ids = [f"m{number}" for number in range(30)]
     counts = run(lambda message: message.send("receipts", {}), *ids, transport="env:QUEUE_URL")
@@ -154,7 +161,7 @@ def test_a_broker_that_is_away_stops_nothing(run: Run, ledger: Ledger) -> None:
     assert ledger.mailbox.backlog().waiting == 2
 
 
-def test_what_an_earlier_task_left_is_sent(run: Run, ledger: Ledger, tmp_path: Path) -> None:
+def test_what_an_earlier_task_left_is_sent(run: Run, ledger: Ledger, queue: str) -> None:
     """Where a task died before it sent, the next that meets the message sends; its handler does
     not run again.
     """
@@ -162,7 +169,6 @@ def test_what_an_earlier_task_left_is_sent(run: Run, ledger: Ledger, tmp_path: P
     def handle(message: Message) -> None:
         message.send("receipts", {})
 
-    queue = f"sqlite:///{tmp_path / 'queue.db'}"
     assert run(handle, "a", "b").handled == 2
     again = run(handle, "a", "b", transport=queue)
     assert (again.handled, again.duplicates_ledger) == (0, 2)

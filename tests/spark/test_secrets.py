@@ -101,6 +101,7 @@ def test_a_password_reaches_no_page_and_no_log(
     broker = re.sub("://[^@]*@", f"://spark:{BROKERS_PASSWORD}@", rabbitmq_url)
     with closing(open_transport(broker)) as transport:
         transport.publish("orders", [Message("a", b"{}"), Message("b", b"{}")])
+        transport.subscribe("receipts", [])
     (tmp_path / "events").mkdir()
     (tmp_path / "program.py").write_text(_PROGRAM)
     (tmp_path / "sending.py").write_text(_SENDING)
@@ -194,7 +195,7 @@ def test_a_changed_secret_is_taken_up(mode: str, own: dict[str, str], tmp_path: 
             given = {"mode": mode, "consumer": "tests", "ledger": f"file:{secret}", **own}
             options = read_options(given)
             quarantine = Quarantine(str(tmp_path / "quarantine"), "0.parquet")
-            ledger = migrated_ledger(options.ledger)
+            ledger = migrated_ledger(options.place)
             task = open_task(ledger, options, quarantine, TaskChannel(None, ""))
             row = {"id": name, "name": name} if mode == "rows" else {"id": name}
             task.run(batches_of([row]))

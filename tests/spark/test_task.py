@@ -10,7 +10,7 @@ import pytest
 from tests.spark.tasks import run_task
 
 from oncely import Key, Ledger, Message, State, StoreUnavailable
-from oncely.core.deferred import DeferredMessage
+from oncely.core.waiting import WaitingMessage
 from oncely.spark.sink.counts import Counts
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import MeddlingStore, granted
@@ -89,7 +89,7 @@ def test_what_was_handled_before_is_completed(run: Run, store: MeddlingStore) ->
     keys = [Key("tests", id_) for id_ in ("a", "b")]
     first, second = (granted(outcome) for outcome in ledger.claim_many(keys))
     ledger.handled(first, "kept")
-    ledger.handled(second, None, [DeferredMessage("1", "mails", Message("1"), second.key)])
+    ledger.handled(second, None, [WaitingMessage("1", "mails", Message("1"), second.key)])
     ran: list[str] = []
     counts = run(lambda message: ran.append(message.id), "a", "b", "c")
     assert (counts.handled, counts.duplicates_ledger, ran) == (1, 2, ["c"])

@@ -12,35 +12,45 @@ from sqlalchemy import Engine, create_engine, text
 
 from oncely.consumer import Consumer
 from oncely.consuming import loop as consuming
+from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record
-from oncely.core.verdicts import Ack, Verdict
+from oncely.core.verdicts import Ack, SetAside, Verdict
 from oncely.ledger import Ledger, open_ledger
+from oncely.stores.memory_store import MemoryStore
 from oncely.testing import MeddlingStore
 from oncely.transports.memory_transport import MemoryTransport, QueueServer
 from oncely.transports.transport import Delivery
 
 
 class Queue(MemoryTransport):
-    """A queue of its own in memory, which keeps what is made of its deliveries."""
+    """A queue of its own in memory, which is told what its consumers make of what it delivers."""
 
     def __init__(self) -> None:
         super().__init__(QueueServer())
         self.verdicts: list[Verdict] = []
+        self._dead: dict[str, str] = {}
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
-        self.verdicts += [verdict for _, verdict in verdicts]
-        super().settle(verdicts)
+    def note(self, message: Message, verdict: Verdict) -> None:
+        """A turn has ended so."""
+        self.verdicts.append(verdict)
+        if isinstance(verdict, SetAside):
+            self._dead[message.id] = verdict.reason
 
     def put(self, *ids: str, **fields: Any) -> None:
         """Publish messages of these ids."""
         self.publish("in", [Message(message_id, b"{}", **fields) for message_id in ids])
 
+    def make(self, *names: str) -> None:
+        """Let there be queues of these names."""
+        for name in names:
+            self.subscribe(name, [])
+
     def put_aside(self) -> dict[str, str]:
         """Why which messages are dead letters."""
-        return {letter.message.id: letter.reason for letter in self.dead_letters("in")}
+        return self._dead
 
 
 class Once(Queue):
@@ -54,15 +64,29 @@ class Once(Queue):
         taken = super().receive(queue, max_messages, wait_s)
         return [replace(delivery, count=self.count) for delivery in taken]
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
-        self.verdicts += [verdict for _, verdict in verdicts]
-        MemoryTransport.settle(self, [(delivery, Ack()) for delivery, _ in verdicts])
+    def settle(self, verdicts: Sequence[tuple[Delivery, Any]]) -> None:
+        super().settle([(delivery, Ack()) for delivery, _ in verdicts])
 
 
 @pytest.fixture
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A consumer with nothing to do looks for messages at once."""
+    """A consumer with nothing to do looks for messages at once; its queue is told how turns end."""
+    go_on = consuming.Consuming._send_deferred
+
+    def noting(self: Any, turns: Sequence[DeliveryTurn]) -> None:
+        for turn in turns:
+            if isinstance(self._transport, Queue) and turn.verdict is not None:
+                self._transport.note(turn.message, turn.verdict)
+        go_on(self, turns)
+
+    monkeypatch.setattr(consuming.Consuming, "_send_deferred", noting)
     monkeypatch.setattr(consuming, "_IDLE_S", 0.005)
+
+
+@pytest.fixture
+def live() -> Ledger:
+    """A ledger in memory by the machine's own clock: what waits there comes back by itself."""
+    return Ledger(MemoryStore())
 
 
 @pytest.fixture
@@ -96,11 +120,10 @@ def deliver(ledger: Ledger, no_rest: None) -> Deliver:
         queue.count = count
         # As it is, whatever a broker would say of it.
         queue._server.queue("in").add(message)
-        Consumer(queue, "in").idempotent(ledger, "billing", policy=policy).consume(
-            handler, drain=True
-        )
-        [verdict] = queue.verdicts
-        return verdict
+        consumer = Consumer(queue, "in").idempotent(ledger, "billing", policy=policy)
+        # What it puts off would come again.
+        consumer.consume(handler, drain=True, on_progress=lambda _: consumer.stop())
+        return queue.verdicts[0]
 
     return once
 

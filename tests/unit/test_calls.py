@@ -11,14 +11,14 @@ import pytest
 
 from oncely.async_ledger import AsyncLedger
 from oncely.core.commands import Duplicate, Fenced, Handled, Written
-from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError, FencedError, MessageError, RefusedError
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key, State
+from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.memory_tables import MemoryTables
-from oncely.stores.store import Backlog, PublishRefusal
+from oncely.stores.store import Backlog, PutBack
 from oncely.testing import ManualClock, MeddlingStore, granted
 
 _DEADLINE_S = 60.0
@@ -54,21 +54,19 @@ def deferred(
     key: str | None = None,
     delay_s: float = 0.0,
     position: int = 0,
-) -> DeferredMessage:
+) -> WaitingMessage:
     """A message that was sent while `parent` was handled."""
     message = Message(id_, key=key)
-    return DeferredMessage(id_, destination, message, parent, position, delay_s)
+    return WaitingMessage(id_, destination, message, parent, position, delay_s)
 
 
-def handled(
-    calls: Ledger, message_id: str, *messages: DeferredMessage, result: Any = None
-) -> Claim:
+def handled(calls: Ledger, message_id: str, *messages: WaitingMessage, result: Any = None) -> Claim:
     """The claim on a message whose handler has succeeded, and has deferred these."""
     claim = granted(calls.claim(Key("billing", message_id), "60s"))
     return calls.handled(claim, result, messages)
 
 
-def ids(messages: Sequence[DeferredMessage]) -> list[str]:
+def ids(messages: Sequence[WaitingMessage]) -> list[str]:
     return [message.id for message in messages]
 
 
@@ -265,7 +263,7 @@ def test_refused_is_tried_again(calls: Ledger, clock: ManualClock) -> None:
     """What a transport refused waits for its time, with the reason, and its lane behind it."""
     handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b"))
     first, _ = calls.mailbox.take(10, "30s")
-    calls.mailbox.put_back([PublishRefusal(first, "no such queue", 40.0)])
+    calls.mailbox.put_back([PutBack(first, "no such queue", 40.0)])
     waiting = calls.mailbox.deferred(ONE)[0]
     assert (waiting.attempts, waiting.error) == (1, "no such queue")
     clock.advance(39)
@@ -280,7 +278,7 @@ def test_set_aside(calls: Ledger, clock: ManualClock) -> None:
     """
     handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b"))
     first, last = calls.mailbox.take(10, "30s")
-    calls.mailbox.put_back([PublishRefusal(first, "too large", None)])
+    calls.mailbox.put_back([PutBack(first, "too large", None)])
     calls.mailbox.sent([last])
     clock.advance(86_400)
     assert calls.mailbox.take(10, "1s") == []
@@ -299,7 +297,7 @@ def test_refused_after_it_was_sent(calls: Ledger) -> None:
     handled(calls, "one", deferred(ONE, "a"))
     taken = calls.mailbox.take(10, "30s")
     calls.mailbox.sent(taken)
-    calls.mailbox.put_back([PublishRefusal(taken[0], "late", 0.0)])
+    calls.mailbox.put_back([PutBack(taken[0], "late", 0.0)])
     assert calls.mailbox.deferred(ONE) == []
 
 

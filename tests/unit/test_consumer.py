@@ -14,14 +14,15 @@ from tests.unit.conftest import Queue, Sql
 from oncely import open_ledger, open_transport
 from oncely.consumer import Consumer
 from oncely.consuming.handlers import Handlers
-from oncely.core.errors import ConfigError
+from oncely.core.errors import ConfigError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.middleware import TimeLimit
 from oncely.middleware.chain import CallNext
-from oncely.testing import ManualClock, granted
+from oncely.stores.memory_store import MemoryStore
+from oncely.testing import ManualClock, MeddlingStore, granted
 
 # ---- A flow ------------------------------------------------------------------------------------
 
@@ -48,6 +49,23 @@ def test_each_message_once(tmp_path: Path, queue_url: str, ledger_url: str) -> N
         assert (report.failed, report.retried, report.dead_lettered) == (0, 0, 0)
         assert transport.is_drained("in")
         assert ledger.counts() == {("billing", State.COMPLETED): 100}
+
+
+def test_ledger_away_at_the_start(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the ledger cannot be told what is bound, that is logged, and what comes is handled."""
+    queue.features = queue.features._replace(exchange="oncely")
+    store = MeddlingStore(MemoryStore())
+
+    def away() -> None:
+        raise StoreUnavailable("no route")
+
+    store.once(away)
+    queue.put("1", type="order.placed")
+    consumer = Consumer(queue, "in").idempotent(Ledger(store), "billing").events("order.*")
+    assert consumer.consume(lambda _: None, drain=True).handled == 1
+    assert [each.message for each in caplog.records] == ["bindings_not_remembered"]
+    [binding] = queue.bindings("in")
+    assert binding.pattern == "order.*"
 
 
 def test_without_a_ledger(queue: Queue) -> None:
@@ -195,7 +213,7 @@ def test_metadata_that_cannot_be_told(queue: Queue, ledger: Ledger) -> None:
     assert "MessageError" in reasons["3"]
 
 
-def test_tries_and_listeners(queue: Queue, ledger: Ledger) -> None:
+def test_tries_and_listeners(queue: Queue, live: Ledger) -> None:
     """`catch` is told of each failure that is tried again, `failed` once of the last; what they
     raise changes nothing.
     """
@@ -213,7 +231,7 @@ def test_tries_and_listeners(queue: Queue, ledger: Ledger) -> None:
         raise ValueError("no")
 
     consumer = Consumer(queue, "in").tries(3).backoff([0.01, 0.02])
-    consumer.idempotent(ledger, "billing", policy=Policy(tries=9))
+    consumer.idempotent(live, "billing", policy=Policy(tries=9))
     consumer.catch(tell("catch")).failed(tell("failed"))
     report = consumer.consume(handle, drain=True)
     assert told == [("catch", "1: no"), ("catch", "1: no"), ("failed", "1: no")]
@@ -337,6 +355,7 @@ def test_middleware_before_the_ledger_undoes_no_failure(queue: Queue, ledger: Le
 @pytest.mark.parametrize("is_async", [False, True])
 def test_sends_and_steps(queue: Queue, sql: Sql, is_async: bool) -> None:
     """What a handler sends leaves when it has succeeded, once; a finished step is not repeated."""
+    queue.make("post")
     queue.put("1", "2")
     debits: list[str] = []
     failures = ["1"]

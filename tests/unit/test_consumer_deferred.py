@@ -1,24 +1,29 @@
 """What handlers send, while the broker is away: it is sent when that is back."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from oncely import Consumer, Message, TransportError, open_ledger, open_transport
-from oncely.consuming import relaying as deferred
+from oncely.consuming import sending
 from oncely.core.record import State
+from oncely.metrics import Metrics
+from oncely.transports.memory_transport import MemoryTransport, QueueServer
 from oncely.transports.transport import Transport
 
 
 def test_sent_when_the_broker_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that could not be sent at first leaves before a drain is over, and once."""
-    monkeypatch.setattr(deferred, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(sending, "_AGAIN_S", 0.01)
     monkeypatch.setattr("oncely.consuming.loop._HOLD", "20ms")
     ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
     ledger.migrate()
     transport = open_transport(f"sqlite:///{tmp_path}/queue.db")
     transport.publish("orders", [Message("order-17")])
+    transport.subscribe("mails", [])
     failures = _away_for(transport, 3, monkeypatch)
     consumer = Consumer(transport, "orders").idempotent(ledger, "shop")
     report = consumer.consume(lambda order: order.send("mails", "we have it"), drain=True)
@@ -30,15 +35,35 @@ def test_sent_when_the_broker_is_back(tmp_path: Path, monkeypatch: pytest.Monkey
     ledger.close()
 
 
+def test_what_is_sent_is_counted(tmp_path: Path) -> None:
+    """The metrics of a consumer's ledger count what its handlers send, as those of a relay do."""
+    registry = CollectorRegistry()
+    with closing(
+        open_ledger(f"sqlite:///{tmp_path}/ledger.db", metrics=Metrics(registry))
+    ) as ledger:
+        ledger.migrate()
+        transport = MemoryTransport(QueueServer())
+        transport.publish("orders", [Message("order-17")])
+        transport.subscribe("mails", [])
+
+        def handle(order: Message) -> None:
+            order.send("mails", "we have it")
+            order.send("nowhere", "lost")
+
+        Consumer(transport, "orders").idempotent(ledger, "shop").consume(handle, drain=True)
+    for what in ("sent", "refused"):
+        assert registry.get_sample_value(f"oncely_deferred_{what}_total", {"consumer": "shop"}) == 1
+
+
 def _away_for(transport: Transport, times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let so many publishings fail; how many of them are left."""
     left, publish = [times], transport.publish
 
-    def fail_first(queue: str, messages: Sequence[Message]) -> None:
+    def fail_first(queue: str, messages: Sequence[Message], *, create: bool = True) -> None:
         if left[0]:
             left[0] -= 1
             raise TransportError("the broker is away")
-        publish(queue, messages)
+        publish(queue, messages, create=create)
 
     monkeypatch.setattr(transport, "publish", fail_first)
     return left

@@ -13,7 +13,7 @@ from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import MessageError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.verdicts import Ack, DeadLetter, Delay
+from oncely.core.verdicts import Ack, Delay
 from oncely.ledger import Ledger
 from oncely.transports.transport import Delivery
 
@@ -48,7 +48,7 @@ def meddling_calls(meddling: object) -> list[str]:
     return calls
 
 
-def test_copies_that_fail(queue: Queue, ledger: Ledger) -> None:
+def test_copies_that_fail(queue: Queue, live: Ledger) -> None:
     """Where the first of several copies fails, the next is another try, and never beside it."""
     queue.put(*["1"] * 400)
     running = threading.Lock()
@@ -63,7 +63,7 @@ def test_copies_that_fail(queue: Queue, ledger: Ledger) -> None:
         finally:
             running.release()
 
-    report = consumer_of(queue, ledger).window(1000).tries(4).consume(handle, drain=True)
+    report = consumer_of(queue, live).window(1000).tries(4).consume(handle, drain=True)
     assert (len(runs), report.handled, report.retried) == (4, 1, 3)
     assert Delay(1.0) not in queue.verdicts
 
@@ -90,7 +90,7 @@ def put_rounds(queue: Queue, rounds: int) -> None:
             queue.put(f"{key}{number}", key=key)
 
 
-def test_in_order(queue: Queue, ledger: Ledger) -> None:
+def test_in_order(queue: Queue, live: Ledger) -> None:
     """Messages of one key are handled one after another, as they were published; a failed one
     holds up those behind it, and those of no other key.
     """
@@ -110,7 +110,7 @@ def test_in_order(queue: Queue, ledger: Ledger) -> None:
         finally:
             running.remove(message.key)
 
-    report = consumer_of(queue, ledger).ordered().consume(handle, drain=True)
+    report = consumer_of(queue, live).ordered().consume(handle, drain=True)
     assert done == {key: [f"{key}{number}" for number in range(10)] for key in "abcd"}
     assert (report.handled, report.retried, report.dead_lettered) == (40, 4, 0)
 
@@ -125,7 +125,7 @@ def test_in_order_without_a_ledger(queue: Queue) -> None:
     assert done == {key: [f"{key}{number}" for number in range(20)] for key in "abcd"}
 
 
-def test_given_up_holds_nobody_up(queue: Queue, ledger: Ledger) -> None:
+def test_given_up_holds_nobody_up(queue: Queue, live: Ledger) -> None:
     """Behind what is set aside the next of its key is handled."""
     queue.put("1", "2", key="a")
     done = []
@@ -135,7 +135,7 @@ def test_given_up_holds_nobody_up(queue: Queue, ledger: Ledger) -> None:
             raise ValueError("no")
         done.append(message.id)
 
-    report = consumer_of(queue, ledger).ordered().tries(2).consume(handle, drain=True)
+    report = consumer_of(queue, live).ordered().tries(2).consume(handle, drain=True)
     assert (done, report.dead_lettered) == (["2"], 1)
 
 
@@ -145,7 +145,6 @@ def test_what_cannot_be_handled_stays_in_its_place() -> None:
     turns = [turn_of("1"), turn_of(""), turn_of("2")]
     assert lanes.enter(turns) == turns[:1]
     assert lanes.leave(turns[:1]) == turns[1:2]
-    lanes.note(turns[1], DeadLetter("empty id"))
     assert lanes.leave(turns[1:2]) == turns[2:]
 
 

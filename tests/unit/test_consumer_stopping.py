@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -79,6 +81,7 @@ def test_claimed_and_not_begun(queue: Queue, ledger: Ledger) -> None:
     consumer.consume(handle)
     assert handled == ["1"]
     assert queue.verdicts == [Ack(), Requeue()]
+    assert waiting(queue) == ["2"]
     assert ledger.find(Key("billing", "2")) is None
 
 
@@ -99,6 +102,34 @@ def test_stopped_by_a_signal(queue: Queue, ledger: Ledger) -> None:
     report = consumer.consume(lambda _: os.kill(os.getpid(), signal.SIGTERM), stop_on_signals=True)
     assert report.handled == 1
     assert signal.getsignal(signal.SIGTERM) is former
+
+
+_ENDLESS = """
+import threading
+from oncely import Consumer, Message, open_transport
+
+transport = open_transport("memory://name")
+transport.publish("in", [Message("1")])
+
+def handle(message):
+    print("begun", flush=True)
+    threading.Event().wait()
+
+Consumer(transport, "in").grace("10m").consume(handle, stop_on_signals=True)
+"""
+
+
+def test_a_second_signal() -> None:
+    """It ends the process at once, whatever grace its handlers have."""
+    program = [sys.executable, "-c", _ENDLESS]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -267,7 +298,7 @@ def pass_on(message: Message, call_next: CallNext) -> Any:
 @pytest.mark.parametrize("middlewares", [[], [pass_on]])
 def test_handler_ends_itself(
     queue: Queue,
-    ledger: Ledger,
+    live: Ledger,
     handler: Callable[..., Any],
     policy: Policy,
     middlewares: list[Middleware],
@@ -277,12 +308,10 @@ def test_handler_ends_itself(
     """
     queue.put("1")
     policy = replace(policy, tries=2, backoff="1ms")
-    report = (
-        consumer_of(queue, ledger, policy).middleware(*middlewares).consume(handler, drain=True)
-    )
+    report = consumer_of(queue, live, policy).middleware(*middlewares).consume(handler, drain=True)
     tries = 2 if policy.on_failed == "retry" else 1
     assert (report.retried, report.failed, report.dead_lettered) == (tries - 1, 1, 1)
-    record = ledger.find(Key("billing", "1"))
+    record = live.find(Key("billing", "1"))
     assert record is not None
     assert (record.state, record.attempts) == (State.FAILED, tries)
 

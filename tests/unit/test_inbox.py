@@ -1,6 +1,7 @@
 """Inside the caller's transaction: a claim is written as what it is, and so is its completion."""
 
-from collections.abc import Collection, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -8,10 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from oncely.core.commands import Busy, Duplicate
-from oncely.core.deferred import DeferredMessage
-from oncely.core.errors import EndedError, FencedError
+from oncely.core.errors import EndedError, FencedError, MessageError
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
+from oncely.core.waiting import WaitingMessage
 from oncely.engine.calls import Calls
 from oncely.ledger import Ledger
 from oncely.metrics import Metrics
@@ -218,7 +219,7 @@ def test_deferred_in_a_transaction(ledger: Ledger) -> None:
         claim = granted(inbox.claim(ONE))
         inbox.keep_step(claim, "charge", 7)
         assert inbox.steps(ONE) == {"charge": 7}
-        inbox.handled(claim, "kept", [DeferredMessage("a", "mails", Message("a"), ONE)])
+        inbox.handled(claim, "kept", [WaitingMessage("a", "mails", Message("a"), ONE)])
         inbox.mailbox.finish([ONE])
         assert len(inbox.mailbox.deferred(ONE)) == 1
     record = ledger.find(ONE)
@@ -256,3 +257,29 @@ def test_claim_that_is_undone(ledger: Ledger, store: JoinableStore) -> None:
         inbox.complete(before)
     assert (state(ledger, ONE), state(ledger, TWO)) == (State.COMPLETED, State.PROCESSING)
     assert ledger.find(THREE) is None
+
+
+# ---- Sending -----------------------------------------------------------------------------------
+
+
+class AsyncLink:
+    """A connection of asyncio's, as far as a ledger makes use of it."""
+
+    async def run_sync(self, function: Callable[[Any], Any]) -> Any:
+        return function(COMMITS)
+
+
+@pytest.mark.parametrize("destination", ["", "exchange:", "exchange:shop", "events:", "n" * 256])
+def test_no_destination(ledger: Ledger, destination: str) -> None:
+    """What is not a destination is told where it is written, and not by the relay."""
+
+    async def send() -> None:
+        async with ledger.transaction(AsyncLink()) as inbox:
+            await inbox.send(destination, "body")
+
+    said = r"^destination: .*; write "
+    with ledger.transaction(COMMITS) as inbox, pytest.raises(MessageError, match=said):
+        inbox.send(destination, "body")
+    with pytest.raises(MessageError, match=said):
+        asyncio.run(send())
+    assert not ledger.mailbox.backlog().waiting

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncely.core.deferred import DeferredMessage
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
+from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.memory_tables import MemoryTables
-from oncely.stores.store import Change, Inside, PublishRefusal, Query
+from oncely.stores.store import Change, Inside, PutBack, Query
 from oncely.testing import ManualClock
 
 KEYS = [Key("billing", str(n)) for n in range(3)]
@@ -39,11 +39,11 @@ def remove_record(inside: Inside, key: Key, _: str) -> None:
 
 
 def defer(inside: Inside, key: Key, text: str) -> None:
-    inside.defer([DeferredMessage(text, to, Message(text), key) for to in DESTINATIONS])
+    inside.keep([WaitingMessage(text, to, Message(text), key) for to in DESTINATIONS])
 
 
 def take(inside: Inside, key: Key, _: str) -> None:
-    inside.take(1, 30.0, [key])
+    inside.take(OUTBOX, 1, 30.0, [key])
 
 
 def remove(inside: Inside, key: Key, _: str) -> None:
@@ -52,14 +52,18 @@ def remove(inside: Inside, key: Key, _: str) -> None:
 
 def put_back(inside: Inside, key: Key, text: str) -> None:
     refused = inside.waiting([key])[:2]
-    inside.put_back(
-        [PublishRefusal(message, text, None if text == "a" else 9.0) for message in refused]
+    inside.put_back([PutBack(message, text, None if text == "a" else 9.0) for message in refused])
+
+
+def free(inside: Inside, key: Key, _: str) -> None:
+    inside.free([message for message in inside.waiting([key]) if message.is_set_aside])
+
+
+def renew(inside: Inside, key: Key, text: str) -> None:
+    waiting = WaitingMessage(
+        text, "a", Message(text), key, attempts=3, delay_s=9.0, is_set_aside=text == "b"
     )
-
-
-def send_again(inside: Inside, _: Key, __: str) -> None:
-    assert isinstance(inside, MemoryTables)
-    inside.send_again()
+    inside.keep([waiting], renews=True)
 
 
 def keep_step(inside: Inside, key: Key, text: str) -> None:
@@ -67,7 +71,7 @@ def keep_step(inside: Inside, key: Key, text: str) -> None:
 
 
 def forget(inside: Inside, key: Key, _: str) -> None:
-    inside.forget(key)
+    inside.forget_steps(key)
 
 
 def purge(inside: Inside, key: Key, _: str) -> None:
@@ -83,7 +87,7 @@ def purge_steps(inside: Inside, key: Key, _: str) -> None:
 
 DEEDS = [
     *(insert, change, remove_record, purge, purge_steps),
-    *(defer, take, remove, put_back, send_again),
+    *(defer, take, remove, put_back, free, renew),
     *(keep_step, forget),
 ]
 Deed = tuple[Callable[[Inside, Key, str], None], Key, str]
@@ -112,7 +116,7 @@ def contents(store: MemoryStore) -> Any:
         steps = {key: inside.steps(key) for key in KEYS}
         return inside.load(KEYS).records, steps, unnumbered(inside.waiting(KEYS))
 
-    return store.transaction(look), store.backlog(), sorted(store.scan(Query()))
+    return store.transaction(look), store.backlogs(), sorted(store.scan(Query()))
 
 
 def sendable(store: MemoryStore, clock: ManualClock) -> Any:
@@ -120,11 +124,11 @@ def sendable(store: MemoryStore, clock: ManualClock) -> Any:
     taken = []
     for pause_s in (5.0, 60.0):
         clock.advance(pause_s)
-        taken.append(unnumbered(store.transaction(lambda inside: inside.take(100, 1.0))))
+        taken.append(unnumbered(store.transaction(lambda inside: inside.take(OUTBOX, 100, 1.0))))
     return taken
 
 
-def unnumbered(messages: Sequence[DeferredMessage]) -> list[DeferredMessage]:
+def unnumbered(messages: Sequence[WaitingMessage]) -> list[WaitingMessage]:
     """The same without their numbers: those of a broken-off transaction are lost."""
     return [replace(message, number=None) for message in messages]
 

@@ -1,18 +1,20 @@
 """What Prometheus gets to see, and that it never stands in a message's way."""
 
 from collections.abc import Callable
+from typing import Any, get_args
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from oncely.core.commands import Duplicate
-from oncely.core.deferred import DeferredMessage
-from oncely.core.errors import StoreUnavailable
+from oncely.core.commands import ClaimOutcome, Duplicate, Fail, Waiting
+from oncely.core.errors import ConfigError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key
+from oncely.core.waiting import WaitingMessage, queue_named, retries_of
+from oncely.engine.request import Write
 from oncely.ledger import Ledger
-from oncely.metrics import Metrics
+from oncely.metrics import _NAMES, Metrics
 from oncely.outbox import Relay
 from oncely.testing import ManualClock, MeddlingStore, granted
 from oncely.transports.memory_transport import MemoryTransport, QueueServer
@@ -57,6 +59,28 @@ def test_claims_by_outcome(watched: Ledger, value: Value) -> None:
     assert value("oncely_claims_total", consumer="billing", outcome="duplicate") == 4
     assert value("oncely_claims_total", consumer="billing", outcome="busy") == 6
     assert value("duplicate_messages_blocked_total", provider="billing") == 4
+
+
+def test_what_waits_is_no_error(watched: Ledger, value: Value) -> None:
+    """A redelivery of what waits for its retry is counted as that."""
+    claim = granted(watched.claim(KEYS[0]))
+    watched.write_all([Write(Fail(claim, "no", retry_s=30.0))])
+    assert isinstance(watched.claim(KEYS[0]), Waiting)
+    assert value("oncely_claims_total", consumer="billing", outcome="waiting") == 1
+    assert value("idempotency_check_errors_total", provider="billing") is None
+
+
+def test_each_answer_has_a_name() -> None:
+    """Whatever a claim may be answered is told by its name, and not as an error."""
+    assert _NAMES.keys() == {*get_args(ClaimOutcome)}
+
+
+def test_one_for_each_registry(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """A second one is refused in one line, and the first goes on."""
+    with pytest.raises(ConfigError, match="hand that one to every ledger"):
+        Metrics(registry)
+    metrics.untracked("billing")
+    assert registry.get_sample_value("oncely_untracked_total", {"consumer": "billing"}) == 1
 
 
 def test_calls_are_timed(watched: Ledger, value: Value) -> None:
@@ -121,11 +145,11 @@ def test_deferred_messages(
 ) -> None:
     """What was sent and refused is counted; of a watched ledger, what waits, and for how long."""
     transport = MemoryTransport(QueueServer(), Limits(max_bytes=3))
-    relay = Relay(watched, transport, tries=1, metrics=metrics)
+    relay = Relay(watched, transport, tries=1, metrics=metrics, create_queues=True)
     metrics.watch(watched)
     assert value("oncely_deferred_lag_seconds") == 0
     for key, body in zip(KEYS[:3], (b"a", b"b", b"long"), strict=True):
-        deferred = DeferredMessage("1", "out", Message("1", body), key)
+        deferred = WaitingMessage("1", "out", Message("1", body), key)
         watched.handled(granted(watched.claim(key)), deferred=[deferred])
     clock.advance(30)
     assert value("oncely_deferred_waiting") == 3
@@ -136,6 +160,31 @@ def test_deferred_messages(
     assert value("oncely_deferred_lag_seconds") == 0
     assert value("oncely_deferred_sent_total", consumer="billing") == 2
     assert value("oncely_deferred_refused_total", consumer="billing") == 1
+
+
+def test_what_waits(watched: Ledger, metrics: Metrics, clock: ManualClock, value: Value) -> None:
+    """What is tried again, dead letters and queues, each by its name; nothing of who has none."""
+    metrics.watch(watched, records=False)
+
+    def row(queue: str, id_: str, **how: Any) -> WaitingMessage:
+        return WaitingMessage(id_, "", Message(id_), Key("shop", id_), queue=queue, **how)
+
+    shop, letter = retries_of("shop"), {"is_set_aside": True, "reason": "no"}
+    rows = [row(shop, "1"), row(shop, "2", delay_s=100.0), row(shop, "3", **letter)]
+    watched.mailbox.keep(
+        [*rows, row(retries_of("a/b"), "4", **letter), row(queue_named("web"), "5")]
+    )
+    clock.advance(30)
+    gauges = ("oncely_waiting", "oncely_waiting_lag_seconds", "oncely_dead_letters")
+    assert [value(name, consumer="shop") for name in gauges] == [2, 30, 1]
+    assert [value(name, consumer="a/b") for name in gauges] == [0, 0, 1]
+    assert value("oncely_queue_waiting", queue="web") == 1
+    assert value("oncely_queue_lag_seconds", queue="web") == 30
+    assert value("oncely_deferred_waiting") == 0
+    watched.retry_dead([letter.id for letter in watched.dead("shop")])
+    assert [value(name, consumer="shop") for name in gauges] == [3, 30, 0]
+    watched.discard_dead([letter.id for letter in watched.dead()])
+    assert value("oncely_dead_letters", consumer="a/b") is None
 
 
 def test_no_deferred_messages(
@@ -149,7 +198,7 @@ def test_no_deferred_messages(
     metrics.watch(Ledger(Without(meddling.store)))
     shown = {metric.name for metric in registry.collect()}
     assert "oncely_records" in shown
-    assert not shown & {"oncely_deferred_waiting", "oncely_deferred_lag_seconds"}
+    assert not shown & {"oncely_deferred_waiting", "oncely_deferred_lag_seconds", "oncely_waiting"}
 
 
 def test_metrics_never_break_a_relay(
@@ -161,9 +210,10 @@ def test_metrics_never_break_a_relay(
         raise ValueError("no")
 
     monkeypatch.setattr("oncely.metrics.Counted", broken)
-    deferred = DeferredMessage("1", "out", Message("1"), key)
+    deferred = WaitingMessage("1", "out", Message("1"), key)
     ledger.handled(granted(ledger.claim(key)), deferred=[deferred])
-    relay = Relay(ledger, MemoryTransport(QueueServer()), metrics=metrics)
+    transport = MemoryTransport(QueueServer())
+    relay = Relay(ledger, transport, metrics=metrics, create_queues=True)
     assert relay.send_waiting().sent == 1
 
 
@@ -192,3 +242,29 @@ def test_scrapes_outlive_the_store(
     metrics.watch(Away(meddling))
     Ledger(meddling, metrics).claim(KEYS[0])
     assert value("oncely_claims_total", consumer="billing", outcome="granted") == 1
+
+
+def test_how_messages_end(watched: Ledger, metrics: Metrics, value: Value) -> None:
+    """Completed is counted once, also where a relay completes; tries that failed, and the last."""
+    claim = granted(watched.claim(KEYS[0]))
+    watched.complete(claim)
+    watched.complete(claim)
+    deferred = WaitingMessage("1", "out", Message("1"), KEYS[1])
+    watched.handled(granted(watched.claim(KEYS[1])), deferred=[deferred])
+    assert value("oncely_completed_total", consumer="billing") == 1
+    Relay(watched, MemoryTransport(QueueServer()), create_queues=True).send_waiting()
+    assert value("oncely_completed_total", consumer="billing") == 2
+    watched.fail(granted(watched.claim(KEYS[2])), "no")
+    watched.fail(granted(watched.claim(KEYS[2])), "no", final=True)
+    assert value("oncely_failed_total", consumer="billing") == 2
+    assert value("oncely_exhausted_total", consumer="billing") == 1
+
+
+def test_deferred_messages_alone(
+    watched: Ledger, metrics: Metrics, registry: CollectorRegistry
+) -> None:
+    """Where the records are not wanted the table is not read."""
+    metrics.watch(watched, records=False)
+    shown = {metric.name for metric in registry.collect()}
+    assert "oncely_deferred_lag_seconds" in shown
+    assert "oncely_records" not in shown

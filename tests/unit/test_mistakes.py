@@ -203,12 +203,13 @@ def test_transaction_of_what_begins_none(guard: Decorate, ledger: Ledger, engine
                 guard(transaction=each)(_work)
 
 
-def test_transaction_of_the_other_world(guard: Decorate, engine: Engine) -> None:
+def test_transaction_of_the_other_world(engine: Engine) -> None:
     """An async function needs an async engine, and a plain one a plain one."""
 
     async def work(message: Message) -> None: ...
 
-    async_engine = create_async_engine("sqlite+aiosqlite://")
+    guard = functools.partial(_once, open_ledger(engine))
+    async_engine = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite"))
     plain: list[Any] = [engine, sessionmaker(engine)]
     others: list[Any] = [async_engine, async_sessionmaker(async_engine)]
     for each in plain:

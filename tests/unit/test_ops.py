@@ -2,17 +2,18 @@
 
 import json
 import logging
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from oncely import ops
 from oncely.core.commands import Duplicate, Granted
-from oncely.core.deferred import DeferredMessage
-from oncely.core.errors import ConfigError, StoreUnavailable
+from oncely.core.errors import ConfigError, RefusedError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
+from oncely.core.waiting import WaitingMessage, retries_of, retry_name
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import Backlog
@@ -58,6 +59,9 @@ def test_status_of_nothing(ledger: Ledger) -> None:
         "in_doubt": 0,
         "duplicates": 0,
         "oldest_processing_s": None,
+        "waiting": 0,
+        "waiting_lag_s": 0.0,
+        "dead_letters": 0,
     }
 
 
@@ -89,7 +93,7 @@ def test_status_adds_up(ledger: Ledger, clock: ManualClock) -> None:
 def test_status_has_the_backlog(ledger: Ledger, clock: ManualClock) -> None:
     """What deferred messages wait stands in the status, and in its JSON."""
     claim = claimed(ledger, "shop", "order")
-    ledger.handled(claim, None, [DeferredMessage("a", "mails", Message("a"), claim.key)])
+    ledger.handled(claim, None, [WaitingMessage("a", "mails", Message("a"), claim.key)])
     clock.advance(20)
     found = ops.status(ledger)
     assert found.backlog == Backlog(waiting=1, set_aside=0, lag_s=20.0)
@@ -181,7 +185,7 @@ def test_details(ledger: Ledger) -> None:
     """What waits to be sent and what steps are finished is found beside the record."""
     claim = claimed(ledger, "shop", "order")
     ledger.keep_step(claim, "charge", {"receipt": 7})
-    ledger.handled(claim, None, [DeferredMessage("a", "mails", Message("a"), claim.key)])
+    ledger.handled(claim, None, [WaitingMessage("a", "mails", Message("a"), claim.key)])
     found = ops.details(ledger, claim.key)
     assert [message.id for message in found.deferred] == ["a"]
     assert json.loads(json.dumps(found.as_dict())) == {
@@ -461,3 +465,81 @@ def test_an_unreachable_store(ledger: Ledger, meddling: MeddlingStore) -> None:
 def test_defaults_are_the_policy(ledger: Ledger) -> None:
     """What is assumed is what a policy has when nothing is said."""
     assert (Policy().retention, Policy().lease) == (ops.RETENTION, ops.LEASE)
+
+
+def test_purge_of_whom_nobody_knows(ledger: Ledger) -> None:
+    """A name like one that has records may be a slip; another has none yet, or none left, and one
+    with a policy is known.
+    """
+    assert ops.purge(ledger, consumer="biling") == {"biling": 0}
+    failed(ledger, "billing", "1")
+    with pytest.raises(ConfigError, match="no records of consumer 'biling'"):
+        ops.purge(ledger, consumer="biling")
+    assert ops.purge(ledger, consumer="mailing") == {"mailing": 0}
+    ledger.keep_retention("biling", "7d")
+    assert ops.purge(ledger, consumer="biling") == {"biling": 0}
+
+
+# ---- Dead letters ------------------------------------------------------------------------------
+
+
+def letters(ledger: Ledger, *ids: str) -> list[int]:
+    """Dead letters of "shop", whose records are exhausted; their numbers."""
+    queue = retries_of("shop")
+    for id_ in ids:
+        ledger.fail(claimed(ledger, "shop", id_), "no", final=True)
+        row = WaitingMessage(id_, "", Message(id_), Key("shop", id_), queue=queue)
+        letter = replace(row, is_set_aside=True, reason="no", name=retry_name(queue))
+        ledger.mailbox.keep([letter])
+    return [each.id for each in ops.dead_letters(ledger).letters]
+
+
+def test_status_of_who_has_no_records(ledger: Ledger) -> None:
+    """Whose messages have no ids has dead letters all the same, and no records."""
+    row = WaitingMessage("", "", Message(""), Key("shop", ""), queue=retries_of("shop"))
+    ledger.mailbox.keep([replace(row, is_set_aside=True, reason="no")])
+    found = ops.status(ledger)
+    assert (found.consumers["shop"].records, found.consumers["shop"].dead_letters) == (0, 1)
+    assert found.total.dead_letters == 1
+
+
+def test_retry_letters(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    """Each that is there runs again; who did it and why is in the log, with whose it is."""
+    caplog.set_level(logging.INFO, "oncely.ops")
+    one, two = letters(ledger, "a", "b")
+    turns: list[int] = []
+    changed = ops.retry_letters(
+        ledger, [two, 99, two], by="ann", why="password=x", on_each=turns.append
+    )
+    assert changed == ops.LettersChanged([two], [99], "ann", "password=***")
+    assert turns == [1, 2]
+    assert [each.id for each in ops.dead_letters(ledger).letters] == [one]
+    [waiting] = ops.waiting(ledger).messages
+    assert waiting.key == Key("shop", "b")
+    assert not the(ledger, "shop", "b").exhausted
+    [record] = caplog.records
+    assert record.message == "dead_letter_retried"
+    told = {"dead_letter": two, "consumer": "shop", "message_id": "b", "by": "ann"}
+    assert record.__dict__.items() >= told.items()
+
+
+def test_discard_letters(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    """They go, and the log tells of them; their records stay."""
+    caplog.set_level(logging.INFO, "oncely.ops")
+    one, two = letters(ledger, "a", "b")
+    changed = ops.discard_letters(ledger, [one], by="ann", why="never existed")
+    assert changed == ops.LettersChanged([one], [], "ann", "never existed")
+    assert [each.id for each in ops.dead_letters(ledger).letters] == [two]
+    assert the(ledger, "shop", "a").exhausted
+    [record] = caplog.records
+    assert record.message == "dead_letter_discarded"
+    assert (record.__dict__["message_id"], record.__dict__["why"]) == ("a", "never existed")
+
+
+def test_a_letter(ledger: Ledger) -> None:
+    """One is found by its number, and only while it is one."""
+    [one] = letters(ledger, "a")
+    assert ops.letter(ledger, one).key == Key("shop", "a")
+    ops.retry_letters(ledger, [one], by="ann")
+    with pytest.raises(RefusedError, match=f"there is no dead letter {one}"):
+        ops.letter(ledger, one)

@@ -13,10 +13,16 @@ from typing import Any
 import pytest
 
 from oncely._util import crash_points as crashpoints
-from oncely.core.deferred import DeferredMessage, deferred_id
-from oncely.core.errors import BrokerRefused, ConfigError, StoreUnavailable, TransportError
+from oncely.core.errors import (
+    BrokerRefused,
+    ConfigError,
+    PublishRefused,
+    StoreUnavailable,
+    TransportError,
+)
 from oncely.core.message import Message
 from oncely.core.record import Key, State
+from oncely.core.waiting import OUTBOX, WaitingMessage, deferred_id
 from oncely.ledger import Ledger
 from oncely.outbox import Relay, RelayReport
 from oncely.testing import ManualClock, MeddlingStore, granted
@@ -25,7 +31,7 @@ from oncely.transports.transport import Limits
 
 _DEADLINE_S = 30.0
 
-Defer = Callable[..., list[DeferredMessage]]
+Defer = Callable[..., list[WaitingMessage]]
 
 
 class Broker(MemoryTransport):
@@ -33,15 +39,23 @@ class Broker(MemoryTransport):
 
     def __init__(self) -> None:
         super().__init__(QueueServer(), Limits(max_bytes=10))
+        for name in ("out", "mail", "bank"):
+            self.subscribe(name, [])
         self.calls: list[list[str]] = []
         self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], object] = lambda: None
 
-    def publish(self, queue: str, messages: Sequence[Message]) -> None:
+    def publish(
+        self, destination: str, messages: Sequence[Message], *, create: bool = True
+    ) -> None:
         """As the queues do it."""
         self.before()
         self.calls.append([message.id for message in messages])
-        super().publish(queue, messages)
+        try:
+            super().publish(destination, messages, create=create)
+        except PublishRefused as error:
+            # As if there were no room for them now.
+            raise PublishRefused(error.refused, set(error.refused)) from None
         self.after()
 
     def arrived(self, queue: str = "out") -> list[str]:
@@ -72,11 +86,11 @@ def defer(ledger: Ledger) -> Defer:
 
     def handle(
         parent: str, *bodies: str, to: str = "out", key: str | None = None, delay_s: float = 0.0
-    ) -> list[DeferredMessage]:
+    ) -> list[WaitingMessage]:
         claim = granted(ledger.claim(Key("shop", parent)))
         ids = [deferred_id(claim.key, position) for position in range(len(bodies))]
         deferred = [
-            DeferredMessage(
+            WaitingMessage(
                 id_, to, Message(id_, body.encode(), key=key), claim.key, position, delay_s
             )
             for position, (id_, body) in enumerate(zip(ids, bodies, strict=True))
@@ -163,10 +177,10 @@ def test_metrics(ledger: Ledger, broker: Broker, clock: ManualClock, defer: Defe
     told: Counter[str] = Counter()
 
     class Told:
-        def deferred_sent(self, messages: Sequence[DeferredMessage]) -> None:
+        def deferred_sent(self, messages: Sequence[WaitingMessage]) -> None:
             told["sent"] += len(messages)
 
-        def deferred_refused(self, messages: Sequence[DeferredMessage]) -> None:
+        def deferred_refused(self, messages: Sequence[WaitingMessage]) -> None:
             told["refused"] += len(messages)
 
     defer("order-1", "a")
@@ -246,17 +260,47 @@ def test_send_again(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) 
     assert relay.send_waiting().set_aside == 1
     assert ledger.mailbox.send_again() == 1
     wider = MemoryTransport(QueueServer())
-    assert Relay(ledger, wider).send_waiting().sent == 1
+    assert Relay(ledger, wider, create_queues=True).send_waiting().sent == 1
     assert state(ledger, "order-1") is State.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("body", "to", "why"),
+    [
+        ("eleven long", "out", "out: body of 11 bytes is over the limit of 10"),
+        ("a", "typing-eror", "typing-eror: 'typing-eror': no queue takes it"),
+        ("a", "events:", "events:: destination: 'events:' names no type"),
+        ("a", "exchange:orders/new", "exchange:orders/new: 'exchange:orders/new': there are no"),
+    ],
+)
+def test_refused_for_good(
+    ledger: Ledger,
+    defer: Defer,
+    caplog: pytest.LogCaptureFixture,
+    body: str,
+    to: str,
+    why: str,
+) -> None:
+    """What can never be sent is set aside at once, with the reason; it holds up no other."""
+    queues = MemoryTransport(QueueServer(), Limits(max_bytes=10))
+    queues.subscribe("out", [])
+    defer("order-1", body, to=to)
+    defer("order-2", "good")
+    report = Relay(ledger, queues).send_waiting()
+    assert (report.sent, report.refused, report.set_aside) == (1, 0, 1)
+    assert report.error is not None
+    assert report.error.startswith(why)
+    [record] = [record for record in caplog.records if record.message == "deferred_set_aside"]
+    assert record.__dict__["destination"] == to
+    [aside] = ledger.mailbox.listed(OUTBOX, 9, is_set_aside=True)
+    assert str(aside.reason) in report.error
 
 
 # ---- The broker away, the hold over ------------------------------------------------------------
 
 
-def test_broker_away(
-    relay: Relay, ledger: Ledger, broker: Broker, clock: ManualClock, defer: Defer
-) -> None:
-    """While the broker is away nothing is marked and no try is counted."""
+def test_broker_away(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """While the broker is away nothing is marked, no try is counted, and nothing is held."""
     defer("order-1", "a")
     broker.before = away
     with pytest.raises(TransportError, match="away"):
@@ -264,8 +308,6 @@ def test_broker_away(
     [waiting] = ledger.mailbox.deferred(Key("shop", "order-1"))
     assert (waiting.attempts, waiting.error) == (0, None)
     broker.before = lambda: None
-    assert relay.send_waiting().sent == 0
-    clock.advance(31)
     assert relay.send_waiting().sent == 1
 
 

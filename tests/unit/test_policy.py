@@ -83,6 +83,8 @@ def test_defaults() -> None:
         "on_mismatch": "dead_letter",
         "on_missing_id": "dead_letter",
         "on_too_old": "dead_letter",
+        "on_unknown_type": "wait",
+        "wait_unknown": "15m",
         "retention": "30d",
         "results": "off",
     }
@@ -163,3 +165,15 @@ def test_presets_take_changes(preset: Any) -> None:
     assert preset(lease="2m", tries=3) == dataclasses.replace(preset(), lease="2m", tries=3)
     with pytest.raises(ConfigError, match="tries"):
         preset(tries=0)
+
+
+def test_whether_retries_are_set() -> None:
+    """They are where somebody has set tries or backoff, whatever the values, and failures are tried
+    again.
+    """
+    assert not Policy().sets_retries
+    assert not Policy(lease="1m").sets_retries
+    assert not at_most_once(tries=3).sets_retries
+    for policy in (Policy(tries=5), Policy(tries=None), Policy(backoff=["30s", "2m", "5m"])):
+        assert policy.sets_retries
+        assert dataclasses.replace(policy, lease="1m").sets_retries

@@ -31,7 +31,7 @@ MADE_HERE = {
     "Work",
 }
 """Classes that users are given, and do not make."""
-OURS = {"InlineCalls", "LedgerObserver", "RelayObserver", "Request"}
+OURS = {"InlineCalls", "LedgerObserver", "RelayObserver", "Request", "Write"}
 """What users never see: how a handler's calls are made; and what `oncely.metrics.Metrics` is."""
 
 

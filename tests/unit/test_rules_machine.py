@@ -281,7 +281,7 @@ def note_holding(model: Model, command: Held, grant: Grant, now: float) -> None:
 
 
 def note_without_a_claim(model: Model, command: Unclaimed) -> None:
-    """What somebody did who holds no claim; the newest holder is the newest all the same."""
+    """What somebody did who holds no claim; but for a reset, the newest holder stays the newest."""
     match command:
         case Finish():
             model.state = State.COMPLETED
@@ -291,6 +291,7 @@ def note_without_a_claim(model: Model, command: Unclaimed) -> None:
             model.exists = False
         case Reset():
             model.state, model.exhausted, model.attempts = State.FAILED, False, 0
+            model.holder, model.asker = NOBODY, NOBODY
 
 
 def before_again(model: Model, policy: Policy) -> Model:

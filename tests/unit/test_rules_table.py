@@ -30,6 +30,7 @@ from oncely.core.commands import (
     Release,
     Reset,
     TooOld,
+    Waiting,
     Written,
 )
 from oncely.core.policy import Finding, OnFailed, Policy
@@ -116,9 +117,11 @@ REBORN = (((BIRTH >> 24) + 1) << 24) + 5
 """A release begins a new birth: the claim that is given back fits nothing any more."""
 TAKEN_BACK = then(State.FAILED, attempts=1, last_seen=5.0, lease_until=None, version=REBORN)
 """As FORMER, but with the fence of the claim that was given back."""
+RESET_ANEW = (((BIRTH >> 24) + 183_251_937_967) << 24) + 5
+"""And so does a reset, another one."""
 NOTE = {"by": "ann", "at": "1970-01-01T00:00:12+00:00", "why": "paid by hand"}
-FRESH = then(State.FAILED, attempts=0, metadata={"tenant": "a", "reset": NOTE})
-"""An operator lets it run again, and says so."""
+FRESH = then(State.FAILED, attempts=0, metadata={"tenant": "a", "reset": NOTE}, version=RESET_ANEW)
+"""An operator lets it run again, and says so; whoever was at work on it is not any more."""
 NO = {"tenant": "a", "error": "no"}
 DOUBT = {"tenant": "a", "error": "in doubt: a claim ran out"}
 PROCESSING = State.PROCESSING
@@ -542,7 +545,7 @@ def test_finished_while_somebody_sends() -> None:
 
 def test_first_fingerprint_is_kept() -> None:
     """A record without a fingerprint takes the first that comes with a grant, and keeps it."""
-    bare = BASE._replace(state=State.FAILED, fingerprint=None)
+    bare = BASE._replace(state=State.FAILED, fingerprint=None, lease_until=None)
     first = decide(bare, ASK, 12).new
     assert first is not None
     assert first.fingerprint == "one"
@@ -580,6 +583,31 @@ def test_nothing_given_is_changed() -> None:
     assert stored is not None
     decide(stored, FAIL, 9)
     assert stored.metadata == {"tenant": "a"}
+
+
+DUE = BASE._replace(state=State.FAILED)
+"""It has failed, and waits in the ledger until 10."""
+TAKEN = replace(ASK, is_taken=True)
+WAITS = [
+    # asked                                     at    answered
+    (ASK, 9.0, Waiting),
+    (ASK, 12.0, Waiting),
+    (TAKEN, 10.0, Granted),
+    # Taken once more while it ran, and it has failed since.
+    (TAKEN, 9.9, Waiting),
+    (replace(TAKEN, fingerprint="other"), 12.0, Mismatch),
+]
+
+
+@pytest.mark.parametrize(("ask", "at", "answered"), WAITS)
+def test_waits(ask: Ask, at: float, answered: type[Outcome]) -> None:
+    """What waits in the ledger runs when it is due, for who has taken it there, and for nobody
+    else.
+    """
+    decision = decide(DUE, ask, at)
+    assert type(decision.outcome) is answered
+    if answered is Waiting:
+        assert decision == (Waiting(DUE, 10.0), DUE, False)
 
 
 DATED = replace(ASK, sent_at=5.0)

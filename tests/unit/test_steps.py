@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import FencedError, MessageError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
+from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger
 from oncely.lifecycle.held_message import MOST_DEFERRED
 from oncely.lifecycle.work import claimed
@@ -244,8 +244,13 @@ def test_message_keeps_its_id(ledger: Ledger, key: Key) -> None:
     ("destination", "content"),
     [
         ("", b""),
+        (" ", b""),
         ("x" * 256, b""),
         ("a\0", b""),
+        ("events:", b""),
+        ("exchange:", b""),
+        ("exchange:shop", b""),
+        (f"exchange:{'x' * 200}/{'y' * 200}", b""),
         ("a", object()),
         ("a", "\ud800"),
         ("a", Message("")),
@@ -278,7 +283,7 @@ def test_contexts_of_tasks(ledger: Ledger) -> None:
         await asyncio.gather(handle("1", at_once), handle("2", at_once))
 
     asyncio.run(both())
-    sent: list[DeferredMessage] = []
+    sent: list[WaitingMessage] = []
     for name in ("1", "2"):
         sent += ledger.mailbox.deferred(Key("billing", name))
     assert [(d.parent.message_id, d.message.body) for d in sent] == [("1", b"1"), ("2", b"2")]

@@ -101,7 +101,7 @@ class Workers:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.told: list[str] = []
+        self.told: list[dict[str, object]] = []
         self.stop = threading.Event()
         self.seen = ConsumerReport()
 
@@ -109,7 +109,10 @@ class Workers:
         self, script: str, workers: int = 1, *, drains: bool = True, grace_s: float = 60.0
     ) -> Supervisor:
         command = [sys.executable, "-c", WORKER + script, str(self.folder)]
-        return Supervisor(command, workers, drains=drains, grace_s=grace_s, tell=self.told.append)
+        return Supervisor(command, workers, drains=drains, grace_s=grace_s, tell=self.tell)
+
+    def tell(self, event: str, /, **details: object) -> None:
+        self.told.append({"event": event, **details})
 
     def run(self, script: str, workers: int = 1, **how: object) -> ConsumerReport:
         """Supervise to the end."""
@@ -168,7 +171,11 @@ def test_the_killed_are_replaced(workers: Workers) -> None:
     assert workers.run(script).handled == 1
     assert len(workers.pids) == 3
     assert len(workers.told) == 2
-    assert all("worker 1: died of signal 9 (Killed); it is" in line for line in workers.told)
+    for told in workers.told:
+        assert told.pop("again_in_s") in (0.0, 0.1)
+        assert told.pop("pid") in workers.pids
+        died = {"event": "worker_died", "worker": 1, "reason": "died of signal 9 (Killed)"}
+        assert told == died
 
 
 def test_what_the_killed_said_counts(workers: Workers) -> None:
@@ -195,10 +202,10 @@ def test_who_does_not_drain_is_started_again(workers: Workers) -> None:
     report = workers.run(script, drains=False)
     stopping.join()
     assert report.handled == 4
-    assert [line.partition(";")[0] for line in workers.told] == [
-        "worker 1: ended with exit code 1",
-        "worker 1: ended with exit code 0",
-        "worker 1: ended with exit code 1",
+    assert [told["reason"] for told in workers.told] == [
+        "ended with exit code 1",
+        "ended with exit code 0",
+        "ended with exit code 1",
     ]
 
 
@@ -246,7 +253,9 @@ def test_who_does_not_stop_is_killed(workers: Workers) -> None:
     stopping = workers.stop_when(lambda: len(workers.pids) == 1)
     workers.run("while True: time.sleep(60)", drains=False, grace_s=0.1)
     stopping.join()
-    assert workers.told == ["worker 1 did not stop within its grace time, and is killed"]
+    [told] = workers.told
+    assert told["event"] == "worker_killed"
+    assert told["reason"] == "did not stop within its grace time"
     assert workers.all_gone()
 
 

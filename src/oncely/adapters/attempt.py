@@ -1,21 +1,93 @@
-"""An attempt at handling a message: work of which is known who raised what."""
+"""An attempt at handling a message, of which is known who raised what, and what follows."""
 
-from oncely.core.errors import OncelyError
-from oncely.core.rules import after_refusal
-from oncely.core.verdicts import Verdict
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from oncely.core.errors import ConfigError, OncelyError
+from oncely.core.rules import AFTER_DUPLICATE, after_refusal
+from oncely.core.verdicts import Ack, Delay, Verdict
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.transacting import run, run_async
+from oncely.lifecycle.turn import Turn
 from oncely.lifecycle.work import Work
+from oncely.lifecycle.wrapping import name_of
 
 
-class Attempt(Work):
-    """Work that tells a failure of its block from what the ledger did not grant."""
+class Attempt:
+    """Runs a handler under a claim, or, given an Engine or sessionmaker, in a transaction with it.
+
+    To be run once. What is raised is what a function under `once` raises.
+    """
+
+    result: Any = None
+    """What the handler returned; of a duplicate, what was kept."""
+
+    def __init__(self, handling: Handling, turn: Turn, source: Any = None) -> None:
+        self._handling = handling
+        self._source = source
+        self.turn = turn
+
+    def run(self, call: Callable[..., Any]) -> None:
+        """Let `call` handle the message, if it is new; it is given the session, if there is one."""
+        if self._source is not None:
+            self.result = run(self._handling, self._source, self.turn, call)
+            return
+        with Work(self._handling, self.turn) as work:
+            if work.is_new:
+                work.result = call()
+        self.result = work.result
+
+    async def run_async(self, call: Callable[..., Awaitable[Any]]) -> None:
+        """As `run`, for what is to be awaited."""
+        if self._source is not None:
+            self.result = await run_async(self._handling, self._source, self.turn, call)
+            return
+        async with Work(self._handling, self.turn) as work:
+            if work.is_new:
+                work.result = await call()
+        self.result = work.result
 
     @property
     def has_result(self) -> bool:
-        """Whether `result` is what the block came to, now or at a former time."""
-        return self.is_new or self._handling.keeps_result
+        """Whether `result` is what the handler came to, now or at a former time."""
+        is_new = self.turn.ending not in (None, AFTER_DUPLICATE)
+        return is_new or self._handling.keeps_result
 
     def verdict(self, error: Exception) -> Verdict | None:
-        """What follows `error`, with which it began or ended; None where the message has failed."""
-        if error is self.turn.error or not isinstance(error, OncelyError):
+        """What follows `error`, which was raised; None where the handler has failed."""
+        if error is self.turn.error:
             return None
-        return after_refusal(error).verdict
+        if self._source is not None and self.turn.ending is not None:
+            # Also what a database raised that only lost, or was away.
+            return self.turn.ending.verdict
+        return after_refusal(error).verdict if isinstance(error, OncelyError) else None
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """Of a failed one, for the log: of what, which it was, and when the next follows."""
+        verdict = self.own_verdict
+        return {
+            "message_id": self.turn.asked.message_id,
+            "consumer": self._handling.consumer,
+            "attempt": None if self.turn.held is None else self.turn.held.claim.attempts,
+            "next_try_in_s": verdict.delay_s if isinstance(verdict, Delay) else None,
+        }
+
+    @property
+    def own_verdict(self) -> Verdict:
+        """What follows by the policy, after the handler has failed too."""
+        return Ack() if self.turn.ending is None else self.turn.ending.verdict
+
+
+def session_parameter(function: Callable[..., Any], but: Sequence[str] = ()) -> str:
+    """The name of its last parameter, by which a session is handed over: callers may have named
+    those before it. Raises ConfigError where there is none, `but` those that are something else.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if names and names[-1] not in but:
+        return names[-1]
+    raise ConfigError(
+        f"transaction: {name_of(function)} takes no session; add a last parameter `session`"
+    )

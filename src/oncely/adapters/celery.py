@@ -1,22 +1,25 @@
 """A base for Celery's tasks that run once for each task id."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from inspect import getattr_static
+from inspect import getattr_static, signature
 from typing import Any, ClassVar
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
 
-from oncely.adapters.attempt import Attempt
+from oncely.adapters.attempt import Attempt, session_parameter
 from oncely.core.durations import Duration
+from oncely.core.errors import ConfigError
 from oncely.core.ids import Id, id_of_key
 from oncely.core.policy import Policy
 from oncely.core.verdicts import Delay
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.wrapping import ended, is_async, name_of
+from oncely.once import check_source
 
 KeyOf = Callable[..., Id | None]
 
@@ -29,6 +32,7 @@ def once_task(
     keep_result: bool = True,
     lease: Duration | None = None,
     policy: Policy = Policy(),
+    transaction: Any = None,
 ) -> type[Task]:
     """For `@app.task(base=once_task(ledger))`: the task runs once for each task id.
 
@@ -40,10 +44,18 @@ def once_task(
     not one of Celery's retries. A refused task fails with an error that says why, which
     `autoretry_for` does not see. An error of the task, Celery's Retry among them, is recorded and
     raised as it was.
+
+    With `transaction`, a SQLAlchemy Engine or sessionmaker, the task's function is given a
+    connection or session as its last parameter, by name, in a transaction that the claim is part
+    of: all is stored together, or nothing. Senders leave that parameter out. A function that cannot
+    be given one raises ConfigError when its task is made.
     """
     handling = Handling.under(ledger, consumer or "task", policy, lease, keep_result=keep_result)
+    if transaction is not None:
+        check_source(transaction, "a Celery task", ledger, awaits=False)
     key_of = None if key is None else staticmethod(key)
     fields = {"abstract": True, "like": handling, "consumer": consumer, "key_of": key_of}
+    fields["source"] = transaction
     return type("OnceTask", (OnceTask,), fields)
 
 
@@ -56,13 +68,21 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
     like: ClassVar[Handling]
     consumer: ClassVar[str | None]
     key_of: ClassVar[KeyOf | None]
+    source: ClassVar[Any] = None
+    session_names: ClassVar[Sequence[str]] = ()
+    """The parameter that is given the session, where there is one."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.source is not None and "run" in vars(cls):
+            _take_session(cls)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task: once where a worker calls it, and each time where other code does."""
         if self.request.called_directly or self.request.get("is_claimed"):
             return super().__call__(*args, **kwargs)
         self.request.is_claimed = True
-        attempt = Attempt(self._handling, Turn(Asked(self._message_id(args, kwargs))))
+        attempt = Attempt(self._handling, Turn(Asked(self._message_id(args, kwargs))), self.source)
         try:
             ignored = self._attempt(attempt, args, kwargs)
         except Exception as error:
@@ -81,19 +101,24 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
     def _message_id(self, args: Any, kwargs: Any) -> str | None:
         if self.key_of is None:
             return id_of_key(self.request.id)
-        # Looked up where Celery has put it: what retries stands in its place in the instance.
-        is_bound = not isinstance(getattr_static(type(self), "run"), staticmethod)
-        return id_of_key(self.key_of(*([self] if is_bound else []), *args, **kwargs))
+        return id_of_key(self.key_of(*([self] if _is_bound(type(self)) else []), *args, **kwargs))
 
     def _attempt(self, attempt: Attempt, args: Any, kwargs: Any) -> Ignore | None:
         """Run it, if it is new; whether Celery is to leave its state alone."""
-        with attempt:
-            if attempt.is_new:
-                try:
-                    attempt.result = self.run(*args, **kwargs)
-                except Ignore as ignored:
-                    # It has said its state itself, or has put another task in its place.
-                    return ignored
+        ignored: list[Ignore] = []
+
+        def call(*sessions: Any) -> Any:
+            ignored.clear()
+            given = dict(zip(self.session_names, sessions, strict=True))
+            try:
+                return ended(self.run, *args, **kwargs, **given)
+            except Ignore as raised:
+                # It has said its state itself, or has put another task in its place.
+                ignored.append(raised)
+
+        attempt.run(call)
+        if ignored:
+            return ignored[0]
         return None if attempt.has_result else Ignore("a duplicate")
 
     def _again(self, delay_s: float, error: Exception) -> Retry | Reject:
@@ -105,3 +130,27 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
         except Exception as unsent:  # noqa: BLE001 - a broker's client may raise anything.
             return Reject(unsent, requeue=True)
         return Retry(exc=error, when=delay_s, sig=signature)
+
+
+def _is_bound(task: type[OnceTask]) -> bool:
+    # Looked up where Celery has put it: what retries stands in its place in the instance.
+    return not isinstance(getattr_static(task, "run"), staticmethod)
+
+
+def _take_session(task: type[OnceTask]) -> None:
+    """Let the task be sent without its last parameter. Raises ConfigError where it has none."""
+    function: Callable[..., Any] = task.run
+    if is_async(function):
+        raise ConfigError(
+            f"transaction: {name_of(function)} is async, and Celery awaits nothing; "
+            "write it without async"
+        )
+    whole = signature(function)
+    first = list(whole.parameters)[:1] if _is_bound(task) else []
+    task.session_names = [session_parameter(function, but=first)]
+    left_out = {*first, *task.session_names}
+    sent = whole.replace(
+        parameters=[p for p in whole.parameters.values() if p.name not in left_out]
+    )
+    # Celery asks it, before a task is sent, whether the arguments fit.
+    task.__header__ = staticmethod(sent.bind)

@@ -2,31 +2,41 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from functools import cache, partial
+from inspect import unwrap
 from typing import Any
 
 from faststream import BaseMiddleware, ContextRepo, StreamMessage
-from faststream.exceptions import AckMessage, RejectMessage
+from faststream.exceptions import AckMessage, IgnoredException, NackMessage, RejectMessage
 from faststream.message import SourceType
 
+from oncely._util import clock
 from oncely.adapters.attempt import Attempt
 from oncely.core.durations import Duration
-from oncely.core.errors import describe
+from oncely.core.errors import ConfigError, describe
 from oncely.core.ids import Id, fingerprint_of, id_of_key
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.verdicts import DeadLetter, Delay
+from oncely.core.verdicts import Delay, SetAside
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.wrapping import is_async, name_of
+from oncely.once import check_source
 
 _log = logging.getLogger(__name__)
 
 KeyOf = Callable[[StreamMessage[Any]], Id | None]
 _Next = Callable[[StreamMessage[Any]], Awaitable[Any]]
+
+SESSION = "oncely_session"
+"""As what a handler finds its connection or session in FastStream's context."""
+_LONGEST_SLEEP_S = 1.0
+"""Until a message that waits is given back where its subscriber has stopped."""
 
 
 def once_middleware(
@@ -37,6 +47,7 @@ def once_middleware(
     keep_result: bool = False,
     lease: Duration | None = None,
     policy: Policy = Policy(),
+    transaction: Any = None,
 ) -> Callable[..., BaseMiddleware[Any, Any]]:
     """For a broker's or router's `middlewares`: each subscriber handles a message once.
 
@@ -45,11 +56,21 @@ def once_middleware(
     acknowledged; where results are kept, its result is published as the first one's. What is busy,
     or meets a store that is away, waits and asks again. What is refused, or where `key` raises, is
     rejected. An error of the handler is recorded and raised as it was: FastStream's AckPolicy
-    decides what follows.
+    decides what follows. Where the policy sets tries or backoff, it decides instead: the message
+    waits in the worker, is handled again, and is rejected in the end.
+
+    With `transaction`, a SQLAlchemy AsyncEngine or async_sessionmaker, the handler runs in a
+    transaction that the claim is part of, and finds its connection or session in the context:
+    `session: Annotated[AsyncSession, Context("oncely_session")]`. A handler that is not async
+    raises ConfigError when its first message comes.
     """
     handling = Handling.under(ledger, consumer, policy, lease, keep_result=keep_result)
+    if transaction is not None:
+        check_source(transaction, "what FastStream calls", ledger, awaits=True)
     handling_of = cache(lambda function: replace(handling, consumer=f"{consumer}.{function}"))
-    return partial(_OneMessage, handling_of=handling_of, key_of=key or _message_id)
+    return partial(
+        _OneMessage, handling_of=handling_of, key_of=key or _message_id, source=transaction
+    )
 
 
 class _OneMessage(BaseMiddleware[Any, Any]):
@@ -63,27 +84,70 @@ class _OneMessage(BaseMiddleware[Any, Any]):
         context: ContextRepo,
         handling_of: Callable[[str], Handling],
         key_of: KeyOf,
+        source: Any,
     ) -> None:
         super().__init__(msg, context=context)
         self._handling_of = handling_of
         self._key_of = key_of
+        self._source = source
 
     async def consume_scope(self, call_next: _Next, msg: StreamMessage[Any]) -> Any:
         """Call the handler, if the message is new."""
         # The answer to a request comes by here as well.
         if msg.source_type is not SourceType.CONSUME:
             return await call_next(msg)
-        [first, *_] = self.context.get_local("handler_").calls
+        subscriber = self.context.get_local("handler_")
+        [first, *_] = subscriber.calls
+        if self._source is not None:
+            _check_awaited(subscriber.calls)
         handling = self._handling_of(first.name)
         asked = self._asked(msg)
-        attempt = Attempt(handling, Turn(asked))
-        while (delay := await _attempted(attempt, call_next, msg)) is not None:
+        while True:
+            attempt = Attempt(handling, Turn(asked), self._source)
+            delay = await self._attempted(attempt, call_next, msg, handling.policy)
+            if delay is None:
+                break
             # Not requeued: it would be redelivered at once, and be counted by quorum queues.
-            await asyncio.sleep(delay.delay_s)
-            attempt = Attempt(handling, Turn(asked))
+            await _wait(delay.delay_s, subscriber)
         if not attempt.has_result:
             raise AckMessage
         return attempt.result
+
+    async def _attempted(
+        self, attempt: Attempt, call_next: _Next, message: StreamMessage[Any], policy: Policy
+    ) -> Delay | None:
+        """After what the message is to be tried again; None where it is done."""
+        acknowledged: list[AckMessage] = []
+
+        async def call(*sessions: Any) -> Any:
+            acknowledged.clear()
+            try:
+                with ExitStack() as stack:
+                    for session in sessions:
+                        stack.enter_context(self.context.scope(SESSION, session))
+                    return await call_next(message)
+            except AckMessage as raised:
+                # It is done, and is not to be undone.
+                acknowledged.append(raised)
+
+        try:
+            await attempt.run_async(call)
+        except Exception as error:
+            verdict = attempt.verdict(error)
+            is_failure = verdict is None and not isinstance(error, IgnoredException)
+            if is_failure and policy.sets_retries:
+                _log.warning("handler_failed", exc_info=error, extra=attempt.told)
+                verdict = attempt.own_verdict
+            match verdict:
+                case Delay() as delay:
+                    return delay
+                case SetAside(reason):
+                    raise _rejected(attempt.turn.asked.message_id, reason) from error
+                case _:
+                    raise
+        if acknowledged:
+            raise acknowledged[0]
+        return None
 
     def _asked(self, message: StreamMessage[Any]) -> Asked:
         """What the ledger is asked with. Raises RejectMessage where that cannot be told."""
@@ -95,23 +159,23 @@ class _OneMessage(BaseMiddleware[Any, Any]):
         return Asked(message_id, fingerprint, _as_ours(message_id, message))
 
 
-async def _attempted(
-    attempt: Attempt, call_next: _Next, message: StreamMessage[Any]
-) -> Delay | None:
-    """After what the message is to be tried again; None where it is done."""
-    try:
-        async with attempt:
-            if attempt.is_new:
-                attempt.result = await call_next(message)
-    except Exception as error:
-        match attempt.verdict(error):
-            case Delay() as delay:
-                return delay
-            case DeadLetter(reason):
-                raise _rejected(attempt.turn.asked.message_id, reason) from error
-            case None:
-                raise
-    return None
+def _check_awaited(calls: Iterable[Any]) -> None:
+    for call in calls:
+        handler = unwrap(call.handler._original_call)
+        if not is_async(handler):
+            raise ConfigError(
+                f"transaction: {name_of(handler)} is not async, and its session is; "
+                "write it with `async def`"
+            )
+
+
+async def _wait(delay_s: float, subscriber: Any) -> None:
+    """Raises NackMessage where the subscriber stops meanwhile: others may have the message."""
+    until = clock.monotonic() + delay_s
+    while (left_s := until - clock.monotonic()) > 0:
+        await asyncio.sleep(min(left_s, _LONGEST_SLEEP_S))
+        if not subscriber.running:
+            raise NackMessage
 
 
 def _rejected(message_id: str | None, reason: str) -> RejectMessage:

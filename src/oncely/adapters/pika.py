@@ -14,11 +14,12 @@ from oncely.core.errors import ConfigError, describe
 from oncely.core.ids import Id, fingerprint_of, id_of_key
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Verdict
+from oncely.core.verdicts import Ack, Delay, SetAside, Verdict
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import check_function, ended, is_async, name_of
+from oncely.once import check_transaction
 from oncely.transports.rabbitmq.messages import count_of, message_of
 
 _log = logging.getLogger(__name__)
@@ -30,11 +31,12 @@ KeyOf = Callable[[BasicProperties, bytes], Id | None]
 def once_callback(
     ledger: Ledger,
     consumer: str,
-    handler: Callable[[Message], Any],
+    handler: Callable[..., Any],
     *,
     key: KeyOf | None = None,
     lease: Duration | None = None,
     policy: Policy = Policy(),
+    transaction: Any = None,
 ) -> Callback:
     """What to give `basic_consume`, with auto_ack off: runs `handler` once for each message.
 
@@ -42,22 +44,27 @@ def once_callback(
     and a duplicate, is acknowledged. What has to wait, for another worker, for the store or, after
     a failure, for as long as the policy says, stays unacknowledged and is handled again then. What
     is refused or failed permanently, or where `key` raises, is rejected: the queue's dead-letter
-    exchange takes it. Raises ConfigError for what can never run.
+    exchange takes it. With `transaction`, a SQLAlchemy Engine or sessionmaker, the handler is given
+    a connection or session after the message, in a transaction that the claim is part of. Raises
+    ConfigError for what can never run.
     """
     check_function(handler, "once_callback")
     if is_async(handler):
         raise ConfigError(f"once_callback: {name_of(handler)} is async; pika awaits nothing")
     handling = Handling.under(ledger, consumer, policy, lease)
-    return _Callback(handling, handler, key or _message_id)
+    if transaction is not None:
+        check_transaction(transaction, handler, ledger)
+    return _Callback(handling, handler, key or _message_id, transaction)
 
 
 class _Callback:
     def __init__(
-        self, handling: Handling, handler: Callable[[Message], Any], key_of: KeyOf
+        self, handling: Handling, handler: Callable[..., Any], key_of: KeyOf, source: Any
     ) -> None:
         self._handling = handling
         self._handler = handler
         self._key_of = key_of
+        self._source = source
 
     def __call__(self, channel: Any, method: Any, properties: BasicProperties, body: bytes) -> None:
         message = message_of(properties, body)
@@ -65,7 +72,7 @@ class _Callback:
         try:
             message = replace(message, id=id_of_key(self._key_of(properties, body)) or "")
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything.
-            verdict = DeadLetter(f"key: {describe(error)}")
+            verdict = SetAside(f"key: {describe(error)}")
         else:
             verdict = self._verdict(message, count_of(properties, method.redelivered))
         match verdict:
@@ -75,7 +82,7 @@ class _Callback:
                 # Not requeued: it would be redelivered at once, and be counted by quorum queues.
                 again = partial(self._again, channel, method, properties, body)
                 _later(channel.connection, delay_s, again)
-            case DeadLetter(reason):
+            case SetAside(reason):
                 _log.warning("rejected", extra={"message_id": message.id, "reason": reason})
                 channel.basic_reject(method.delivery_tag, requeue=False)
 
@@ -87,17 +94,15 @@ class _Callback:
     def _verdict(self, message: Message, count: int) -> Verdict:
         turn = Turn(Asked(message.id, fingerprint_of(message.body), message))
         turn.deliveries = count
-        attempt = Attempt(self._handling, turn)
+        attempt = Attempt(self._handling, turn, self._source)
         try:
-            with attempt:
-                if attempt.is_new:
-                    attempt.result = ended(self._handler, message)
+            attempt.run(partial(ended, self._handler, message))
         except Exception as error:  # noqa: BLE001 - a handler may raise anything.
             verdict = attempt.verdict(error)
             if verdict is not None:
                 return verdict
-            _log.warning("handler_failed", exc_info=error)
-        return Ack() if turn.ending is None else turn.ending.verdict
+            _log.warning("handler_failed", exc_info=error, extra=attempt.told)
+        return attempt.own_verdict
 
 
 def _later(connection: Any, delay_s: float, callback: Callable[[], None]) -> None:

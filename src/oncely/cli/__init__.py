@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from oncely.cli.arguments import parse
+from oncely.cli.logs import told_as_json
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
 from oncely.core.shown import shown
 
@@ -22,16 +23,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # An id may have characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
+    parsed = None
     try:
-        code = _run(parse(arguments))
+        parsed = parse(arguments)
+        code = _run(parsed)
         # Now and not when Python exits, where an error could not be told any more.
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
     except ConfigError as error:
-        return _say(error, WRONG)
+        return _say(error, WRONG, parsed)
     except OncelyError as error:
-        return _say(error, FAILURES)
+        return _say(error, FAILURES, parsed)
     except KeyboardInterrupt:
         print("oncely: stopped", file=sys.stderr)
         return FAILURES
@@ -42,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # A disk that is full, say, behind stdout.
         _leave_stdout()
-        return _say(error, FAILURES)
+        return _say(error, FAILURES, parsed)
 
 
 def _leave_stdout() -> None:
@@ -59,8 +62,14 @@ def _run(parsed: argparse.Namespace) -> int:
     return int(run(parsed))
 
 
-def _say(error: Exception, code: int) -> int:
-    print(f"oncely: {mask_passwords(_one_line(error))}", file=sys.stderr)
+def _say(error: Exception, code: int, parsed: argparse.Namespace | None) -> int:
+    text = mask_passwords(_one_line(error))
+    if getattr(parsed, "log_format", None) == "json":
+        # Then every line on stderr is an object.
+        text = told_as_json("command_failed", error=text, exit_code=code)
+    else:
+        text = f"oncely: {text}"
+    print(text, file=sys.stderr)
     return code
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from oncely import ops
 from oncely.cli import values
+from oncely.cli.logs import FORMATS, LEVELS
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError
 from oncely.stores.names import TABLE_NAME
@@ -60,6 +61,7 @@ def _parser() -> ArgumentParser:
     _add_reporting(commands)
     _add_relay(commands)
     _add_consume(commands)
+    _add_bindings(commands)
     _add_dead(commands)
     return parser
 
@@ -67,10 +69,7 @@ def _parser() -> ArgumentParser:
 def _command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
     """A command over a ledger's table."""
     command = _ledger_command(commands, name, run, text)
-    command.add_argument(
-        "--table", metavar="NAME", default=TABLE_NAME, help=f"of the ledger (default: {TABLE_NAME})"
-    )
-    command.add_argument("--schema", metavar="NAME", help="of the table (default: the database's)")
+    _add_table(command)
     return command
 
 
@@ -95,8 +94,12 @@ def _plain_command(commands: Any, name: str, run: str, text: str) -> ArgumentPar
 def _add_pipeline(commands: Any) -> None:
     pipeline = commands.add_parser("pipeline", help="run a pipeline on Spark")
     actions = pipeline.add_subparsers(title="actions", required=True, metavar="ACTION")
-    text = "run the pipeline that a TOML file describes; --ledger replaces the file's"
+    text = (
+        "run the pipeline that a TOML file describes; --ledger, --table and --schema replace the "
+        "file's"
+    )
     run = _ledger_command(actions, "run", "pipeline:run", text)
+    _add_table(run, of_file=True)
     run.set_defaults(extra="spark")
     run.add_argument("file", metavar="FILE.toml")
 
@@ -116,24 +119,41 @@ def _add_schema(commands: Any) -> None:
 
 
 def _add_looking(commands: Any) -> None:
-    _command(commands, "status", "status:status", "count records by consumer and state")
+    status = _command(commands, "status", "status:status", "count records by consumer and state")
+    text = "again and again, every so many seconds (default: 2), until stopped"
+    status.add_argument(
+        "--watch", metavar="SECONDS", nargs="?", const=2.0, type=values.pause, help=text
+    )
 
     text = "list records, the least recently seen first"
     list_ = _command(commands, "list", "record_commands:list_records", text)
     _add_filters(list_)
     _add_number(list_, "--limit", "how many at most", 100)
+    _add_sort(list_)
 
-    show = _command(commands, "show", "record_commands:show", "show all fields of one record")
+    text = "show all fields of a message's record, of each consumer that has one"
+    show = _command(commands, "show", "record_commands:show", text)
     _add_id(show)
     _add_consumer(show)
 
+    text = "list messages that have failed and wait in the ledger to be tried again, and when"
+    waiting = _command(commands, "waiting", "waiting:waiting", text)
+    _add_consumer(waiting)
+    _add_number(waiting, "--limit", "how many at most", 100)
+
 
 def _add_changing(commands: Any) -> None:
-    text = "allow what has failed or is in doubt to run again"
+    text = (
+        "allow what has failed or is in doubt to run again: at once where its message waits in "
+        "the ledger or is a dead letter there, else with its next delivery"
+    )
     reset = _command(commands, "reset", "changes:reset", text)
     _add_changes(reset, ops.RESETTABLE)
 
-    text = "remove records that nobody works on; the next delivery is treated as new"
+    text = (
+        "remove records that nobody works on; the next delivery is treated as new, and so is a "
+        "message that waits in the ledger, which stays there"
+    )
     forget = _command(commands, "forget", "changes:forget", text)
     _add_changes(forget, ops.STATES)
 
@@ -156,6 +176,7 @@ def _add_removing(commands: Any) -> None:
 def _add_reporting(commands: Any) -> None:
     text = "compare a source of messages with what ledger and archive know of them, on Spark"
     reconcile = _ledger_command(commands, "reconcile", "reconcile_command:run", text)
+    _add_table(reconcile, of_file=True)
     reconcile.set_defaults(extra="spark")
     text = "a pipeline's, or one with just the tables [source] and [message]"
     reconcile.add_argument("file", metavar="FILE.toml", help=text)
@@ -165,8 +186,8 @@ def _add_reporting(commands: Any) -> None:
     reconcile.add_argument("--to", metavar="FOLDER", help=text)
 
     text = "write a page of plots of what ledger and archive know"
-    report = _ledger_command(commands, "report", "report_command:run", text)
-    report.set_defaults(extra="report", table=TABLE_NAME, schema=None)
+    report = _command(commands, "report", "report_command:run", text)
+    report.set_defaults(extra="report")
     _add_consumer(report)
     _add_archived(report)
     report.add_argument("--to", metavar="FILE.html", required=True, help="replaced, if it is there")
@@ -182,50 +203,110 @@ def _add_relay(commands: Any) -> None:
     _add_number(relay, "--tries", "before a refused message is set aside", 10)
     text = "retry set-aside messages first"
     relay.add_argument("--send-again", action="store_true", help=text)
+    text = "make queues that are missing; else what is for one is set aside"
+    relay.add_argument("--create-queues", action="store_true", help=text)
+    _add_running(relay)
 
 
 def _add_consume(commands: Any) -> None:
     text = "run a consumer until stopped, or until its queue is empty"
     consume = _plain_command(commands, "consume", "consume:consume", text)
-    consume.add_argument(
-        "consumer", metavar="module:consumer", help="importable from the current folder"
-    )
+    _add_own_consumer(consume)
     _add_number(consume, "--workers", "processes, each started again when it dies", 1)
     text = "end when nothing is waiting, delayed or in flight"
     consume.add_argument("--drain", action="store_true", help=text)
-    # Not from the environment: what is set there for the other commands would let a consumer
-    # forget, without a word, what its own ledger knows.
-    text = "instead of the module's own, such as env:NAME or file:PATH"
-    consume.add_argument("--ledger", metavar="URL", help=text)
-    consume.set_defaults(table=TABLE_NAME, schema=None)
-    consume.add_argument("--transport", metavar="URL", help=text)
+    _add_running(consume)
     # Between a supervisor and its workers.
     consume.add_argument("--lifeline", metavar="FD", type=int, help=argparse.SUPPRESS)
+    consume.add_argument("--worker", metavar="N", type=int, help=argparse.SUPPRESS)
+
+
+def _add_bindings(commands: Any) -> None:
+    text = "look at what brings events into a consumer's queue, and remove what no handler needs"
+    bindings = commands.add_parser("bindings", help=text, description=f"{text}.")
+    actions = bindings.add_subparsers(title="actions", required=True, metavar="ACTION")
+    text = "list the bindings of the consumer's queue, and whether a handler needs each"
+    _add_own_consumer(_plain_command(actions, "list", "bindings:list_bindings", text))
+
+    text = "remove the bindings that no handler needs, once no older version of the consumer runs"
+    prune = _plain_command(actions, "prune", "bindings:prune", text)
+    _add_own_consumer(prune)
+    prune.add_argument("--yes", action="store_true", help="do not ask before any is removed")
 
 
 def _add_dead(commands: Any) -> None:
-    dead = commands.add_parser("dead", help="look at dead letters, and let them be tried again")
+    text = "look at dead letters, and say what becomes of them"
+    dead = commands.add_parser("dead", help=text, description=f"{text}.")
     actions = dead.add_subparsers(title="actions", required=True, metavar="ACTION")
-    list_ = _plain_command(actions, "list", "dead:list_letters", "list dead letters, oldest first")
-    _add_queue(list_, 100)
-    text = "show dead letters in full"
-    show = _plain_command(actions, "show", "dead:show", text)
-    _add_queue(show, _MANY)
-    show.add_argument("id", metavar="ID", help="of the message")
-    text = (
-        "put dead letters back into their queue, as messages never delivered; "
-        "in a ledger that is named, their tries begin again"
-    )
-    retry = _command(actions, "retry", "dead:retry", text)
-    _add_queue(retry, _MANY)
-    text = "of the message; one that begins with a dash stands after --"
-    retry.add_argument("ids", metavar="ID", nargs="*", help=text)
-    retry.add_argument("--all", action="store_true", help="all of the queue")
-    _add_consumer(retry, "whose records are reset (default: the only one in the ledger)")
+    text = "list dead letters, in the order in which they came"
+    list_ = _command(actions, "list", "dead:list_letters", text)
+    _add_consumer(list_)
+    _add_number(list_, "--limit", "how many at most", 100)
+    _add_sort(list_)
+
+    text = "show a dead letter in full, with headers, body and error; passwords are masked"
+    _add_letter(_command(actions, "show", "dead:show", text))
+
+    text = "let dead letters be handled again, at once, their attempts from zero"
+    retry = _command(actions, "retry", "dead_changes:retry", text)
+    _add_letters(retry)
     _add_note(retry)
+
+    _add_edit(actions)
+
+    text = (
+        "write dead letters to a file, one JSON object a line: whole, as they came, no password "
+        "in them masked; they stay in the ledger"
+    )
+    export = _command(actions, "export", "dead:export", text)
+    _add_consumer(export)
+    export.add_argument("file", metavar="FILE", help="replaced, if it is there; - for stdout")
+
+    text = "remove dead letters for ever; their records stay as they are"
+    discard = _command(actions, "discard", "dead_changes:discard", text)
+    _add_letters(discard)
+    discard.add_argument("--yes", action="store_true", help="do not ask before many are removed")
+    _add_note(discard)
+
+
+def _add_edit(actions: Any) -> None:
+    text = (
+        "let a dead letter be handled again, with other content: what is named here, or the body "
+        "as $EDITOR leaves it"
+    )
+    edit = _command(actions, "edit", "dead_changes:edit", text)
+    _add_letter(edit)
+    edit.add_argument("--body", metavar="FILE", help="has the new body; - for stdin")
+    text = "set one header; may be repeated"
+    edit.add_argument(
+        "--header",
+        metavar="NAME=VALUE",
+        type=values.header,
+        action="append",
+        default=[],
+        help=text,
+    )
+    edit.add_argument("--type", metavar="TYPE", help="the new type")
+    text = "the message id, of one that has none"
+    type_ = partial(values.name, "--id", "id")
+    edit.add_argument("--id", metavar="ID", dest="new_id", type=type_, help=text)
+    _add_note(edit)
 
 
 # ---- Options -----------------------------------------------------------------------------------
+
+
+def _add_own_consumer(command: ArgumentParser) -> None:
+    """A consumer of the user's, and what replaces its own ledger and transport."""
+    command.add_argument(
+        "consumer", metavar="module:consumer", help="importable from the current folder"
+    )
+    # Not from the environment: what is set there for the other commands would let a consumer
+    # forget, without a word, what its own ledger knows.
+    text = "instead of the module's own, such as env:NAME or file:PATH"
+    command.add_argument("--ledger", metavar="URL", help=text)
+    _add_table(command)
+    command.add_argument("--transport", metavar="URL", help=text)
 
 
 def _add_id(command: ArgumentParser, **how: Any) -> None:
@@ -264,10 +345,22 @@ def _add_url(command: ArgumentParser, name: str, example: str, variable: str) ->
     command.add_argument(name, metavar="URL", default=os.environ.get(variable), help=told)
 
 
-def _add_queue(command: ArgumentParser, limit: int) -> None:
-    command.add_argument("queue", metavar="QUEUE", help="in which the messages were received")
-    _add_transport(command)
-    _add_number(command, "--limit", "how many dead letters are looked at", limit)
+def _add_sort(command: ArgumentParser) -> None:
+    text = "which come first, and are shown where there are more (default: oldest)"
+    command.add_argument("--sort", choices=("oldest", "newest"), default="oldest", help=text)
+
+
+def _add_letter(command: ArgumentParser) -> None:
+    text = "the number of a dead letter, as list shows it"
+    command.add_argument("id", metavar="ID", type=values.letter, help=text)
+
+
+def _add_letters(command: ArgumentParser) -> None:
+    text = "the numbers of dead letters, as list shows them"
+    command.add_argument("ids", metavar="ID", nargs="*", help=text)
+    command.add_argument("--all", action="store_true", help="all, or all of --consumer")
+    _add_consumer(command, "with --all: of this consumer only")
+    _add_number(command, "--limit", "with --all: how many at most", _MANY)
 
 
 def _add_filters(command: ArgumentParser, states: Iterable[str] = ops.STATES) -> None:
@@ -291,6 +384,28 @@ def _add_changes(command: ArgumentParser, states: Iterable[str]) -> None:
 def _add_note(command: ArgumentParser) -> None:
     command.add_argument("--why", metavar="TEXT", default="", help="noted with what is done")
     command.add_argument("--by", metavar="NAME", help="who does it (default: your login name)")
+
+
+def _add_table(command: ArgumentParser, *, of_file: bool = False) -> None:
+    """The ledger's table; where it is `of_file`, what is typed comes before what stands there."""
+    first, table = ("the file's, else ", None) if of_file else ("", TABLE_NAME)
+    text = f"of the ledger (default: {first}{TABLE_NAME})"
+    command.add_argument("--table", metavar="NAME", default=table, help=text)
+    text = f"of the table (default: {first}the database's)"
+    command.add_argument("--schema", metavar="NAME", help=text)
+
+
+def _add_running(command: ArgumentParser) -> None:
+    """What a command that works for long is told of its log and its port."""
+    text = "how much is logged on stderr (default: info)"
+    command.add_argument("--log-level", choices=LEVELS, default="info", help=text)
+    text = "a line for people, or a JSON object, for each event (default: text)"
+    command.add_argument("--log-format", choices=FORMATS, default="text", help=text)
+    text = "answer there to /metrics, /live and /ready; 0: any that is free, which is logged"
+    command.add_argument("--metrics-port", metavar="PORT", type=values.port, help=text)
+    text = "where (default: 127.0.0.1; 0.0.0.0: on all interfaces)"
+    command.add_argument("--metrics-host", metavar="HOST", default="127.0.0.1", help=text)
+    command.set_defaults(worker=None)
 
 
 def _add_archived(command: ArgumentParser) -> None:

@@ -39,7 +39,6 @@ def _change(parsed: argparse.Namespace, verb: str, done: str, change: _Change) -
         if not records:
             print("no matching records", file=sys.stderr)
         if len(records) > 1 and not parsed.yes and not _agreed(verb, records):
-            print("nothing was changed", file=sys.stderr)
             if parsed.json:
                 print(json.dumps(_as_dict(ops.Changed([], [], "", ""), done)))
             return 1
@@ -80,12 +79,20 @@ def _chosen(parsed: argparse.Namespace, ledger: Ledger, verb: str) -> Sequence[R
 def _agreed(verb: str, records: Sequence[Record]) -> bool:
     consumers = sorted({record.key.consumer for record in records})
     names = ", ".join(consumers) if len(consumers) <= _NAMED else f"{len(consumers):,} consumers"
-    what = shown(f"{verb} {len(records):,} records of {names}")
+    return agreed(f"{verb} {len(records):,} records of {names}")
+
+
+def agreed(what: str) -> bool:
+    """Whether somebody at the terminal wants that. Raises ConfigError where there is none."""
+    what = shown(what)
     if not sys.stdin.isatty():
         raise ConfigError(f"{what}? not a terminal: add --yes to confirm")
     # On stderr: stdout may be read by a program.
     print(f"{what}? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+    if sys.stdin.readline().strip().lower() in {"y", "yes"}:
+        return True
+    print("nothing was changed", file=sys.stderr)
+    return False
 
 
 def login_name() -> str:

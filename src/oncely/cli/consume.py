@@ -2,65 +2,79 @@
 
 import argparse
 import json
+import logging
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+import threading
+import time
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
+from typing import Any
 
-from oncely._util.signals import told_to_stop
-from oncely.cli.ledger_arguments import opened, opened_transport
-from oncely.cli.loading import load_consumer
+from oncely._util.signals import end_at_once, on_signals
+from oncely.cli.loading import loaded_consumer
+from oncely.cli.logs import logged, write_line
+from oncely.cli.monitoring import forget_dead, monitored, observed, shared_metrics
 from oncely.cli.progress import Progress
 from oncely.cli.tables import counts_table, put, words
 from oncely.consumer import Consumer
 from oncely.consuming.consumer_report import ConsumerReport
+from oncely.consuming.health import Health, Pulse
 from oncely.consuming.lifeline import Lifeline
 from oncely.consuming.supervising import Supervisor
-from oncely.core.errors import ConfigError, OncelyError, mask_passwords
-from oncely.core.shown import shown
+from oncely.core.errors import ConfigError, OncelyError
+
+_log = logging.getLogger(__name__)
 
 _MARGIN_S = 5.0
 """What a process may take to stop, besides the grace time of what runs in it."""
+_PASSED_ON = ("ledger", "table", "schema", "transport", "log_level", "log_format", "metrics_port")
+"""What a worker is to know of what was typed."""
 
 
 def consume(parsed: argparse.Namespace) -> int:
-    """Run the consumer; return 1 where a message failed or was dead-lettered."""
+    """Run the consumer; return 1 where it was to drain, and a message failed or was dead-lettered.
+
+    Who stops one that works for ever has asked for nothing else: what failed is in the report.
+    """
     # What handlers print goes to stderr, where stdout is for the one JSON object.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
         if parsed.lifeline is not None:
             return _work(parsed)
-        with _loaded(parsed) as consumer:
+        with logged(parsed), loaded_consumer(parsed) as consumer:
             _check_shared(consumer, parsed.workers)
             report = _followed(parsed, consumer)
     if parsed.json:
         print(json.dumps(asdict(report)))
     else:
         put(counts_table(asdict(report)))
-    return int(bool(report.failed or report.dead_lettered))
+    return int(parsed.drain and bool(report.failed or report.dead_lettered))
 
 
 def _followed(parsed: argparse.Namespace, consumer: Consumer) -> ConsumerReport:
     """Run it, and show where it stands."""
-    with Progress() as progress:
-        if parsed.workers > 1:
-            return _supervise(parsed, consumer, progress)
+    began = time.monotonic()
+    names = {"consumer": parsed.consumer, "queue": consumer.queue}
+    pulse = Pulse(lambda: _log.info("consumer_started", extra={**names, "workers": parsed.workers}))
+    with Progress(is_quiet=parsed.log_format == "json") as progress:
+        run = _supervise if parsed.workers > 1 else _run
+        report = run(parsed, consumer, progress, pulse)
+    took_s = round(time.monotonic() - began, 1)
+    _log.info("consumer_stopped", extra={**names, **asdict(report), "took_s": took_s})
+    return report
+
+
+def _run(
+    parsed: argparse.Namespace, consumer: Consumer, progress: Progress, pulse: Pulse
+) -> ConsumerReport:
+    with (
+        on_signals(consumer.stop, end_at_once),
+        monitored(parsed, consumer.ledger, lambda: {"": pulse.health()}),
+    ):
+        consumer.pulse = pulse
         return consumer.consume(
-            drain=parsed.drain,
-            stop_on_signals=True,
-            on_progress=lambda report: progress.show(_line(report)),
+            drain=parsed.drain, on_progress=lambda report: progress.show(_line(report))
         )
-
-
-@contextmanager
-def _loaded(parsed: argparse.Namespace) -> Iterator[Consumer]:
-    """The consumer, with the ledger and the transport that were typed, else its own."""
-    consumer = load_consumer(parsed.consumer)
-    with ExitStack() as stack:
-        if parsed.ledger is not None:
-            consumer.redirect(ledger=stack.enter_context(opened(parsed)))
-        if parsed.transport is not None:
-            consumer.redirect(transport=stack.enter_context(opened_transport(parsed)))
-        yield consumer
 
 
 def _check_shared(consumer: Consumer, workers: int) -> None:
@@ -75,44 +89,89 @@ def _check_shared(consumer: Consumer, workers: int) -> None:
         raise ConfigError(
             '"memory://" is seen by one process only; for --workers write "sqlite:///queue.db"'
         )
-    print(
-        'note: "memory://" is seen by this process only: nobody else can publish to it',
-        file=sys.stderr,
-    )
+    _log.warning("queue_in_memory", extra={"note": "no other process can publish to it"})
+
+
+# ---- Several processes -------------------------------------------------------------------------
 
 
 def _work(parsed: argparse.Namespace) -> int:
     """As one of several workers: what there is to say goes to the supervisor."""
     line = Lifeline(parsed.lifeline)
-    try:
-        with _loaded(parsed) as consumer:
-            line.grace_s = _grace_s(consumer)
-            report = consumer.consume(
-                drain=parsed.drain, stop_on_signals=True, on_progress=line.show
-            )
-    except OncelyError as error:
-        line.fail(str(error))
-        return 2 if isinstance(error, ConfigError) else 1
+
+    def write(text: str) -> None:
+        if not line.log(text):
+            write_line(text)
+
+    with logged(parsed, write):
+        try:
+            report = _report_of_work(parsed, line)
+        except OncelyError as error:
+            line.fail(str(error))
+            return 2 if isinstance(error, ConfigError) else 1
+        _log.info("worker_stopped", extra=asdict(report))
     line.end(report)
     return 0
 
 
+def _report_of_work(parsed: argparse.Namespace, line: Lifeline) -> ConsumerReport:
+    pulse = Pulse(lambda: _log.info("worker_started"))
+    line.show_health(pulse.health)
+    # A second signal ends the supervisor, which kills this process: a first one may come from it
+    # as well as from whoever stops all processes of a service.
+    with loaded_consumer(parsed) as consumer, on_signals(consumer.stop):
+        line.grace_s = _grace_s(consumer)
+        if parsed.metrics_port is not None:
+            observed(consumer.ledger)
+        consumer.pulse = pulse
+        return consumer.consume(drain=parsed.drain, on_progress=line.show)
+
+
 def _supervise(
-    parsed: argparse.Namespace, consumer: Consumer, progress: Progress
+    parsed: argparse.Namespace, consumer: Consumer, progress: Progress, pulse: Pulse
 ) -> ConsumerReport:
+    stop = threading.Event()
+    pulse.reached()
+
+    def show(report: ConsumerReport) -> None:
+        pulse.beat()
+        progress.show(_line(report))
+
+    def healths() -> dict[str, Health]:
+        return {"supervisor": pulse.health(), **supervisor.health}
+
+    def end(number: int) -> None:
+        supervisor.kill()
+        end_at_once(number)
+
+    def tell(event: str, /, *, worker: int, **details: Any) -> None:
+        _log.warning(event, extra={"worker": worker, **details})
+        if event == "worker_died":
+            forget_dead(shared, details["pid"])
+
+    with shared_metrics(parsed) as shared:
+        supervisor = Supervisor(
+            _command(parsed),
+            parsed.workers,
+            drains=parsed.drain,
+            grace_s=_grace_s(consumer),
+            tell=tell,
+            on_line=write_line,
+            env={**os.environ, **shared},
+        )
+        with (
+            on_signals(stop.set, end),
+            monitored(parsed, consumer.ledger, healths, shared),
+        ):
+            return supervisor.run(stop, show)
+
+
+def _command(parsed: argparse.Namespace) -> list[str]:
+    """What starts a worker."""
     command = [sys.executable, "-m", "oncely", "consume", parsed.consumer]
     command += [f"--{name}" for name in ("drain", "json") if getattr(parsed, name)]
-    typed = {name: getattr(parsed, name) for name in ("ledger", "transport")}
-    command += [f"--{name}={value}" for name, value in typed.items() if value is not None]
-    supervisor = Supervisor(
-        command,
-        parsed.workers,
-        drains=parsed.drain,
-        grace_s=_grace_s(consumer),
-        tell=lambda line: print(mask_passwords(shown(line)), file=sys.stderr, flush=True),
-    )
-    with told_to_stop() as stop:
-        return supervisor.run(stop, lambda report: progress.show(_line(report)))
+    typed = {name.replace("_", "-"): getattr(parsed, name) for name in _PASSED_ON}
+    return command + [f"--{name}={value}" for name, value in typed.items() if value is not None]
 
 
 def _grace_s(consumer: Consumer) -> float:

@@ -1,198 +1,143 @@
-"""`oncely dead`: dead letters are listed, shown, and put back into their queue."""
+"""`oncely dead list`, `show` and `export`: looking at dead letters."""
 
 import argparse
 import json
 import sys
-from base64 import b64encode
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import chain, islice
+from pathlib import Path
+from typing import TextIO
 
-from rich.table import Table
+from rich.table import Column, Table
 
-from oncely.cli.ledger_arguments import opened_transport
-from oncely.cli.resetting import Resets, reset_failed
-from oncely.cli.tables import aligned, cell, cut, fields_table, folded, new_table, put
-from oncely.cli.terminal import moment, shortened, span
-from oncely.core.errors import ConfigError, RefusedError, mask_passwords
-from oncely.core.message import Message
-from oncely.transports.transport import DeadLettered, Transport
+from oncely import ops
+from oncely.cli.ledger_arguments import opened
+from oncely.cli.tables import Cell, aligned, cell, cut, fields_table, folded, lines, new_table, put
+from oncely.cli.terminal import moment, span
+from oncely.core.errors import ConfigError, mask_passwords
+from oncely.core.waiting import DeadLetter
 
 _SHOWN = 2_000
 """Characters of a body."""
-_NO_LEDGER = (
-    "no ledger was named, so no tries begin again: what has spent them will be set aside again, "
-    "unless it is retried with --ledger URL --consumer NAME"
-)
 
 
 def list_letters(parsed: argparse.Namespace) -> int:
-    """Print the dead letters of a queue."""
-    with opened_transport(parsed, only_look=True) as transport:
-        letters, more = _first(transport, parsed)
+    """Print the dead letters of a consumer, or of all."""
+    with opened(parsed) as ledger:
+        newest = parsed.sort == "newest"
+        found = ops.dead_letters(ledger, parsed.consumer, parsed.limit, newest=newest)
+        now = ledger.now()
     if parsed.json:
-        print(json.dumps({"dead_letters": [_as_dict(letter) for letter in letters], "more": more}))
+        letters = [ops.letter_as_dict(letter) for letter in found.letters]
+        print(json.dumps({"dead_letters": letters, "more": found.more}))
         return 0
-    if not letters:
-        print(f"{parsed.queue}: no dead letters", file=sys.stderr)
+    if not found.letters:
+        print("no dead letters", file=sys.stderr)
         return 0
-    put(_letters_table(letters), last_gives_way=True)
-    if more:
+    put(_letters_table(found, now), last_gives_way=True)
+    if found.more:
         print(f"the first {parsed.limit:,}; there are more, see --limit", file=sys.stderr)
     return 0
 
 
 def show(parsed: argparse.Namespace) -> int:
-    """Print every dead letter of one message in full; as a rule there is one."""
-    with opened_transport(parsed, only_look=True) as transport:
-        letters, more = _first(transport, parsed)
-    letters = [letter for letter in letters if letter.message.id == parsed.id]
-    if not letters:
-        raise RefusedError(_not_there(parsed, [parsed.id], more=more))
+    """Print a dead letter in full."""
+    with opened(parsed) as ledger:
+        letter = ops.letter(ledger, parsed.id)
+        now = ledger.now()
     if parsed.json:
-        found = [_as_dict(letter) | _content(letter.message) for letter in letters]
-        print(json.dumps({"dead_letters": found}))
-        return 0
-    for letter in letters:
-        put(_letter_table(letter))
-    return 0
-
-
-def retry(parsed: argparse.Namespace) -> int:
-    """Put dead letters back; return 1 where one that was named is not there."""
-    if bool(parsed.ids) == parsed.all:
-        raise ConfigError("retry: name the IDs of messages, or --all, and not both")
-    with opened_transport(parsed, only_look=True) as transport:
-        letters, more = _first(transport, parsed)
-        if not parsed.all:
-            letters = [letter for letter in letters if letter.message.id in parsed.ids]
-        # Before they go back: a consumer that is quicker would set them aside again. After a crash
-        # in between, the same command does the rest.
-        resets = reset_failed(parsed, letters) if parsed.ledger else None
-        retried = transport.retry(letters)
-    there = {letter.message.id for letter in letters}
-    missing = [id_ for id_ in parsed.ids if id_ not in there]
-    _tell_retried(parsed, retried, missing, resets)
-    if missing:
-        raise RefusedError(_not_there(parsed, missing, more=more))
-    if parsed.all and more:
-        print(f"the first {parsed.limit:,} only; there are more, see --limit", file=sys.stderr)
-    return 0
-
-
-def _tell_retried(
-    parsed: argparse.Namespace, retried: int, missing: Sequence[str], resets: Resets | None
-) -> None:
-    if parsed.json:
-        counts = {"retried": retried, "missing": missing}
-        print(json.dumps(counts if resets is None else counts | resets.as_dict()))
+        print(json.dumps(ops.letter_as_dict(letter, is_whole=True)))
     else:
-        reset = "" if resets is None else f"; reset: {resets.done:,}"
-        print(f"put back: {retried:,}{reset}")
-    if resets is not None:
-        resets.tell_left()
-    elif retried:
-        print(_NO_LEDGER, file=sys.stderr)
+        put(fields_table(_fields(letter, now)))
+    return 0
 
 
-def _first(transport: Transport, parsed: argparse.Namespace) -> tuple[list[DeadLettered], bool]:
-    """As many as --limit says, and whether there are more."""
-    letters = list(transport.dead_letters(parsed.queue, parsed.limit + 1))
-    return letters[: parsed.limit], len(letters) > parsed.limit
+def export(parsed: argparse.Namespace) -> int:
+    """Write dead letters as they are, one JSON object a line."""
+    count = 0
+    with opened(parsed) as ledger:
+        letters = ops.every_dead_letter(ledger, parsed.consumer)
+        # Before a file is replaced: the consumer's name may be mistyped.
+        first = [*islice(letters, 1)]
+        with _written(parsed.file) as file:
+            for count, letter in enumerate(chain(first, letters), start=1):  # noqa: B007 - used below.
+                fields = ops.letter_as_dict(letter, is_whole=True, masked=False)
+                print(json.dumps(fields), file=file)
+    if parsed.file == "-":
+        print(f"exported {count:,}", file=sys.stderr)
+    elif parsed.json:
+        print(json.dumps({"exported": count}))
+    else:
+        print(f"exported {count:,}")
+    return 0
 
 
-def _not_there(parsed: argparse.Namespace, ids: Sequence[str], *, more: bool) -> str:
-    names = ", ".join(repr(id_) for id_ in ids)
-    among = f" among the first {parsed.limit:,}, see --limit" if more else ""
-    return f"{parsed.queue}: no dead letter of {names}{among}"
+@contextmanager
+def _written(name: str) -> Iterator[TextIO]:
+    """The file of that name, to be written; stdout for a dash. Raises ConfigError."""
+    if name == "-":
+        yield sys.stdout
+        return
+    try:
+        file = Path(name).open("w", encoding="utf-8")  # noqa: SIM115 - closed below.
+    except OSError as error:
+        raise ConfigError(f"export: {name!r} cannot be written: {error.strerror}") from error
+    with file:
+        yield file
 
 
 # ---- In words ----------------------------------------------------------------------------------
 
 
-def _letters_table(letters: Sequence[DeadLettered]) -> Table:
-    table = new_table(folded("id"), folded("type"), aligned("deliveries"), aligned("age"), "reason")
-    for letter in letters:
+def _letters_table(found: ops.FoundLetters, now: float) -> Table:
+    texts = (folded("consumer"), folded("message id"), folded("type"))
+    ages = (Column(name, no_wrap=True) for name in ("first seen", "last seen"))
+    table = new_table(aligned("id"), *texts, aligned("attempts"), *ages, "reason")
+    for letter in found.letters:
         table.add_row(
-            cell(letter.message.id),
+            str(letter.id),
+            cell(letter.key.consumer),
+            cell(_message_id(letter)),
             cell(letter.message.type or "-"),
-            f"{letter.count:,}",
-            _age(letter.message),
+            f"{letter.attempts:,}",
+            *(f"{span(now - at)} ago" for at in (letter.first_seen, letter.last_seen)),
             cut(mask_passwords(letter.reason)),
         )
     return table
 
 
-def _letter_table(letter: DeadLettered) -> Table:
+def _fields(letter: DeadLetter, now: float) -> dict[str, Cell]:
+    # From what JSON has, where passwords are masked.
+    shown = ops.letter_as_dict(letter, is_whole=True)
     message = letter.message
     fields = {
-        "id": message.id,
-        "queue": letter.queue,
-        "reason": letter.reason,
-        "deliveries": f"{letter.count:,}",
-        "type": message.type or "-",
-        "source": message.source or "-",
-        "time": _moment(message.time),
-        "key": message.key or "-",
-        "content type": message.content_type,
-        "headers": json.dumps(dict(message.headers), ensure_ascii=False),
-        "body": _body(message.body),
+        "id": str(letter.id),
+        "consumer": shown["consumer"],
+        "message id": _message_id(letter),
+        "reason": shown["reason"],
+        "attempts": f"{letter.attempts:,}",
+        "first seen": moment(letter.first_seen, now),
+        "last seen": moment(letter.last_seen, now),
+        "type": shown["type"] or "-",
+        "source": shown["source"] or "-",
+        "time": _time(message.time, now),
+        "key": shown["key"] or "-",
+        "content type": shown["content_type"],
+        "headers": json.dumps(shown["headers"], ensure_ascii=False),
     }
-    return fields_table({name: mask_passwords(value) for name, value in fields.items()})
+    body = shown["body"]
+    if body is None:
+        body = f"{len(message.body):,} bytes that are no text"
+    elif len(body) > _SHOWN:
+        body = f"{body[:_SHOWN]}…"
+    return fields | {"body": lines(body), "error": lines(shown["error"] or "-")}
 
 
-def _body(body: bytes) -> str:
-    text = _text(body)
-    return f"{len(body):,} bytes that are no text" if text is None else shortened(text, _SHOWN)
+def _message_id(letter: DeadLetter) -> str:
+    return letter.key.message_id or letter.message.id or "-"
 
 
-def _age(message: Message) -> str:
-    return "-" if message.time is None else span(_now() - message.time.timestamp())
-
-
-def _moment(time: datetime | None) -> str:
-    return "-" if time is None else moment(time.timestamp(), _now())
-
-
-def _now() -> float:
-    return datetime.now(UTC).timestamp()
-
-
-# ---- As JSON -----------------------------------------------------------------------------------
-
-
-def _as_dict(letter: DeadLettered) -> dict[str, Any]:
-    message = letter.message
-    return {
-        "id": message.id,
-        "queue": letter.queue,
-        "reason": mask_passwords(letter.reason),
-        "deliveries": letter.count,
-        "type": message.type,
-        "source": message.source,
-        "time": None if message.time is None else message.time.timestamp(),
-        "key": message.key,
-        "content_type": message.content_type,
-    }
-
-
-def _content(message: Message) -> dict[str, Any]:
-    headers = {name: _masked_header(name, value) for name, value in message.headers.items()}
-    text = _text(message.body)
-    return {
-        "headers": headers,
-        "body": None if text is None else mask_passwords(text),
-        "body_base64": b64encode(message.body).decode() if text is None else None,
-    }
-
-
-def _masked_header(name: str, value: str) -> str:
-    # With its name, which says what it is.
-    return mask_passwords(f"{name}={value}").removeprefix(f"{name}=")
-
-
-def _text(body: bytes) -> str | None:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return None
+def _time(time: datetime | None, now: float) -> str:
+    return "-" if time is None else moment(time.timestamp(), now)

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from oncely.core.errors import ConfigError, ContentionError, StoreError, StoreUnavailable
 from oncely.core.record import Key
 from oncely.ledger import Ledger, open_ledger
-from oncely.locations import check_shared, check_shared_transport, hidden, read_secret
+from oncely.locations import LedgerPlace, check_shared, check_shared_transport, hidden, read_secret
 from oncely.stores.open_store import sqlite_file
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Transport
@@ -38,7 +38,7 @@ def opened(parsed: argparse.Namespace) -> Iterator[Ledger]:
             raise
 
 
-def located(parsed: argparse.Namespace) -> str:
+def located(parsed: argparse.Namespace) -> LedgerPlace:
     """Where the ledger is, for other processes to open it: a file's path is absolute, a secret
     unread.
 
@@ -47,9 +47,10 @@ def located(parsed: argparse.Namespace) -> str:
     with opened(parsed) as ledger:
         ledger.find(Key("oncely", "located"))
     url = _url(parsed)
-    if not url.startswith("sqlite:"):
-        return str(parsed.ledger)
-    return f"sqlite:///{sqlite_file(url).absolute()}"
+    location = str(parsed.ledger)
+    if url.startswith("sqlite:"):
+        location = f"sqlite:///{sqlite_file(url).absolute()}"
+    return LedgerPlace(location, parsed.table, parsed.schema)
 
 
 @contextmanager
@@ -76,13 +77,21 @@ def opened_transport(parsed: argparse.Namespace, *, only_look: bool = False) -> 
     if not parsed.transport:
         raise ConfigError("no transport is named; add --transport sqlite:///queue.db, or the like")
     url = check_shared_transport(read_secret(parsed.transport, "transport"))
-    file = Path(url.partition("?")[0].removeprefix("sqlite:///"))
-    if only_look and url.startswith("sqlite:///") and not file.is_file():
-        raise ConfigError(f"transport: there is no file {str(file)!r}; name one with queues in it")
+    if only_look:
+        check_transport_file(url)
     with hidden(url, parsed.transport):
         transport = open_transport(url)
     with closing(transport):
         yield transport
+
+
+def check_transport_file(url: str) -> None:
+    """Raise ConfigError for queues in a file that is not there: to open it would leave an empty
+    one.
+    """
+    file = Path(url.partition("?")[0].removeprefix("sqlite:///"))
+    if url.startswith("sqlite:///") and not file.is_file():
+        raise ConfigError(f"transport: there is no file {str(file)!r}; name one with queues in it")
 
 
 @contextmanager

@@ -1,16 +1,35 @@
 """The consumer that module:consumer names: imported, and its mistakes told in one line each."""
 
+import argparse
 import importlib
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 
 import oncely
+from oncely.cli.ledger_arguments import opened, opened_transport
 from oncely.consumer import Consumer
 from oncely.core.errors import ConfigError
 
 _LIBRARIES = (str(Path(oncely.__file__).parent), "site-packages", "<frozen ")
+
+
+@contextmanager
+def loaded_consumer(parsed: argparse.Namespace, *, only_look: bool = False) -> Iterator[Consumer]:
+    """The consumer, with the ledger and the transport that were typed, else its own; only to look
+    at, as `opened_transport` says.
+    """
+    consumer = load_consumer(parsed.consumer)
+    with ExitStack() as stack:
+        if parsed.ledger is not None:
+            consumer.redirect(ledger=stack.enter_context(opened(parsed)))
+        if parsed.transport is not None:
+            transport = opened_transport(parsed, only_look=only_look)
+            consumer.redirect(transport=stack.enter_context(transport))
+        yield consumer
 
 
 def load_consumer(name: str) -> Consumer:

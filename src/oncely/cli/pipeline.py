@@ -19,7 +19,7 @@ from oncely.spark.spark_report import Report
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the pipeline; return 1 where messages failed or are in doubt, else 0."""
-    config = read_config(Path(parsed.file), parsed.ledger)
+    config = read_config(Path(parsed.file), parsed.ledger, parsed.table, parsed.schema)
     with Progress("starting Spark") as progress:
         report = run_pipeline(
             config, lambda counts: progress.show(_progress_line(counts, progress.took_s))

@@ -16,17 +16,21 @@ _LINE_EVERY_S = 5.0
 class Progress:
     """One line that changes in place on a terminal; elsewhere a line now and then.
 
-    `first`, where there is one, is said at once.
+    `first`, where there is one, is said at once. One that `is_quiet` says nothing, where each line
+    on stderr is for a program.
     """
 
-    def __init__(self, first: str = "") -> None:
+    def __init__(self, first: str = "", *, is_quiet: bool = False) -> None:
         self._first = first
+        self._is_quiet = is_quiet
         self._console = Console(stderr=True)
         self._began = self._said_at = time.monotonic()
         self._spinner = Spinner("dots", first)
         self._live = Live(self._spinner, console=self._console, transient=True)
 
     def __enter__(self) -> "Progress":
+        if self._is_quiet:
+            return self
         if self._console.is_terminal:
             self._live.start()
         elif self._first:
@@ -44,6 +48,8 @@ class Progress:
     def show(self, text: str) -> None:
         """Show where the work stands."""
         now = time.monotonic()
+        if self._is_quiet:
+            return
         if self._console.is_terminal:
             # As text: a consumer's name is not markup.
             self._spinner.update(text=Text(shown(text)))

@@ -14,7 +14,9 @@ from oncely.spark.operations.reconcile_file import read_reconcile_config
 
 def run(parsed: argparse.Namespace) -> int:
     """Reconcile; return 1 where messages are missing, have failed or are in doubt, else 0."""
-    config = read_reconcile_config(Path(parsed.file), parsed.ledger, parsed.consumer)
+    config = read_reconcile_config(
+        Path(parsed.file), parsed.ledger, parsed.consumer, parsed.table, parsed.schema
+    )
     with Progress("comparing on Spark"):
         found = reconcile(config, parsed.archive, parsed.to)
     if parsed.json:

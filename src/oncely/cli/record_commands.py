@@ -10,11 +10,21 @@ from rich.table import Column, Table
 
 from oncely import ops
 from oncely.cli.ledger_arguments import opened
-from oncely.cli.tables import aligned, cell, cut, fields_table, folded, new_table, put
+from oncely.cli.tables import (
+    Cell,
+    aligned,
+    cell,
+    cut,
+    fields_table,
+    folded,
+    loud,
+    new_table,
+    put,
+)
 from oncely.cli.terminal import moment, span
-from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.record import Record
+from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger
 
 _NAMED = 5
@@ -23,7 +33,8 @@ _NAMED = 5
 def list_records(parsed: argparse.Namespace) -> int:
     """Print the records that fit the filters."""
     with opened(parsed) as ledger:
-        selected = ops.select(ledger, read_filters(parsed), parsed.limit)
+        newest = parsed.sort == "newest"
+        selected = ops.select(ledger, read_filters(parsed), parsed.limit, newest=newest)
         now = ledger.now()
     if parsed.json:
         records = [ops.record_as_dict(record, now) for record in selected.records]
@@ -39,22 +50,32 @@ def list_records(parsed: argparse.Namespace) -> int:
 
 
 def show(parsed: argparse.Namespace) -> int:
-    """Print all fields of one record, what of it waits to be sent, and its finished steps."""
+    """Print all fields of the records of one message, what of each waits to be sent, and its
+    finished steps.
+    """
     with opened(parsed) as ledger:
-        record = one_record(ledger, parsed.id, parsed.consumer)
-        details = ops.details(ledger, record.key)
+        records = _records_of(ledger, parsed.id, parsed.consumer)
+        found = [(record, ops.details(ledger, record.key)) for record in records]
         now = ledger.now()
     if parsed.json:
-        print(json.dumps(ops.record_as_dict(record, now) | details.as_dict()))
+        dicts = [ops.record_as_dict(record, now) | details.as_dict() for record, details in found]
+        print(json.dumps(dicts[0] if len(dicts) == 1 else {"records": dicts}))
         return 0
+    for turn, (record, details) in enumerate(found):
+        if turn:
+            print()
+        _show(record, details, now)
+    return 0
+
+
+def _show(record: Record, details: ops.Details, now: float) -> None:
     put(fields_table(_fields(record, now)))
     if details.deferred:
         print()
-        put(deferred_table(details.deferred), last_gives_way=True)
+        put(waiting_table(details.deferred), last_gives_way=True)
     if details.steps:
         print()
         put(steps_table(details.steps), last_gives_way=True)
-    return 0
 
 
 def read_filters(parsed: argparse.Namespace) -> ops.Selection:
@@ -72,10 +93,7 @@ def one_record(ledger: Ledger, message_id: str, consumer: str | None) -> Record:
 
     Raises RefusedError where there is none, ConfigError where several consumers have one.
     """
-    found = ops.find(ledger, message_id, consumer)
-    if not found:
-        of = "" if consumer is None else f" ({consumer})"
-        raise RefusedError(f"{message_id!r}{of} is not in the ledger")
+    found = _records_of(ledger, message_id, consumer)
     if len(found) > 1:
         names = ", ".join(record.key.consumer for record in found[:_NAMED])
         others = f" and {len(found) - _NAMED} others" if len(found) > _NAMED else ""
@@ -85,15 +103,25 @@ def one_record(ledger: Ledger, message_id: str, consumer: str | None) -> Record:
     return found[0]
 
 
+def _records_of(ledger: Ledger, message_id: str, consumer: str | None) -> Sequence[Record]:
+    """The records of a message, of which there is one at least. Raises RefusedError."""
+    found = ops.find(ledger, message_id, consumer)
+    if not found:
+        of = "" if consumer is None else f" ({consumer})"
+        raise RefusedError(f"{message_id!r}{of} is not in the ledger")
+    return found
+
+
 def records_table(selected: ops.Selected, now: float) -> Table:
     """A row for each record."""
     texts = (folded("consumer"), folded("id"), Column("state", no_wrap=True))
     table = new_table(*texts, *map(aligned, ("attempts", "fence", "last seen")), "error")
     for record in selected.records:
+        word = ops.word_for(record, now)
         table.add_row(
             cell(record.key.consumer),
             cell(record.key.message_id),
-            ops.word_for(record, now),
+            loud(word, word),
             f"{record.attempts:,}",
             f"{record.fence:,}",
             f"{span(now - record.last_seen)} ago",
@@ -102,7 +130,7 @@ def records_table(selected: ops.Selected, now: float) -> Table:
     return table
 
 
-def deferred_table(deferred: Sequence[DeferredMessage]) -> Table:
+def waiting_table(deferred: Sequence[WaitingMessage]) -> Table:
     """A row for each message that waits to be sent."""
     table = new_table(folded("waits to be sent"), folded("to"), aligned("attempts"), "error")
     for message in deferred:
@@ -123,12 +151,13 @@ def steps_table(steps: Mapping[str, Any]) -> Table:
     return table
 
 
-def _fields(record: Record, now: float) -> dict[str, str]:
+def _fields(record: Record, now: float) -> dict[str, Cell]:
     lease_until = record.lease_until
+    word = ops.word_for(record, now)
     return {
         "consumer": record.key.consumer,
         "id": record.key.message_id,
-        "state": ops.word_for(record, now),
+        "state": loud(word, word),
         "attempts": f"{record.attempts:,}",
         "fence": f"{record.fence:,}",
         "first seen": moment(record.first_seen, now),

@@ -2,59 +2,93 @@
 
 import argparse
 import json
+import logging
 import sys
 import time
 
-from oncely._util.signals import told_to_stop
+from oncely._util.signals import StopEvent, end_at_once, on_signals
 from oncely.cli.ledger_arguments import opened, opened_transport
+from oncely.cli.logs import logged
+from oncely.cli.monitoring import monitored, observed
 from oncely.cli.progress import Progress
 from oncely.cli.tables import counts_table, put
 from oncely.cli.terminal import span
+from oncely.consuming.health import Pulse
 from oncely.ledger import Ledger
 from oncely.outbox import Relay, RelayReport
 from oncely.stores.store import Backlog
+from oncely.transports.transport import Transport
+
+_log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
 
 
 def relay(parsed: argparse.Namespace) -> int:
-    """Send what waits; return 1 where a message was refused or set aside."""
-    with opened(parsed) as ledger, opened_transport(parsed) as transport:
-        relay = Relay(ledger, transport, batch=parsed.batch, tries=parsed.tries, poll=parsed.poll)
+    """Send what waits; return 1 where it was to drain, and a message was refused or set aside."""
+    with logged(parsed), opened(parsed) as ledger, opened_transport(parsed) as transport:
+        began = time.monotonic()
         if parsed.send_again:
             print(f"to be sent again: {ledger.mailbox.send_again():,}", file=sys.stderr)
-        with told_to_stop() as stop, Progress() as progress:
-            follow = relay.drain if parsed.drain else relay.run
-            report = follow(stop, _Shown(ledger, progress).show)
-        waiting = ledger.mailbox.backlog().waiting
-    counts = {
-        "sent": report.sent,
-        "refused": report.refused,
-        "set_aside": report.set_aside,
-        "waiting": waiting,
-    }
+        report = _followed(parsed, ledger, transport)
+        counts = {
+            "sent": report.sent,
+            "refused": report.refused,
+            "set_aside": report.set_aside,
+            "waiting": ledger.mailbox.backlog().waiting,
+        }
+        took_s = round(time.monotonic() - began, 1)
+        _log.info("relay_stopped", extra={**counts, "took_s": took_s})
     if parsed.json:
         print(json.dumps(counts))
     else:
         put(counts_table(counts))
-    return int(bool(report.refused or report.set_aside))
+    return int(parsed.drain and bool(report.refused or report.set_aside))
+
+
+def _followed(parsed: argparse.Namespace, ledger: Ledger, transport: Transport) -> RelayReport:
+    """Run it, and show where it stands."""
+    if parsed.metrics_port is not None:
+        observed(ledger)
+    relay = Relay(
+        ledger,
+        transport,
+        batch=parsed.batch,
+        tries=parsed.tries,
+        poll=parsed.poll,
+        create_queues=parsed.create_queues,
+    )
+    stop, pulse = StopEvent(), Pulse()
+    # The relay asks whenever it has looked, waited or sent.
+    stop.on_asked = pulse.beat
+    with (
+        on_signals(stop.set, end_at_once),
+        monitored(parsed, ledger, lambda: {"": pulse.health()}),
+        Progress(is_quiet=parsed.log_format == "json") as progress,
+    ):
+        _log.info("relay_started")
+        shown = _Shown(ledger, progress, pulse)
+        return (relay.drain if parsed.drain else relay.run)(stop, shown.show)
 
 
 class _Shown:
     """Progress, with what waits in the ledger, which is asked for now and then."""
 
-    def __init__(self, ledger: Ledger, progress: Progress) -> None:
+    def __init__(self, ledger: Ledger, progress: Progress, pulse: Pulse) -> None:
         self._ledger = ledger
         self._progress = progress
+        self._pulse = pulse
         self._backlog: Backlog | None = None
         self._look_at = 0.0
 
     def show(self, report: RelayReport) -> None:
         """Show where the relay stands."""
         if report.error is not None:
+            self._pulse.missed(report.error)
             # The store may be what is away.
             self._progress.show(f"sent {report.sent:,}  cannot go on: {report.error}")
             return
+        self._pulse.reached()
         if time.monotonic() >= self._look_at:
             self._backlog = self._ledger.mailbox.backlog()
             self._look_at = time.monotonic() + _LOOK_EVERY_S

@@ -16,9 +16,9 @@ def run(parsed: argparse.Namespace) -> int:
     to = Path(parsed.to)
     check_writable(to)
     check_archive(parsed.archive)
-    location = located(parsed)
+    place = located(parsed)
     with Progress("measuring on Spark"):
-        measures = measure(location, parsed.consumer, parsed.archive)
+        measures = measure(place, parsed.consumer, parsed.archive)
         write_page(to, measures, parsed.consumer)
     if parsed.json:
         counts = {"records": measures.records, "duplicates": measures.duplicates}

@@ -3,19 +3,23 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from oncely import ops
 from oncely.cli.ledger_arguments import opened, to_migrate
-from oncely.core.errors import mask_passwords
+from oncely.core.errors import ConfigError, StoreUnavailable, mask_passwords
 from oncely.core.shown import shown
 
 
 def migrate(parsed: argparse.Namespace) -> int:
     """Create or upgrade the schema, or print how."""
-    with to_migrate(parsed, only_look=parsed.sql) as ledger:
+    with to_migrate(parsed, only_look=parsed.sql) as ledger, _reaching():
         sql = ledger.migration_sql()
         if not parsed.sql:
             ledger.migrate()
+            # Where there is no schema nothing was asked so far.
+            ledger.now()
     applied = bool(sql) and not parsed.sql
     if parsed.json:
         print(json.dumps({"applied": applied, "sql": sql}))
@@ -24,6 +28,17 @@ def migrate(parsed: argparse.Namespace) -> int:
     else:
         print("migrated" if applied else "nothing to do: the schema is the newest", file=sys.stderr)
     return 0
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """A store that is not there is a mistake of whoever has named it."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise ConfigError(
+            f"ledger: it cannot be reached: {error}; start it, or name another with --ledger"
+        ) from error
 
 
 def check(parsed: argparse.Namespace) -> int:

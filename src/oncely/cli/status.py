@@ -2,49 +2,122 @@
 
 import argparse
 import json
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 
+from rich.console import Console, Group
 from rich.filesize import decimal
+from rich.live import Live
+from rich.table import Table
 
 from oncely import ops
+from oncely._util.signals import end_at_once, on_signals
 from oncely.cli.ledger_arguments import opened
-from oncely.cli.tables import consumers_table, put
+from oncely.cli.tables import Cell, consumers_table, loud, put
 from oncely.cli.terminal import span
 from oncely.core.record import State
+from oncely.core.shown import shown
+from oncely.ledger import Ledger
 from oncely.stores.store import Backlog
 
 _COLUMNS = [*(state.word for state in State), "in\ndoubt", "duplicates", "oldest\nprocessing"]
+_WAITING_COLUMNS = ["waits to be\ntried again", "overdue\nfor", "dead\nletters"]
 
 
 def status(parsed: argparse.Namespace) -> int:
-    """Print where the ledger stands."""
+    """Print where the ledger stands; where it is to be watched, until SIGINT or SIGTERM."""
     with opened(parsed) as ledger:
-        found = ops.status(ledger)
+        if parsed.watch is None:
+            _print(parsed, ops.status(ledger))
+        else:
+            _watch(parsed, ledger)
+    return 0
+
+
+def _watch(parsed: argparse.Namespace, ledger: Ledger) -> None:
+    """In place on a terminal, elsewhere one below another."""
+    stop = threading.Event()
+    console = Console()
+    in_place = console.is_terminal and not parsed.json
+    live = Live(console=console, auto_refresh=False)
+    with on_signals(stop.set, end_at_once), live if in_place else nullcontext():
+        while not stop.is_set():
+            found = ops.status(ledger)
+            if in_place:
+                tables = [part for table in _tables(found) for part in (table, "")]
+                live.update(Group(*tables, *_lines(found), _as_of()), refresh=True)
+            else:
+                _print(parsed, found)
+                print("" if parsed.json else f"{_as_of()}\n\n", end="", flush=True)
+            stop.wait(parsed.watch)
+
+
+def _print(parsed: argparse.Namespace, found: ops.Status) -> None:
     if parsed.json:
         print(json.dumps(found.as_dict()))
-        return 0
-    consumers = {name: _cells(summary) for name, summary in found.consumers.items()}
-    put(consumers_table(_COLUMNS, consumers, _cells(found.total)))
-    lines = [*_backlog(found.backlog)]
-    if found.size_bytes is not None:
-        lines.append(f"size {decimal(found.size_bytes)}")
+        return
+    for turn, table in enumerate(_tables(found)):
+        if turn:
+            print()
+        put(table)
+    lines = [*_lines(found)]
     if lines:
         print("", *lines, sep="\n")
-    return 0
+
+
+def _as_of() -> str:
+    return f"as of {time.strftime('%H:%M:%S')}"
+
+
+def _tables(found: ops.Status) -> Iterator[Table]:
+    """The records; and below them what waits, where anything does."""
+    consumers = {name: _cells(summary) for name, summary in found.consumers.items()}
+    yield consumers_table(_COLUMNS, consumers, _cells(found.total))
+    waiting = {
+        name: _waiting_cells(summary)
+        for name, summary in found.consumers.items()
+        if summary.waiting or summary.dead_letters
+    }
+    if waiting:
+        yield consumers_table(_WAITING_COLUMNS, waiting, _waiting_cells(found.total))
+
+
+def _lines(found: ops.Status) -> Iterator[str]:
+    """What stands below the tables."""
+    yield from _backlog(found.backlog)
+    for name, backlog in found.queues.items():
+        yield shown(f"queue {name}: {_waiting(backlog)}")
+    if found.size_bytes is not None:
+        yield f"size {decimal(found.size_bytes)}"
 
 
 def _backlog(backlog: Backlog) -> Iterator[str]:
     """What deferred messages wait; nothing where none do."""
     if backlog.waiting or backlog.set_aside:
-        oldest = f" (oldest: {span(backlog.lag_s)})" if backlog.lag_s else ""
-        waiting = f"{backlog.waiting:,} waiting{oldest}"
-        yield f"deferred messages: {waiting}; {backlog.set_aside:,} set aside"
+        yield f"deferred messages: {_waiting(backlog)}; {backlog.set_aside:,} set aside"
 
 
-def _cells(summary: ops.Summary) -> list[str]:
+def _waiting(backlog: Backlog) -> str:
+    oldest = f" (oldest: {span(backlog.lag_s)})" if backlog.lag_s else ""
+    return f"{backlog.waiting:,} waiting{oldest}"
+
+
+def _cells(summary: ops.Summary) -> list[Cell]:
     oldest_s = summary.oldest_processing_s
-    counts = [*(summary.counts.get(state, 0) for state in State), summary.in_doubt]
+    counts = {state.word: summary.counts.get(state, 0) for state in State}
+    counts[ops.IN_DOUBT] = summary.in_doubt
     return [
-        *(f"{count:,}" for count in (*counts, summary.duplicates)),
+        *(loud(f"{count:,}", word if count else "") for word, count in counts.items()),
+        f"{summary.duplicates:,}",
         "-" if oldest_s is None else span(oldest_s),
+    ]
+
+
+def _waiting_cells(summary: ops.Summary) -> list[Cell]:
+    return [
+        f"{summary.waiting:,}",
+        span(summary.waiting_lag_s) if summary.waiting_lag_s else "-",
+        loud(f"{summary.dead_letters:,}", "dead" if summary.dead_letters else ""),
     ]

@@ -13,6 +13,14 @@ from oncely.core.shown import shown
 
 _ENDLESS = 100_000
 _NARROW = 12
+_LOUD: Mapping[str, str] = {
+    "failed": "red",
+    "exhausted": "red",
+    "dead": "red",
+    "in doubt": "yellow",
+}
+
+Cell = str | Text
 
 
 def new_table(*columns: Column | str, show_header: bool = True) -> Table:
@@ -45,16 +53,16 @@ def counts_table(counts: Mapping[str, int]) -> Table:
     return table
 
 
-def fields_table(fields: Mapping[str, str]) -> Table:
+def fields_table(fields: Mapping[str, Cell]) -> Table:
     """A row for each field."""
     table = new_table(Column(no_wrap=True), folded(), show_header=False)
     for name, value in fields.items():
-        table.add_row(name, cell(value))
+        table.add_row(name, cell(value) if isinstance(value, str) else value)
     return table
 
 
 def consumers_table(
-    names: Sequence[str], consumers: Mapping[str, Sequence[str]], total: Sequence[str]
+    names: Sequence[str], consumers: Mapping[str, Sequence[Cell]], total: Sequence[Cell]
 ) -> Table:
     """A row for each consumer, and the total; `names` are those of the columns."""
     table = new_table(folded("consumer"), *map(aligned, names))
@@ -70,9 +78,19 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
+def loud(text: str, word: str) -> Text:
+    """What stands in a state, in the colour of those that people are to see; none in a pipe."""
+    return Text(text, style=_LOUD.get(word, ""))
+
+
 def cell(text: str) -> Text:
     """What others have written, as it stands: neither markup nor an escape sequence counts."""
     return Text(shown(text), overflow="fold")
+
+
+def lines(text: str) -> Text:
+    """As `cell`, of what may have several lines."""
+    return Text("\n".join(map(shown, text.split("\n"))), overflow="fold")
 
 
 def cut(text: str) -> Text:

@@ -4,11 +4,15 @@ import re
 from collections.abc import Sequence
 
 from oncely import ops
-from oncely.core.durations import lease_seconds, seconds
+from oncely.core.durations import lease_seconds, positive_seconds, seconds
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import check_id
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_LETTER = re.compile(r"[1-9][0-9]{0,17}")
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
+_PORT = re.compile(r"[0-9]{1,5}")
+_LAST_PORT = 65_535
 
 
 def name(where: str, what: str, text: str) -> str:
@@ -44,6 +48,37 @@ def number(where: str, text: str) -> int:
     if not _NUMBER.fullmatch(text):
         raise ConfigError(f"{where}: {text!r} is no whole number from 1 to 999999999")
     return int(text)
+
+
+def letter(text: str) -> int:
+    """The number of a dead letter."""
+    if not _LETTER.fullmatch(text):
+        raise ConfigError(
+            f"ID: {text!r} is not the number of a dead letter; type: oncely dead list"
+        )
+    return int(text)
+
+
+def header(text: str) -> tuple[str, str]:
+    """A header of a message: trace=on."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ConfigError(f'--header: {text!r} is not a header; write "NAME=VALUE"')
+    return name, value
+
+
+def port(text: str) -> int:
+    """The number of a port; 0 for any."""
+    if not _PORT.fullmatch(text) or int(text) > _LAST_PORT:
+        raise ConfigError(f"--metrics-port: {text!r} is not a port: write 9464, or 0 for any")
+    return int(text)
+
+
+def pause(text: str) -> float:
+    """How long to wait between two looks: a number of seconds, or a duration."""
+    if _SECONDS.fullmatch(text):
+        text = f"{text}s"
+    return positive_seconds(text, "--watch", "never come to an end of looking; write 2")
 
 
 def retention(text: str) -> tuple[str, str]:

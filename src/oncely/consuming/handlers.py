@@ -1,11 +1,9 @@
 """Handlers: which function takes a message, by its type."""
 
-import inspect
-import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
+from oncely.core.destination import takes
 from oncely.core.errors import ConfigError
 from oncely.lifecycle.wrapping import check_function, is_async, name_of
 
@@ -64,13 +62,13 @@ class Handlers:
 
     def of(self, type_: str) -> Handler | None:
         """What takes messages of that type; None where nothing does."""
-        if self.events and not any(_matches(pattern, type_) for pattern in self.events):
+        if self.events and not any(takes(pattern, type_) for pattern in self.events):
             return None
         handler = self._by_pattern.get(type_)
         if handler is not None:
             return handler
         for pattern, each in self._by_pattern.items():
-            if _matches(pattern, type_):
+            if takes(pattern, type_):
                 return each
         return self.rest
 
@@ -85,39 +83,3 @@ def check_pattern(pattern: object) -> str:
     if not isinstance(pattern, str) or not pattern or not all(pattern.split(".")):
         raise ConfigError(f'events: {pattern!r} is no type; write "notification.sms.send"')
     return pattern
-
-
-def check_takes(function: Handler, what: str, names: Sequence[str]) -> None:
-    """Raise ConfigError where `function` cannot be called with these, by their places."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        return  # What is written in C may not tell.
-    try:
-        signature.bind(*names)
-    except TypeError:
-        name = name_of(function)
-        raise ConfigError(
-            f"{what}: {name} takes {signature}; write `def {name}({', '.join(names)}):`"
-        ) from None
-
-
-def _matches(pattern: str, type_: str) -> bool:
-    return _expression(pattern).fullmatch(type_) is not None
-
-
-@lru_cache
-def _expression(pattern: str) -> "re.Pattern[str]":
-    text = ""
-    for number, word in enumerate(pattern.split(".")):
-        dot = r"\." if number else ""
-        match word:
-            case "#":
-                # Any number of words, none among them, each with its dot.
-                text += r"(?:\.[^.]+)*" if number else r"(?:[^.]+(?:\.[^.]+)*)?"
-            case "*":
-                text += rf"{dot}[^.]+"
-            case _:
-                text += dot + re.escape(word)
-    # `#.a` takes `a`, too: there the dot goes with the words.
-    return re.compile(text.replace(r"(?:[^.]+(?:\.[^.]+)*)?\.", r"(?:[^.]+\.)*", 1))

@@ -1,4 +1,5 @@
-"""The line between a worker process and its supervisor: it brings reports, and tells who has gone.
+"""The line between a worker process and its supervisor: it brings reports, lines of the log and how
+the worker is, and tells who has gone.
 
 A socket of which each has one end. It closes with its process, however that dies.
 """
@@ -10,12 +11,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from oncely.consuming.consumer_report import ConsumerReport
+from oncely.consuming.health import Health
 
 _SEND_EVERY_S = 0.2
 _LINES_BYTES = 1 << 16
@@ -33,11 +35,21 @@ class Lifeline:
         self._socket = socket.socket(fileno=fd)
         self._sending = threading.Lock()
         self._latest: ConsumerReport | None = None
+        self._health: Callable[[], Health] | None = None
         threading.Thread(target=self._watch, name="oncely-lifeline", daemon=True).start()
 
     def show(self, report: ConsumerReport) -> None:
         """Let the supervisor know soon; never waits for it."""
         self._latest = report
+
+    def show_health(self, health: Callable[[], Health]) -> None:
+        """From now on, let the supervisor know what `health` says."""
+        self._health = health
+
+    def log(self, line: str) -> bool:
+        """Hand over a line of the log, for the supervisor to write; whether that is there."""
+        with self._sending:
+            return self._send({"log": line})
 
     def end(self, report: ConsumerReport) -> None:
         """Say that the work has ended in good order, and the final report."""
@@ -59,14 +71,18 @@ class Lifeline:
                 latest, self._latest = self._latest, None
                 if latest is not None:
                     self._send({"report": asdict(latest)})
+                if self._health is not None:
+                    self._send({"health": self._health()._asdict()})
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(self.grace_s)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _send(self, words: Mapping[str, Any]) -> None:
+    def _send(self, words: Mapping[str, Any]) -> bool:
         # Where nobody listens any more, `_watch` finds out.
         with suppress(OSError):
             self._socket.sendall(json.dumps(words).encode() + b"\n")
+            return True
+        return False
 
 
 class Listener:
@@ -81,6 +97,18 @@ class Listener:
         """Whether the work has ended in good order."""
         self.error: str | None = None
         """Why the worker cannot go on."""
+        self.log: list[str] = []
+        """Lines that nobody has taken from here yet."""
+        self._health: Health | None = None
+        self._health_at = time.monotonic()
+
+    @property
+    def health(self) -> Health:
+        """How the worker is. One that says nothing for long moves no more."""
+        silent_s = time.monotonic() - self._health_at
+        if self._health is None:
+            return Health(silent_s, "it has not begun yet")
+        return self._health._replace(still_s=self._health.still_s + silent_s)
 
     def listen(self) -> None:
         """Take in what has been said since; waits for nothing."""
@@ -91,8 +119,12 @@ class Listener:
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
             words = json.loads(line)
+            if "log" in words:
+                self.log.append(words["log"])
             if "report" in words:
                 self.report = ConsumerReport(**words["report"])
+            if "health" in words:
+                self._health, self._health_at = Health(**words["health"]), time.monotonic()
             self.has_ended = words.get("has_ended", self.has_ended)
             self.error = words.get("error", self.error)
 

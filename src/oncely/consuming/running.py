@@ -5,18 +5,20 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from oncely.consuming.handlers import Handlers
 from oncely.consuming.turn import DeliveryTurn, current_turn
-from oncely.core.errors import FencedError, MessageError
+from oncely.core.errors import ConfigError, FencedError, MessageError
 from oncely.core.message import Message, entered
 from oncely.core.verdicts import Phase
 from oncely.engine.request import json_value
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.held_message import HeldMessage, Untracked
+from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.patience import Patience
 from oncely.lifecycle.transacting import run, run_async, run_together
 from oncely.lifecycle.turn import Kept
@@ -47,6 +49,11 @@ class Parts:
         """Whether any handler or middleware is."""
         middleware = (each for each in (*self.outer, *self.inner) if not isinstance(each, BothWays))
         return self.handlers.are_async or any(map(is_async, middleware))
+
+    @property
+    def keeping(self) -> Keeping | None:
+        """What waits in the ledger, where anything may."""
+        return None if self.handling is None else self.handling.keeping
 
     def for_one_run(self, stop: threading.Event, grace_s: float) -> Self:
         """The same for a consumer that `stop` is to stop, which may take `grace_s` then."""
@@ -96,15 +103,8 @@ class Running:
 
     def run(self, turn: DeliveryTurn) -> None:
         """Run it; what is raised is kept with it."""
-        began, token = _start(turn)
-        try:
+        with _timed(turn):
             self._outer(turn.message)
-            _returned(turn)
-        except BaseException as error:  # noqa: BLE001 - the turn has it.
-            _raised(turn, error)
-        finally:
-            current_turn.reset(token)
-            turn.took_s = time.perf_counter() - began
 
     def _barrier(self, message: Message) -> Any:
         turn, parts = current_turn.get(), self._parts
@@ -117,12 +117,8 @@ class Running:
         return run(parts.joined, parts.begins, turn, lambda link: self._work(turn, message, link))
 
     def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
-        turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
-        try:
+        with _at_work(turn, link):
             turn.result = _kept(self._parts.handling, self._inner(message))
-        except BaseException as error:
-            turn.error = error
-            raise
         return turn.result
 
     def _handle(self, message: Message) -> Any:
@@ -158,6 +154,18 @@ class RunningTogether(Running):
             return turn.handler([message], turn.link)
 
 
+def check_together(parts: Parts) -> None:
+    """Raise ConfigError where handlers cannot take all the messages of a transaction at once."""
+    if parts.are_async:
+        raise ConfigError("transactional: together is for handlers that are not async")
+    if parts.outer or parts.inner:
+        raise ConfigError(
+            "transactional: a middleware stands around one message; leave out together=True"
+        )
+    if parts.handling is not None and parts.handling.keeps_result:
+        raise ConfigError('transactional: together keeps no results; write Policy(results="off")')
+
+
 class AsyncRunning:
     """The same where some are async, for the tasks of a loop."""
 
@@ -169,15 +177,8 @@ class AsyncRunning:
 
     async def run(self, turn: DeliveryTurn) -> None:
         """Run it; what is raised is kept with it."""
-        began, token = _start(turn)
-        try:
+        with _timed(turn):
             await self._outer(turn.message)
-            _returned(turn)
-        except BaseException as error:  # noqa: BLE001 - the turn has it.
-            _raised(turn, error)
-        finally:
-            current_turn.reset(token)
-            turn.took_s = time.perf_counter() - began
 
     async def _barrier(self, message: Message) -> Any:
         turn, parts = current_turn.get(), self._parts
@@ -192,12 +193,8 @@ class AsyncRunning:
         )
 
     async def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
-        turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
-        try:
+        with _at_work(turn, link):
             turn.result = _kept(self._parts.handling, await self._inner(message))
-        except BaseException as error:
-            turn.error = error
-            raise
         return turn.result
 
     async def _handle(self, message: Message) -> Any:
@@ -209,9 +206,32 @@ class AsyncRunning:
         return await self._threads.run(ended, call, *args)
 
 
-def _start(turn: DeliveryTurn) -> tuple[float, Any]:
+@contextmanager
+def _timed(turn: DeliveryTurn) -> Iterator[None]:
+    """While the turn runs; what is raised is kept with it."""
     turn.phase = Phase.STARTED
-    return time.perf_counter(), current_turn.set(turn)
+    began, token = time.perf_counter(), current_turn.set(turn)
+    try:
+        yield
+        # Where there is a record, the failure stands there already, or will.
+        if isinstance(turn.begun, Untracked):
+            turn.error = None
+    except BaseException as error:  # noqa: BLE001 - the turn has it.
+        _raised(turn, error)
+    finally:
+        current_turn.reset(token)
+        turn.took_s = time.perf_counter() - began
+
+
+@contextmanager
+def _at_work(turn: DeliveryTurn, link: Any) -> Iterator[None]:
+    """While what stands behind the claim runs."""
+    turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
+    try:
+        yield
+    except BaseException as error:
+        turn.error = error
+        raise
 
 
 def _check(turn: DeliveryTurn, message: Message, handling: Handling | None) -> None:
@@ -227,12 +247,6 @@ def _check(turn: DeliveryTurn, message: Message, handling: Handling | None) -> N
             f"a middleware before `idempotent` made {message.id!r} of {turn.message.id!r}; "
             "the id is to stay as it is"
         )
-
-
-def _returned(turn: DeliveryTurn) -> None:
-    # Where there is a record, the failure stands there already, or will.
-    if isinstance(turn.begun, Untracked):
-        turn.error = None
 
 
 def _raised(turn: DeliveryTurn, error: BaseException) -> None:

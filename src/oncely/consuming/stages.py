@@ -23,11 +23,6 @@ class Stage(Generic[T]):
         self._under_way: deque[Future[Sequence[T]]] = deque()
         self._done: list[T] = []
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is under way."""
-        return all(future.done() for future in self._under_way)
-
     def put(self, batch: Sequence[T]) -> None:
         """Have this done after those before it; waits while too many are under way. Raises what
         the work on an earlier one has raised, as do the others.

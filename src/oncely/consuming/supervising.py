@@ -5,16 +5,19 @@ nothing of this process is copied, pickled or run again in it, it can be started
 and its death has an exit code. See `consuming/lifeline.py` for how the two hear of each other.
 """
 
-import math
 import random
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
 
+from oncely._util.pauses import pause_s
 from oncely.consuming.consumer_report import ConsumerReport
+from oncely.consuming.health import Health
 from oncely.consuming.lifeline import Listener
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.transports.transport import Clock
@@ -28,15 +31,21 @@ _MISSTARTS = 3
 _WRONG = 2
 """The exit code for a user's mistake."""
 
-Tell = Callable[[str], None]
 OnProgress = Callable[[ConsumerReport], None]
+OnLine = Callable[[str], object]
+
+
+class Tell(Protocol):
+    """Is told what a worker comes to."""
+
+    def __call__(self, event: str, /, *, worker: int, **details: object) -> None:
+        """`worker_died`, with `pid`, `reason` and `again_in_s`; `worker_killed`, with `reason`."""
 
 
 class Backoff:
     """How long to wait before a worker that died is started again.
 
-    Twice as long after each short life; somewhat at random, so that workers which died together
-    do not come back together. `jitter` gives numbers from 0 to 1.
+    Twice as long after each short life; somewhat at random, by `jitter`.
     """
 
     def __init__(
@@ -63,29 +72,49 @@ class Backoff:
         """Take note that it lives no more; return after how many seconds it is due again."""
         if self.lived_long():
             self._short_lives = 0
-        # Bounded, because a power of two soon is too large for a float.
-        longest_s = min(math.ldexp(_FIRST_DELAY_S, min(self._short_lives, 16)), _MOST_DELAY_S)
-        delay_s = longest_s * (1 + self._jitter()) / 2
+        delay_s = pause_s(self._short_lives, _FIRST_DELAY_S, _MOST_DELAY_S, self._jitter)
         self._short_lives += 1
         self._due_at = self._clock() + delay_s
         return delay_s
 
 
 class Supervisor:
-    """Keeps so many workers running; `command` and the option --lifeline FD start one.
+    """Keeps so many workers running; `command` and the options --worker N --lifeline FD start one,
+    in the environment `env` where one is given.
 
-    Where `drains`, a worker that ends in good order is done. `tell` is given a line, for people,
-    about each that dies. A worker that is told to stop is killed after `grace_s`.
+    Where `drains`, a worker that ends in good order is done. `tell` is told of each that dies,
+    `on_line` is given each line of their logs. A worker that is told to stop is killed after
+    `grace_s`.
     """
 
     def __init__(
-        self, command: Sequence[str], workers: int, *, drains: bool, grace_s: float, tell: Tell
+        self,
+        command: Sequence[str],
+        workers: int,
+        *,
+        drains: bool,
+        grace_s: float,
+        tell: Tell,
+        on_line: OnLine = print,
+        env: Mapping[str, str] | None = None,
     ) -> None:
+        start = partial(_Process, command, env, on_line)
         self._workers = [
-            _WorkerProcess(command, name=f"worker {number}", drains=drains, tell=tell)
+            _WorkerProcess(partial(start, number), number, drains=drains, tell=tell)
             for number in range(1, workers + 1)
         ]
         self._grace_s = grace_s
+
+    @property
+    def health(self) -> Mapping[str, Health]:
+        """How each worker is that is not done, by its name."""
+        left = [worker for worker in self._workers if not worker.is_done]
+        return {f"worker {worker.number}": worker.health for worker in left}
+
+    def kill(self) -> None:
+        """End all workers at once: from a signal's handler, where this process ends too."""
+        for worker in self._workers:
+            worker.kill_quietly()
 
     def run(self, stop: threading.Event, on_progress: OnProgress) -> ConsumerReport:
         """Go on until `stop` is set, or all workers are done; return their reports, added up.
@@ -122,10 +151,12 @@ class Supervisor:
 class _WorkerProcess:
     """A process, and when that has died the one in its place."""
 
-    def __init__(self, command: Sequence[str], *, name: str, drains: bool, tell: Tell) -> None:
+    def __init__(
+        self, start: Callable[[], "_Process"], number: int, *, drains: bool, tell: Tell
+    ) -> None:
         self.is_done = False
-        self._command = command
-        self._name = name
+        self.number = number
+        self._start = start
         self._drains = drains
         self._tell = tell
         self._backoff = Backoff()
@@ -139,14 +170,20 @@ class _WorkerProcess:
         said = [] if self._process is None else [self._process.line.report]
         return _sum([self._before, *said])
 
+    @property
+    def health(self) -> Health:
+        """How the process is; for as long as there is none, the supervisor's loop is what moves."""
+        process = self._process
+        return Health(0.0, "it is to be started") if process is None else process.line.health
+
     def look(self) -> None:
         """Start a process where it is time to; see whether the one that there is has died."""
         if self._process is not None:
             code = self._process.exit_code()
             if code is not None:
-                self._died(self._process.line, code)
+                self._died(self._process, code)
         elif not self.is_done and self._backoff.is_due():
-            self._process = _Process(self._command)
+            self._process = self._start()
             self._backoff.started()
 
     def is_running(self) -> bool:
@@ -155,13 +192,20 @@ class _WorkerProcess:
 
     def terminate(self) -> None:
         """Ask the process to end in good order."""
-        if self.is_running() and self._process is not None:
+        if self._process is not None:
+            # One that has ended is sent nothing.
             self._process.popen.terminate()
 
     def kill(self) -> None:
         """End the process at once."""
-        if self.is_running() and self._process is not None:
-            self._tell(f"{self._name} did not stop within its grace time, and is killed")
+        if self.is_running():
+            reason = "did not stop within its grace time"
+            self._tell("worker_killed", worker=self.number, reason=reason)
+            self.kill_quietly()
+
+    def kill_quietly(self) -> None:
+        """The same, and nothing else."""
+        if self._process is not None:
             self._process.popen.kill()
 
     def bury(self) -> None:
@@ -171,7 +215,8 @@ class _WorkerProcess:
             self._process.line.close()
             self._process = None
 
-    def _died(self, line: Listener, code: int) -> None:
+    def _died(self, process: "_Process", code: int) -> None:
+        line, pid = process.line, process.popen.pid
         self.bury()
         if self._drains and line.has_ended:
             self.is_done = True
@@ -179,7 +224,8 @@ class _WorkerProcess:
         how = line.error or _how(code)
         self._check_misstarts(how, code)
         delay_s = self._backoff.died()
-        self._tell(f"{self._name}: {how}; it is started again in {delay_s:.1f} s")
+        again_in_s = round(delay_s, 1)
+        self._tell("worker_died", worker=self.number, pid=pid, reason=how, again_in_s=again_in_s)
 
     def _check_misstarts(self, how: str, code: int) -> None:
         """Raises what the worker says, where it would say so for ever."""
@@ -193,13 +239,18 @@ class _WorkerProcess:
 class _Process:
     """One life of a worker."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str] | None, on_line: OnLine, number: int
+    ) -> None:
         ours, theirs = socket.socketpair()
         self.line = Listener(ours)
+        self._on_line = on_line
         with theirs:
+            options = ["--worker", str(number), "--lifeline", str(theirs.fileno())]
             self.popen = subprocess.Popen(
-                [*command, "--lifeline", str(theirs.fileno())],
+                [*command, *options],
                 stdin=subprocess.DEVNULL,
+                env=env,
                 pass_fds=[theirs.fileno()],
                 # A Ctrl-C on the terminal comes to the supervisor alone, which passes it on.
                 process_group=0,
@@ -209,6 +260,9 @@ class _Process:
         """None while it lives. What it has said is heard, its last words too."""
         code = self.popen.poll()
         self.line.listen()
+        lines, self.line.log = self.line.log, []
+        for line in lines:
+            self._on_line(line)
         return code
 
 

@@ -34,6 +34,8 @@ class Ask:
     up to 2**23, since what two of them write is not to look alike."""
     sent_at: float | None = None
     """When the message was sent, in seconds since 1970; None where that is not known."""
+    is_taken: bool = False
+    """Whether it is for a message that waited in the ledger, and whose time has come."""
 
 
 @dataclass(slots=True)
@@ -70,6 +72,8 @@ class Fail(Held):
 
     error: str
     final: bool = False
+    retry_s: float | None = None
+    """In how many seconds the message is due, where it is kept and waits for that in the ledger."""
 
 
 @dataclass(slots=True)
@@ -104,6 +108,8 @@ class Reset:
 
     by: str = ""
     why: str = ""
+    is_edited: bool = False
+    """Whether its content is to be another than it was."""
 
 
 @dataclass(slots=True)
@@ -146,6 +152,15 @@ class Busy:
 
     record: Record
     retry_at: float | None
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The message has failed, and waits in the ledger until it is tried again."""
+
+    record: Record
+    due: float
+    """When it is (store's clock)."""
 
 
 @dataclass(slots=True)
@@ -207,6 +222,8 @@ class Refused:
     record: Record | None
 
 
-ClaimOutcome = Granted | Handled | Duplicate | Busy | Exhausted | InDoubt | Mismatch | TooOld
+ClaimOutcome = (
+    Granted | Handled | Duplicate | Busy | Waiting | Exhausted | InDoubt | Mismatch | TooOld
+)
 WriteOutcome = Written | Fenced
 Outcome = ClaimOutcome | WriteOutcome | Refused

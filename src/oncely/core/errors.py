@@ -6,7 +6,8 @@ exceptions takes the one for the other.
 """
 
 import re
-from collections.abc import Mapping, Set
+import traceback
+from collections.abc import Collection, Mapping, Set
 from typing import Any
 
 # A password may hold what should have been escaped, so the last @ counts; and it may stand where
@@ -88,10 +89,12 @@ class BrokerRefused(ConfigError):
 class PublishRefused(TransportError):
     """The broker does not take some of the messages; all others are stored durably."""
 
-    def __init__(self, refused: Mapping[int, str]) -> None:
-        super().__init__(refused)
+    def __init__(self, refused: Mapping[int, str], passing: Collection[int] = ()) -> None:
+        super().__init__(refused, passing)
         self.refused = refused
         """The place of each among those that were to be published, and the reason."""
+        self.passing = passing
+        """Those of them that may be taken later: their queue was full, say, or not available."""
 
     def __str__(self) -> str:
         place, reason = next(iter(self.refused.items()))
@@ -104,6 +107,10 @@ class FencedError(OncelyError):
 
 class BusyError(OncelyError):
     """Another worker holds a live claim on this message: ask again later."""
+
+
+class WaitingError(BusyError):
+    """The message has failed, and waits in the ledger until a consumer tries it again."""
 
 
 class RefusedError(OncelyError):
@@ -140,6 +147,20 @@ def mask_passwords(text: str) -> str:
     return _PASSWORD_IN_TEXT.sub(r"\1\2***", _PASSWORD_IN_URL.sub(r"\1:***\2", text))
 
 
+def storable(text: str) -> str:
+    """The text as every store can keep it: NUL and lone surrogates escaped."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
+def traced(error: BaseException, limit: int = 16_000) -> str:
+    """As `describe`, with the traceback before it; of one that is too long, its end."""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - a user's __str__ may raise anything.
+        return describe(error)
+    return describe(text[-limit:].rstrip(), limit)
+
+
 def reason_of(error: BaseException, limit: int = 200) -> str:
     """What an error says, without its type: the reason for which a message is set aside."""
     return describe(_text_of(error), limit) or "no reason given"
@@ -163,6 +184,5 @@ def describe(error: BaseException | str, limit: int = 2_000) -> str:
         text = f"{type(error).__name__}: {_text_of(error)}".removesuffix(": ")
     # Cut before masking: a text of many megabytes must not be searched.
     text = mask_passwords(text[: limit + 1])
-    # A record must be storable everywhere: no NUL, no lone surrogate.
-    text = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    text = storable(text)
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -171,7 +171,7 @@ class Processing(Protocol):
 
         A Message keeps its id; anything else becomes the body of a new one, JSON where it is
         neither bytes nor text, whose id is the same in every attempt. Raises MessageError beyond
-        the limit of one message, and for what cannot be sent.
+        the limit of one message, for what cannot be sent, and for what is not a destination.
         """
 
 

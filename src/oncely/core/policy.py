@@ -21,11 +21,15 @@ OnOutage = Literal["pause", "run"]
 OnMismatch = Literal["dead_letter", "ignore"]
 OnMissingId = Literal["dead_letter", "fingerprint", "untracked"]
 OnTooOld = Literal["dead_letter", "run"]
+OnUnknownType = Literal["wait", "dead_letter"]
 Results = Literal["off", "keep"]
 
 
 class _UsualTries(int):
     """The number of tries where nobody has set one."""
+
+
+_USUAL_BACKOFF: Sequence[Duration] = ("30s", "2m", "5m")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,7 @@ class Policy:
     tries: int | None = _UsualTries(5)
     """Attempts before a message is exhausted; None: no limit. Where the caller is who tries again,
     as with `once`, there is none unless it is set."""
-    backoff: Sequence[Duration] | Duration = ("30s", "2m", "5m")
+    backoff: Sequence[Duration] | Duration = _USUAL_BACKOFF
     """Delays between attempts; the last repeats."""
     on_busy: OnBusy = "requeue"
     """Another worker holds a live claim: come back later, or let the delivery go."""
@@ -51,6 +55,10 @@ class Policy:
     on_missing_id: OnMissingId = "dead_letter"
     on_too_old: OnTooOld = "dead_letter"
     """Sent before what the ledger has forgotten of this consumer, and not in it."""
+    on_unknown_type: OnUnknownType = "wait"
+    """No handler here takes messages of its type: another version may, while one is deployed."""
+    wait_unknown: Duration = "15m"
+    """How long such a message waits for that before it is a dead letter."""
     retention: Duration = "30d"
     """How long a record is kept after its message was last seen, by whoever purges the ledger."""
     results: Results = "off"
@@ -60,6 +68,7 @@ class Policy:
         _check_tries(self.tries)
         lease_seconds(self.lease)
         seconds(self.retention, "retention")
+        seconds(self.wait_unknown, "wait_unknown")
         if not self.delays:
             raise ConfigError('backoff: give a list of delays, such as ["30s", "2m"]')
         for delay in self.delays:
@@ -86,6 +95,12 @@ class Policy:
         """Whether no further attempt may follow that many."""
         return self.tries is not None and attempts >= self.tries
 
+    @property
+    def sets_retries(self) -> bool:
+        """Whether somebody has set how often failures are tried again, or after what delays."""
+        is_set = not isinstance(self.tries, _UsualTries) or self.backoff is not _USUAL_BACKOFF
+        return is_set and self.on_failed == "retry"
+
     def for_callers(self) -> "Policy":
         """The same where the caller is who tries again: without a limit, unless one was set."""
         return replace(self, tries=None) if isinstance(self.tries, _UsualTries) else self
@@ -110,6 +125,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "on_mismatch": get_args(OnMismatch),
     "on_missing_id": get_args(OnMissingId),
     "on_too_old": get_args(OnTooOld),
+    "on_unknown_type": get_args(OnUnknownType),
     "results": get_args(Results),
 }
 POLICY_FIELDS = tuple(field.name for field in fields(Policy))

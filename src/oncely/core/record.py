@@ -78,7 +78,9 @@ class Record(NamedTuple):
     first_seen: float
     last_seen: float
     lease_until: float | None = None
-    """When the claim on a record in processing runs out; None for never."""
+    """When the claim on a record in processing runs out; None for never. Of a failed one: when its
+    message is due, which waits in the ledger; None where it does not.
+    """
     metadata: Mapping[str, Any] | None = None
     result: Any = None
     fingerprint: str | None = None

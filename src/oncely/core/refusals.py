@@ -12,6 +12,7 @@ from oncely.core.commands import (
     InDoubt,
     Mismatch,
     TooOld,
+    Waiting,
 )
 from oncely.core.errors import (
     BusyError,
@@ -21,6 +22,7 @@ from oncely.core.errors import (
     MismatchError,
     OncelyError,
     TooOldError,
+    WaitingError,
 )
 
 
@@ -33,6 +35,11 @@ def refusal(outcome: ClaimOutcome) -> OncelyError:
             return DuplicateError(f"{record.key.message_id!r} was processed before")
         case Busy(record):
             return BusyError(f"{record.key.message_id!r} is being processed by another worker")
+        case Waiting(record, due):
+            when = datetime.fromtimestamp(due, UTC).isoformat(" ", "seconds")
+            return WaitingError(
+                f"{record.key.message_id!r} has failed, and waits to be tried again: due {when}"
+            )
         case Mismatch(record):
             return MismatchError(f"{record.key.message_id!r} was seen before with other content")
         case Exhausted(record, is_first):

@@ -48,14 +48,17 @@ from oncely.core.commands import (
     Release,
     Reset,
     TooOld,
+    Waiting,
     Written,
 )
 from oncely.core.control import Reject, Retry, Unrecoverable
+from oncely.core.durations import seconds
 from oncely.core.errors import (
     DuplicateError,
     ExhaustedError,
     MessageError,
     RefusedError,
+    WaitingError,
     describe,
     reason_of,
 )
@@ -64,11 +67,11 @@ from oncely.core.record import Claim, Record, State, birth_of, version_of
 from oncely.core.verdicts import (
     Ack,
     Counted,
-    DeadLetter,
     Delay,
     Ending,
     Phase,
     Requeue,
+    SetAside,
     Told,
 )
 
@@ -242,7 +245,7 @@ def after_stop(policy: Policy, phase: Phase) -> Ending:
 
 
 def _after_failure(policy: Policy, attempts: int, error: BaseException) -> Ending:
-    dead_letter = DeadLetter(describe(error))
+    dead_letter = SetAside(describe(error))
     if isinstance(error, Reject | MessageError):
         return Ending(Told.EXHAUSTED, dead_letter, Counted.REJECTED)
     if isinstance(error, Unrecoverable) or policy.is_spent(attempts):
@@ -262,12 +265,30 @@ def after_refusal(error: Exception) -> Ending:
     """What follows where a handler does not run, or the ledger does not take its end."""
     if isinstance(error, ExhaustedError) and error.is_first:
         # Its tries are spent, and whoever spent the last has not lived to tell.
-        return Ending(Told.NOTHING, DeadLetter(describe(error)), Counted.FAILED)
-    if isinstance(error, DuplicateError):
+        return Ending(Told.NOTHING, SetAside(describe(error)), Counted.FAILED)
+    if isinstance(error, DuplicateError | WaitingError):
         return AFTER_DUPLICATE
     if isinstance(error, RefusedError | MessageError):
-        return Ending(Told.NOTHING, DeadLetter(describe(error)), Counted.SET_ASIDE)
+        return Ending(Told.NOTHING, SetAside(describe(error)), Counted.SET_ASIDE)
     return Ending(Told.NOTHING, Delay(AGAIN_S), Counted.GIVEN_BACK)
+
+
+BEHIND = Ending(Told.NOTHING, Delay(0.0), Counted.GIVEN_BACK)
+"""What follows where a message is to wait for another of its order."""
+GIVEN_BACK = Ending(Told.NOTHING, Requeue(), Counted.GIVEN_BACK)
+"""What follows where others are to have a message."""
+UNKNOWN_S = 2.0
+"""Seconds after which a message that nobody here takes is brought to somebody again."""
+
+
+def after_unknown(policy: Policy, error: MessageError, waited_s: float, *, drains: bool) -> Ending:
+    """What follows where no handler takes messages of that type, and it has waited so long for
+    one. Who `drains` waits for nobody.
+    """
+    may_wait = policy.on_unknown_type == "wait" and not drains
+    if may_wait and waited_s < seconds(policy.wait_unknown):
+        return Ending(Told.NOTHING, Delay(UNKNOWN_S), Counted.GIVEN_BACK)
+    return after_refusal(error)
 
 
 # ---- Rules for asking --------------------------------------------------------------------------
@@ -378,6 +399,11 @@ def _same_exhausted(record: Record, _: Ask, __: float) -> Decision:
 
 
 def _ask_after_failure(record: Record, ask: Ask, now: float) -> Decision:
+    due = record.lease_until
+    if due is not None and not (ask.is_taken and due <= now):
+        # Whoever takes it from there when it is due runs it: this delivery of it is one more, or
+        # was taken before it failed.
+        return Decision(Waiting(record, due), record)
     # Without an attempt it was reset: that allows it to run, whatever the policy is.
     match ask.policy.on_failed if record.attempts else "retry":
         case "retry":
@@ -452,6 +478,8 @@ def _complete(record: Record, complete: Complete, now: float) -> Decision:
 
 def _fail(record: Record, fail: Fail, now: float) -> Decision:
     new = _failed(record, fail.error, now, exhausted=fail.final)
+    if fail.retry_s is not None and not fail.final:
+        new = new._replace(lease_until=now + fail.retry_s)
     return Decision(Written(new), new)
 
 
@@ -496,6 +524,10 @@ def _refuse(record: Record | None, _: Command, __: float) -> Decision:
     return Decision(Refused(record), record)
 
 
+_AFTER_RESET = 183_251_937_967
+"""To the birth that a reset leaves, which is neither that of a claim nor of what was released."""
+
+
 def _reset(record: Record, reset: Reset, now: float) -> Decision:
     when = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
     note = {"by": reset.by, "at": when, "why": reset.why}
@@ -505,8 +537,10 @@ def _reset(record: Record, reset: Reset, now: float) -> Decision:
         last_seen=now,
         lease_until=None,
         metadata={**(record.metadata or {}), "reset": note},
+        fingerprint=None if reset.is_edited else record.fingerprint,
         exhausted=False,
-        version=record.version + 1,
+        # Whoever was at work on it, and is frozen, say, is not any more.
+        version=version_of(record.birth + _AFTER_RESET, record.version + 1),
     )
     return Decision(Written(new), new)
 

@@ -23,14 +23,24 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class SetAside:
     """Set it aside for people. The reason is fit to be stored: `errors.describe` makes it so."""
 
     reason: str
 
 
-Verdict = Ack | Requeue | Delay | DeadLetter
-"""What becomes of a delivery."""
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Refuse it for good: the queue's own dead-letter exchange takes it."""
+
+    reason: str
+
+
+Settlement = Ack | Requeue | Refuse
+"""What a transport does with a delivery."""
+
+Verdict = Ack | Requeue | Delay | SetAside
+"""What becomes of a message that was delivered."""
 
 
 class Phase(IntEnum):

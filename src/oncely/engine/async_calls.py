@@ -16,11 +16,11 @@ from oncely.core.commands import (
     Release,
     WriteOutcome,
 )
-from oncely.core.deferred import DeferredMessage
 from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record
+from oncely.core.waiting import WaitingMessage
 from oncely.engine.calls import Calls
 from oncely.engine.mailbox import Mailbox
 from oncely.engine.request import (
@@ -122,7 +122,7 @@ class AsyncCalls(ABC):
     # ---- With a claim --------------------------------------------------------------------------
 
     async def handled(
-        self, claim: Claim, result: Any = None, deferred: Sequence[DeferredMessage] = ()
+        self, claim: Claim, result: Any = None, deferred: Sequence[WaitingMessage] = ()
     ) -> Claim:
         """The handler has succeeded; `deferred` is stored with that."""
         if deferred:
@@ -130,6 +130,7 @@ class AsyncCalls(ABC):
         return renewed(claim, await self._written(MarkHandled(claim, json_value(result))))
 
     handled_many = awaited(Calls.handled_many)
+    write_all = awaited(Calls.write_all)
 
     async def complete(self, claim: Claim, result: Any = None) -> None:
         """Nothing is left to do."""

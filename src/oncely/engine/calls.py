@@ -17,16 +17,17 @@ from oncely.core.commands import (
     WriteOutcome,
     Written,
 )
-from oncely.core.deferred import DeferredMessage
 from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, check_key
-from oncely.engine.mailbox import Mailbox
+from oncely.core.waiting import WaitingMessage, retry_name
+from oncely.engine.mailbox import Mailbox, keep_anew
 from oncely.engine.means import SettlingMeans
 from oncely.engine.request import (
     Metadata,
     Request,
+    Write,
     json_value,
     raise_if_fenced,
     raise_if_refused,
@@ -110,7 +111,7 @@ class Calls(SettlingMeans):
     # ---- With a claim --------------------------------------------------------------------------
 
     def handled(
-        self, claim: Claim, result: Any = None, deferred: Sequence[DeferredMessage] = ()
+        self, claim: Claim, result: Any = None, deferred: Sequence[WaitingMessage] = ()
     ) -> Claim:
         """The handler has succeeded; `deferred` is stored with that, or nothing is.
 
@@ -121,36 +122,41 @@ class Calls(SettlingMeans):
         mark = MarkHandled(claim, json_value(result))
         if not deferred:
             return renewed(claim, self._call(mark))
-        return renewed(claim, self._handle([mark], [deferred])[0])
+        return renewed(claim, self.write_all([Write(mark, deferred)])[0])
 
     def handled_many(
         self,
         claims: Sequence[Claim],
         results: Sequence[Any] | None = None,
-        deferred: Sequence[Sequence[DeferredMessage]] | None = None,
+        deferred: Sequence[Sequence[WaitingMessage]] | None = None,
     ) -> list[WriteOutcome]:
         """`handled` for each; a claim that is not the newest is answered by Fenced."""
         values = [None] * len(claims) if results is None else map(json_value, results)
-        marks = [MarkHandled(claim, value) for claim, value in zip(claims, values, strict=True)]
-        if deferred is None or not any(deferred):
-            return self._write(marks)
-        return self._handle(marks, deferred)
+        sent = [()] * len(claims) if deferred is None else deferred
+        return self.write_all(
+            Write(MarkHandled(claim, value), messages)
+            for claim, value, messages in zip(claims, values, sent, strict=True)
+        )
 
-    def _handle(
-        self, marks: Sequence[MarkHandled], deferred: Sequence[Sequence[DeferredMessage]]
-    ) -> list[WriteOutcome]:
+    def write_all(self, writes: Iterable[Write]) -> list[WriteOutcome]:
+        """Say these, and keep and remove what goes with each, in one transaction where anything
+        does; a claim that is not the newest is answered by Fenced, and nothing goes with it.
+        """
+        all_ = [*writes]
+        if not any(write.kept or write.is_over or write.removed for write in all_):
+            return self._write(write.command for write in all_)
+
         def work(inside: Inside) -> list[WriteOutcome]:
-            outcomes = self._settle_inside(inside, [to_write(mark) for mark in marks])
-            # What is repeated was deferred before, and may be sent by now: it is not sent twice.
-            written = zip(outcomes, deferred, strict=True)
-            kept = [
-                message
-                for outcome, messages in written
-                if isinstance(outcome, Written) and not outcome.is_repeated
-                for message in messages
-            ]
-            if kept:
-                inside.defer(kept)
+            commands = [to_write(write.command) for write in all_]
+            outcomes = self._settle_inside(inside, commands)
+            # What is repeated was stored before, and may be sent by now: it is not sent twice.
+            pairs = zip(all_, outcomes, strict=True)
+            done = [w for w, o in pairs if isinstance(o, Written) and not o.is_repeated]
+            _keep_all(inside, done)
+            pairs = zip(all_, outcomes, strict=True)
+            removed = [row for w, o in pairs if isinstance(o, Written) for row in w.removed]
+            if removed:
+                inside.remove_held(removed)
             return cast(list[WriteOutcome], outcomes)
 
         return self._transact(work)
@@ -248,3 +254,11 @@ class Calls(SettlingMeans):
             inside.keep_step(claim.key, name, kept)
 
         self._transact(work)
+
+
+def _keep_all(inside: Inside, writes: Sequence[Write]) -> None:
+    """What goes with these."""
+    keep_anew(inside, [message for write in writes for message in write.kept])
+    if over := [write.command.claim.key for write in writes if write.is_over]:
+        waiting = inside.waiting(over)
+        inside.remove([each for each in waiting if each.name == retry_name(each.queue)])

@@ -5,6 +5,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple, cast
 
@@ -23,8 +24,10 @@ from oncely.core.commands import (
 from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import FencedError, MessageError, RefusedError
 from oncely.core.ids import check_fingerprint
+from oncely.core.message import Message, check_message
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, birth_of, check_keys
+from oncely.core.waiting import WaitingMessage
 
 _START_BITS = 23
 """The other half of what counts a record's writes is left to count them."""
@@ -36,6 +39,17 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 Metadata = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 """Of all records, or of each."""
+
+
+class Write(NamedTuple):
+    """What is said with a claim, and what is kept with that, or nothing is."""
+
+    command: Held
+    kept: Sequence[WaitingMessage] = ()
+    is_over: bool = False
+    """Whether what waits to try the message again is to wait no more."""
+    removed: Sequence[WaitingMessage] = ()
+    """What is done with in a queue of the same database, if it is held still."""
 
 
 class Request(NamedTuple):
@@ -61,6 +75,8 @@ def to_claim(
     in_doubt: Record | None,
     token: int | None = None,
     sent_at: Sequence[float | None] | None = None,
+    *,
+    taken: Sequence[bool] | None = None,
 ) -> list[Request]:
     """One for each key. Raises MessageError and ConfigError for what is not usable."""
     lease_s = policy.lease_s if lease is None else lease_seconds(lease)
@@ -70,14 +86,20 @@ def to_claim(
     )
     kept = _each(metadata, len(keys))
     times = repeat(None, len(keys)) if sent_at is None else sent_at
+    are_taken = [False] * len(keys) if taken is None else taken
     check_keys(keys)
     tokens = _tokens(keys, new_token() if token is None else token)
     start = random.getrandbits(_START_BITS)
     return [
         Request(
-            key, Ask(key, policy, lease_s, own, fingerprint, each, finding, found_at, start, at)
+            key,
+            Ask(
+                key, policy, lease_s, own, fingerprint, each, finding, found_at, start, at, is_taken
+            ),
         )
-        for key, own, fingerprint, each, at in zip(keys, tokens, given, kept, times, strict=True)
+        for key, own, fingerprint, each, at, is_taken in zip(
+            keys, tokens, given, kept, times, are_taken, strict=True
+        )
     ]
 
 
@@ -116,6 +138,25 @@ def json_value(value: Any) -> Any:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise MessageError(f"this cannot be kept as JSON: {error}") from error
+
+
+def sent_message(content: Any, message_id: str, key: str | None = None) -> Message:
+    """What is to be sent: the message itself or, of anything else, one with that as its body.
+    Raises MessageError for what cannot be one.
+    """
+    if isinstance(content, Message):
+        return check_message(content if key is None else replace(content, key=key))
+    return check_message(Message(message_id, _body(content), key=key))
+
+
+def _body(content: Any) -> bytes:
+    if isinstance(content, bytes):
+        return content
+    text = content if isinstance(content, str) else json.dumps(json_value(content))
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise MessageError("body with a lone surrogate") from error
 
 
 def _each(metadata: Metadata, count: int) -> Iterable[Any]:

@@ -8,6 +8,7 @@ from oncely.core.commands import Outcome
 from oncely.core.errors import ContentionError, KeysLocked, ReplyLost, StoreUnavailable
 from oncely.core.record import Key, Record
 from oncely.core.rules import Decision, decide, depends_on_horizon, while_locked
+from oncely.core.waiting import WaitingMessage
 from oncely.engine.request import Request
 from oncely.stores.store import Change, Records
 
@@ -24,8 +25,18 @@ BelievedHorizons = dict[str, float | None]
 """The horizon of each consumer, as it is believed to be; None where it has none."""
 
 
-class LedgerObserver(Protocol):
-    """Is told what a ledger did. Nothing that it does may raise."""
+class RelayObserver(Protocol):
+    """Is told what a relay did. Nothing that it does may raise."""
+
+    def deferred_sent(self, messages: Sequence[WaitingMessage]) -> None:
+        """The transport has confirmed these; they wait no more."""
+
+    def deferred_refused(self, messages: Sequence[WaitingMessage]) -> None:
+        """The transport has refused these, whether or not they are tried again."""
+
+
+class LedgerObserver(RelayObserver, Protocol):
+    """Is told what a ledger did, too, in the same way."""
 
     def settled(
         self, requests: Sequence[Request], results: Sequence[Outcome | Exception], took_s: float
@@ -51,7 +62,7 @@ class Settler:
         horizons: BelievedHorizons | None = None,
     ) -> None:
         self._store = store
-        self._observer = observer
+        self.observer = observer
         self.horizons = {} if horizons is None else horizons
         """As they were read last, for all who settle in the same store."""
 
@@ -95,8 +106,8 @@ class Settler:
     def _show(
         self, requests: Sequence[Request], results: Sequence[Outcome | Exception], began: float
     ) -> None:
-        if self._observer is not None:
-            self._observer.settled(requests, results, time.perf_counter() - began)
+        if self.observer is not None:
+            self.observer.settled(requests, results, time.perf_counter() - began)
 
     def _error_in_settling(
         self, requests: Sequence[Request], outcomes: _Outcomes

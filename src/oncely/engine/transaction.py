@@ -1,23 +1,29 @@
 """Inbox: the ledger's calls inside a transaction that is the caller's own."""
 
 import os
+import random
 import sys
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
 from oncely._util import clock
 from oncely.core.commands import ClaimOutcome, Outcome
+from oncely.core.destination import check_destination
+from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError
 from oncely.core.ids import check_ids
+from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, check_key
 from oncely.core.rules import completed, decide
+from oncely.core.waiting import WaitingMessage
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.calls import Calls
-from oncely.engine.request import Request, to_claim
+from oncely.engine.request import Request, sent_message, to_claim
 from oncely.engine.settle import BelievedHorizons, LedgerObserver, Settler
 from oncely.stores.store import Inside, Joined, Store
 
@@ -56,6 +62,28 @@ class Inbox(Calls):
     def _transact(self, work: Callable[[Inside], T]) -> T:
         return work(self._inside)
 
+    def send(
+        self,
+        destination: str,
+        content: Any,
+        *,
+        key: str | None = None,
+        delay: Duration | None = None,
+    ) -> str:
+        """Have a message sent once the caller has committed, by a relay; return its id.
+
+        It needs no claim. `content` is a Message, or what becomes the body of one: bytes, text, or
+        anything that is JSON. Those with one ordering `key` arrive in their order; with a `delay`,
+        not before that is over. Raises MessageError for what cannot be sent and what is
+        not a destination.
+        """
+        check_destination(destination)
+        name = f"{random.getrandbits(128):032x}"
+        message = sent_message(content, name, key)
+        delay_s = 0.0 if delay is None else seconds(delay, "delay")
+        self._inside.keep([WaitingMessage.unparented(destination, message, name, delay_s)])
+        return message.id
+
     def complete_new(
         self, consumer: str, message_ids: Collection[str], policy: Policy = Policy()
     ) -> set[str]:
@@ -84,6 +112,14 @@ class Inbox(Calls):
         believed = [each._replace(believed=found.get(each.key)) for each in requests]
         return cast(list[ClaimOutcome], self._settle(believed))
 
+    def put(self, queue: str, messages: Sequence[Message]) -> None:
+        """Put messages into the queue of that name in this database: whoever consumes it gets them
+        once the transaction is committed. Raises MessageError for what is no message.
+        """
+        for message in messages:
+            check_message(message)
+        self._inside.keep(WaitingMessage.queued(queue, messages))
+
     def find(self, key: Key) -> Record | None:
         """The record of `key`, if there is one, as the transaction sees it."""
         return self._inside.look([check_key(key)]).get(key)
@@ -95,6 +131,22 @@ class AsyncInbox(AsyncCalls):
     def __init__(self, inbox: Inbox, connection: Any) -> None:
         self._calls = self._inbox = inbox
         self._connection = connection
+
+    async def send(
+        self,
+        destination: str,
+        content: Any,
+        *,
+        key: str | None = None,
+        delay: Duration | None = None,
+    ) -> str:
+        """As the Inbox does."""
+        send = partial(self._inbox.send, destination, content, key=key, delay=delay)
+        return await self.run(send)
+
+    async def put(self, queue: str, messages: Sequence[Message]) -> None:
+        """As Inbox does."""
+        await self.run(self._inbox.put, queue, messages)
 
     @property
     def blocking(self) -> None:

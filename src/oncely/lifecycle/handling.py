@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from oncely._util import clock
 from oncely._util.crash_points import reached
@@ -20,6 +20,7 @@ from oncely.core.commands import (
     Handled,
     Held,
     InDoubt,
+    MarkHandled,
     Outcome,
     Release,
     WriteOutcome,
@@ -30,12 +31,13 @@ from oncely.core.errors import (
     EndedError,
     FencedError,
     MessageError,
+    MismatchError,
     OncelyError,
     StoreError,
     StoreUnavailable,
     describe,
 )
-from oncely.core.ids import check_id
+from oncely.core.ids import check_id, fingerprint_of
 from oncely.core.message import Message
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record
@@ -49,17 +51,21 @@ from oncely.core.rules import (
     after_stop,
     recorded,
 )
-from oncely.core.verdicts import Ending, Phase, Told
+from oncely.core.verdicts import Delay, Ending, Phase, Told
+from oncely.core.waiting import WaitingMessage
 from oncely.engine.async_calls import AsyncCalls
-from oncely.engine.request import Request, to_claim, to_write
+from oncely.engine.request import Request, Write, json_value, to_claim, to_write
 from oncely.ledger import Ledger
 from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.held_message import HeldMessage, Untracked
+from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.patience import AWAY, Hold, Patience
 from oncely.lifecycle.probing import asked_probe
 from oncely.lifecycle.turn import Asked, Kept, Turn
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T", bound=Turn)
 
 _Write = Callable[
     [AsyncCalls, Sequence[Turn], Sequence[Claim]], Awaitable[Sequence[WriteOutcome | Exception]]
@@ -81,6 +87,8 @@ class Handling:
     keeps_result: bool = False
     forgets_failures: bool = False
     """A handler that fails leaves no record."""
+    keeping: Keeping | None = None
+    """What of its messages waits in the ledger; None where whoever brings them has them."""
     finishes_handled: bool = True
     """What was handled before, and has nothing left to send, is completed by whoever meets it."""
     is_stopping: Callable[[], bool] = is_process_stopping
@@ -279,8 +287,17 @@ class Handling:
         metadata = [turn.asked.metadata for turn in turns]
         kept = metadata if any(metadata) else None
         sent_at = [turn.sent_at for turn in turns]
+        taken = [turn.taken is not None for turn in turns]
         return to_claim(
-            keys, self._lease, self.policy, fingerprints, kept, finding, doubt, sent_at=sent_at
+            keys,
+            self._lease,
+            self.policy,
+            fingerprints,
+            kept,
+            finding,
+            doubt,
+            sent_at=sent_at,
+            taken=taken,
         )
 
     @cached_property
@@ -304,13 +321,50 @@ class Handling:
                 turn.ending = self.ending_of(turn)
         held = self._to_be_stored(turns)
         is_done = any(map(_is_completed, held))
-        sending = [turn for turn in held if _held_by(turn).end() and _is_completed(turn)]
+        keeping = [turn for turn in held if self._keeps_any(turn)]
         if is_done:
             reached("before_completed")
-        await self._store(calls, _without(held, sending), self._write)
-        await self._store(calls, sending, self._write_handled)
+        await self._store(calls, _without(held, keeping), self._write)
+        await self._store(calls, keeping, self._write_and_keep)
         if is_done:
             reached("after_completed")
+
+    async def keep(self, calls: AsyncCalls, turns: Sequence[_T]) -> Sequence[_T]:
+        """Keep in the ledger messages that did not run: for people, or until their time has come.
+        Return those of which nothing is stored: they are to come again.
+        """
+        if self.keeping is None:
+            return turns
+        try:
+            await self._refuse_others(calls, turns)
+            rows = [row for turn in turns for row in self.keeping.rows_of(turn)]
+            # What waits for its next try already goes on doing so.
+            waiting = [row for row in rows if not row.is_set_aside]
+            dead = [row for row in rows if row.is_set_aside]
+            await calls.run(calls.mailbox.keep, waiting, dead, self._rows_in_queue(turns))
+        except StoreError as error:
+            if len(turns) > 1 and not isinstance(error, StoreUnavailable):
+                # Of one of them, perhaps: whose, is found out by keeping each.
+                return [left for turn in turns for left in await self.keep(calls, [turn])]
+            _log.warning("keeping_failed", exc_info=error, extra={"consumer": self.consumer})
+            for turn in turns:
+                turn.ending = after_refusal(error)
+            return turns
+        for turn in turns:
+            self._note_gone(turn)
+        return []
+
+    async def _refuse_others(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
+        """Set aside what would wait under an id under which other content does."""
+        keys = [turn.key for turn in turns if turn.key is not None and turn.refusal is None]
+        if not keys or self.policy.on_mismatch == "ignore":
+            return
+        there = await calls.run(calls.mailbox.retries, keys)
+        for turn in turns:
+            row = there.get(turn.key) if turn.key is not None and turn.refusal is None else None
+            if row is not None and fingerprint_of(row.message.body) != turn.asked.fingerprint:
+                turn.refusal = MismatchError(f"{row.id!r} waits with other content")
+                turn.ending = after_refusal(turn.refusal)
 
     async def end_joined(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
         """Store in the transaction of `calls` how the handlers of these have ended, none of which
@@ -318,12 +372,12 @@ class Handling:
         """
         for turn in turns:
             turn.ending = self.ending_of(turn)
-        sending = [turn for turn in turns if _held_by(turn).end() and _is_completed(turn)]
+        keeping = [turn for turn in turns if self._keeps_any(turn)]
         reached("before_completed")
         outcomes: list[WriteOutcome | Exception] = []
         for write, those in (
-            (self._write, _without(turns, sending)),
-            (self._write_handled, sending),
+            (self._write, _without(turns, keeping)),
+            (self._write_and_keep, keeping),
         ):
             if those:
                 outcomes += await write(calls, those, [_held_by(turn).claim for turn in those])
@@ -462,6 +516,8 @@ class Handling:
             if isinstance(outcome, Fenced):
                 turn.refusal = FencedError("another worker has taken the message over")
                 turn.ending = after_refusal(turn.refusal)
+            else:
+                self.note_removed(turn)
         return left
 
     def _give_up(self, turns: Sequence[Turn], error: StoreError) -> None:
@@ -479,20 +535,79 @@ class Handling:
         requests = [to_write(self._command(turn, claim)) for turn, claim in pairs]
         return cast(list[WriteOutcome | Exception], await calls.settle_each(requests))
 
-    async def _write_handled(
+    # ---- What was taken from a queue in the same database ----------------------------------------
+
+    def note_removed(self, turn: Turn) -> None:
+        """The end of this turn is stored: where it was taken from a queue in the ledger's database,
+        it is gone from there by the same commit.
+        """
+        if self._is_removed(turn):
+            self._note_gone(turn)
+
+    def _is_removed(self, turn: Turn) -> bool:
+        """Whether the end of this turn is the end of what is in the queue."""
+        if turn.queued is None or turn.ending is None:
+            return False
+        told = turn.ending.told
+        return told is Told.COMPLETED or (
+            self.keeping is not None and told in (Told.FAILED, Told.EXHAUSTED)
+        )
+
+    def _rows_in_queue(self, turns: Sequence[Turn]) -> list[WaitingMessage]:
+        """What these were taken from, as far as it is in the ledger's database."""
+        queued = [turn.queued for turn in turns if turn.queued is not None]
+        return [each.row for each in queued if each.place == self.ledger.place]
+
+    def _note_gone(self, turn: Turn) -> None:
+        if turn.queued is not None and self._rows_in_queue([turn]):
+            turn.queued.is_over = True
+
+    # ---- What goes with an end -------------------------------------------------------------------
+
+    def _keeps_any(self, turn: Turn) -> bool:
+        """Whether something goes into the mailbox or a queue, or out of it, with the end of this
+        turn.
+        """
+        if self._is_removed(turn) and self._rows_in_queue([turn]):
+            return True
+        held = _held_by(turn)
+        if _is_completed(turn):
+            # Also one that was brought once more may wait, from an earlier attempt.
+            return bool(held.end()) or (self.keeping is not None and _may_wait(turn))
+        told = cast(Ending, turn.ending).told
+        return self.keeping is not None and told in (Told.FAILED, Told.EXHAUSTED)
+
+    async def _write_and_keep(
         self, calls: AsyncCalls, turns: Sequence[Turn], claims: Sequence[Claim]
     ) -> Sequence[WriteOutcome | Exception]:
-        results = [turn.result for turn in turns] if self.keeps_result else None
-        deferred = [_held_by(turn).end() for turn in turns]
-        return await calls.handled_many(claims, results, deferred)
+        writes = [self._whole_end(*pair) for pair in zip(turns, claims, strict=True)]
+        return await calls.write_all(writes)
+
+    def _whole_end(self, turn: Turn, claim: Claim) -> Write:
+        """What is said of a turn's end, and what is kept and removed with it."""
+        removed = self._rows_in_queue([turn]) if self._is_removed(turn) else ()
+        return self._end_with(turn, claim)._replace(removed=removed)
+
+    def _end_with(self, turn: Turn, claim: Claim) -> Write:
+        if not _is_completed(turn):
+            kept = () if self.keeping is None else self.keeping.rows_of(turn)
+            return Write(self._command(turn, claim), kept)
+        is_over = self.keeping is not None and _may_wait(turn)
+        sent = _held_by(turn).end()
+        if not sent:
+            return Write(self._command(turn, claim), is_over=is_over)
+        result = turn.result if self.keeps_result else None
+        return Write(MarkHandled(claim, json_value(result)), sent, is_over)
 
     def _command(self, turn: Turn, claim: Claim) -> Held:
-        told = cast(Ending, turn.ending).told
+        told, verdict, _ = cast(Ending, turn.ending)
         if told is Told.COMPLETED:
             return Complete(claim, turn.result if self.keeps_result else None)
         if told is Told.RELEASED or self.forgets_failures:
             return Release(claim)
-        return Fail(claim, recorded(turn.error), final=told is Told.EXHAUSTED)
+        waits = self.keeping is not None and isinstance(verdict, Delay)
+        retry_s = verdict.delay_s if waits and isinstance(verdict, Delay) else None
+        return Fail(claim, recorded(turn.error), told is Told.EXHAUSTED, retry_s)
 
 
 def ending_of(turn: Turn, policy: Policy, *, is_stopping: bool) -> Ending:
@@ -513,6 +628,11 @@ def ending_of(turn: Turn, policy: Policy, *, is_stopping: bool) -> Ending:
 def _held_by(turn: Turn) -> HeldMessage:
     assert turn.held is not None  # noqa: S101 - only such are stored.
     return turn.held
+
+
+def _may_wait(turn: Turn) -> bool:
+    """Whether its message may wait to be tried again, from an attempt before this one."""
+    return turn.taken is not None or _held_by(turn).claim.fence > 1
 
 
 def _is_completed(turn: Turn) -> bool:

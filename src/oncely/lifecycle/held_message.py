@@ -1,21 +1,21 @@
 """What a handler can do with the message that it processes: steps, and messages to be sent."""
 
 import inspect
-import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
-from oncely.core.deferred import MAX_DESTINATION_LENGTH, DeferredMessage, deferred_id
+from oncely.core.destination import check_destination
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError, FencedError, MessageError
 from oncely.core.ids import check_id
-from oncely.core.message import Message, check_message, entered
+from oncely.core.message import Message, entered
 from oncely.core.record import Claim, Key, idempotency_key
+from oncely.core.waiting import WaitingMessage, deferred_id
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.inline_calls import run_inline
-from oncely.engine.request import json_value
+from oncely.engine.request import json_value, sent_message
 from oncely.lifecycle.patience import Hold
 from oncely.lifecycle.wrapping import is_async
 
@@ -60,7 +60,7 @@ class HeldMessage:
         self._lock = threading.Lock()
         self._results: dict[str, Any] | None = None
         self._running: set[str] = set()
-        self._deferred: dict[tuple[str, str], DeferredMessage] = {}
+        self._deferred: dict[tuple[str, str], WaitingMessage] = {}
 
     @property
     def idempotency_key(self) -> str:
@@ -69,7 +69,7 @@ class HeldMessage:
     def step_key(self, name: str) -> str:
         return idempotency_key(self.claim.key, name)
 
-    def end(self) -> Sequence[DeferredMessage]:
+    def end(self) -> Sequence[WaitingMessage]:
         """The handler has ended: what it has sent. It has no steps any more, and sends nothing."""
         with self._lock:
             self.is_over = True
@@ -168,27 +168,14 @@ class HeldMessage:
 
 def deferred_message(
     parent: Key, position: int, destination: str, content: Any, delay: Duration | None = None
-) -> DeferredMessage:
+) -> WaitingMessage:
     """What the handler of `parent` sends at that place. Raises MessageError and ConfigError."""
     if position >= MOST_DEFERRED:
         raise MessageError(f"a handler may send {MOST_DEFERRED:,} messages, and no more")
-    check_id(destination, "destination", MAX_DESTINATION_LENGTH)
-    if isinstance(content, Message):
-        message = check_message(content)
-    else:
-        message = Message(deferred_id(parent, position), _body(content))
+    check_destination(destination)
+    message = sent_message(content, deferred_id(parent, position))
     delay_s = 0.0 if delay is None else seconds(delay, "delay")
-    return DeferredMessage(message.id, destination, message, parent, position, delay_s)
-
-
-def _body(content: Any) -> bytes:
-    if isinstance(content, bytes):
-        return content
-    text = content if isinstance(content, str) else json.dumps(json_value(content))
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise MessageError("body with a lone surrogate") from error
+    return WaitingMessage(message.id, destination, message, parent, position, delay_s)
 
 
 def _done(name: str, result: Any) -> Any:

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from oncely._util.crash_points import reached
+from oncely._util.pauses import pause_s
 from oncely.async_ledger import SteadyLedger
 from oncely.core.errors import EndedError, StoreUnavailable
 from oncely.core.record import Claim
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 _TRIES = 20
 """How often a transaction may lose against others before that is an error."""
+_FIRST_WAIT_S = 0.01
 _LONGEST_WAIT_S = 0.5
 
 
@@ -127,6 +128,7 @@ def _commit_done(handling: Handling, turns: Sequence[Turn]) -> None:
     for turn in turns:
         turn.ending = turn.ending or handling.ending_of(turn)
         turn.phase = Phase.STORED
+        handling.note_removed(turn)
 
 
 def retried(ledger: Ledger, source: Begins, transact: Callable[[Any, Inbox], T]) -> T:
@@ -242,7 +244,7 @@ class _Tries:
 def _waits_s() -> Iterator[float]:
     """How long to wait after each try; zero after the last."""
     for lost in range(_TRIES - 1):
-        yield min(0.01 * 2**lost, _LONGEST_WAIT_S) * random.uniform(0.5, 1.0)  # noqa: S311
+        yield pause_s(lost, _FIRST_WAIT_S, _LONGEST_WAIT_S)
     yield 0.0
 
 

@@ -10,6 +10,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Finding
 from oncely.core.record import Key
 from oncely.core.verdicts import Counted, Ending, Phase
+from oncely.core.waiting import QueuedRow, WaitingMessage
 from oncely.engine.request import Request
 from oncely.lifecycle.held_message import HeldMessage, Untracked
 
@@ -59,6 +60,10 @@ class Turn:
     """What a probe has found out about it."""
     ending: Ending | None = None
     """What follows from all that, once it has ended."""
+    taken: WaitingMessage | None = None
+    """As what it waited in the ledger, where it did."""
+    queued: QueuedRow | None = None
+    """As what it was taken from a queue in a database, where it was."""
     deliveries: int = 1
     """How often the message was delivered: the attempts of one that is not tracked."""
 

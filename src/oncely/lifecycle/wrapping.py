@@ -4,10 +4,12 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Run = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 """Calls its first argument, where that is to be done, for what a function was called with."""
@@ -26,7 +28,7 @@ def message_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message | None
 
 def wrapped(function: Callable[..., Any], run: Run) -> Callable[..., Any]:
     """`function`, called by `run`; what `run` hands over besides comes after its positional
-    arguments.
+    arguments, or by name.
 
     Where the function is async, `run` is async, too.
     """
@@ -34,13 +36,17 @@ def wrapped(function: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
         @functools.wraps(function)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await run(lambda *more: function(*args, *more, **kwargs), args, kwargs)
+            return await run(
+                lambda *more, **named: function(*args, *more, **kwargs, **named), args, kwargs
+            )
 
         return async_wrapper
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return run(lambda *more: ended(function, *args, *more, **kwargs), args, kwargs)
+        return run(
+            lambda *more, **named: ended(function, *args, *more, **kwargs, **named), args, kwargs
+        )
 
     return wrapper
 
@@ -111,3 +117,28 @@ def name_of(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def check_takes(function: Callable[..., Any], what: str, names: Sequence[str]) -> None:
+    """Raise ConfigError where `function` cannot be called with these, by their places."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # What is written in C may not tell.
+    try:
+        signature.bind(*names)
+    except TypeError:
+        name = name_of(function)
+        raise ConfigError(
+            f"{what}: {name} takes {signature}; write `def {name}({', '.join(names)}):`"
+        ) from None
+
+
+def check_called(function: F, what: str, names: Sequence[str]) -> F:
+    """Return `function` if it can be called with these, without awaiting. Raises ConfigError."""
+    if not callable(function):
+        raise ConfigError(f"{what}: {function!r} is no function of ({', '.join(names)})")
+    if is_async(function):
+        raise ConfigError(f"{what}: it is called, and not awaited; write it without async")
+    check_takes(function, what, names)
+    return function

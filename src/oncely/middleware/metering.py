@@ -56,7 +56,11 @@ class Measured(Around):
             buckets=_SECONDS,
         )
         self._in_flight = Gauge(
-            "oncely_messages_in_flight", "Messages that are at it now.", registry=registry
+            "oncely_messages_in_flight",
+            "Messages that are at it now.",
+            registry=registry,
+            # Of several processes that share a port: of those that live.
+            multiprocess_mode="livesum",
         )
 
     @contextmanager

@@ -122,7 +122,7 @@ def _property(name: str) -> str | None:
 def _run_task(options: SinkOptions, batch: str, batches: Iterator[RecordBatch]) -> TaskReport:
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
-    ledger = migrated_ledger(options.ledger)
+    ledger = migrated_ledger(options.place)
     quarantine = Quarantine(options.quarantine, f"{batch}{partition:05d}.parquet")
     channel = TaskChannel(options.channel, options.channel_token)
     whole = None

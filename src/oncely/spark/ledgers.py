@@ -14,33 +14,33 @@ from pyspark import TaskContext
 
 from oncely.core.errors import ConfigError
 from oncely.ledger import Ledger, open_ledger
-from oncely.locations import hidden, read_secret
+from oncely.locations import LedgerPlace, hidden, read_secret
 from oncely.stores.open_store import sqlite_file
 
 _opened = lru_cache(maxsize=8)(open_ledger)
 _migrate = lru_cache(maxsize=8)(Ledger.migrate)
 
 
-def migrated_ledger(location: str) -> Ledger:
-    """The ledger at `location`, its schema made or upgraded when this process first asks for it.
+def migrated_ledger(place: LedgerPlace) -> Ledger:
+    """The ledger there, its schema made or upgraded when this process first asks for it.
 
     What env:NAME or file:PATH stands for is read anew each time: a changed password is taken up.
     Raises ConfigError, which says on what machine a secret is missing.
     """
-    with url_here(location) as url:
-        ledger = _opened(url)
+    with url_here(place.location) as url:
+        ledger = _opened(url, table=place.table, schema=place.schema)
     _migrate(ledger)
     return ledger
 
 
-def existing_ledger(location: str) -> Ledger:
+def existing_ledger(place: LedgerPlace) -> Ledger:
     """The same, its schema left as it is. Raises ConfigError for a file that is not there, too:
     to open it would leave an empty one where somebody has mistyped a name.
     """
-    with url_here(location) as url:
+    with url_here(place.location) as url:
         if url.startswith("sqlite:") and not sqlite_file(url).is_file():
             raise ConfigError(f"ledger: there is no file {str(sqlite_file(url))!r}")
-        return _opened(url)
+        return _opened(url, table=place.table, schema=place.schema)
 
 
 @contextmanager

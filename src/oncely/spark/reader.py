@@ -73,13 +73,13 @@ class LedgerReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """A range of keys for each task; one for all where a few ids are named."""
-        ledger = existing_ledger(self._options.ledger)
+        ledger = existing_ledger(self._options.place)
         number = self._options.partitions if self._wanted.ids is None else 1
         return [InputPartition(keys) for keys in ledger.key_ranges(number)]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """The records of a range, a page at a time."""
-        ledger = existing_ledger(self._options.ledger)
+        ledger = existing_ledger(self._options.place)
         keys: KeyRange = partition.value
         now = ledger.now()
         for page in ledger.read(keys, self._wanted):

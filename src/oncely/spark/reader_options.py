@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from oncely.core.record import State
-from oncely.locations import check_shared
+from oncely.locations import LedgerPlace, check_shared
 from oncely.spark.option_values import (
     check_consumer,
     choice,
@@ -12,6 +12,7 @@ from oncely.spark.option_values import (
     required,
     whole_number,
 )
+from oncely.stores.names import TABLE_NAME
 
 _DEFAULT_PARTITIONS = 8
 
@@ -22,6 +23,8 @@ class ReaderOptions:
 
     ledger: str = field(repr=False)
     """As SinkOptions has it."""
+    table: str
+    schema: str | None
     consumer: str | None
     """Whose records; None for all."""
     state: State | None
@@ -31,6 +34,11 @@ class ReaderOptions:
     push_filters: bool
     """Whether a query's own filters are told to the store."""
 
+    @property
+    def place(self) -> LedgerPlace:
+        """Where the ledger is."""
+        return LedgerPlace(self.ledger, self.table, self.schema)
+
 
 def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
     """Check the options of a read. Raises ConfigError, which names the option."""
@@ -38,6 +46,8 @@ def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
     refuse_unknown(given, [each.name for each in fields(ReaderOptions)])
     return ReaderOptions(
         ledger=check_shared(required(given, "ledger", "sqlite:////var/lib/ledger.db")),
+        table=given.get("table", TABLE_NAME),
+        schema=given.get("schema"),
         consumer=check_consumer(given["consumer"]) if "consumer" in given else None,
         state=_state(given.get("state")),
         partitions=whole_number(given, "partitions", _DEFAULT_PARTITIONS),

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from oncely._util.forking import afresh_in_children
 from oncely.core.errors import ConfigError
 from oncely.core.record import Key, Record, State
+from oncely.core.waiting import WaitingMessage
 from oncely.stores.memory_tables import MemoryTables, own
 from oncely.stores.store import (
     Backlog,
@@ -21,6 +22,7 @@ from oncely.stores.store import (
     Inside,
     Joined,
     KeyRange,
+    Listing,
     Loaded,
     Query,
     Store,
@@ -44,7 +46,7 @@ class MemoryStore(Store):
 
     def start_afresh(self) -> None:
         """Undo what another thread of the parent was about: called in a forked child."""
-        # Whoever waits for deferred messages waits for this.
+        # Whoever waits for messages waits for this.
         self._lock = threading.Condition()
         self._tables.roll_back()
 
@@ -76,19 +78,24 @@ class MemoryStore(Store):
             return done
 
     def within(self, connection: Any) -> AbstractContextManager[Joined]:  # noqa: ARG002 - the protocol's.
-        raise ConfigError(
-            "transaction: a ledger in memory cannot be part of a database's transaction; open "
-            "the ledger on that database, as in open_ledger(engine)"
-        )
+        raise _never_joined()
 
-    def backlog(self) -> Backlog:
+    def check_joins(self, source: object) -> None:  # noqa: ARG002 - the protocol's.
+        raise _never_joined()
+
+    def backlogs(self) -> Mapping[str, Backlog]:
         with self._lock:
-            return self._tables.backlog()
+            return self._tables.backlogs()
 
-    def send_again(self) -> int:
-        return self.transaction(lambda _: self._tables.send_again())
+    def listed(self, listing: Listing) -> Sequence[WaitingMessage]:
+        with self._lock:
+            return self._tables.listed(listing)
 
-    def wait_for_deferred(self, timeout_s: float) -> None:
+    def free_in_s(self, queue: str) -> float | None:
+        with self._lock:
+            return self._tables.free_in_s(queue)
+
+    def wait_for_messages(self, timeout_s: float) -> None:
         with self._lock:
             self._lock.wait_for(self._tables.some_can_be_sent, timeout_s)
 
@@ -165,4 +172,11 @@ def _tally(records: Sequence[Record], now: float) -> Tally:
         lease_over=sum(_lease_is_over(record, now) for record in records),
         oldest=min(record.last_seen for record in records),
         duplicates=sum(record.duplicates for record in records),
+    )
+
+
+def _never_joined() -> ConfigError:
+    return ConfigError(
+        "transaction: a ledger in memory cannot be part of a database's transaction; open the "
+        "ledger on that database, as in open_ledger(engine)"
     )

@@ -8,20 +8,31 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import Any, NamedTuple
 
-from oncely.core.deferred import DeferredMessage
 from oncely.core.record import Key, Record
-from oncely.stores.store import Backlog, Change, Clock, Horizons, Loaded, PublishRefusal
+from oncely.core.waiting import OUTBOX, WaitingMessage
+from oncely.stores.store import (
+    Backlog,
+    Change,
+    Clock,
+    Horizons,
+    Listing,
+    Loaded,
+    PutBack,
+)
 
 _Undo = Callable[[], object]
 
 
-class _Waiting(NamedTuple):
-    """A deferred message as it is kept. Times are the clock's."""
+class WaitingRow(NamedTuple):
+    """A message that waits as it is kept. Times are the clock's."""
 
-    message: DeferredMessage
-    due_at: float
+    message: WaitingMessage
     held_until: float = 0.0
-    is_set_aside: bool = False
+
+    @property
+    def free_at(self) -> float:
+        """From when on it can be taken."""
+        return max(self.message.due or 0.0, self.held_until)
 
 
 class _Step(NamedTuple):
@@ -36,13 +47,13 @@ class MemoryTables:
     store's lock.
     """
 
-    def __init__(self, clock: Clock, on_deferred: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, clock: Clock, on_kept: Callable[[], object] = lambda: None) -> None:
         self.clock = clock
-        self.on_deferred = on_deferred
+        self.on_kept = on_kept
         self.records: dict[Key, Record] = {}
         self.retentions: dict[str, float] = {}
         self._horizons: dict[str, float] = {}
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, WaitingRow] = {}
         self._steps: dict[tuple[Key, str], _Step] = {}
         self._numbers = count(1)
         self._undo: list[_Undo] = []
@@ -89,11 +100,11 @@ class MemoryTables:
         return written
 
     def purge(self, key: Key) -> bool:
-        """Remove a record with its steps, unless deferred messages wait."""
+        """Remove a record with its steps, unless messages of it wait."""
         if self.waiting([key]):
             return False
         self._take_out(self.records, key)
-        self._forget_steps(key)
+        self.forget_steps(key)
         return True
 
     def purge_steps(self, consumer: str | None, older_than_s: float) -> None:
@@ -114,82 +125,154 @@ class MemoryTables:
             if at > self._horizons.get(consumer, -math.inf):
                 self._put(self._horizons, consumer, at)
 
-    # ---- Deferred messages ---------------------------------------------------------------------
+    # ---- Messages that wait --------------------------------------------------------------------
 
-    def defer(self, messages: Sequence[DeferredMessage]) -> None:
-        there = {row.message.name for row in self._waiting.values()}
+    def keep(self, messages: Sequence[WaitingMessage], *, renews: bool = False) -> None:
+        there = {_told_by(row.message): number for number, row in self._waiting.items()}
         for message in sorted(messages, key=lambda message: message.position):
-            if message.name not in there:
-                there.add(message.name)
-                stored = replace(message, number=next(self._numbers))
-                self._renew(_Waiting(stored, self.clock() + message.delay_s))
-        self.on_deferred()
+            number = there.get(_told_by(message))
+            if number is None:
+                number = there[_told_by(message)] = next(self._numbers)
+                self._write(replace(message, number=number), self.clock())
+            elif renews:
+                since = self._waiting[number].message.since
+                self._write(replace(message, number=number), since)
+        self.on_kept()
 
-    def waiting(self, keys: Collection[Key]) -> Sequence[DeferredMessage]:
+    def _write(self, message: WaitingMessage, since: float | None) -> None:
+        now = self.clock()
+        due = now + message.delay_s
+        self._renew(WaitingRow(replace(message, since=since, last_seen=now, due=due)))
+
+    def waiting(self, keys: Collection[Key]) -> Sequence[WaitingMessage]:
         return [row.message for row in self._rows() if row.message.parent in keys]
 
+    def numbered(self, numbers: Collection[int]) -> Sequence[WaitingMessage]:
+        return [row.message for row in self._rows() if row.message.number in numbers]
+
+    def lanes(self, lanes: Collection[str]) -> set[str]:
+        messages = (row.message for row in self._waiting.values())
+        return {each.lane for each in messages if each.lane in lanes and not each.is_set_aside}
+
     def take(
-        self, limit: int, hold_s: float, parents: Collection[Key] | None = None
-    ) -> Sequence[DeferredMessage]:
+        self,
+        queue: str,
+        limit: int,
+        hold_s: float,
+        parents: Collection[Key] | None = None,
+        *,
+        one_per_lane: bool = False,
+        counts: bool = False,
+    ) -> Sequence[WaitingMessage]:
         now = self.clock()
-        taken: list[DeferredMessage] = []
-        for row in islice(self._open(now, parents), limit):
-            taken.append(row.message)
-            self._renew(row._replace(held_until=now + hold_s))
+        taken: list[WaitingMessage] = []
+        rows = self._open(queue, now, parents, one_per_lane=one_per_lane)
+        for row in islice(rows, limit):
+            message = replace(row.message, attempts=row.message.attempts + counts)
+            taken.append(message)
+            self._renew(WaitingRow(message, held_until=now + hold_s))
         return taken
 
     def some_can_be_sent(self) -> bool:
-        """Whether `take` would give any."""
-        return next(self._open(self.clock(), None), None) is not None
+        """Whether `take` would give anything to be sent."""
+        return next(self._open(OUTBOX, self.clock(), None), None) is not None
 
-    def _open(self, now: float, parents: Collection[Key] | None) -> Iterator[_Waiting]:
-        """What can be sent now of these parents, in the order of sending."""
+    def _open(
+        self,
+        queue: str,
+        now: float,
+        parents: Collection[Key] | None,
+        *,
+        one_per_lane: bool = False,
+    ) -> Iterator[WaitingRow]:
+        """What can be taken now of a queue and these parents, in its order."""
         closed = set()
         for row in self._rows():
-            lane = row.message.lane
-            if row.is_set_aside or lane in closed:
+            message = row.message
+            if message.queue != queue or message.is_set_aside or message.lane in closed:
                 continue
-            is_asked = parents is None or row.message.parent in parents
-            if is_asked and max(row.due_at, row.held_until) <= now:
+            is_asked = parents is None or message.parent in parents
+            is_open = is_asked and row.free_at <= now
+            if one_per_lane or not is_open:
+                closed.add(message.lane)
+            if is_open:
                 yield row
-            else:
-                closed.add(lane)
 
-    def remove(self, messages: Sequence[DeferredMessage]) -> None:
+    def remove(self, messages: Sequence[WaitingMessage]) -> None:
         for message in messages:
             self._take_out(self._waiting, message.number)
 
-    def put_back(self, refusals: Sequence[PublishRefusal]) -> None:
+    def held(self, messages: Sequence[WaitingMessage]) -> set[int]:
+        rows = ((self._waiting.get(message.number or 0), message) for message in messages)
+        return {row.message.number or 0 for row, message in rows if row and _is_held(row, message)}
+
+    def remove_held(self, messages: Sequence[WaitingMessage]) -> set[int]:
+        held = self.held(messages)
+        for number in held:
+            self._take_out(self._waiting, number)
+        return held
+
+    def put_back(self, changes: Sequence[PutBack]) -> None:
         now = self.clock()
-        for message, error, retry_s in refusals:
+        for message, error, retry_s, is_try in changes:
             row = self._waiting.get(message.number or 0)
             if row is None:
                 continue
-            refused = replace(row.message, attempts=row.message.attempts + 1, error=error)
-            due_at = row.due_at if retry_s is None else now + retry_s
-            self._renew(_Waiting(refused, due_at, is_set_aside=retry_s is None))
+            there = row.message
+            renewed = replace(
+                there,
+                attempts=there.attempts + is_try,
+                error=there.error if error is None else error,
+                reason=error if retry_s is None else there.reason,
+                is_set_aside=retry_s is None,
+                last_seen=now,
+                due=there.due if retry_s is None else now + retry_s,
+            )
+            self._renew(WaitingRow(renewed))
 
-    def send_again(self) -> int:
+    def free(self, messages: Sequence[WaitingMessage]) -> None:
         now = self.clock()
-        aside = [row for row in self._waiting.values() if row.is_set_aside]
-        for row in aside:
-            self._renew(_Waiting(replace(row.message, attempts=0), now))
-        self.on_deferred()
-        return len(aside)
+        for message in messages:
+            row = self._waiting.get(message.number or 0)
+            if row is not None:
+                there = replace(row.message, queue=message.queue, lane=message.lane, attempts=0)
+                freed = replace(there, id=message.id, message=message.message, is_set_aside=False)
+                self._renew(WaitingRow(replace(freed, last_seen=now, due=now)))
+        self.on_kept()
 
-    def backlog(self) -> Backlog:
+    def backlogs(self) -> Mapping[str, Backlog]:
+        queues = {row.message.queue for row in self._waiting.values()}
+        return {queue: self._backlog(queue) for queue in sorted(queues)}
+
+    def _backlog(self, queue: str) -> Backlog:
         now = self.clock()
-        waiting = [row for row in self._waiting.values() if not row.is_set_aside]
+        messages = [row.message for row in self._waiting.values() if row.message.queue == queue]
+        dues = [message.due or 0.0 for message in messages if not message.is_set_aside]
         return Backlog(
-            waiting=len(waiting),
-            set_aside=len(self._waiting) - len(waiting),
-            lag_s=max((now - row.due_at for row in waiting if row.due_at <= now), default=0.0),
+            waiting=len(dues),
+            set_aside=len(messages) - len(dues),
+            lag_s=max((now - due for due in dues if due <= now), default=0.0),
         )
 
-    def _rows(self) -> list[_Waiting]:
+    def listed(self, listing: Listing) -> Sequence[WaitingMessage]:
+        fitting = (
+            row.message
+            for row in self._rows()
+            if _is_of(row.message.queue, listing.queue)
+            and row.message.is_set_aside == listing.is_set_aside
+            and (row.message.number or 0) > listing.after
+        )
+        return list(islice(fitting, listing.limit))
+
+    def free_in_s(self, queue: str) -> float | None:
+        rows = [row for row in self._waiting.values() if row.message.queue == queue]
+        free_at = [row.free_at for row in rows if not row.message.is_set_aside]
+        return max(0.0, min(free_at) - self.clock()) if free_at else None
+
+    def _rows(self) -> list[WaitingRow]:
         return [self._waiting[number] for number in sorted(self._waiting)]
 
-    def _renew(self, row: _Waiting) -> None:
+    def _renew(self, row: WaitingRow) -> None:
         self._put(self._waiting, row.message.number, row)
 
     # ---- Steps ---------------------------------------------------------------------------------
@@ -202,14 +285,10 @@ class MemoryTables:
         if (key, name) not in self._steps:
             self._put(self._steps, (key, name), _Step(json.dumps(result), self.clock()))
 
-    def _forget_steps(self, key: Key) -> None:
+    def forget_steps(self, key: Key) -> None:
         for of, name in list(self._steps):
             if of == key:
                 self._take_out(self._steps, (of, name))
-
-    def forget(self, key: Key) -> None:
-        self.remove(self.waiting([key]))
-        self._forget_steps(key)
 
     # ---- Undoing -------------------------------------------------------------------------------
 
@@ -226,6 +305,20 @@ class MemoryTables:
             former = table[name]
             self._undo.append(lambda: table.__setitem__(name, former))
             del table[name]
+
+
+def _told_by(message: WaitingMessage) -> tuple[Key, str]:
+    return message.parent, message.name
+
+
+def _is_held(row: WaitingRow, as_taken: WaitingMessage) -> bool:
+    now = row.message
+    is_same = (now.queue, now.attempts) == (as_taken.queue, as_taken.attempts)
+    return is_same and row.held_until > 0.0 and not now.is_set_aside
+
+
+def _is_of(queue: str, asked: str) -> bool:
+    return queue.startswith(asked[:-1]) if asked.endswith("*") else queue == asked
 
 
 def own(record: Record) -> Record:

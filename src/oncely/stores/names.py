@@ -20,8 +20,13 @@ class TableName(NamedTuple):
     schema: str | None = None
 
     @property
+    def waiting(self) -> str:
+        """The table of messages that wait."""
+        return self._beside("waiting_messages", "waiting")
+
+    @property
     def deferred(self) -> str:
-        """The table of deferred messages."""
+        """The table in which, before that, messages waited to be sent."""
         return self._beside("deferred_messages", "deferred")
 
     @property
@@ -33,6 +38,11 @@ class TableName(NamedTuple):
     def consumers(self) -> str:
         """The table of what is known of each consumer."""
         return self._beside("message_consumers", "consumers")
+
+    @property
+    def bindings(self) -> str:
+        """The table of queues, and of what each has subscribed to."""
+        return self._beside("message_bindings", "bindings")
 
     @property
     def version_table(self) -> str:
@@ -47,8 +57,12 @@ class TableName(NamedTuple):
         """
         return UNIQUE_NAME if self.table == TABLE_NAME else _shortened(f"uq_{self.table}")
 
+    def index_of_waiting(self, purpose: str) -> str:
+        """An index, or a constraint, of the table of messages that wait."""
+        return _shortened(f"{self.waiting}_{purpose}")
+
     def index_of_deferred(self, purpose: str) -> str:
-        """An index, or a constraint, of the table of deferred messages."""
+        """The same of the table before that."""
         return _shortened(f"{self.deferred}_{purpose}")
 
     def checked(self) -> "TableName":

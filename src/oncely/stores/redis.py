@@ -142,17 +142,17 @@ class RedisStore(Store):
 
     def transaction(self, work: Callable[[Inside], T]) -> T:  # noqa: ARG002 - the protocol's.
         raise ConfigError(
-            "ledger: Redis has no transactions, and so no deferred messages and no steps; open the "
+            "ledger: Redis has no transactions, so no message waits, and no step is kept; open the "
             'ledger on a database, as in "postgresql://user@host/database"'
         )
 
     def within(self, connection: Any) -> AbstractContextManager[Joined]:  # noqa: ARG002
-        raise ConfigError(
-            "transaction: a ledger in Redis cannot be part of a database's transaction; open the "
-            "ledger on that database, as in open_ledger(engine)"
-        )
+        raise _never_joined()
 
-    def wait_for_deferred(self, timeout_s: float) -> None:
+    def check_joins(self, source: object) -> None:  # noqa: ARG002
+        raise _never_joined()
+
+    def wait_for_messages(self, timeout_s: float) -> None:
         time.sleep(timeout_s)
 
     def scan(self, query: Query) -> Sequence[Record]:
@@ -366,4 +366,11 @@ def _record(key: Key, values: Sequence[Any]) -> Record:
         exhausted=bool(exhausted),
         duplicates=int(duplicates),
         version=int(version),
+    )
+
+
+def _never_joined() -> ConfigError:
+    return ConfigError(
+        "transaction: a ledger in Redis cannot be part of a database's transaction; open the "
+        "ledger on that database, as in open_ledger(engine)"
     )

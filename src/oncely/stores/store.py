@@ -5,8 +5,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from oncely.core.deferred import DeferredMessage
+from oncely.core.binding import Binding
 from oncely.core.record import Key, Record, State
+from oncely.core.waiting import WaitingMessage
 
 T = TypeVar("T")
 
@@ -116,25 +117,39 @@ class Tally:
     duplicates: int
 
 
-class PublishRefusal(NamedTuple):
-    """A transport refused a deferred message."""
+class PutBack(NamedTuple):
+    """A message that was taken, and goes on waiting."""
 
-    deferred: DeferredMessage
-    error: str
+    message: WaitingMessage
+    error: str | None
+    """Why; None: no fault of its own."""
     retry_s: float | None
     """It is taken again after so long; None: it is set aside, for people."""
+    is_try: bool = True
+    """Whether it counts as one more attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What deferred messages wait."""
+    """What waits in one queue."""
 
     waiting: int
-    """Not sent yet, those with a delay included."""
+    """Those with a delay included."""
     set_aside: int
-    """Refused too often; they wait for people. Not among `waiting`."""
+    """They wait for people. Not among `waiting`."""
     lag_s: float
-    """For how long the oldest that could be sent has waited."""
+    """For how long the oldest that could be taken has waited."""
+
+
+class Listing(NamedTuple):
+    """Which waiting messages are shown: those that fit every field that is set, in their order."""
+
+    queue: str
+    """Its name or, with `*` at the end, how the names of several begin."""
+    is_set_aside: bool
+    limit: int = 100
+    after: int = 0
+    """The number of the last one before."""
 
 
 class Records(Protocol):
@@ -184,36 +199,66 @@ class Inside(Records, Protocol):
     def forget_until(self, horizons: Horizons) -> None:
         """Raise horizons to these; one that is later stays as it is."""
 
-    # ---- Deferred messages ---------------------------------------------------------------------
+    # ---- Messages that wait --------------------------------------------------------------------
 
-    def defer(self, messages: Sequence[DeferredMessage]) -> None:
-        """Keep these, in their order; what is there under the same parent, id and destination
-        stays as it is. Whoever waits for deferred messages is woken when they are stored.
+    def keep(self, messages: Sequence[WaitingMessage], *, renews: bool = False) -> None:
+        """Keep these, in their order. What is there under the same parent and name stays as it is,
+        or where it `renews`, waits anew in its place: with the attempts, error, reason and delay of
+        these, set aside or not. Whoever waits for messages is woken when they are stored.
         """
 
-    def waiting(self, keys: Collection[Key]) -> Sequence[DeferredMessage]:
-        """What is not sent yet of these parents, in the order of sending, set aside or not."""
+    def waiting(self, keys: Collection[Key]) -> Sequence[WaitingMessage]:
+        """What waits of these parents, in whatever queue, in order, set aside or not."""
+
+    def numbered(self, numbers: Collection[int]) -> Sequence[WaitingMessage]:
+        """Those of these numbers that wait still."""
+
+    def lanes(self, lanes: Collection[str]) -> set[str]:
+        """Those of these lanes in which any wait that are not set aside."""
 
     def take(
-        self, limit: int, hold_s: float, parents: Collection[Key] | None = None
-    ) -> Sequence[DeferredMessage]:
-        """At most `limit` that can be sent now, in the order of sending; nobody else is given
-        them for `hold_s`. Of these `parents` alone, where any are named.
+        self,
+        queue: str,
+        limit: int,
+        hold_s: float,
+        parents: Collection[Key] | None = None,
+        *,
+        one_per_lane: bool = False,
+        counts: bool = False,
+    ) -> Sequence[WaitingMessage]:
+        """At most `limit` of a queue that can be taken now, in their order; nobody else is given
+        them for `hold_s`. Of these `parents` alone, where any are named; and `one_per_lane`, for
+        whom the next is to wait until the one before is removed. Where it `counts`, that they are
+        taken is one more attempt, which those that are returned have.
 
         None whose delay is not over, none that is held or set aside, and none behind another of
         its lane that is held, has to wait, or is of a parent that is not named.
         """
 
-    def remove(self, messages: Sequence[DeferredMessage]) -> None:
-        """These are sent. What is gone already is no error."""
+    def remove(self, messages: Sequence[WaitingMessage]) -> None:
+        """These wait no more. What is gone already is no error."""
 
-    def put_back(self, refusals: Sequence[PublishRefusal]) -> None:
-        """These are not sent; each counts as one more attempt."""
+    def held(self, messages: Sequence[WaitingMessage]) -> set[int]:
+        """The numbers of those that are held since they were taken so: nobody has let go of them,
+        or was given them since. Of what was taken with a count. Nobody is, before the transaction
+        ends.
+        """
+
+    def remove_held(self, messages: Sequence[WaitingMessage]) -> set[int]:
+        """Those of these that are `held` wait no more; their numbers."""
+
+    def put_back(self, changes: Sequence[PutBack]) -> None:
+        """These go on waiting; what is gone is no error."""
+
+    def free(self, messages: Sequence[WaitingMessage]) -> None:
+        """These can be taken at once, with no attempt counted, from the queue, in the lane and with
+        the content that they have here.
+        """
 
     # ---- Steps ---------------------------------------------------------------------------------
 
-    def forget(self, key: Key) -> None:
-        """Remove what is kept besides the record of this key: deferred messages and steps."""
+    def forget_steps(self, key: Key) -> None:
+        """Remove the message's finished steps."""
 
     def steps(self, key: Key) -> Mapping[str, Any]:
         """The results of the message's finished steps, by their names."""
@@ -244,12 +289,19 @@ class Store(Records, Protocol):
     breaks after something was sent. All are safe to call from many threads.
 
     A class that names it as its base inherits what holds for the simplest of stores: nobody waits
-    for its connections or loses against another, there is no schema, and nothing is deferred.
+    for its connections or loses against another, there is no schema, and nothing waits.
     """
 
     @property
     def has_transactions(self) -> bool:
-        """Whether `transaction` works, and with it deferred messages and steps."""
+        """Whether `transaction` works, and with it waiting messages and steps."""
+
+    @property
+    def place(self) -> object:
+        """Where its tables are: two stores whose places are equal work on the same ones, so that a
+        transaction of one can do what is asked of the other.
+        """
+        return self
 
     def transaction(self, work: Callable[[Inside], T]) -> T:
         """What `work` returns, once all that it did is stored.
@@ -267,6 +319,11 @@ class Store(Records, Protocol):
         back meanwhile, by whomever and however.
         """
 
+    def check_joins(self, source: object) -> None:
+        """Raise ConfigError where `within` could join no transaction that `source` begins, an
+        Engine or sessionmaker of SQLAlchemy, plain or async: as far as can be told without one.
+        """
+
     def is_contention(self, error: Exception) -> bool:  # noqa: ARG002
         """Whether `error` says that a transaction lost against another, or its connection, and may
         be done again.
@@ -279,16 +336,38 @@ class Store(Records, Protocol):
         """
         return self
 
-    def backlog(self) -> Backlog:
-        """What deferred messages wait."""
-        return Backlog(waiting=0, set_aside=0, lag_s=0.0)
+    def backlogs(self) -> Mapping[str, Backlog]:
+        """What waits in each queue in which anything does."""
+        return {}
 
-    def send_again(self) -> int:
-        """Let what was set aside be sent after all; return how many."""
-        return 0
+    def listed(self, listing: Listing) -> Sequence[WaitingMessage]:  # noqa: ARG002
+        """Messages that wait, to be shown."""
+        return []
 
-    def wait_for_deferred(self, timeout_s: float) -> None:
-        """Return as soon as messages may have been deferred, at the latest after `timeout_s`."""
+    def free_in_s(self, queue: str) -> float | None:  # noqa: ARG002
+        """In how many seconds the next of a queue can be taken, by its own time and hold: 0 where
+        one can now, None where nothing waits there that is not set aside.
+        """
+        return None
+
+    def wait_for_messages(self, timeout_s: float) -> None:
+        """Return as soon as messages may have been kept, at the latest after `timeout_s`."""
+
+    def bind(self, bindings: Collection[Binding]) -> None:  # noqa: ARG002
+        """Keep what brings messages into queues, where `bindings` does not answer None; what is
+        there already is no error.
+        """
+        return  # Without a statement it would have to be implemented.
+
+    def unbind(self, bindings: Collection[Binding]) -> None:  # noqa: ARG002
+        """Forget these; what is gone already is no error."""
+        return
+
+    def bindings(self, queue: str | None = None) -> Sequence[Binding] | None:  # noqa: ARG002
+        """What brings messages into one queue, or into any, as it was kept; None where the store
+        keeps none.
+        """
+        return None
 
     def scan(self, query: Query) -> Sequence[Record]:
         """The records that fit, longest unseen first."""
@@ -311,7 +390,7 @@ class Store(Records, Protocol):
     def purge(self, query: Query, states: Sequence[State]) -> int:
         """Remove at most `query.limit` of the records that fit and are in one of `states`, with
         their steps; return how many. Fewer than the limit: none are left, or others are removing
-        them. A record whose deferred messages wait stays.
+        them. A record of which messages wait stays.
 
         With them, atomically, it raises the horizon of each consumer of which it removes any to
         the time that the query's age says.

@@ -10,27 +10,25 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue, Verdict
+from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
 from oncely.testing.tools import AdvancingClock, at_once
-from oncely.transports.transport import DeadLettered, Delivery, Transport
+from oncely.transports.transport import Delivery, Transport
 
 Connect = Callable[[], Transport]
 
 QUEUE = "orders"
+DEAD = "orders.dead"
 DEADLINE_S = 30.0
 RECEIVERS = 8
 _NOTHING_S = 0.05
 """How long a test waits for what must not come."""
 
 _ORDER = Message("order-17", b'{"total": 3}', "order.placed", {"tenant": "a"}, key="customer-9")
-_VERDICTS = (Ack(), Requeue(), Delay(0.01), DeadLetter("late"))
+_VERDICTS = (Ack(), Requeue(), Refuse("late"))
 
 
 class DeliveryConformance:
     """Deliveries are settled once, by whoever holds them, or come again."""
-
-    delay_s = 10.0
-    """By how much the suite delays messages: less where `advance` sleeps."""
 
     @pytest.fixture
     def transport(self, connect: Connect) -> Transport:
@@ -55,93 +53,37 @@ class DeliveryConformance:
             assert delivery.count == (times if transport.features.counts_deliveries else 1)
             transport.settle([(delivery, Requeue())])
 
-    def test_delay(self, transport: Transport, clock: AdvancingClock) -> None:
-        """What is delayed comes again when its delay is over, and not before."""
-        if not transport.features.delays:
-            pytest.skip("this transport declares no delays")
-        first, second = given(transport, Message("1"), Message("2"))
-        transport.settle([(first, Delay(self.delay_s)), (second, Delay(3 * self.delay_s))])
-        assert nothing_comes(transport)
-        clock.advance(self.delay_s)
-        [again] = received(transport, 1)
-        assert again.message.id == first.message.id
-        assert again.count == (2 if transport.features.counts_deliveries else 1)
-        assert nothing_comes(transport)
-        clock.advance(2 * self.delay_s)
-        assert ids_of(received(transport, 1)) == [second.message.id]
-
-    def test_delayed_beyond_the_visibility(
-        self, transport: Transport, clock: AdvancingClock
-    ) -> None:
-        """A delay longer than a delivery may be held is kept to."""
-        visibility_s = transport.features.visibility_s
-        if visibility_s is None or not transport.features.delays:
-            pytest.skip("this transport declares no delays, or no visibility timeout")
-        [delivery] = given(transport, Message("1"))
-        transport.settle([(delivery, Delay(3 * visibility_s))])
-        clock.advance(2 * visibility_s)
-        assert nothing_comes(transport)
-        clock.advance(visibility_s)
-        assert len(received(transport, 1)) == 1
-
     def test_mixed_verdicts(self, transport: Transport) -> None:
         """Each delivery meets its own verdict, however they are mixed in one call."""
         transport.publish(QUEUE, [Message(str(n)) for n in range(9)])
         deliveries = {d.message.id: d for d in received(transport, 9)}
-        kinds: tuple[Verdict, ...] = (Ack(), Requeue(), DeadLetter("no"))
+        kinds: tuple[Settlement, ...] = (Ack(), Requeue(), Refuse("no"))
         transport.settle([(d, kinds[int(id_) % 3]) for id_, d in deliveries.items()])
         assert sorted(ids_of(received(transport, 3))) == ["1", "4", "7"]
-        assert sorted(letter.message.id for letter in _dead(transport, 3)) == ["2", "5", "8"]
+        assert sorted(ids_of(received(transport, 3, queue=DEAD))) == ["2", "5", "8"]
         assert nothing_comes(transport)
 
     # ---- Dead letters --------------------------------------------------------------------------
 
-    def test_dead_letter(self, transport: Transport, clock: AdvancingClock) -> None:
-        """A dead letter is kept whole, with its reason, count and queue, and not delivered."""
+    def test_reject(self, transport: Transport, clock: AdvancingClock) -> None:
+        """What is rejected comes whole into the queue of dead letters, and not again."""
         [delivery] = given(transport, _ORDER)
-        transport.settle([(delivery, Requeue())])
-        [delivery] = received(transport, 1)
-        transport.settle([(delivery, DeadLetter("no such customer: é 🧾"))])
+        transport.settle([(delivery, Refuse("no such customer: é 🧾"))])
         _lapse(transport, clock)
         assert nothing_comes(transport)
-        [letter] = _dead(transport, 1)
-        assert letter.message == _ORDER
-        assert (letter.queue, letter.reason) == (QUEUE, "no such customer: é 🧾")
-        assert letter.count == (2 if transport.features.counts_deliveries else 1)
-        assert transport.dead_letters("another") == []
+        assert transport.is_drained(QUEUE)
+        [letter] = received(transport, 1, queue=DEAD)
+        assert (letter.message, letter.queue) == (_ORDER, DEAD)
+        transport.settle([(letter, Ack())])
+        assert transport.is_drained(DEAD)
 
-    def test_dead_letters_in_order(self, transport: Transport) -> None:
-        """Dead letters are listed in the order in which they were set aside, up to a limit."""
-        deliveries = given(transport, *(Message(str(n)) for n in range(4)))
-        for delivery in reversed(deliveries):
-            transport.settle([(delivery, DeadLetter("no"))])
-        expected = ids_of(deliveries)[::-1]
-        assert [letter.message.id for letter in _dead(transport, 4)] == expected
-        letters = transport.dead_letters(QUEUE, limit=3)
-        assert [letter.message.id for letter in letters] == expected[:3]
-
-    def test_retry(self, transport: Transport) -> None:
-        """A dead letter that is tried again is delivered as if for the first time, once."""
-        for delivery in given(transport, _ORDER, Message("2")):
-            transport.settle([(delivery, DeadLetter("no"))])
-        letters = _dead(transport, 2)
-        [letter] = [letter for letter in letters if letter.message == _ORDER]
-        assert transport.retry([letter]) == 1
-        assert transport.retry([letter]) == 0
-        [delivery] = received(transport, 1)
-        assert (delivery.message, delivery.count) == (_ORDER, 1)
-        assert nothing_comes(transport)
-        assert [letter.message.id for letter in _dead(transport, 1)] == ["2"]
-
-    def test_retried_letter_is_gone(self, transport: Transport) -> None:
-        """What was listed before it was tried again is not taken for a later dead letter."""
-        first, second = given(transport, Message("1"), Message("2"))
-        transport.settle([(first, DeadLetter("no"))])
-        letters = _dead(transport, 1)
-        transport.retry(letters)
-        transport.settle([(second, DeadLetter("no"))])
-        assert transport.retry(letters) == 0
-        assert [letter.message.id for letter in _dead(transport, 1)] == [second.message.id]
+    def test_dead_letters_of_dead_letters(self, transport: Transport) -> None:
+        """A queue of dead letters is one like any other: nothing that is rejected is lost."""
+        [delivery] = given(transport, _ORDER)
+        transport.settle([(delivery, Refuse("no"))])
+        [letter] = received(transport, 1, queue=DEAD)
+        transport.settle([(letter, Refuse("no"))])
+        assert ids_of(received(transport, 1, queue=f"{DEAD}.dead")) == [_ORDER.id]
 
     # ---- Unsettled, and settled late -----------------------------------------------------------
 
@@ -167,7 +109,9 @@ class DeliveryConformance:
         assert again.count == (2 if other.features.counts_deliveries else 1)
 
     @pytest.mark.parametrize("verdict", _VERDICTS, ids=repr)
-    def test_late_settle(self, connect: Connect, clock: AdvancingClock, verdict: Verdict) -> None:
+    def test_late_settle(
+        self, connect: Connect, clock: AdvancingClock, verdict: Settlement
+    ) -> None:
         """A settle after the message was delivered again does nothing to that delivery."""
         holder, other = connect(), connect()
         if holder.features.visibility_s is None:
@@ -181,10 +125,10 @@ class DeliveryConformance:
             assert not other.is_drained(QUEUE)
             later.settle([(current, Ack())])
             assert other.is_drained(QUEUE)
-        assert other.dead_letters(QUEUE) == []
+        assert nothing_comes(other, queue=DEAD)
 
     @pytest.mark.parametrize("verdict", _VERDICTS, ids=repr)
-    def test_settled_twice(self, transport: Transport, verdict: Verdict) -> None:
+    def test_settled_twice(self, transport: Transport, verdict: Settlement) -> None:
         """Only the first settle of a delivery counts, in one call and in the next."""
         [delivery] = given(transport, Message("1"))
         transport.settle([(delivery, Ack()), (delivery, verdict)])
@@ -193,22 +137,7 @@ class DeliveryConformance:
         assert not transport.is_drained(QUEUE)
         transport.settle([(other, Requeue()), (other, verdict)])
         assert ids_of(received(transport, 1)) == ["2"]
-        assert transport.dead_letters(QUEUE) == []
-
-    @pytest.mark.parametrize("verdict", _VERDICTS, ids=repr)
-    def test_settled_while_delayed(
-        self, transport: Transport, clock: AdvancingClock, verdict: Verdict
-    ) -> None:
-        """A delivery that was delayed is settled: nothing else that is said of it counts."""
-        if not transport.features.delays:
-            pytest.skip("this transport declares no delays")
-        [delivery] = given(transport, Message("1"))
-        transport.settle([(delivery, Delay(self.delay_s))])
-        transport.settle([(delivery, verdict)])
-        assert nothing_comes(transport)
-        clock.advance(self.delay_s)
-        assert len(received(transport, 1)) == 1
-        assert transport.dead_letters(QUEUE) == []
+        assert nothing_comes(transport, queue=DEAD)
 
     def test_receivers_share(self, connect: Connect) -> None:
         """Of many receivers at once, in threads and over connections, one is given a message."""
@@ -230,21 +159,32 @@ class DeliveryConformance:
 
     # ---- Drained -------------------------------------------------------------------------------
 
-    def test_drained(self, transport: Transport, clock: AdvancingClock) -> None:
-        """A queue is drained when nothing waits, is held or delayed; dead letters do not count."""
+    def test_drained(self, transport: Transport) -> None:
+        """A queue is drained when nothing waits or is held; dead letters do not count."""
         assert transport.is_drained(QUEUE)
         transport.publish(QUEUE, [Message("1"), Message("2")])
         assert not transport.is_drained(QUEUE)
         assert transport.is_drained("another")
         first, second = received(transport, 2)
         assert not transport.is_drained(QUEUE)
-        transport.settle([(first, Delay(self.delay_s)), (second, DeadLetter("no"))])
+        transport.settle([(first, Requeue()), (second, Refuse("no"))])
         assert not transport.is_drained(QUEUE)
-        clock.advance(self.delay_s)
         [again] = received(transport, 1)
         assert not transport.is_drained(QUEUE)
         transport.settle([(again, Ack())])
         assert transport.is_drained(QUEUE)
+
+    @pytest.mark.parametrize("size", [10, 100_000])
+    def test_drained_loop(self, transport: Transport, size: int) -> None:
+        """Whoever receives and settles until the queue is drained has had all, each once."""
+        ids = [str(n) for n in range(300)]
+        transport.publish(QUEUE, [Message(id_, b"x" * size) for id_ in ids])
+        taken: list[str] = []
+        while not transport.is_drained(QUEUE):
+            deliveries = transport.receive(QUEUE, 20, _NOTHING_S)
+            taken.extend(ids_of(deliveries))
+            transport.settle([(delivery, Ack()) for delivery in deliveries])
+        assert sorted(taken, key=int) == ids
 
     # ---- close ---------------------------------------------------------------------------------
 
@@ -252,25 +192,14 @@ class DeliveryConformance:
         """What a closed transport held is delivered to others at once; what is left stays."""
         holder, other = connect(), connect()
         first, second, _ = given(holder, Message("1"), Message("2"), Message("3"))
-        holder.settle([(first, Ack()), (second, DeadLetter("no"))])
+        holder.settle([(first, Ack()), (second, Refuse("no"))])
         holder.close()
         [again] = received(other, 1)
         assert again.message.id not in (first.message.id, second.message.id)
-        assert len(_dead(other, 1)) == 1
-
-    def test_close_leaves_delays(self, transport: Transport, clock: AdvancingClock) -> None:
-        """What is delayed stays delayed when the transport that delayed it is closed."""
-        if not transport.features.delays:
-            pytest.skip("this transport declares no delays")
-        [delivery] = given(transport, Message("1"))
-        transport.settle([(delivery, Delay(self.delay_s))])
-        transport.close()
-        assert nothing_comes(transport)
-        clock.advance(self.delay_s)
-        assert len(received(transport, 1)) == 1
+        assert ids_of(received(other, 1, queue=DEAD)) == [second.message.id]
 
     @pytest.mark.parametrize("verdict", _VERDICTS, ids=repr)
-    def test_settled_after_close(self, transport: Transport, verdict: Verdict) -> None:
+    def test_settled_after_close(self, transport: Transport, verdict: Settlement) -> None:
         """What was received before a close cannot be settled after it: it may be another's."""
         [before] = given(transport, Message("1"))
         transport.close()
@@ -322,15 +251,6 @@ def received(
 def nothing_comes(transport: Transport, *, queue: str = QUEUE) -> bool:
     """Whether nothing can be received."""
     return not transport.receive(queue, 100, _NOTHING_S)
-
-
-def _dead(transport: Transport, number: int) -> Sequence[DeadLettered]:
-    """So many dead letters. Raises AssertionError where there are not."""
-    deadline = time.monotonic() + DEADLINE_S
-    while len(letters := transport.dead_letters(QUEUE)) != number:
-        assert time.monotonic() < deadline, f"{len(letters)} dead letters, not {number}"
-        time.sleep(0.01)
-    return letters
 
 
 def _lapse(transport: Transport, clock: AdvancingClock) -> None:

@@ -1,13 +1,13 @@
-"""What tests of stores need: records, deferred messages, and one thing done inside at a time."""
+"""What tests of stores need: records, messages that wait, and one thing done inside at a time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from oncely.core.deferred import DeferredMessage
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
+from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.ledger import Ledger
-from oncely.stores.store import Store
+from oncely.stores.store import Backlog, Store
 
 
 def key_of(message_id: str) -> Key:
@@ -43,10 +43,10 @@ def deferred(
     parent: Key = PARENT,
     position: int = 0,
     delay_s: float = 0.0,
-) -> DeferredMessage:
+) -> WaitingMessage:
     """A message as it is deferred."""
     message = Message(message_id, body, key=key)
-    return DeferredMessage(message_id, destination, message, parent, position, delay_s)
+    return WaitingMessage(message_id, destination, message, parent, position, delay_s)
 
 
 class Doing:
@@ -56,6 +56,26 @@ class Doing:
         self.store = store
         self.ledger = Ledger(store)
 
+    def take(
+        self,
+        limit: int,
+        hold_s: float,
+        parents: Sequence[Key] | None = None,
+        queue: str = OUTBOX,
+        *,
+        one_per_lane: bool = False,
+        counts: bool = False,
+    ) -> Sequence[WaitingMessage]:
+        """As Inside does; what is to be sent, unless another queue is named."""
+        how = {"one_per_lane": one_per_lane, "counts": counts}
+        return self.store.transaction(
+            lambda inside: inside.take(queue, limit, hold_s, parents, **how)
+        )
+
+    def backlog(self, queue: str = OUTBOX) -> Backlog:
+        """What waits in a queue."""
+        return self.ledger.mailbox.backlog(queue)
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def do(*arguments: Any, **named: Any) -> Any:
             return self.store.transaction(lambda inside: getattr(inside, name)(*arguments, **named))
@@ -63,6 +83,6 @@ class Doing:
         return do
 
 
-def ids_of(messages: Sequence[DeferredMessage]) -> list[str]:
+def ids_of(messages: Sequence[WaitingMessage]) -> list[str]:
     """Their own ids, in their order."""
     return [message.id for message in messages]

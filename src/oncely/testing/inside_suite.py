@@ -12,15 +12,15 @@ from oncely.core.errors import ConfigError, FencedError
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import PURGEABLE
 from oncely.ledger import Ledger
-from oncely.stores.store import Change, Inside, PublishRefusal, Query, Store
-from oncely.testing.deferring_suite import HOLD_S, DeferringConformance
+from oncely.stores.store import Change, Inside, PutBack, Query, Store
 from oncely.testing.doing import LEASE_S, PARENT, Doing, deferred, fresh, ids_of, key_of
 from oncely.testing.tools import AdvancingClock, at_once, granted
+from oncely.testing.waiting_suite import HOLD_S, WaitingConformance
 
 _RACERS = 8
 
 
-class InsideConformance(DeferringConformance):
+class InsideConformance(WaitingConformance):
     """The part of StoreConformance for transactions; skipped where there are none."""
 
     def test_no_transactions(self, store: Store) -> None:
@@ -29,7 +29,7 @@ class InsideConformance(DeferringConformance):
             pytest.skip("this store has transactions")
         with pytest.raises(ConfigError):
             store.transaction(lambda inside: inside.load([]))
-        assert store.backlog().waiting == 0
+        assert not store.backlogs()
 
     # ---- All or nothing ------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ class InsideConformance(DeferringConformance):
 
         def work(inside: Inside) -> str:
             inside.insert([fresh("1")])
-            inside.defer([deferred("m")])
+            inside.keep([deferred("m")])
             inside.keep_step(PARENT, "step", 1)
             return "done"
 
@@ -51,7 +51,7 @@ class InsideConformance(DeferringConformance):
         """An error of the work undoes everything, and is raised as it was."""
         keys = [key_of(name) for name in ("old", "older", "changed", "other")]
         doing.insert([fresh(key.message_id) for key in keys])
-        doing.defer([deferred("sent"), deferred("refused", position=1)])
+        doing.keep([deferred("sent"), deferred("refused", position=1)])
         [sent, refused] = doing.take(9, HOLD_S)
         before = sorted(doing.store.scan(Query()))
 
@@ -60,9 +60,9 @@ class InsideConformance(DeferringConformance):
             found = [inside.load(keys).records[key] for key in keys]
             inside.swap([Change(record, None) for record in found[:2]])
             inside.swap([Change(record, _later(record)) for record in found[2:]])
-            inside.defer([deferred("more", position=2)])
+            inside.keep([deferred("more", position=2)])
             inside.remove([sent])
-            inside.put_back([PublishRefusal(refused, "no", None)])
+            inside.put_back([PutBack(refused, "no", None)])
             inside.keep_step(PARENT, "step", 1)
             raise KeyError("mine")
 
@@ -71,7 +71,7 @@ class InsideConformance(DeferringConformance):
         assert sorted(doing.store.scan(Query())) == before
         assert doing.waiting([PARENT]) == [sent, refused]
         assert doing.steps(PARENT) == {}
-        assert doing.store.backlog().set_aside == 0
+        assert doing.backlog().set_aside == 0
 
     def test_own_writes_are_seen(self, doing: Doing) -> None:
         """Inside, what was written before is read."""
@@ -251,9 +251,9 @@ class InsideConformance(DeferringConformance):
         for name in ("waits", "aside", "sent"):
             claim = granted(doing.ledger.claim(key_of(name)))
             doing.ledger.complete(claim)
-            doing.defer([deferred("m", parent=key_of(name))])
+            doing.keep([deferred("m", parent=key_of(name))])
         [aside] = doing.take(1, HOLD_S, [key_of("aside")])
-        doing.put_back([PublishRefusal(aside, "no", None)])
+        doing.put_back([PutBack(aside, "no", None)])
         doing.remove(doing.take(1, HOLD_S, [key_of("sent")]))
         clock.advance(100)
         assert doing.ledger.purge("50s") == 1

@@ -6,7 +6,7 @@ from typing import Any
 from oncely.stores.store import Store
 from oncely.testing.forwarding import ForwardingStore
 
-_WRITES = ("insert", "swap", "transaction", "keep_retention")
+_WRITES = ("insert", "swap", "transaction", "keep_retention", "bind", "unbind")
 _READS = ("horizons", "load")
 
 

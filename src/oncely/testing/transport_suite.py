@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from oncely.core.errors import PublishRefused
+from oncely.core.binding import Binding
+from oncely.core.errors import ConfigError, PublishRefused
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.verdicts import Ack, Requeue
@@ -145,10 +146,9 @@ class TransportConformance(DeliveryConformance):
         assert len(set(ids)) == RECEIVERS * 100
 
     def test_nothing(self, transport: Transport) -> None:
-        """To publish, settle or retry nothing does nothing."""
+        """To publish or settle nothing does nothing."""
         transport.publish(QUEUE, [])
         transport.settle([])
-        assert transport.retry([]) == 0
         assert nothing_comes(transport)
 
     # ---- Refusals ------------------------------------------------------------------------------
@@ -174,6 +174,83 @@ class TransportConformance(DeliveryConformance):
         assert list(raised.value.refused) == [0, 1]
         assert ids_of(received(transport, 1)) == ["3"]
 
+    # ---- Destinations --------------------------------------------------------------------------
+
+    def test_missing_queue(self, transport: Transport) -> None:
+        """A queue that is missing is made, or refused to who makes none, with its name."""
+        for _ in range(2):
+            with pytest.raises(PublishRefused, match="'orders': ") as raised:
+                transport.publish(QUEUE, [Message("1"), Message("2")], create=False)
+            assert list(raised.value.refused) == [0, 1]
+        transport.publish(QUEUE, [Message("3")])
+        transport.publish(QUEUE, [Message("4")], create=False)
+        assert ids_of(received(transport, 2)) == ["3", "4"]
+
+    def test_received_queue_is_there(self, transport: Transport) -> None:
+        """Whoever receives makes the queue, for those who make none."""
+        assert nothing_comes(transport)
+        transport.publish(QUEUE, [Message("1")], create=False)
+        assert ids_of(received(transport, 1)) == ["1"]
+
+    def test_events(self, connect: Connect) -> None:
+        """Events come into each queue that has subscribed to their type, and get it as theirs."""
+        transport, other = connect(), connect()
+        transport.subscribe(QUEUE, ["order.*", "order.placed"])
+        transport.subscribe("another", ["#"])
+        other.publish("events:order.placed", [Message("1"), Message("2", type="own")])
+        other.publish("events:payment", [Message("3")])
+        types = [(d.message.id, d.message.type) for d in received(transport, 2)]
+        assert types == [("1", "order.placed"), ("2", "own")]
+        assert ids_of(received(transport, 3, queue="another")) == ["1", "2", "3"]
+        assert nothing_comes(transport)
+
+    def test_unsubscribe(self, connect: Connect) -> None:
+        """Nothing more comes into a queue by what it has unsubscribed; all else does, and what was
+        there stays. What was never subscribed, or is so no more, can be unsubscribed.
+        """
+        transport, other = connect(), connect()
+        transport.subscribe(QUEUE, ["order.placed", "order.*"])
+        transport.subscribe("another", ["order.placed"])
+        other.publish("events:order.placed", [Message("1")])
+        exchange = transport.features.exchange
+        gone = [Binding(QUEUE, exchange, topic) for topic in ("order.*", "never")]
+        missing = Binding("missing", exchange, "order.*")
+        for _ in range(2):
+            transport.unsubscribe([*gone, missing, Binding(QUEUE, exchange, "order.placed")])
+        transport.subscribe(QUEUE, ["order.changed"])
+        other.publish("events:order.placed", [Message("2")])
+        other.publish("events:order.changed", [Message("3")])
+        assert ids_of(received(transport, 2)) == ["1", "3"]
+        assert ids_of(received(transport, 2, queue="another")) == ["1", "2"]
+
+    def test_bindings(self, connect: Connect) -> None:
+        """What a queue has subscribed to is told, unless there is an exchange, which does not."""
+        transport = connect()
+        transport.subscribe(QUEUE, ["order.placed", "order.*"])
+        transport.subscribe("another", ["#"])
+        transport.unsubscribe([Binding(QUEUE, transport.features.exchange, "order.placed")])
+        found = connect().bindings(QUEUE)
+        expected = [Binding(QUEUE, pattern="order.*")]
+        assert found == (None if transport.features.exchange else expected)
+
+    @pytest.mark.parametrize("destination", ["events:unknown", "exchange:missing/key"])
+    def test_leads_nowhere(self, transport: Transport, destination: str) -> None:
+        """What nobody takes is refused with its destination, and nothing else is held up."""
+        transport.subscribe(QUEUE, ["order.placed"])
+        for create in (True, False):
+            with pytest.raises(PublishRefused, match=f"'{destination}': ") as raised:
+                transport.publish(destination, [Message("1"), Message("2")], create=create)
+            assert list(raised.value.refused) == [0, 1]
+        transport.publish(QUEUE, [Message("3")])
+        assert ids_of(received(transport, 1)) == ["3"]
+
+    @pytest.mark.parametrize("destination", ["", "exchange:orders", "events:", "n" * 256])
+    def test_no_destination(self, transport: Transport, destination: str) -> None:
+        """What is no destination is told in one line, which says what to type."""
+        with pytest.raises(ConfigError, match=r"destination: .*write ") as raised:
+            transport.publish(destination, [Message("1")])
+        assert "\n" not in str(raised.value)
+
     # ---- Waiting -------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("wait_s", [0.0, 0.05])
@@ -197,4 +274,6 @@ class TransportConformance(DeliveryConformance):
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(connect().receive, QUEUE, 10, DEADLINE_S)
             holder.settle([(delivery, Requeue())])
+            # It may be sent to the one who gave it back, too.
+            holder.close()
             assert ids_of(waiting.result(DEADLINE_S / 2)) == ["1"]

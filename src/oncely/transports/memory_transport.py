@@ -5,16 +5,27 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import count, islice
+from itertools import count
 
+from oncely.core.binding import Binding
+from oncely.core.destination import Destination, EventsOf, QueueNamed, destination_of, takes
 from oncely.core.errors import PublishRefused
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue, Verdict
-from oncely.transports.transport import Clock, DeadLettered, Delivery, Features, Limits, refusals
+from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
+from oncely.transports.transport import (
+    Clock,
+    Delivery,
+    Features,
+    Limits,
+    dead_of,
+    log_rejected,
+    parted,
+    too_large,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -23,8 +34,8 @@ _numbers = count(1)
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A message that waits, is delayed, or is held."""
+class _InQueue:
+    """A message that waits, or is held."""
 
     message: Message
     visible_at: float = -math.inf
@@ -38,29 +49,33 @@ class _Queue:
     def __init__(self, name: str) -> None:
         self.due_at = math.inf
         """When the next comes back: never later than that."""
+        self.types: set[str] = set()
+        """What it has subscribed to."""
         self._name = name
-        self._ready: list[tuple[int, _Kept]] = []
-        self._later: dict[int, _Kept] = {}
-        self._dead: dict[int, DeadLettered] = {}
+        self._ready: list[tuple[int, _InQueue]] = []
+        self._later: dict[int, _InQueue] = {}
 
     def add(self, message: Message) -> None:
-        heappush(self._ready, (next(_numbers), _Kept(message)))
+        heappush(self._ready, (next(_numbers), _InQueue(message)))
 
-    def take(self, limit: int, holder: object, now: float, visibility_s: float) -> list[Delivery]:
+    def take(self, limit: int, holder: object, now: float, limits: Limits) -> list[Delivery]:
         self._bring_back(now)
         taken = []
         for _ in range(min(limit, len(self._ready))):
             number, kept = self._ready[0]
             kept.count += 1
             kept.holder = holder
-            self._put_off(number, kept, now + visibility_s)
+            self._put_off(number, kept, now + limits.visibility_s)
             # Last: an interrupt before it loses nothing.
             heappop(self._ready)
             tag = (number, kept.count)
-            taken.append(Delivery(_own(kept.message), self._name, kept.count, tag))
+            problem = too_large(kept.message.body, limits.max_bytes)
+            taken.append(Delivery(_own(kept.message), self._name, kept.count, tag, problem))
         return taken
 
-    def settle(self, delivery: Delivery, holder: object, verdict: Verdict, now: float) -> bool:
+    def settle(
+        self, delivery: Delivery, holder: object, verdict: Settlement, dead: "_Queue"
+    ) -> bool:
         """Whether it was still held, as it was delivered, by `holder`."""
         number, times = delivery.tag
         kept = self._later.get(number)
@@ -71,12 +86,8 @@ class _Queue:
                 del self._later[number]
             case Requeue():
                 self._make_ready(number, kept)
-            case Delay(delay_s):
-                kept.holder = None
-                self._put_off(number, kept, now + delay_s)
-            case DeadLetter(reason):
-                letter = DeadLettered(kept.message, self._name, reason, kept.count, number)
-                self._dead[number] = letter
+            case Refuse():
+                dead.add(kept.message)
                 del self._later[number]
         return True
 
@@ -88,16 +99,6 @@ class _Queue:
     def is_drained(self) -> bool:
         return not self._ready and not self._later
 
-    def dead_letters(self, limit: int) -> list[DeadLettered]:
-        letters = islice(self._dead.values(), limit)
-        return [replace(letter, message=_own(letter.message)) for letter in letters]
-
-    def retry(self, letter: DeadLettered) -> bool:
-        there = self._dead.pop(letter.tag, None)
-        if there is not None:
-            self.add(there.message)
-        return there is not None
-
     def _bring_back(self, now: float) -> None:
         if now < self.due_at:
             return
@@ -106,12 +107,12 @@ class _Queue:
                 self._make_ready(number, kept)
         self.due_at = min((kept.visible_at for kept in self._later.values()), default=math.inf)
 
-    def _make_ready(self, number: int, kept: _Kept) -> None:
+    def _make_ready(self, number: int, kept: _InQueue) -> None:
         kept.holder = None
         heappush(self._ready, (number, kept))
         del self._later[number]
 
-    def _put_off(self, number: int, kept: _Kept, until: float) -> None:
+    def _put_off(self, number: int, kept: _InQueue, until: float) -> None:
         kept.visible_at = until
         self._later[number] = kept
         self.due_at = min(self.due_at, until)
@@ -127,7 +128,18 @@ class QueueServer:
         self._queues: dict[str, _Queue] = {}
 
     def queue(self, name: str) -> _Queue:
+        """That of this name, made where it is missing."""
         return self._queues.setdefault(name, _Queue(name))
+
+    def queues_of(self, destination: Destination) -> list[_Queue]:
+        """Where messages for a destination come to."""
+        match destination:
+            case QueueNamed(name):
+                return [self._queues[name]] if name in self._queues else []
+            case EventsOf(type_):
+                each = self._queues.values()
+                return [q for q in each if any(takes(pattern, type_) for pattern in q.types)]
+        return []
 
     def give_back(self, holder: object) -> None:
         for queue in self._queues.values():
@@ -146,9 +158,7 @@ class MemoryTransport:
     """A connection to a QueueServer."""
 
     def __init__(self, server: QueueServer, limits: Limits = Limits()) -> None:
-        self.features = Features(
-            delays=True, ordered=True, counts_deliveries=True, **limits._asdict()
-        )
+        self.features = Features(ordered=True, counts_deliveries=True, **limits._asdict())
         self._limits = limits
         self._server = server
         # Another one after each close: what was received before it is not held any more.
@@ -160,51 +170,61 @@ class MemoryTransport:
         with self._server.changed:
             while self._holder is holder:
                 kept, now = self._server.queue(queue), self._server.clock()
-                taken = kept.take(max_messages, holder, now, self._limits.visibility_s)
+                taken = kept.take(max_messages, holder, now, self._limits)
                 left_s = until - time.monotonic()
                 if taken or left_s <= 0:
                     return taken
                 self._server.changed.wait(min(left_s, kept.due_at - now))
         return []
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
+    def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
+        log_rejected(verdicts)
         with self._changing() as server:
-            now = server.clock()
-            settled = [
-                server.queue(delivery.queue).settle(delivery, self._holder, verdict, now)
-                for delivery, verdict in verdicts
-            ]
+            settled = [self._settle(server, *pair) for pair in verdicts]
         if not all(settled):
             _log.info("settled_too_late", extra={"count": settled.count(False)})
 
-    def publish(self, queue: str, messages: Sequence[Message]) -> None:
-        refused = refusals(messages, self._limits.max_bytes)
+    def publish(
+        self, destination: str, messages: Sequence[Message], *, create: bool = True
+    ) -> None:
+        target = destination_of(destination)
         with self._changing() as server:
-            for place, message in enumerate(messages):
-                if place not in refused:
-                    server.queue(queue).add(_own(message))
+            if create and isinstance(target, QueueNamed):
+                server.queue(target.name)
+            queues = server.queues_of(target)
+            taken, refused = parted(messages, destination, queues, self._limits.max_bytes)
+            for message in taken:
+                for queue in queues:
+                    queue.add(_own(message))
         if refused:
             raise PublishRefused(refused)
 
     def subscribe(self, queue: str, types: Sequence[str]) -> None:
-        pass  # Whoever publishes names the queue.
+        with self._server.changed:
+            self._server.queue(queue).types.update(types)
+
+    def unsubscribe(self, bindings: Collection[Binding]) -> None:
+        with self._server.changed:
+            for binding in bindings:
+                self._server.queue(binding.queue).types.discard(binding.pattern)
+
+    def bindings(self, queue: str) -> Sequence[Binding]:
+        with self._server.changed:
+            types = self._server.queue(queue).types
+            return [Binding(queue, pattern=type_) for type_ in sorted(types)]
 
     def is_drained(self, queue: str) -> bool:
         with self._server.changed:
             return self._server.queue(queue).is_drained()
 
-    def dead_letters(self, queue: str, limit: int = 100) -> Sequence[DeadLettered]:
-        with self._server.changed:
-            return self._server.queue(queue).dead_letters(limit)
-
-    def retry(self, letters: Sequence[DeadLettered]) -> int:
-        with self._changing() as server:
-            return sum([server.queue(letter.queue).retry(letter) for letter in letters])
-
     def close(self) -> None:
         with self._changing() as server:
             server.give_back(self._holder)
             self._holder = object()
+
+    def _settle(self, server: QueueServer, delivery: Delivery, verdict: Settlement) -> bool:
+        dead = server.queue(dead_of(delivery.queue))
+        return server.queue(delivery.queue).settle(delivery, self._holder, verdict, dead)
 
     @contextmanager
     def _changing(self) -> Iterator[QueueServer]:

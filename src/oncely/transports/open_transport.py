@@ -1,18 +1,29 @@
 """From a URL to a transport. A driver is imported only when its URL is opened."""
 
-from pathlib import Path
-from urllib.parse import parse_qsl
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from oncely.core.durations import positive_seconds
 from oncely.core.errors import ConfigError, mask_passwords
+from oncely.core.message import Message
+from oncely.stores.names import TABLE_NAME
+from oncely.stores.open_store import open_store
 from oncely.transports.memory_transport import MemoryTransport, server_named
-from oncely.transports.numbers import whole
 from oncely.transports.transport import Limits, Transport
+from oncely.transports.url_values import Read, read_values, text, whole
 
 _EXAMPLES = (
     '"sqlite:///queue.db" (a file in this folder), "amqp://user:password@host:5672/vhost", '
-    'or "memory://name"'
+    '"postgresql://user@host/database", "mysql://user@host/database" or "memory://name"'
 )
+_HARM = 'deliver each message for ever; write "60s"'
+_LIMITS: Mapping[str, Read] = {
+    "visibility_s": partial(positive_seconds, harm=_HARM),
+    "max_bytes": whole,
+}
+_IN_SQL: Mapping[str, Read] = {**_LIMITS, "table": text, "schema": text}
+_OWN = ("visibility", "max_bytes", "table", "schema")
+_SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
 
 
 def open_transport(url: str) -> Transport:
@@ -22,13 +33,15 @@ def open_transport(url: str) -> Transport:
     named = f"transport: {mask_passwords(url)!r}"
     match kind:
         case "memory" if place:
-            return MemoryTransport(server_named(place), _limits(options))
+            return MemoryTransport(server_named(place), Limits(**read_values(options, _LIMITS)))
         case "memory":
             raise ConfigError(f'{named} names no queues; write "memory://name"')
         case "sqlite" if place.startswith("/") and place != "/":
-            return _open_sqlite(Path(place[1:]), _limits(options))
+            return _open_sql(address, options)
         case "sqlite":
             raise ConfigError(f'{named} names no file; write "sqlite:///queue.db"')
+        case _ if kind.partition("+")[0] in _SERVERS:
+            return _open_sql(address, options)
         case "amqp" | "amqps" if place:
             return _open_rabbitmq(address, options)
         case "amqp" | "amqps":
@@ -37,13 +50,53 @@ def open_transport(url: str) -> Transport:
             raise ConfigError(f"{named} is of no known kind; write {_EXAMPLES}")
 
 
-def _open_sqlite(file: Path, limits: Limits) -> Transport:
-    from oncely.transports.sql import SqliteTransport
+def publish(
+    transport: Transport | str,
+    destination: str,
+    messages: Sequence[Message] | Message,
+    *,
+    create: bool = True,
+) -> None:
+    """Publish messages as `Transport.publish` does, by a transport or by its URL, which is opened
+    for this call alone. Raises as both do.
 
-    file = file.absolute()
-    if not file.parent.is_dir():
-        raise ConfigError(f"transport: {str(file)!r} cannot be made: its folder does not exist")
-    return SqliteTransport(file, limits)
+    To publish in a transaction of your own, see `Inbox.put` and `Inbox.send`.
+    """
+    many = [messages] if isinstance(messages, Message) else messages
+    if not isinstance(transport, str):
+        transport.publish(destination, many, create=create)
+        return
+    opened = open_transport(transport)
+    try:
+        opened.publish(destination, many, create=create)
+    finally:
+        opened.close()
+
+
+def _open_sql(address: str, options: str) -> Transport:
+    own, rest = _own_options(address, options)
+    said = read_values(own, _IN_SQL)
+    table, schema = said.pop("table", TABLE_NAME), said.pop("schema", None)
+    url = f"{address}?{rest}" if rest else address
+    try:
+        store = open_store(url, table, schema)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("ledger: ", "transport: ", 1)) from error
+    # What there is of SQL has its driver by now.
+    from oncely.stores.sql.sql_store import SqlStore
+    from oncely.transports.sql import SqlTransport
+
+    assert isinstance(store, SqlStore)  # noqa: S101 - each of these kinds is one.
+    return SqlTransport(store, Limits(**said))
+
+
+def _own_options(address: str, options: str) -> tuple[str, str]:
+    """Those of the transport, and those of the server's driver. A file has none."""
+    if address.startswith("sqlite:"):
+        return options, ""
+    parts = options.split("&") if options else []
+    own = [part for part in parts if part.partition("=")[0] in _OWN]
+    return "&".join(own), "&".join(part for part in parts if part not in own)
 
 
 def _open_rabbitmq(address: str, options: str) -> Transport:
@@ -57,17 +110,3 @@ def _open_rabbitmq(address: str, options: str) -> Transport:
             "transport: pika is not installed; type: pip install 'oncely[rabbitmq]'"
         ) from error
     return RabbitmqTransport(*read_options(address, options))
-
-
-def _limits(options: str) -> Limits:
-    limits = Limits()
-    for name, value in parse_qsl(options, keep_blank_values=True):
-        match name:
-            case "visibility":
-                why = 'deliver each message for ever; write "60s"'
-                limits = limits._replace(visibility_s=positive_seconds(value, name, why))
-            case "max_bytes":
-                limits = limits._replace(max_bytes=whole(value, "max_bytes"))
-            case _:
-                raise ConfigError(f"transport: {name!r} is none of visibility, max_bytes")
-    return limits

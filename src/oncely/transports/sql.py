@@ -1,279 +1,310 @@
-"""A durable queue in one SQLite file that several processes share."""
+"""Queues in the database of a ledger in SQL, among its other messages that wait."""
 
-import json
 import logging
-import os
-import secrets
-import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import datetime
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from oncely._util import sqlite_files
-from oncely.core.errors import PublishRefused, TransportError
+from oncely._util.forking import afresh_in_children
+from oncely.core.binding import Binding
+from oncely.core.destination import Destination, EventsOf, QueueNamed, destination_of, takes
+from oncely.core.errors import (
+    ConfigError,
+    MessageError,
+    PublishRefused,
+    StoreError,
+    StoreUnavailable,
+    TransportError,
+)
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue, Verdict
-from oncely.transports.transport import Clock, DeadLettered, Delivery, Features, Limits, refusals
+from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
+from oncely.core.waiting import QueuedRow, WaitingMessage, name_of, queue_named
+from oncely.stores.sql.sql_store import SqlStore
+from oncely.stores.store import Inside, PutBack
+from oncely.transports.transport import (
+    Delivery,
+    Features,
+    Limits,
+    dead_of,
+    log_rejected,
+    parted,
+    too_large,
+)
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 0.02
-"""How often a receiver looks again: nobody tells it what another process has published."""
-
-# A message waits from `visible_at` on (0: it has always been). One that is held or delayed has a
-# `visible_at` to come; `holder` is who has received it. Ids are never given twice, so that a late
-# settle never meets another message.
-_SCHEMA = (
-    """CREATE TABLE IF NOT EXISTS queue_messages (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        queue TEXT NOT NULL,
-        visible_at REAL NOT NULL DEFAULT 0,
-        holder TEXT,
-        count INTEGER NOT NULL DEFAULT 0,
-        envelope TEXT NOT NULL,
-        body BLOB NOT NULL
-    )""",
-    "CREATE INDEX IF NOT EXISTS queue_messages_next ON queue_messages (queue, visible_at)",
-    """CREATE TABLE IF NOT EXISTS queue_dead_letters (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        queue TEXT NOT NULL,
-        reason TEXT NOT NULL,
-        count INTEGER NOT NULL,
-        envelope TEXT NOT NULL,
-        body BLOB NOT NULL
-    )""",
-)
-_PUBLISH = "INSERT INTO queue_messages (queue, envelope, body) VALUES (?, ?, ?)"
-_IS_READY = "SELECT EXISTS (SELECT 1 FROM queue_messages WHERE queue = ? AND visible_at <= ?)"
-_BRING_BACK = (
-    "UPDATE queue_messages SET visible_at = 0, holder = NULL"
-    " WHERE queue = ? AND visible_at > 0 AND visible_at <= ?"
-)
-_FIRST = (
-    "SELECT id, count + 1, envelope, body FROM queue_messages"
-    " WHERE queue = ? AND visible_at = 0 ORDER BY id LIMIT ?"
-)
-_HOLD = "UPDATE queue_messages SET count = ?, visible_at = ?, holder = ? WHERE id = ?"
-_GIVE_BACK = (
-    "UPDATE queue_messages SET visible_at = 0, holder = NULL"
-    " WHERE queue = ? AND visible_at > 0 AND holder = ?"
-)
-_HELD = "id = ? AND count = ? AND holder = ?"
-_REMOVE = f"DELETE FROM queue_messages WHERE {_HELD}"
-_PUT_OFF = f"UPDATE queue_messages SET visible_at = ?, holder = NULL WHERE {_HELD}"
-_SET_ASIDE = (
-    "INSERT INTO queue_dead_letters (queue, reason, count, envelope, body)"
-    f" SELECT queue, ?, count, envelope, body FROM queue_messages WHERE {_HELD}"
-)
-_IS_DRAINED = "SELECT NOT EXISTS (SELECT 1 FROM queue_messages WHERE queue = ?)"
-_DEAD = (
-    "SELECT envelope, body, queue, reason, count, id FROM queue_dead_letters"
-    " WHERE queue = ? ORDER BY id LIMIT ?"
-)
-_PUBLISH_DEAD = (
-    "INSERT INTO queue_messages (queue, envelope, body)"
-    " SELECT queue, envelope, body FROM queue_dead_letters WHERE id = ?"
-)
-_REMOVE_DEAD = "DELETE FROM queue_dead_letters WHERE id = ?"
+_CLOSING_S = 5.0
+"""How long a close waits for calls in other threads, which may wait for the database."""
 
 
-class SqliteTransport:
-    """A connection to the queues in a file. `clock` tells seconds since 1970."""
+@dataclass(slots=True)
+class _Watched:
+    """What a receiver knows of an empty queue."""
 
-    def __init__(self, file: Path, limits: Limits = Limits(), clock: Clock = time.time) -> None:
-        self.features = Features(
-            delays=True, ordered=True, counts_deliveries=True, **limits._asdict()
-        )
+    rung: int = -1
+    """As it was told when it looked last."""
+    look_at: float = 0.0
+    """`time.monotonic()` when it is to look again, if nothing is told."""
+
+
+class SqlTransport:
+    """A connection to the queues among the waiting messages of a store."""
+
+    def __init__(self, store: SqlStore, limits: Limits = Limits()) -> None:
+        self.features = Features(ordered=True, counts_deliveries=True, **limits._asdict())
         self._limits = limits
-        self._file = file
-        self._clock = clock
-        self._link = _Link(file)
+        self._store = store
+        self._is_migrated = False
+        self._made: set[str] = set()
+        """Queues that are known to be there."""
+        self.start_afresh()
+        afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Leave deliveries to the parent: called in a forked child."""
+        self._lock = threading.Condition()
+        self._calls = 0
+        """How many calls are under way."""
+        self._held: dict[int, WaitingMessage] = {}
+        """What was received since it was opened, and not settled, by its number."""
+        # Another one after each close.
+        self._opening = object()
+        self._watched: dict[str, _Watched] = defaultdict(_Watched)
+
+    # ---- Receiving -----------------------------------------------------------------------------
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
         until = time.monotonic() + wait_s
-        link = self._linked()
-        with suppress(_ClosedError):
-            while not (taken := self._take(link, queue, max_messages)):
+        opening, news = self._opening, self._store.news
+        with self._calling():
+            self._make(queue)
+            while self._opening is opening:
+                rung = news.rung
+                taken = self._look(queue, max_messages, rung, opening)
                 left_s = until - time.monotonic()
-                if left_s <= 0:
-                    break
-                time.sleep(min(left_s, _POLL_S))
-            return taken
+                if taken or left_s <= 0:
+                    return [self._delivery(queue, row) for row in taken]
+                news.wait(rung, min(left_s, self._watched[queue].look_at - time.monotonic()))
         return []
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
-        with self._linked().writing() as connection:
-            settled = [self._settle(connection, *pair) for pair in verdicts]
-        if not all(settled):
-            _log.info("settled_too_late", extra={"count": settled.count(False)})
+    def _look(self, queue: str, limit: int, rung: int, opening: object) -> Sequence[WaitingMessage]:
+        """What can be taken now; where nothing can, it is not asked again before it may."""
+        watched, now = self._watched[queue], time.monotonic()
+        if rung == watched.rung and now < watched.look_at:
+            return []
+        # Whoever waits must not keep those from writing who have something to write.
+        free_in_s = self._store.free_in_s(queue_named(queue))
+        taken = self._take(queue, limit, opening) if free_in_s == 0 else ()
+        if not taken:
+            look_s = self._store.news.look_s
+            watched.look_at = now + min(look_s, free_in_s or look_s)
+            watched.rung = rung
+        return taken
 
-    def publish(self, queue: str, messages: Sequence[Message]) -> None:
-        refused = refusals(messages, self._limits.max_bytes)
-        rows = [
-            (queue, _encoded(message), message.body)
-            for place, message in enumerate(messages)
-            if place not in refused
-        ]
-        with self._linked().writing() as connection:
-            connection.executemany(_PUBLISH, rows)
+    def _take(self, queue: str, limit: int, opening: object) -> Sequence[WaitingMessage]:
+        name, hold_s = queue_named(queue), self._limits.visibility_s
+        taken = self._store.transaction(
+            lambda inside: inside.take(name, limit, hold_s, one_per_lane=True, counts=True)
+        )
+        with self._lock:
+            if self._opening is opening:
+                self._held.update((row.number or 0, row) for row in taken)
+                return taken
+        self._give_back(taken)
+        return ()
+
+    def _delivery(self, queue: str, row: WaitingMessage) -> Delivery:
+        problem = too_large(row.message.body, self._limits.max_bytes)
+        tag = QueuedRow(row, self._store.place)
+        return Delivery(row.message, queue, row.attempts, tag, problem)
+
+    # ---- Settling ------------------------------------------------------------------------------
+
+    def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
+        log_rejected(verdicts)
+        asked = [(d.tag.row, verdict) for d, verdict in verdicts if not d.tag.is_over]
+        # Of one that is settled twice, the first counts.
+        first = {(row.number, row.attempts): (row, verdict) for row, verdict in reversed(asked)}
+        with self._calling():
+            for delivery, verdict in verdicts:
+                if isinstance(verdict, Refuse) and _can_be_named(dead_of(delivery.queue)):
+                    self._make(dead_of(delivery.queue))
+            done = self._settle([*first.values()]) if first else 0
+        with self._lock:
+            for delivery, _ in verdicts:
+                number = delivery.tag.row.number
+                if self._held.get(number) is delivery.tag.row:
+                    del self._held[number]
+        if done < len(asked):
+            _log.info("settled_too_late", extra={"count": len(asked) - done})
+
+    def _settle(self, verdicts: Sequence[tuple[WaitingMessage, Settlement]]) -> int:
+        """How many were still held, as they were delivered."""
+        acked = [row for row, verdict in verdicts if isinstance(verdict, Ack)]
+        others = [(row, verdict) for row, verdict in verdicts if not isinstance(verdict, Ack)]
+
+        def work(inside: Inside) -> int:
+            done = len(inside.remove_held(acked)) if acked else 0
+            held = inside.held([row for row, _ in others]) if others else ()
+            still = [(row, verdict) for row, verdict in others if row.number in held]
+            _put_back(inside, [row for row, verdict in still if isinstance(verdict, Requeue)])
+            for row, verdict in still:
+                if isinstance(verdict, Refuse):
+                    _reject(inside, row, verdict.reason)
+            return done + len(still)
+
+        return self._store.transaction(work)
+
+    def _give_back(self, rows: Sequence[WaitingMessage]) -> None:
+        if rows:
+            self._settle([(row, Requeue()) for row in rows])
+
+    # ---- Publishing ----------------------------------------------------------------------------
+
+    def publish(
+        self, destination: str, messages: Sequence[Message], *, create: bool = True
+    ) -> None:
+        target = destination_of(destination)
+        with self._calling():
+            queues = self._queues_of(target, create=create)
+            taken, refused = parted(messages, destination, queues, self._limits.max_bytes)
+            if taken:
+                self._put(queues, taken)
         if refused:
             raise PublishRefused(refused)
 
+    def _put(self, queues: Sequence[str], messages: Sequence[Message]) -> None:
+        if len(queues) == 1:
+            self._store.put(queues[0], messages)
+            return
+        # Into all of them, or none.
+        rows = [row for queue in queues for row in WaitingMessage.queued(queue, messages)]
+        self._store.transaction(lambda inside: inside.keep(rows))
+
     def subscribe(self, queue: str, types: Sequence[str]) -> None:
-        pass  # Whoever publishes names the queue.
+        with self._calling():
+            self._make(queue)
+            self._store.bind([Binding(queue, pattern=type_) for type_ in types])
+
+    def unsubscribe(self, bindings: Collection[Binding]) -> None:
+        with self._calling():
+            self._ready()
+            self._store.unbind(bindings)
+
+    def bindings(self, queue: str) -> Sequence[Binding]:
+        with self._calling():
+            self._ready()
+            return self._subscriptions(queue)
+
+    def _subscriptions(self, queue: str | None = None) -> Sequence[Binding]:
+        """Those of one queue, or of all."""
+        return [each for each in self._own(queue) if each.pattern]
+
+    def _own(self, queue: str | None) -> Sequence[Binding]:
+        # Beside them a ledger may remember those of a broker's queues.
+        return [each for each in self._store.bindings(queue) if not each.exchange]
+
+    def _queues_of(self, target: Destination, *, create: bool) -> Sequence[str]:
+        """Where messages for a destination come to."""
+        match target:
+            case QueueNamed(name) if create:
+                self._make(name)
+                return [name]
+            case QueueNamed(name):
+                return [name] if self._is_there(name) else []
+            case EventsOf(type_):
+                found = self._subscriptions()
+                return sorted({each.queue for each in found if takes(each.pattern, type_)})
+        return []
+
+    # ---- Queues --------------------------------------------------------------------------------
 
     def is_drained(self, queue: str) -> bool:
-        with self._linked().connected() as connection:
-            return _said(connection, _IS_DRAINED, queue)
-
-    def dead_letters(self, queue: str, limit: int = 100) -> Sequence[DeadLettered]:
-        with self._linked().connected() as connection:
-            rows = connection.execute(_DEAD, (queue, limit)).fetchall()
-        return [DeadLettered(_decoded(envelope, body), *rest) for envelope, body, *rest in rows]
-
-    def retry(self, letters: Sequence[DeadLettered]) -> int:
-        ids = [(letter.tag,) for letter in letters]
-        with self._linked().writing() as connection:
-            connection.executemany(_PUBLISH_DEAD, ids)
-            return connection.executemany(_REMOVE_DEAD, ids).rowcount
+        with self._calling():
+            return self._store.free_in_s(queue_named(queue)) is None
 
     def close(self) -> None:
-        link = self._linked()
-        self._link = _Link(self._file)
-        link.close()
-
-    def _linked(self) -> "_Link":
-        if self._link.pid != os.getpid():
-            # A forked child: SQLite's connections, and the deliveries, are the parent's.
-            self._link = _Link(self._file)
-        return self._link
-
-    def _take(self, link: "_Link", queue: str, limit: int) -> Sequence[Delivery]:
-        # Whoever waits must not keep those from writing who have something to write.
-        with link.connected() as connection:
-            if not _said(connection, _IS_READY, queue, self._clock()):
-                return []
-        with link.writing() as connection:
-            now = self._clock()
-            connection.execute(_BRING_BACK, (queue, now))
-            rows = connection.execute(_FIRST, (queue, limit)).fetchall()
-            until = now + self._limits.visibility_s
-            held = [(count, until, link.holder, id_) for id_, count, _, _ in rows]
-            connection.executemany(_HOLD, held)
-            link.queues.add(queue)
-        return [
-            Delivery(_decoded(envelope, body), queue, count, (id_, count, link.holder))
-            for id_, count, envelope, body in rows
-        ]
-
-    def _settle(self, connection: sqlite3.Connection, delivery: Delivery, verdict: Verdict) -> bool:
-        """Whether it was still held, as it was delivered."""
-        held = delivery.tag
-        match verdict:
-            case Ack():
-                done = connection.execute(_REMOVE, held)
-            case Requeue():
-                done = connection.execute(_PUT_OFF, (0, *held))
-            case Delay(delay_s):
-                done = connection.execute(_PUT_OFF, (self._clock() + delay_s, *held))
-            case DeadLetter(reason):
-                connection.execute(_SET_ASIDE, (reason, *held))
-                done = connection.execute(_REMOVE, held)
-        return done.rowcount == 1
-
-
-class _ClosedError(TransportError):
-    """The link was closed by another thread."""
-
-
-class _Link:
-    """A connection to the file, which threads use one after another."""
-
-    def __init__(self, file: Path) -> None:
-        self.pid = os.getpid()
-        self.holder = secrets.token_hex(8)
-        """Under which deliveries are held that were received through this."""
-        self.queues: set[str] = set()
-        """From which they were received."""
-        self._file = file
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
-        self._is_closed = False
+        with self._lock:
+            self._opening = object()
+            # Whoever waits in another thread finds it closed.
+            self._store.news.tell()
+            self._lock.wait_for(lambda: self._calls == 0, _CLOSING_S)
+            held, self._held = [*self._held.values()], {}
+            try:
+                with _told():
+                    self._give_back(held)
+            finally:
+                self._store.close()
 
     @contextmanager
-    def connected(self) -> Iterator[sqlite3.Connection]:
-        """The connection. Raises TransportError for what goes wrong with it."""
-        with self._lock, self._ended_by_errors():
-            if self._is_closed:
-                raise _ClosedError(f"{self._file}: the transport was closed meanwhile")
-            yield self._connect()
-
-    @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """The connection, in a transaction that holds the file's one write lock."""
-        with self.connected() as connection:
-            sqlite_files.begin(connection)
-            yield connection
-            connection.execute("COMMIT")
-
-    def close(self) -> None:
-        """Give back what is held; from now on nobody can use this."""
-        with self._lock, self._ended_by_errors():
-            self._is_closed = True
-            if self._connection is not None:
-                held = [(queue, self.holder) for queue in self.queues]
-                self._connection.executemany(_GIVE_BACK, held)
-                self._disconnect()
-
-    def _connect(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = sqlite3.connect(self._file, check_same_thread=False)
-            sqlite_files.prepare(self._connection)
-            for statement in _SCHEMA:
-                self._connection.execute(statement)
-        return self._connection
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    @contextmanager
-    def _ended_by_errors(self) -> Iterator[None]:
+    def _calling(self) -> Iterator[None]:
+        """While the store is used, which is not closed meanwhile."""
+        with self._lock:
+            self._calls += 1
         try:
-            yield
-        except BaseException as error:
-            # A transaction that was broken off, by whatever, ends with its connection.
-            self._disconnect()
-            if isinstance(error, sqlite3.Error):
-                raise TransportError(f"{self._file}: {error}") from error
+            with _told():
+                self._ready()
+                yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+                self._lock.notify_all()
+
+    def _make(self, queue: str) -> None:
+        """Let it be known that there is such a queue."""
+        if not self._is_there(queue):
+            queue_named(queue)
+            self._store.bind([Binding(queue)])
+            self._made.add(queue)
+
+    def _is_there(self, queue: str) -> bool:
+        if queue not in self._made and self._own(queue):
+            self._made.add(queue)
+        return queue in self._made
+
+    def _ready(self) -> None:
+        """Let there be tables: those of a ledger that is older get what is missing."""
+        if self._is_migrated:
+            return
+        try:
+            self._store.bindings("")
+        except StoreUnavailable:
             raise
+        except StoreError:
+            self._store.migrate()
+        self._is_migrated = True
 
 
-def _encoded(message: Message) -> str:
-    """All of `message` but its body, as one JSON object. Pure ASCII, whatever is in it."""
-    return json.dumps(
-        {
-            "id": message.id,
-            "type": message.type,
-            "headers": dict(message.headers),
-            "source": message.source,
-            "time": message.time and message.time.isoformat(),
-            "content_type": message.content_type,
-            "key": message.key,
-        }
-    )
+def _put_back(inside: Inside, rows: Sequence[WaitingMessage]) -> None:
+    if rows:
+        inside.put_back([PutBack(row, None, 0.0, is_try=False) for row in rows])
 
 
-def _decoded(envelope: str, body: bytes) -> Message:
-    fields = json.loads(envelope)
-    time = fields.pop("time")
-    return Message(body=body, time=time and datetime.fromisoformat(time), **fields)
+def _reject(inside: Inside, row: WaitingMessage, reason: str) -> None:
+    dead = dead_of(name_of(row.queue))
+    if _can_be_named(dead):
+        inside.free([row.moved(dead)])
+    else:
+        inside.put_back([PutBack(row, reason, None, is_try=False)])
 
 
-def _said(connection: sqlite3.Connection, question: str, *values: object) -> bool:
-    """What the database answers to a question of yes or no."""
-    return bool(connection.execute(question, values).fetchone()[0])
+def _can_be_named(queue: str) -> bool:
+    try:
+        queue_named(queue)
+    except MessageError:
+        return False
+    return True
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """The errors of a transport, for those of a store."""
+    try:
+        yield
+    except StoreError as error:
+        raise TransportError(str(error)) from error
+    except MessageError as error:
+        raise ConfigError(f"{error}; write a shorter name") from error

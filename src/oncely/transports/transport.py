@@ -1,12 +1,17 @@
 """The Transport protocol: all that a broker has to do for consumers and relays."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+from oncely.core.binding import Binding
+from oncely.core.destination import Destination, EventsOf, ExchangeNamed, destination_of
 from oncely.core.errors import MessageError
 from oncely.core.message import Message, check_message
-from oncely.core.verdicts import Verdict
+from oncely.core.verdicts import Refuse, Settlement
+
+_log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 """Seconds, from any moment on."""
@@ -23,35 +28,26 @@ class Delivery:
     `Features.counts_deliveries` is False."""
     tag: Any
     """By which the transport knows it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLettered:
-    """A message that was set aside."""
-
-    message: Message
-    queue: str
-    """Where it was received, and goes back to when it is tried again."""
-    reason: str
-    count: int
-    """As in Delivery, of the last one."""
-    tag: Any
+    problem: str | None = None
+    """Why what came is no message that may be handled: its body is too large, or what says who it
+    is cannot be read. The message is there as well as it can be told."""
 
 
 class Features(NamedTuple):
     """What a transport can do: the conformance suite tests what is declared here."""
 
-    delays: bool
-    """Delay is kept to; where it is not, such a delivery comes again at once."""
     ordered: bool
     """One receiver is given messages in the order in which they were published, but for those
     that come again."""
     counts_deliveries: bool
     max_bytes: int | None
-    """A message with a longer body is refused; None: no such limit is known."""
+    """A message with a longer body is refused, or has a `problem`; None: no limit is known."""
     visibility_s: float | None
     """What is not settled for so long is delivered again; None: it is when its receiver's
     connection is lost."""
+    exchange: str = ""
+    """The topic exchange by which events come to queues, of a broker that does not tell what is
+    bound to it; empty where `Transport.bindings` tells."""
 
 
 class Limits(NamedTuple):
@@ -75,50 +71,93 @@ class Transport(Protocol):
         """What is waiting, at most `max_messages`; waits at most `wait_s` for the first.
 
         Of any number of receivers only one is given a message, until that delivery is settled or
-        `Features.visibility_s` is over. Returns nothing as soon as the transport is closed.
+        `Features.visibility_s` is over. Returns nothing as soon as the transport is closed. A
+        queue that is missing is made.
         """
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
-        """Do to each delivery of this transport as its verdict says.
+    def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
+        """Do to each delivery of this transport as its verdict says, whatever becomes of others.
 
         What comes too late is dropped, and logged: the delivery was settled before, or the
         message may have gone to another receiver since, because its time was over or the
         connection lost. After TransportError nobody knows which are settled; to settle all again
-        does no harm.
+        does no harm. What is rejected goes to the queue `NAME.dead`, unless somebody has made the
+        queue with another dead-letter exchange.
         """
 
-    def publish(self, queue: str, messages: Sequence[Message]) -> None:
-        """Put messages into a queue; returns when every one is stored durably.
+    def publish(
+        self, destination: str, messages: Sequence[Message], *, create: bool = True
+    ) -> None:
+        """Publish messages; returns when every one is stored durably.
 
-        Raises PublishRefused where the broker does not take some of them; all others are stored
-        then. After TransportError of any other kind nobody knows which are stored: to publish
-        all again loses none.
+        A destination is the name of a queue, `exchange:NAME/routing.key` where the broker has
+        exchanges, or `events:TYPE`: all queues that have subscribed to that type, which a message
+        without a type gets as its own. A queue that is missing is made; unless told to `create`,
+        nothing is. Raises ConfigError for what is no destination, and PublishRefused where some
+        are not taken, because of what they are or because the destination leads nowhere; all
+        others are stored then. After TransportError of any other kind nobody knows which are
+        stored: to publish all again loses none.
         """
 
     def subscribe(self, queue: str, types: Sequence[str]) -> None:
-        """Let the queue be there, and be given messages of these types, where the broker routes
-        messages by their types; elsewhere they are published to a queue by its name, and nothing
-        is done. Types are topics: `*` stands for a word between dots, `#` for any number.
+        """Let the queue be there, and be given the events of these types. Types are topics: `*`
+        stands for a word between dots, `#` for any number.
         """
+
+    def unsubscribe(self, bindings: Collection[Binding]) -> None:
+        """Let nothing more come into queues by these; what is there stays there. What is bound so
+        no more, or never was, is no error.
+        """
+
+    def bindings(self, queue: str) -> Sequence[Binding] | None:
+        """By what events come into a queue; None where the broker does not tell."""
 
     def is_drained(self, queue: str) -> bool:
-        """Whether nothing is waiting, delayed, or received and not settled.
+        """Whether nothing is waiting, or received and not settled.
 
         What other transports have received counts where the broker tells.
-        """
-
-    def dead_letters(self, queue: str, limit: int = 100) -> Sequence[DeadLettered]:
-        """What was set aside out of this queue, in that order, and is still there."""
-
-    def retry(self, letters: Sequence[DeadLettered]) -> int:
-        """Put dead letters back into their queues, as messages never delivered; return how many
-        were still there.
         """
 
     def close(self) -> None:
         """Give back what is received and not settled, and the connection; a later call opens it
         again.
         """
+
+
+def parted(
+    messages: Sequence[Message], destination: str, queues: Sequence[object], max_bytes: int
+) -> tuple[Sequence[Message], Mapping[int, str]]:
+    """Which of these the queues that a destination leads to are to take, as they are published
+    there; and which are refused, by their places, and why.
+    """
+    target = destination_of(destination)
+    if not queues:
+        is_exchange = isinstance(target, ExchangeNamed)
+        no = "there are no exchanges here" if is_exchange else "no queue takes it"
+        return [], dict.fromkeys(range(len(messages)), f"{destination!r}: {no}")
+    refused = refusals(messages, max_bytes)
+    fit = (message for place, message in enumerate(messages) if place not in refused)
+    return [typed(message, target) for message in fit], refused
+
+
+def typed(message: Message, destination: Destination) -> Message:
+    """The message as it is published there."""
+    if isinstance(destination, EventsOf) and not message.type:
+        return replace(message, type=destination.type)
+    return message
+
+
+def dead_of(queue: str) -> str:
+    """The queue that what is rejected goes to."""
+    return f"{queue}.dead"
+
+
+def log_rejected(verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
+    """Tell of what is rejected: the reason stands nowhere else."""
+    for delivery, verdict in verdicts:
+        if isinstance(verdict, Refuse):
+            told = {"message_id": delivery.message.id, "queue": delivery.queue}
+            _log.warning("rejected", extra={**told, "reason": verdict.reason})
 
 
 def refusals(messages: Sequence[Message], max_bytes: int) -> Mapping[int, str]:
@@ -134,6 +173,11 @@ def _refusal(message: Message, max_bytes: int) -> str | None:
         check_message(message, needs_id=False)
     except MessageError as error:
         return str(error)
-    if len(message.body) > max_bytes:
-        return f"body of {len(message.body)} bytes is over the limit of {max_bytes}"
+    return too_large(message.body, max_bytes)
+
+
+def too_large(body: bytes, max_bytes: int) -> str | None:
+    """Why a body is too large, if it is."""
+    if len(body) > max_bytes:
+        return f"body of {len(body)} bytes is over the limit of {max_bytes}"
     return None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pyarrow import RecordBatch
 
 from oncely.archive.lookup import Archive
-from oncely.consuming.relaying import Deferred
+from oncely.consuming.sending import Sending
 from oncely.core.commands import Granted, Outcome, TooOld
 from oncely.core.control import Reject
 from oncely.core.errors import MessageError, StoreError, reason_of
@@ -36,6 +36,8 @@ from oncely.spark.sink.sink_options import SinkOptions
 _FIRST_CHUNK = 100
 _QUICK_S = 0.5
 _SLOW_S = 2.0
+_SEND_S = 10.0
+"""How long the end of a task waits for what its handlers have sent."""
 MAX_WAITING = 10_000
 
 
@@ -76,10 +78,12 @@ class ChunkTask(ABC):
         self._handling = Handling.under(ledger, options.consumer, self._horizon.policy)
         self._opened = ExitStack()
         """What is closed when the run is over."""
-        self._sending: Deferred | None = None
+        self._sending: Sending | None = None
         if options.transport is not None:
             transport = self._opened.enter_context(closing(open_named_transport(options.transport)))
-            self._sending = Deferred(Relay(ledger, transport))
+            relay = Relay(ledger, transport)
+            self._sending = Sending(relay, ledger.mailbox, options.consumer)
+            self._opened.callback(self._sending.close, _SEND_S)
 
     def run(self, batches: Iterable[RecordBatch]) -> None:
         """Settle every row. Raises Stopped; StoreError and whatever ends a process come through."""
@@ -91,6 +95,9 @@ class ChunkTask(ABC):
                 # Where most messages fail, the input waits for them, and not they in memory.
                 self._wait_for_all_but(MAX_WAITING)
             self._wait_for_all_but(0)
+            if self._sending is not None:
+                # What this cannot send, a relay does.
+                self._sending.finish(_SEND_S)
 
     @abstractmethod
     def _process(self, rows: Sequence[Row]) -> None:
@@ -192,7 +199,6 @@ class ChunkTask(ABC):
                 self._count_end(turn, ending)
         self._channel.report(self.counts)
         if self._sending is not None:
-            # What this cannot send, a relay does.
             self._sending.send([turn.key for turn in turns if turn.key and turn.may_have_sent])
         self._count_too_old(too_old)
 

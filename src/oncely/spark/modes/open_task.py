@@ -7,10 +7,9 @@ from typing import Any, Protocol
 from pyarrow import RecordBatch
 from pyspark.sql.types import StructType
 
-from oncely.consuming.handlers import check_takes
 from oncely.core.errors import ConfigError
 from oncely.ledger import Ledger
-from oncely.lifecycle.wrapping import check_function, is_async
+from oncely.lifecycle.wrapping import check_function, check_takes, is_async
 from oncely.spark.ledgers import url_here
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts

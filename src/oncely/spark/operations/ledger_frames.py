@@ -9,7 +9,7 @@ from pyspark.sql import functions as f
 from oncely.core.errors import ConfigError
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import standing
-from oncely.locations import open_named_ledger
+from oncely.locations import LedgerPlace, open_named_ledger
 
 _KEY = ("consumer", "message_id")
 _REST = (
@@ -19,14 +19,20 @@ _REST = (
 
 
 def read_records(
-    spark: SparkSession, ledger: str, consumer: str | None = None, archive: str | None = None
+    spark: SparkSession,
+    place: LedgerPlace,
+    consumer: str | None = None,
+    archive: str | None = None,
 ) -> DataFrame:
     """One row for each key that the ledger or its archive knows; the ledger's where both do.
 
     Columns: consumer, message_id, standing (in the words of `core/rules.py`), attempts, fence,
     first_seen, last_seen, duplicates, fingerprint, error, archived.
     """
-    reader = spark.read.format("oncely").option("ledger", ledger)
+    reader = spark.read.format("oncely").option("ledger", place.location)
+    reader = reader.option("table", place.table)
+    if place.schema is not None:
+        reader = reader.option("schema", place.schema)
     if consumer is not None:
         reader = reader.option("consumer", consumer)
     records = reader.load().select(*_KEY, *_REST, f.lit(False).alias("archived"))  # noqa: FBT003
@@ -65,7 +71,7 @@ def _standing(state: str, exhausted: bool) -> str:
     return standing(record, now=0.0).name.lower()
 
 
-def clock_of(location: str) -> float:
+def clock_of(place: LedgerPlace) -> float:
     """The clock of a ledger, seconds since 1970."""
-    with closing(open_named_ledger(location)) as ledger:
+    with closing(open_named_ledger(*place)) as ledger:
         return ledger.now()

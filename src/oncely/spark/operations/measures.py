@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from oncely.locations import absolute
+from oncely.locations import LedgerPlace, absolute
 from oncely.spark.operations.ledger_frames import check_archive, clock_of, read_records
 from oncely.spark.session import on_disk, session
 
@@ -92,7 +92,9 @@ class Measures:
     """Some, the one that was not seen for longest first."""
 
 
-def measure(ledger: str, consumer: str | None = None, archive: str | None = None) -> Measures:
+def measure(
+    place: LedgerPlace, consumer: str | None = None, archive: str | None = None
+) -> Measures:
     """Read a ledger and its archive once, and add up.
 
     Raises ConfigError where there is no such archive, OncelyError when Spark gives up.
@@ -101,16 +103,16 @@ def measure(ledger: str, consumer: str | None = None, archive: str | None = None
     with (
         session("oncely report", {}) as spark,
         # Once: the records may be many, and may change while they are read again.
-        on_disk(_records(spark, ledger, consumer, archive and absolute(archive))) as records,
+        on_disk(_records(spark, place, consumer, archive and absolute(archive))) as records,
     ):
-        return _measure(records, clock_of(ledger))
+        return _measure(records, clock_of(place))
 
 
 def _records(
-    spark: SparkSession, ledger: str, consumer: str | None, archive: str | None
+    spark: SparkSession, place: LedgerPlace, consumer: str | None, archive: str | None
 ) -> DataFrame:
     return (
-        read_records(spark, ledger, consumer, archive)
+        read_records(spark, place, consumer, archive)
         .withColumn("first_s", f.col("first_seen").cast("double"))
         .withColumn("last_s", f.col("last_seen").cast("double"))
         .withColumn("took_s", f.col("last_s") - f.col("first_s"))

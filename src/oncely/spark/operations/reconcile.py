@@ -109,7 +109,7 @@ def _reconcile(
         # All of the source before the first record: what a pipeline handles meanwhile is not
         # missing.
         deliveries.count()
-        records = read_records(spark, config.ledger, config.consumer, archive)
+        records = read_records(spark, config.place, config.consumer, archive)
         with on_disk(_compared(config, deliveries, records)) as compared:
             found = _count(deliveries, compared)
             if to is not None:

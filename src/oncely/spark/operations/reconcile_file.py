@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from oncely.core.errors import ConfigError
-from oncely.locations import check_shared, read_secret
+from oncely.locations import LedgerPlace, check_shared, read_secret
 from oncely.spark.pipeline.config import (
     MessageTable,
     Scalar,
@@ -18,6 +18,7 @@ from oncely.spark.pipeline.config import (
 )
 from oncely.spark.rabbitmq.source_options import FORMAT as RABBITMQ
 from oncely.spark.settings import as_text
+from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import sqlite_file
 
 
@@ -29,6 +30,8 @@ class _Part(Table):
 class _PipelinePart(_Part):
     consumer: str | None = None
     ledger: str | None = None
+    ledger_table: str = TABLE_NAME
+    ledger_schema: str | None = None
 
 
 class _ReconcileFile(_Part):
@@ -43,7 +46,13 @@ class ReconcileConfig(SourceConfig):
     """A file with a source and its mapping, and whose records its messages are compared with."""
 
     def __init__(
-        self, file: Path, tables: _ReconcileFile, ledger: str | None, consumer: str | None
+        self,
+        file: Path,
+        tables: _ReconcileFile,
+        ledger: str | None,
+        consumer: str | None,
+        table: str | None,
+        schema: str | None,
     ) -> None:
         super().__init__(file, tables.source, tables.message)
         self.spark = as_text(tables.spark)
@@ -52,7 +61,11 @@ class ReconcileConfig(SourceConfig):
         if name is None:
             raise self.wrong("[pipeline] consumer", "is missing; write it there, or add --consumer")
         self.consumer = self.consumer_of(name)
-        self.ledger = self._ledger(ledger or tables.pipeline.ledger)
+        self.place = LedgerPlace(
+            self._ledger(ledger or tables.pipeline.ledger),
+            table or tables.pipeline.ledger_table,
+            schema or tables.pipeline.ledger_schema,
+        )
 
     def _source_options(self) -> dict[str, str]:
         if self.source.format == RABBITMQ:
@@ -80,9 +93,14 @@ class ReconcileConfig(SourceConfig):
 
 
 def read_reconcile_config(
-    file: Path, ledger: str | None = None, consumer: str | None = None
+    file: Path,
+    ledger: str | None = None,
+    consumer: str | None = None,
+    table: str | None = None,
+    schema: str | None = None,
 ) -> ReconcileConfig:
-    """Read and check a file; `ledger` and `consumer` replace or supply those in it.
+    """Read and check a file; `ledger`, its `table` and `schema`, and `consumer` replace or supply
+    those in it.
 
     Raises ConfigError, one line that names the file and the key.
     """
@@ -90,4 +108,4 @@ def read_reconcile_config(
         tables = _ReconcileFile.model_validate(read_toml(file))
     except ValidationError as error:
         raise ConfigError(f"{file}: {first_error(error)}") from error
-    return ReconcileConfig(file, tables, ledger, consumer)
+    return ReconcileConfig(file, tables, ledger, consumer, table, schema)

@@ -12,12 +12,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from oncely.core.durations import seconds
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import check_id
-from oncely.locations import check_shared_transport, open_named_ledger, read_secret
+from oncely.locations import (
+    LedgerPlace,
+    check_shared_transport,
+    open_named_ledger,
+    read_secret,
+)
 from oncely.spark.option_values import unknown
 from oncely.spark.rabbitmq.source_options import FORMAT as RABBITMQ
 from oncely.spark.rabbitmq.source_options import beside, read_rabbitmq_options
 from oncely.spark.settings import as_text
 from oncely.spark.sink.sink_options import Mode, check_ledger, import_function, read_policy
+from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import sqlite_file
 
 Scalar = str | int | float | bool
@@ -36,6 +42,8 @@ class PipelineTable(Table):
     name: Text
     consumer: Text
     ledger: Text
+    ledger_table: Text = TABLE_NAME
+    ledger_schema: Text | None = None
     handler: Text | None = None
     mode: Mode = "leased"
     table: Text | None = None
@@ -164,7 +172,7 @@ class PipelineConfig(SourceConfig):
             self._check_rows()
         else:
             self._check_handler()
-        self.ledger = self._ledger()
+        self.place = self._place()
         self.transport = self._transport()
         self.checkpoint = self._folder("checkpoint", self.pipeline.checkpoint)
         self.quarantine = self._folder("quarantine", self.pipeline.quarantine)
@@ -203,15 +211,16 @@ class PipelineConfig(SourceConfig):
             if name != "id":
                 raise self.wrong(f"[message] {name}", 'mode = "rows" takes it under [columns]')
 
-    def _ledger(self) -> str:
+    def _place(self) -> LedgerPlace:
         """Where the ledger is; its folder is made."""
         with self.checking("[pipeline] ledger", "ledger: "):
             location = self._located(self.pipeline.ledger)
             if location.startswith("sqlite:"):
                 _make_folder(sqlite_file(location))
             check_ledger(read_secret(location, "ledger"), self.pipeline.mode)
-            open_named_ledger(location)
-        return location
+            place = LedgerPlace(location, self.pipeline.ledger_table, self.pipeline.ledger_schema)
+            open_named_ledger(*place)
+        return place
 
     def _transport(self) -> str | None:
         if self.pipeline.transport is None:
@@ -267,14 +276,21 @@ def _make_folder(file: Path) -> None:
         raise ConfigError(f"{str(file)!r} is a folder; name a file")
 
 
-def read_config(file: Path, ledger: str | None = None) -> PipelineConfig:
-    """Read and check a pipeline file; `ledger` replaces or supplies the one in it.
+def read_config(
+    file: Path,
+    ledger: str | None = None,
+    table: str | None = None,
+    schema: str | None = None,
+) -> PipelineConfig:
+    """Read and check a pipeline file; `ledger`, and its `table` and `schema`, replace or supply
+    those in it.
 
     Raises ConfigError, one line that names the file and the key.
     """
     document = read_toml(file)
-    if ledger is not None and isinstance(document.get("pipeline"), dict):
-        document["pipeline"]["ledger"] = ledger
+    typed = {"ledger": ledger, "ledger_table": table, "ledger_schema": schema}
+    if isinstance(document.get("pipeline"), dict):
+        document["pipeline"] |= {name: each for name, each in typed.items() if each is not None}
     try:
         return PipelineConfig(file, _PipelineFile.model_validate(document))
     except ValidationError as error:

@@ -33,7 +33,7 @@ def run_pipeline(config: PipelineConfig, on_progress: OnProgress = lambda _: Non
     `on_progress` is called a few times a second. Raises ConfigError for what is wrong with the
     file, StoreError when the ledger cannot be opened, OncelyError when Spark gives up.
     """
-    with closing(open_named_ledger(config.ledger)) as ledger:
+    with closing(open_named_ledger(*config.place)) as ledger:
         ledger.migrate()
         since = ledger.now()
     with (
@@ -71,7 +71,9 @@ def _start(
     messages = read_messages(spark, config, columns=config.columns)
     options = {
         "consumer": pipeline.consumer,
-        "ledger": config.ledger,
+        "ledger": config.place.location,
+        "ledger_table": config.place.table,
+        "ledger_schema": config.place.schema,
         "handler": pipeline.handler,
         "handler_path": config.folder,
         "mode": pipeline.mode,

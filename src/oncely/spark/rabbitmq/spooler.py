@@ -17,8 +17,6 @@ _QUIET_S = 0.1
 """A queue that brings nothing for so long is empty for now."""
 _OUTAGE_S = 120.0
 """So long is waited for a broker that went away."""
-_MAX_BYTES = 64 << 20
-"""Bodies of that size in all fill a segment, however few they are: it is in memory once."""
 _SURE_S = 10.0
 """So long is waited, where the broker has told that there are messages, for the first of them."""
 _COUNTS = 3
@@ -49,7 +47,8 @@ class Spooler:
     def take(self, limit: int, after: int = 0, *, is_sure: bool = False) -> tuple[int, int]:
         """Take at most `limit` messages into one segment, with a number above `after`; return
         that and how many they are: 0 where none came in time, which leaves no segment. That is
-        a longer time where one `is_sure` that there are some.
+        a longer time where one `is_sure` that there are some. No segment has more messages, or
+        larger ones in all, than the URL's `prefetch` and `prefetch_bytes` let the broker send.
         """
         wait_s = self._options.wait_s
         deliveries = self._gathered(limit, max(wait_s, _SURE_S) if is_sure else wait_s)
@@ -72,19 +71,18 @@ class Spooler:
         return number
 
     def waiting(self) -> int:
-        """How many messages the broker has for receivers now, those that are delayed included."""
+        """How many messages the broker has for receivers now."""
         from oncely.transports.rabbitmq.connection import Line
-        from oncely.transports.rabbitmq.topology import Topology, waiting
+        from oncely.transports.rabbitmq.topology import waiting
         from oncely.transports.rabbitmq.url_options import read_options
 
         address, _, told = self._options.url().partition("?")
-        parameters, settings = read_options(address, told)
-        topology, name = Topology(settings.queue_type), self._options.queue
-        queues = [topology.main(name), *topology.delays(name)]
+        parameters, _ = read_options(address, told)
         line = Line(parameters)
         try:
+            line.wait_until_open()
             # A broker that is busy says zero rather than nothing.
-            return max(sum(waiting(line, q.name) for q in queues) for _ in range(_COUNTS))
+            return max(waiting(line, self._options.queue) for _ in range(_COUNTS))
         finally:
             line.close()
 
@@ -107,8 +105,8 @@ class Spooler:
         first alone: what has come can be spooled, though it may not be acknowledged any more.
         """
         until = time.monotonic() + self._options.wait_s
-        taken = size = 0
-        while taken < limit and size < _MAX_BYTES:
+        taken = 0
+        while taken < limit:
             try:
                 more = self._transport.receive(self._options.queue, limit - taken, wait_s)
             except (TransportError, BrokerRefused):
@@ -119,7 +117,6 @@ class Spooler:
                 return
             yield from more
             taken += len(more)
-            size += sum(len(delivery.message.body) for delivery in more)
             # Who publishes steadily does not hold up what is here.
             wait_s = max(0.0, min(_QUIET_S, until - time.monotonic()))
 

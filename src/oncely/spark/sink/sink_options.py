@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import POLICY_FIELDS, Policy
-from oncely.locations import absolute, check_shared, check_shared_transport
+from oncely.locations import LedgerPlace, absolute, check_shared, check_shared_transport
 from oncely.spark.option_values import (
     check_consumer,
     choice,
@@ -21,6 +21,7 @@ from oncely.spark.option_values import (
     whole_number,
 )
 from oncely.spark.settings import as_names
+from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import check_transactions
 
 Handler = Callable[[Message], Any]
@@ -40,6 +41,8 @@ class SinkOptions:
     consumer: str
     ledger: str = field(repr=False)
     """A ledger's URL, or env:NAME or file:PATH, read where the ledger is opened."""
+    ledger_table: str
+    ledger_schema: str | None
     handler: str
     """module:function; empty in mode `rows`, which calls none."""
     handler_path: str | None
@@ -70,6 +73,11 @@ class SinkOptions:
     report: str | None
     """The name under which a commit hands its counts over, on the driver's machine."""
 
+    @property
+    def place(self) -> LedgerPlace:
+        """Where the ledger is."""
+        return LedgerPlace(self.ledger, self.ledger_table, self.ledger_schema)
+
     def whole_policy(self) -> Policy:
         """The policy with its probe. Raises ConfigError where that cannot be imported."""
         if self.probe is None:
@@ -93,6 +101,8 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         mode=mode,
         consumer=check_consumer(required(given, "consumer", "billing")),
         ledger=check_ledger(required(given, "ledger", "sqlite:////var/lib/ledger.db"), mode),
+        ledger_table=given.get("ledger_table", TABLE_NAME),
+        ledger_schema=given.get("ledger_schema"),
         handler="" if mode == "rows" else required(given, "handler", "shop.billing:charge"),
         handler_path=given.get("handler_path"),
         policy=replace(policy, on_in_doubt="hold") if callable(policy.on_in_doubt) else policy,

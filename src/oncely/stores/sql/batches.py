@@ -24,9 +24,14 @@ def split(rows: RowValues) -> Split:
     """Part the columns of one row or more."""
     if len(rows.values) == 1:
         return Split({}, dict(zip(rows.names, rows.values[0], strict=True)))
+    return split_columns(dict(zip(rows.names, zip(*rows.values, strict=True), strict=True)))
+
+
+def split_columns(columns: Mapping[str, Sequence[Any]]) -> Split:
+    """The same for columns that are there already."""
     varying: dict[str, Sequence[Any]] = {}
     constant: dict[str, Any] = {}
-    for name, values in zip(rows.names, zip(*rows.values, strict=True), strict=True):
+    for name, values in columns.items():
         if values.count(values[0]) == len(values):
             constant[name] = values[0]
         else:

@@ -19,8 +19,9 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 from sqlalchemy import ColumnElement, Connection, Engine, bindparam, func, literal_column, select
 
 from oncely.core.record import Key, Record
-from oncely.stores.sql.batches import batches
-from oncely.stores.sql.record_rows import LOADED, Pair, by_place, record_of
+from oncely.stores.sql.batches import Split, batches
+from oncely.stores.sql.looking import Hearing
+from oncely.stores.sql.record_rows import LOADED, RENEWED, Pair, by_place, record_of
 from oncely.stores.sql.table import SqlTables
 from oncely.stores.store import Clock, Loaded
 
@@ -82,6 +83,10 @@ class Database(ABC):
     """An insert of rows which leaves those that are there."""
     skip_locked: ClassVar[str]
     """How a query of the table `d` locks its rows, and leaves out what others have locked."""
+    locked: ClassVar[str]
+    """The same, waiting for those that others have locked."""
+    look_s: ClassVar[float] = 0.2
+    """How often to look for messages that others have kept."""
 
     def __init__(
         self,
@@ -100,12 +105,13 @@ class Database(ABC):
         self.is_inside = is_inside
         self.is_hurried = is_hurried
         self.table = tables.records
-        self.deferred_table = tables.deferred
+        self.waiting_table = tables.waiting
         name_of = engine.dialect.identifier_preparer.format_table
         self.name = name_of(tables.records)
-        self.deferred_name = name_of(tables.deferred)
+        self.waiting_name = name_of(tables.waiting)
         self.steps_name = name_of(tables.steps)
         self.consumers_name = name_of(tables.consumers)
+        self.bindings_name = name_of(tables.bindings)
 
     @cached_property
     def inside(self) -> Self:
@@ -230,8 +236,8 @@ class Database(ABC):
         return len(found), str(found[-1].id) if found else after
 
     def has_beside(self, link: Link) -> tuple[bool, bool]:
-        """Whether there are any deferred messages, and any steps."""
-        tables = (self.deferred_name, self.steps_name)
+        """Whether there are any messages that wait, and any steps."""
+        tables = (self.waiting_name, self.steps_name)
         asked = ", ".join(f"EXISTS (SELECT 1 FROM {name})" for name in tables)
         some_wait, some_steps = self.run(link, f"SELECT {asked}").fetchone()
         return bool(some_wait), bool(some_steps)
@@ -282,11 +288,35 @@ class Database(ABC):
             f" ON CONFLICT (provider) DO UPDATE SET {column} = %(value)s{later}"
         )
 
-    # ---- Deferred messages ---------------------------------------------------------------------
+    # ---- Messages that wait --------------------------------------------------------------------
 
     @abstractmethod
-    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Keep deferred messages, each a row of `DEFERRED`, as the Inside protocol says."""
+    def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
+        """Keep messages, each a row of `WAITING`, as the Inside protocol says."""
+
+    puts: ClassVar[bool] = False
+    """Whether there is a `put`."""
+
+    def put(self, link: Link, rows: Split) -> None:
+        """Keep rows of `WAITING` whose names nothing else has, without a transaction. They may be
+        put twice, where nobody knows whether they were.
+        """
+        raise NotImplementedError
+
+    def tell(self, link: Link) -> None:  # noqa: B027 - not all can.
+        """Let whoever waits for messages know that some can be taken, when this is committed."""
+
+    def hearing(self, ring: Callable[[], None]) -> Hearing | None:  # noqa: ARG002 - as `tell`.
+        """What calls `ring` when that has been told by anybody; None where nothing is."""
+        return None
+
+    def on_conflict(self, *, renews: bool) -> str:
+        """What an insert of such rows does with one that is there."""
+        if not renews:
+            return "ON CONFLICT (message_id, provider, name) DO NOTHING"
+        names = (*RENEWED, "updated_at", "due_at", "held_until")
+        renewed = ", ".join(f"{name} = excluded.{name}" for name in names)
+        return f"ON CONFLICT (message_id, provider, name) DO UPDATE SET {renewed}"
 
     # ---- Schema --------------------------------------------------------------------------------
 

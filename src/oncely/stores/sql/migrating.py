@@ -22,7 +22,8 @@ from oncely.stores.names import TableName
 from oncely.stores.sql.table import SqlTables
 
 _KEY = {"message_id", "provider"}
-_NAMING = {*_KEY, "name", "destination", "deferred_id"}
+_BINDING = {"queue", "exchange", "pattern"}
+_NAMING = {*_KEY, *_BINDING, "name", "destination", "own_id"}
 """Columns by which one thing is told from another."""
 _HAND_WRITTEN = {
     *("id", *_KEY, "status", "attempts", "metadata", "first_processed_at", "last_processed_at")
@@ -111,7 +112,7 @@ def _told(diff: Any) -> list[str]:
 
 def _loose_keys(connection: Connection, name: TableName, tables: SqlTables) -> Iterator[str]:
     """Why one message may be taken for two, or two for one."""
-    keys = (_KEY, _KEY | {"name"}, _KEY | {"name"}, {"provider"})
+    keys = (_KEY, _KEY | {"name"}, _KEY | {"name"}, {"provider"}, _BINDING)
     inspector = inspect(connection)
     for table, key in zip(tables, keys, strict=True):
         primary = inspector.get_pk_constraint(table.name, name.schema)["constrained_columns"]

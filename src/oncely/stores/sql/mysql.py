@@ -22,15 +22,16 @@ from oncely.stores.sql.database import (
     raw_cursor,
 )
 from oncely.stores.sql.record_rows import (
-    DEFERRED,
     INSERTED,
+    RENEWED,
     SWAPPED,
     TIMES,
+    WAITING,
     Pair,
     RowValues,
     believed,
-    deferred,
     inserted,
+    kept,
     sought,
     swapped,
 )
@@ -41,16 +42,16 @@ _Build = Callable[[tuple[str, ...]], str]
 """Of a statement for rows, of which these columns differ from row to row."""
 
 _TYPES = {
-    **dict.fromkeys(("message_id", "provider", "destination", "deferred_id"), "VARCHAR(255)"),
+    **dict.fromkeys(("message_id", "provider", "destination", "own_id", "queue"), "VARCHAR(255)"),
     **dict.fromkeys(("fingerprint", "sent_at"), "VARCHAR(64)"),
     **dict.fromkeys(("name", "lane"), "VARCHAR(32)"),
     **dict.fromkeys(("metadata", "result", "type", "body", "headers", "source"), "LONGTEXT"),
-    **dict.fromkeys(("content_type", "ordering_key"), "LONGTEXT"),
+    **dict.fromkeys(("content_type", "ordering_key", "error", "reason"), "LONGTEXT"),
     **dict.fromkeys(("attempts", "position"), "INT"),
     **dict.fromkeys(("fence", "version", "duplicates", "believed"), "BIGINT"),
     **dict.fromkeys(("lease_s", "delay_s"), "DOUBLE"),
     "status": "VARCHAR(50)",
-    "exhausted": "TINYINT",
+    **dict.fromkeys(("exhausted", "set_aside"), "TINYINT"),
 }
 _FEW = 100
 """Rows, up to which an insert is written row by row."""
@@ -102,6 +103,7 @@ class Mysql(Database):
     always = "'1970-01-01'"
     insert_absent = "INSERT IGNORE INTO {}"
     skip_locked = "FOR UPDATE SKIP LOCKED"
+    locked = "FOR UPDATE"
 
     @cached_property
     def _insertion_text(self) -> Callable[[tuple[str, ...], int], str]:
@@ -210,9 +212,9 @@ class Mysql(Database):
         # PyMySQL calls nearly everything an OperationalError: its type tells nothing.
         return Fault.UNAVAILABLE if code in _UNAVAILABLE else Fault.OTHER
 
-    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]]) -> None:
+    def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
         encoded = [{**row, "body": b64encode(row["body"]).decode()} for row in rows]
-        self._executed(link, self._build_defer, deferred(encoded))
+        self._executed(link, self._build_renewal if renews else self._build_keep, kept(encoded))
 
     def later(self, seconds: str) -> str:
         return f"{self.moment} + INTERVAL {seconds} SECOND"
@@ -337,15 +339,24 @@ class Mysql(Database):
         # tells so: no id was given.
         return f"INSERT {written} ON DUPLICATE KEY UPDATE fence = fence + LAST_INSERT_ID(0)"
 
-    def _build_defer(self, varying: tuple[str, ...]) -> str:
+    def _build_keep(self, varying: tuple[str, ...]) -> str:
+        return f"INSERT IGNORE {self._kept(varying)}"
+
+    def _build_renewal(self, varying: tuple[str, ...]) -> str:
+        names = (*RENEWED, "updated_at", "due_at", "held_until")
+        renewed = ", ".join(f"{name} = VALUES({name})" for name in names)
+        # Behind a joined table a bare ON would begin the condition of the join.
+        return f"INSERT {self._kept(varying)} WHERE true ON DUPLICATE KEY UPDATE {renewed}"
+
+    def _kept(self, varying: tuple[str, ...]) -> str:
         value = _values(varying)
-        given = {name: value[name] for name in DEFERRED}
+        given = {name: value[name] for name in WAITING}
         # JSON has no bytes.
         given["body"] = f"FROM_BASE64({value['body']})"
         due_at = f"c.now + INTERVAL {value['delay_s']} SECOND"
         return (
-            f"INSERT IGNORE INTO {self.deferred_name} ({', '.join(given)},"
-            f" created_at, due_at, held_until) SELECT {', '.join(given.values())}, c.now, {due_at},"
+            f"INTO {self.waiting_name} ({', '.join(given)}, created_at, updated_at, due_at,"
+            f" held_until) SELECT {', '.join(given.values())}, c.now, c.now, {due_at},"
             f" IF({value['delay_s']} > 0, {due_at}, {self.always})"
             f" FROM {self._at_one_time(varying)}"
         )

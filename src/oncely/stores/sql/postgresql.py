@@ -1,14 +1,17 @@
 """PostgreSQL through psycopg: each batch is one statement over arrays, and commits by itself."""
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import closing, contextmanager, suppress
+from typing import Any, cast
 
 import psycopg
 from sqlalchemy import ColumnElement, Connection, Select, literal_column, select
 
 from oncely.core.record import Key, Record
-from oncely.stores.sql.batches import MOST_ROWS, split
+from oncely.core.waiting import digest
+from oncely.stores.sql.batches import MOST_ROWS, Split, split
 from oncely.stores.sql.database import (
     Database,
     Fault,
@@ -16,16 +19,18 @@ from oncely.stores.sql.database import (
     in_transaction,
     raw_cursor,
 )
+from oncely.stores.sql.listening import Listening
+from oncely.stores.sql.looking import Hearing
 from oncely.stores.sql.record_rows import (
-    DEFERRED,
     INSERTED,
     SWAPPED,
     TIMES,
+    WAITING,
     Pair,
     RowValues,
     believed,
-    deferred,
     inserted,
+    kept,
     sought,
     swapped,
 )
@@ -38,6 +43,7 @@ _TYPES = {
     **dict.fromkeys(("fence", "version", "duplicates", "believed"), "int8"),
     **dict.fromkeys(("lease_s", "delay_s"), "float8"),
     "exhausted": "bool",
+    "set_aside": "bool",
     "body": "bytea",
 }
 """Of the columns that are not given as text."""
@@ -51,6 +57,8 @@ size, whether it was analysed or not, also by a plan that was made for a small t
 _LOCK_WAIT_MS = 1500
 """Longer than the server waits before it looks for a deadlock: its victim is to be told that."""
 _HURRIED_WAIT_MS = 20
+_TELL_S = 0.05
+"""How often one process tells others that messages have come, at most."""
 _KEYS = (
     "(SELECT * FROM unnest((SELECT %(message_ids)s::text[]), (SELECT %(providers)s::text[]))"
     f" AS u (message_id, provider) {_FEW}) AS k"
@@ -76,7 +84,10 @@ class Postgresql(Database):
     clock = "extract(epoch FROM clock_timestamp())::float8"
     position = "strpos"
     always = "to_timestamp(0)"
+    puts = True
+    _told_at = -math.inf
     skip_locked = "FOR UPDATE OF d SKIP LOCKED"
+    locked = "FOR UPDATE OF d"
     moment = _NOW
 
     @property
@@ -219,8 +230,54 @@ class Postgresql(Database):
         is_away = state == _READ_ONLY or "OperationalError" in kinds
         return Fault.UNAVAILABLE if is_away else Fault.OTHER
 
-    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._executed(link, self._build_defer, deferred(rows))
+    def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
+        build = self._build_renewal if renews else self._build_keep
+        self._executed(link, build, kept(rows), tells=self._is_to_tell())
+
+    def put(self, link: Link, rows: Split) -> None:
+        varying, constant = rows
+        statement = self._text(self._build_put, tuple(varying), tuple(constant))
+        values = {**varying, **constant, "now": self.now, "tells": self._is_to_tell()}
+        # To look for those that are there already would cost a third of the time.
+        with suppress(psycopg.errors.UniqueViolation):
+            raw_cursor(link).execute(statement, values, prepare=True, binary=True)
+
+    def tell(self, link: Link) -> None:
+        if self._is_to_tell():
+            self.run(link, f"SELECT {self._told}", {"tells": True})
+
+    def _is_to_tell(self) -> bool:
+        """Whether it is long enough since it was told last: transactions that tell commit one after
+        another.
+        """
+        now = time.monotonic()
+        if now - self._told_at < _TELL_S:
+            return False
+        self._told_at = now
+        return True
+
+    def hearing(self, ring: Callable[[], None]) -> Hearing:
+        return Listening(self._connected, self._channel, ring)
+
+    @contextmanager
+    def _connected(self) -> "Iterator[psycopg.Connection[tuple[Any, ...]]]":
+        """A connection of its own: those of the pool may all be taken."""
+        pool = self._engine.pool.recreate()
+        try:
+            with closing(pool.connect()) as proxied:
+                connection = cast("psycopg.Connection[tuple[Any, ...]]", proxied.driver_connection)
+                connection.autocommit = True
+                yield connection
+        finally:
+            pool.dispose()
+
+    @property
+    def _channel(self) -> str:
+        return f"oncely_{digest(self._tables.waiting.schema or '', self._tables.waiting.name)}"
+
+    @property
+    def _told(self) -> str:
+        return f"CASE WHEN %(tells)s::bool THEN pg_notify('{self._channel}', '') END"
 
     def later(self, seconds: str) -> str:
         return f"{_NOW} + {seconds}::float8 * interval '1 second'"
@@ -248,13 +305,13 @@ class Postgresql(Database):
     # ---- Statements ----------------------------------------------------------------------------
 
     def _executed(
-        self, link: Link, build: _Build, rows: RowValues
+        self, link: Link, build: _Build, rows: RowValues, **more: Any
     ) -> "psycopg.Cursor[tuple[Any, ...]]":
         """A cursor that has executed the statement for these rows."""
         varying, constant = split(rows)
         statement = self._text(build, tuple(varying), tuple(constant))
         cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
-        values = {**varying, **constant, "now": self.now}
+        values = {**varying, **constant, "now": self.now, **more}
         cursor.execute(statement, values, prepare=True, binary=True)
         return cursor
 
@@ -310,13 +367,36 @@ class Postgresql(Database):
     def _found(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         return f"FROM {self._rows(varying, constant)}, {self.name} AS t {_THIS}"
 
-    def _build_defer(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        due_at = "now + delay_s * interval '1 second'"
-        columns = ", ".join(DEFERRED)
+    def _build_keep(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        return self._keeping(varying, constant, renews=False)
+
+    def _build_renewal(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        return self._keeping(varying, constant, renews=True)
+
+    def _build_put(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        columns = (*varying, *constant)
+        arrays = ", ".join(f"%({name})b::{_type(name)}[]" for name in varying)
+        source = f", unnest({arrays}) AS u ({', '.join(varying)})" if varying else ""
+        singles = "".join(f", %({name})b::{_type(name)}" for name in constant)
+        given = "".join(f"{name}, " for name in varying)[:-2] + singles
         return (
-            f"INSERT INTO {self.deferred_name} ({columns}, created_at, due_at, held_until)"
-            f" SELECT {columns}, now, {due_at}, CASE WHEN delay_s > 0 THEN {due_at}"
-            f" ELSE {self.always} END FROM {self._rows(varying, constant)} ON CONFLICT DO NOTHING"
+            f"WITH c AS MATERIALIZED (SELECT {_NOW} AS now, {self._told})"
+            f" INSERT INTO {self.waiting_name}"
+            f" ({', '.join(columns)}, created_at, updated_at, due_at, held_until)"
+            f" SELECT {given.removeprefix(', ')}, c.now, c.now, c.now, {self.always} FROM c{source}"
+        )
+
+    def _keeping(self, varying: tuple[str, ...], constant: tuple[str, ...], *, renews: bool) -> str:
+        due_at = "now + delay_s * interval '1 second'"
+        columns = ", ".join(WAITING)
+        # Told in the same statement: it costs no exchange of its own.
+        return (
+            f"WITH kept AS (INSERT INTO {self.waiting_name}"
+            f" ({columns}, created_at, updated_at, due_at, held_until)"
+            f" SELECT {columns}, now, now, {due_at}, CASE WHEN delay_s > 0 THEN {due_at}"
+            f" ELSE {self.always} END FROM {self._rows(varying, constant)}"
+            f" {self.on_conflict(renews=renews)} RETURNING id)"
+            f" SELECT {self._told} FROM kept LIMIT 1"
         )
 
 

@@ -82,7 +82,7 @@ def purge(
     # now on is not of messages that were last seen long ago.
     some_wait, some_steps = at.database.has_beside(at.link)
     now = at.database.time(at.link)
-    record, of_record = at.database.table.c, at.database.deferred_table.c
+    record, of_record = at.database.table.c, at.database.waiting_table.c
     condition = and_(
         record.status.in_([state.value for state in states]), fitting(at.database, query, now)
     )

@@ -37,11 +37,14 @@ INSERTED = (
 SWAPPED = (*INSERTED[2:], "result", "exhausted", "duplicates")
 """Those that a swap does."""
 
-DEFERRED = (
-    *("name", "message_id", "provider", "position", "destination", "deferred_id", "type", "body"),
-    *("headers", "source", "sent_at", "content_type", "ordering_key", "delay_s", "lane"),
+WAITING = (
+    *("queue", "name", "message_id", "provider", "position", "destination", "own_id", "type"),
+    *("body", "headers", "source", "sent_at", "content_type", "ordering_key", "delay_s", "lane"),
+    *("attempts", "error", "reason", "set_aside"),
 )
-"""The columns that are given for a deferred message."""
+"""The columns that are given for a message that waits."""
+RENEWED = WAITING[WAITING.index("own_id") :]
+"""Those of them that are given anew for one that is there."""
 
 TIMES = ("first_processed_at", "last_processed_at", "lease_until")
 
@@ -125,9 +128,9 @@ def sought(keys: Sequence[Key]) -> RowValues:
     return RowValues(_BELIEVED[:2], [_of_key(key) for key in keys])
 
 
-def deferred(rows: Sequence[Mapping[str, Any]]) -> RowValues:
-    """What an insert of deferred messages writes; each row has all of `DEFERRED`."""
-    return RowValues(DEFERRED, [[row[name] for name in DEFERRED] for row in rows])
+def kept(rows: Sequence[Mapping[str, Any]]) -> RowValues:
+    """What an insert of messages that wait writes; each row has all of `WAITING`."""
+    return RowValues(WAITING, [[row[name] for name in WAITING] for row in rows])
 
 
 def parted(changes: Sequence[Change]) -> tuple[list[Pair], list[Record]]:

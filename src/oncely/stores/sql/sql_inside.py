@@ -4,16 +4,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from oncely.core.deferred import DeferredMessage
 from oncely.core.record import Key, Record
+from oncely.core.waiting import WaitingMessage
 from oncely.stores.sql import consumer_rows as consumers
-from oncely.stores.sql import deferred_rows as deferred
 from oncely.stores.sql import steps as finished
+from oncely.stores.sql import waiting_rows as rows
 from oncely.stores.sql.access import Access
 from oncely.stores.sql.batches import batches
 from oncely.stores.sql.database import Database, Link
 from oncely.stores.sql.record_rows import by_key, parted
-from oncely.stores.store import Change, Loaded
+from oncely.stores.store import Change, Loaded, PutBack
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,8 +58,8 @@ class SqlInside(Access[Link]):
         self.translate = translate
         self.error: Exception | None = None
         """What has ended the transaction."""
-        self.has_deferred = False
-        """Whether anything was deferred: it may be sent when the transaction has committed."""
+        self.has_kept = False
+        """Whether anything was kept: it may be taken when the transaction has committed."""
 
     def check(self) -> None:
         """Raise the error that has ended the transaction, where one has."""
@@ -111,15 +111,35 @@ class SqlInside(Access[Link]):
     # ---- What is kept besides ------------------------------------------------------------------
 
     @guarded
-    def defer(self, messages: Sequence[DeferredMessage]) -> None:
-        deferred.defer(self, messages)
-        self.has_deferred = True
+    def keep(self, messages: Sequence[WaitingMessage], *, renews: bool = False) -> None:
+        rows.keep(self, messages, renews=renews)
+        self.has_kept = True
 
-    waiting = guarded(deferred.waiting)
-    take = guarded(deferred.take)
-    remove = guarded(deferred.remove)
-    put_back = guarded(deferred.put_back)
+    @guarded
+    def free(self, messages: Sequence[WaitingMessage]) -> None:
+        rows.free(self, messages)
+        self.has_kept = True
 
-    forget = guarded(finished.forget)
+    @guarded
+    def put_back(self, changes: Sequence[PutBack]) -> None:
+        rows.put_back(self, changes)
+        # Some may wait for nothing, and others for them.
+        self.has_kept = True
+
+    @guarded
+    def remove_held(self, messages: Sequence[WaitingMessage]) -> set[int]:
+        removed = rows.remove_held(self, messages)
+        # What stands behind them can be taken now.
+        self.has_kept = self.has_kept or not all(map(rows.is_alone, messages))
+        return removed
+
+    waiting = guarded(rows.waiting)
+    numbered = guarded(rows.numbered)
+    lanes = guarded(rows.lanes)
+    take = guarded(rows.take)
+    remove = guarded(rows.remove)
+    held = guarded(rows.held)
+
+    forget_steps = guarded(finished.forget_steps)
     steps = guarded(finished.steps)
     keep_step = guarded(finished.keep_step)

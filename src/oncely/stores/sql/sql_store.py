@@ -12,6 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from oncely._util.forking import afresh_in_children
 from oncely._util.sqlite_files import is_locked
+from oncely.core.binding import Binding
 from oncely.core.errors import (
     ContentionError,
     KeysLocked,
@@ -20,19 +21,24 @@ from oncely.core.errors import (
     StoreUnavailable,
     mask_passwords,
 )
+from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
+from oncely.core.waiting import WaitingMessage, names_for, queue_named
 from oncely.stores.names import TableName
 from oncely.stores.retrying import TryAgain, patiently
+from oncely.stores.sql import binding_rows as queues
 from oncely.stores.sql import consumer_rows as consumers
-from oncely.stores.sql import deferred_rows as deferred
 from oncely.stores.sql import record_queries as reading
 from oncely.stores.sql import steps
+from oncely.stores.sql import waiting_rows as rows
 from oncely.stores.sql.access import Access
+from oncely.stores.sql.batches import MOST_BYTES, MOST_ROWS
 from oncely.stores.sql.database import Database, Fault
 from oncely.stores.sql.drivers import is_driver_error
 from oncely.stores.sql.engines import database_of, engine_beside
-from oncely.stores.sql.looking import Looking
+from oncely.stores.sql.looking import Bell, Hearing, Looking, News, bell_at
 from oncely.stores.sql.record_rows import Pair, by_key, parted
+from oncely.stores.sql.sources import check_joined_source
 from oncely.stores.sql.sql_inside import SqlInside
 from oncely.stores.sql.table import tables
 from oncely.stores.store import (
@@ -43,6 +49,7 @@ from oncely.stores.store import (
     Inside,
     Joined,
     KeyRange,
+    Listing,
     Loaded,
     Query,
     Records,
@@ -69,13 +76,22 @@ class SqlStore:
         self._name = name.checked()
         self._tables = tables(name, engine.dialect.name)
         self._database: Database = database_of(engine)(engine, self._tables, clock)
-        self._waiting = Looking(self._newest)
+        self.news = News(*self._told())
+        self._looking = Looking(self._newest, self.news)
         self._purged_to: dict[tuple[Query, tuple[State, ...]], str] = {}
         """Where the last batch of each purge ended: the next looks there first."""
         event.listen(engine, "connect", self._database.prepare)
         # As the other, whose pool may be empty, and whose connections are for one thread each.
         self._engine_beside = engine_beside(engine)
         afresh_in_children(self)
+
+    def _told(self) -> tuple[Bell, float, Hearing | None]:
+        bell = bell_at(self.place)
+        return bell, self._database.look_s, self._database.hearing(bell.ring)
+
+    @property
+    def place(self) -> object:
+        return self._engine.url, self._name
 
     # ---- Records -------------------------------------------------------------------------------
 
@@ -171,6 +187,9 @@ class SqlStore:
         kind = self._engine.dialect.name
         return joined(connection, self._database, kind, self._error_inside)
 
+    def check_joins(self, source: object) -> None:
+        check_joined_source(source, self._engine.url, self._name)
+
     def is_contention(self, error: Exception) -> bool:
         lost = self._fault(error) in (Fault.ROLLED_BACK, Fault.LOCKED, Fault.LOST)
         return lost or isinstance(error, ContentionError) or is_locked(_of_driver(error))
@@ -184,8 +203,8 @@ class SqlStore:
                     done = work(inside)
                     # PostgreSQL would say nothing, and commit nothing.
                     inside.check()
-                if inside.has_deferred:
-                    self._waiting.tell()
+                if inside.has_kept:
+                    self.news.tell()
                 return done
             except Exception as error:
                 # Of the driver there are only those of the beginning and the end.
@@ -196,20 +215,56 @@ class SqlStore:
                 connection.invalidate()
                 raise
 
-    # ---- Deferred messages ---------------------------------------------------------------------
+    # ---- Messages that wait --------------------------------------------------------------------
 
-    def backlog(self) -> Backlog:
-        return self._read(deferred.backlog)
+    def backlogs(self) -> Mapping[str, Backlog]:
+        return self._read(rows.backlogs)
 
-    def send_again(self) -> int:
-        # To let them be sent twice is no harm.
-        return self._read(deferred.send_again)
+    def listed(self, listing: Listing) -> Sequence[WaitingMessage]:
+        return self._read(lambda at: rows.listed(at, listing))
 
-    def wait_for_deferred(self, timeout_s: float) -> None:
-        self._waiting.wait(timeout_s)
+    def free_in_s(self, queue: str) -> float | None:
+        return self._read(lambda at: rows.free_in_s(at, queue))
+
+    def wait_for_messages(self, timeout_s: float) -> None:
+        self._looking.wait(timeout_s)
+
+    # ---- Queues in the database ----------------------------------------------------------------
+
+    def put(self, queue: str, messages: Sequence[Message]) -> None:
+        """Put messages into the queue of that name: all, or none."""
+        names = names_for(len(messages))
+        weight = sum(len(message.body) for message in messages)
+        if self._database.puts and len(messages) <= MOST_ROWS and weight <= MOST_BYTES:
+            # Of one statement, which needs no transaction. Whoever does it again finds them there.
+            self._read(lambda at: rows.put(at, queue_named(queue), messages, names))
+            self.news.tell()
+            return
+        waiting = WaitingMessage.queued(queue, messages, names)
+        self.transaction(lambda inside: inside.keep(waiting))
+
+    def bind(self, bindings: Collection[Binding]) -> None:
+        self._change_bindings(queues.bind, bindings)
+
+    def unbind(self, bindings: Collection[Binding]) -> None:
+        self._change_bindings(queues.unbind, bindings)
+
+    def _change_bindings(
+        self,
+        change: Callable[[Access[Connection], Collection[Binding]], None],
+        bindings: Collection[Binding],
+    ) -> None:
+        def work(at: Access[Connection]) -> None:
+            with at.database.transaction(at.link):
+                change(at, bindings)
+
+        self._read(work)
+
+    def bindings(self, queue: str | None = None) -> Sequence[Binding]:
+        return self._read(lambda at: queues.bindings(at, queue))
 
     def _newest(self) -> int:
-        return self._read(deferred.newest)
+        return self._read(rows.newest)
 
     # ---- Schema --------------------------------------------------------------------------------
 
@@ -236,13 +291,14 @@ class SqlStore:
         return self._read(lambda at: at.database.size(at.link))
 
     def close(self) -> None:
+        self.news.close()
         for engine in (self._engine, self._engine_beside):
             engine.dispose()
 
     def start_afresh(self) -> None:
         """Leave connections and locks to the parent: called in a forked child."""
         self._database.start_afresh()
-        self._waiting.start_afresh()
+        self.news.start_afresh()
         for engine in (self._engine, self._engine_beside):
             engine.dispose(close=False)
 

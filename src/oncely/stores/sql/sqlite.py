@@ -15,10 +15,10 @@ from oncely._util.forking import pause_at_forks
 from oncely.core.record import Key, Record
 from oncely.stores.sql.database import Database, Fault, Link, raw_cursor, roll_back
 from oncely.stores.sql.record_rows import (
-    DEFERRED,
     INSERTED,
     LOADED,
     SWAPPED,
+    WAITING,
     Pair,
     RowValues,
     believed,
@@ -47,6 +47,8 @@ class Sqlite(Database):
     position = "instr"
     always = "0.0"
     skip_locked = ""
+    locked = ""
+    look_s = 0.02
 
     def __init__(
         self, engine: Engine, tables: SqlTables, clock: Clock | None, **kind: bool
@@ -74,11 +76,11 @@ class Sqlite(Database):
         )
 
         due_at = ":now + :delay_s"
-        self._defer = (
-            f"INSERT INTO {self.deferred_name}"
-            f" ({', '.join(DEFERRED)}, created_at, due_at, held_until)"
-            f" VALUES ({', '.join(f':{name}' for name in DEFERRED)}, :now, {due_at},"
-            f" CASE WHEN :delay_s > 0 THEN {due_at} ELSE {self.always} END) ON CONFLICT DO NOTHING"
+        self._keep = (
+            f"INSERT INTO {self.waiting_name}"
+            f" ({', '.join(WAITING)}, created_at, updated_at, due_at, held_until)"
+            f" VALUES ({', '.join(f':{name}' for name in WAITING)}, :now, :now, {due_at},"
+            f" CASE WHEN :delay_s > 0 THEN {due_at} ELSE {self.always} END)"
         )
 
     def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
@@ -120,9 +122,10 @@ class Sqlite(Database):
     def loaded_text(self, column: str, of: str = "") -> str:
         return f"{of}{column}"
 
-    def defer(self, link: Link, rows: Sequence[Mapping[str, Any]]) -> None:
+    def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
         at = self.time(link)
-        raw_cursor(link).executemany(self._defer, [{**row, "now": at} for row in rows])
+        statement = f"{self._keep} {self.on_conflict(renews=renews)}"
+        raw_cursor(link).executemany(statement, [{**row, "now": at} for row in rows])
 
     @property
     def moment(self) -> str:

@@ -33,10 +33,9 @@ def keep_step(at: Access[Link], key: Key, name: str, result: Any) -> None:
     )
 
 
-def forget(at: Access[Link], key: Key) -> None:
+def forget_steps(at: Access[Link], key: Key) -> None:
     """As Inside says."""
-    for table in (at.database.deferred_name, at.database.steps_name):
-        at.run(f"DELETE FROM {table} WHERE {_THIS}", _values(key))
+    at.run(f"DELETE FROM {at.database.steps_name} WHERE {_THIS}", _values(key))
 
 
 def purge(query: Query, at: Access[Connection]) -> int:

@@ -1,4 +1,4 @@
-"""The tables of a ledger: records, deferred messages, steps, consumers."""
+"""The tables of a ledger: records, messages that wait, steps, consumers, bindings."""
 
 from typing import NamedTuple
 
@@ -19,12 +19,13 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, LONGTEXT
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.sql.elements import quoted_name
 
-from oncely.core.deferred import MAX_DESTINATION_LENGTH
+from oncely.core.destination import MAX_DESTINATION_LENGTH
 from oncely.core.ids import MAX_ID_LENGTH
 from oncely.stores.names import TableName
 
@@ -44,9 +45,10 @@ class SqlTables(NamedTuple):
     """The tables as the newest migration leaves them on one kind of database."""
 
     records: Table
-    deferred: Table
+    waiting: Table
     steps: Table
     consumers: Table
+    bindings: Table
 
 
 def tables(name: TableName, dialect: str) -> SqlTables:
@@ -54,9 +56,10 @@ def tables(name: TableName, dialect: str) -> SqlTables:
     metadata = MetaData(schema=name.schema and quoted_name(name.schema, quote=True))
     return SqlTables(
         _processed_messages(name, dialect, metadata),
-        _deferred_messages(name, metadata),
+        _waiting_messages(name, metadata),
         _message_steps(name, metadata),
         _message_consumers(name, metadata),
+        _message_bindings(name, metadata),
     )
 
 
@@ -92,19 +95,22 @@ def _processed_messages(name: TableName, dialect: str, metadata: MetaData) -> Ta
     return table
 
 
-def _deferred_messages(name: TableName, metadata: MetaData) -> Table:
+def _waiting_messages(name: TableName, metadata: MetaData) -> Table:
     table = Table(
-        quoted_name(name.deferred, quote=True),
+        quoted_name(name.waiting, quote=True),
         metadata,
-        # The order of sending.
+        # The order in which they are taken.
         Column("id", LONG, primary_key=True, autoincrement=True),
+        # Who takes them.
+        Column("queue", String(MAX_ID_LENGTH), nullable=False),
+        # The message that each belongs to.
         Column("message_id", String(MAX_ID_LENGTH), nullable=False),
         Column("provider", String(MAX_ID_LENGTH), nullable=False),
-        # The message's own id and destination as one short name: no index takes all four in full.
+        # What tells it from others of that message: no index takes all that does so in full.
         Column("name", String(32), nullable=False),
         Column("position", Integer, nullable=False),
         Column("destination", String(MAX_DESTINATION_LENGTH), nullable=False),
-        Column("deferred_id", String(MAX_ID_LENGTH), nullable=False),
+        Column("own_id", String(MAX_ID_LENGTH), nullable=False),
         Column("type", LONG_TEXT, nullable=False),
         Column("body", BYTES, nullable=False),
         Column("headers", LONG_TEXT, nullable=False),
@@ -115,20 +121,30 @@ def _deferred_messages(name: TableName, metadata: MetaData) -> Table:
         Column("lane", String(32), nullable=False),
         Column("delay_s", Double, nullable=False),
         Column("created_at", TIME, nullable=False),
-        # When it could be sent first.
+        Column("updated_at", TIME, nullable=False),
+        # When it could be taken first.
         Column("due_at", TIME, nullable=False),
         # Nobody takes it before; 1970 where nobody holds it and no delay is left.
         Column("held_until", TIME, nullable=False),
         Column("attempts", Integer, nullable=False),
         Column("error", LONG_TEXT),
+        Column("reason", LONG_TEXT),
         Column("set_aside", Boolean, nullable=False),
     )
     c = table.c
     table.append_constraint(
-        UniqueConstraint(c.message_id, c.provider, c.name, name=name.index_of_deferred("name"))
+        UniqueConstraint(c.message_id, c.provider, c.name, name=name.index_of_waiting("name"))
     )
-    Index(name.index_of_deferred("free"), c.set_aside, c.held_until, c.id, c.due_at)
-    Index(name.index_of_deferred("lane"), c.lane, c.set_aside, c.id)
+    Index(name.index_of_waiting("free"), c.queue, c.set_aside, c.held_until, c.id)
+    # Those that have a lane to themselves are not looked for by it.
+    Index(
+        name.index_of_waiting("lane"),
+        c.lane,
+        c.set_aside,
+        c.id,
+        postgresql_where=text("lane <> name"),
+        sqlite_where=text("lane <> name"),
+    )
     return table
 
 
@@ -152,4 +168,16 @@ def _message_consumers(name: TableName, metadata: MetaData) -> Table:
         Column("retention_s", Double),
         # Seconds since 1970: it is compared as it was read, and to the last digit.
         Column("forgotten_until", Double),
+    )
+
+
+def _message_bindings(name: TableName, metadata: MetaData) -> Table:
+    return Table(
+        quoted_name(name.bindings, quote=True),
+        metadata,
+        Column("queue", String(MAX_ID_LENGTH), primary_key=True),
+        # Empty where events come without one, as they do to queues in this database.
+        Column("exchange", String(MAX_ID_LENGTH), primary_key=True),
+        # Which types it takes; empty where it only says that there is such a queue.
+        Column("pattern", String(MAX_ID_LENGTH), primary_key=True),
     )

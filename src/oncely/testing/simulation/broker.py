@@ -1,18 +1,19 @@
 # ruff: noqa: D102 - the contract stands on the Transport protocol.
 """The broker of a simulation: it delivers again, loses replies, refuses, and is away."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oncely.core.binding import Binding
 from oncely.core.errors import PublishRefused, TransportError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Requeue, Verdict
+from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
 from oncely.testing.simulation.faults import Weather, Wire
 from oncely.testing.simulation.history import History
 from oncely.testing.simulation.scheduler import Scheduler
-from oncely.transports.transport import DeadLettered, Delivery, Features
+from oncely.transports.transport import Delivery, Features
 
 VISIBILITY_S = 20.0
 """What is not settled for so long is delivered again."""
@@ -71,7 +72,7 @@ class Broker:
             self._note(actor, "delivered", id=letter.message.id, tag=tag)
         return taken
 
-    def settle(self, actor: str, delivery: Delivery, holder: object, verdict: Verdict) -> None:
+    def settle(self, actor: str, delivery: Delivery, holder: object, verdict: Settlement) -> None:
         """Do as the verdict says, unless it comes too late."""
         number, count = delivery.tag
         letter = next((each for each in self._letters if each.number == number), None)
@@ -83,15 +84,12 @@ class Broker:
             case Ack():
                 self._letters.remove(letter)
                 self._note(actor, "acknowledged", **told)
-            case DeadLetter(reason):
+            case Refuse(reason):
                 self._letters.remove(letter)
                 self._note(actor, "dead_letter", reason=reason, **told)
             case Requeue():
                 letter.holder, letter.visible_at = None, self._scheduler.now
                 self._note(actor, "requeued", **told)
-            case Delay(delay_s):
-                letter.holder, letter.visible_at = None, self._scheduler.now + delay_s
-                self._note(actor, "delayed", delay_s=delay_s, **told)
 
     def give_back(self, holder: object) -> None:
         """Its connection is gone: what it holds is delivered again."""
@@ -117,7 +115,6 @@ class FaultyTransport:
         self, broker: Broker, scheduler: Scheduler, weather: Weather, refusing: float, actor: str
     ) -> None:
         self.features = Features(
-            delays=True,
             ordered=False,
             counts_deliveries=True,
             max_bytes=None,
@@ -141,13 +138,19 @@ class FaultyTransport:
         self._end(lost)
         return taken
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Verdict]]) -> None:
+    def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
         for delivery, verdict in verdicts:
             lost = self._begin()
             self._broker.settle(self._actor, delivery, self.holder, verdict)
             self._end(lost)
 
-    def publish(self, queue: str, messages: Sequence[Message]) -> None:
+    def publish(
+        self,
+        destination: str,
+        messages: Sequence[Message],
+        *,
+        create: bool = True,  # noqa: ARG002
+    ) -> None:
         refused: dict[int, str] = {}
         for place, message in enumerate(messages):
             lost = self._begin()
@@ -155,22 +158,22 @@ class FaultyTransport:
             if is_refused and not self._weather.is_over:
                 refused[place] = "the broker does not take it"
             else:
-                self._broker.put(self._actor, queue, message)
+                self._broker.put(self._actor, destination, message)
             self._end(lost)
         if refused:
-            raise PublishRefused(refused)
+            raise PublishRefused(refused, set(refused))
 
     def subscribe(self, queue: str, types: Sequence[str]) -> None:
         pass
 
-    def is_drained(self, queue: str) -> bool:  # noqa: ARG002 - there is one.
-        return self._broker.is_empty
+    def unsubscribe(self, bindings: Collection[Binding]) -> None:
+        pass
 
-    def dead_letters(self, queue: str, limit: int = 100) -> Sequence[DeadLettered]:  # noqa: ARG002 - nobody asks.
+    def bindings(self, queue: str) -> Sequence[Binding]:  # noqa: ARG002 - it has none.
         return []
 
-    def retry(self, letters: Sequence[DeadLettered]) -> int:  # noqa: ARG002 - nobody asks.
-        return 0
+    def is_drained(self, queue: str) -> bool:  # noqa: ARG002 - there is one.
+        return self._broker.is_empty
 
     def close(self) -> None:
         self._scheduler.check()

@@ -1,36 +1,65 @@
 """U3 to U6: what becomes of deliveries and of messages that handlers send."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from oncely.testing.simulation.history import Event, History, Name, StoredRow
 from oncely.testing.simulation.judging import Judge, Run, is_held, is_operator, returned_runs
 
+_LONGEST_S = 20.0
+"""Between the answer to an asking and what follows from it: a worker may be frozen."""
+
 
 class DeliveryJudge(Judge):
     """U3: what is acknowledged has come to its end, or is let go by policy."""
 
     def wrongs(self) -> Iterator[str]:
-        lives = self._lives()
+        self._lives_of = self._lives()
         self._returned = returned_runs(self.history)
         received: dict[tuple[int, int], float] = {}
-        for event in self.history.of("delivered", "acknowledged", "dead_letter"):
-            tag = event.facts["tag"]
+        kept: dict[int, Event] = {}
+        was_kept: dict[tuple[str, str], float] = {}
+        """When a message of that id and content was kept last."""
+        for event in self.history.of("delivered", "acknowledged", "dead_letter", "kept"):
+            facts = event.facts
             if event.what == "delivered":
-                received[tag] = event.at
+                received[facts["tag"]] = event.at
                 continue
-            moments = lives[event.facts["id"]]
-            may = self._may_acknowledge if event.what == "acknowledged" else self._may_set_aside
-            during = [
-                row
-                for since, until, row in moments
-                if until >= received[tag] and since <= event.at and row is not None
-            ]
-            same = [row for row in during if row.fingerprint == event.facts["fingerprint"]]
-            if event.what == "dead_letter" and len(same) < len(during):
+            name = (facts["id"], facts["fingerprint"])
+            if event.what == "kept":
+                is_another = any(
+                    id_ == facts["id"] and other != facts["fingerprint"] for id_, other in was_kept
+                )
+                if facts["is_aside"] and not (is_operator(event) or is_another):
+                    # What it was when it was asked for: others may have gone on since.
+                    yield from self._wrong(event, event.at - _LONGEST_S)
+                kept[facts["number"]] = event
+                was_kept[name] = event.at
                 continue
-            if not any(may(event, row) for row in same):
-                yield f"U3: {event.what} without a durable end: {event}"
+            is_kept = any(
+                (each.facts["id"], each.facts["fingerprint"]) == name
+                for each in kept.values()
+                if each.facts["is_aside"] is not None
+            )
+            since = received[facts["tag"]]
+            if not (is_kept or was_kept.get(name, -1.0) >= since):
+                yield from self._wrong(event, since)
+
+    def _wrong(self, event: Event, since: float) -> Iterator[str]:
+        """Why a message may not be let go or set aside, by what its record was meanwhile."""
+        during = [
+            row
+            for begun, until, row in self._lives_of[event.facts["id"]]
+            if until >= since and begun <= event.at and row is not None
+        ]
+        same = [row for row in during if row.fingerprint == event.facts["fingerprint"]]
+        is_acknowledged = event.what == "acknowledged"
+        if not is_acknowledged and len(same) < len(during):
+            return
+        may = self._may_acknowledge if is_acknowledged else self._may_set_aside
+        if not any(may(event, row) for row in same):
+            yield f"U3: {event.what} without a durable end: {event}"
 
     def _lives(self) -> Mapping[str, list[tuple[float, float, StoredRow | None]]]:
         """Each version of each record, and from when to when it was stored."""
@@ -75,12 +104,24 @@ class SendJudge(Judge):
                 arrived[name].add(event.facts["body"])
                 if name not in waiting:
                     yield f"U4: published, and never committed: {event}"
+                elif self._is_early(event, waiting[name], arrived):
+                    yield f"U4: published before what its handler has sent first: {event}"
             elif name not in arrived and not is_operator(event):
                 yield f"U4: taken for sent, and not published: {event}"
         for name, bodies in arrived.items():
             if len(bodies) > 1:
                 yield f"U4: one id for several messages: {name}"
         yield from self._missing(arrived)
+
+    def _is_early(
+        self, event: Event, key: Name, arrived: Mapping[tuple[str, str], set[str]]
+    ) -> bool:
+        """Whether what the same handler has sent before this has not arrived yet."""
+        if not self.promises.published.get(key):
+            return False
+        number = json.loads(event.facts["body"])["number"]
+        before = {body for bodies in arrived.values() for body in bodies}
+        return any(_body(key, earlier) not in before for earlier in range(number))
 
     def _missing(self, arrived: Mapping[tuple[str, str], set[str]]) -> Iterator[str]:
         """All that a completed run has sent is there, each under one id."""
@@ -96,9 +137,14 @@ class SendJudge(Judge):
         touched = {event.facts["key"] for event in self.history.of("row") if is_operator(event)}
         for key in _completed(self.history) - touched:
             for number in range(self.promises.published.get(key, 0)):
-                body = f'{{"parent": "{key[1]}", "number": {number}}}'
+                body = _body(key, number)
                 if body not in by_body and self.promises.settled_at is not None:
                     yield f"U4: completed, and never published: {body}"
+
+
+def _body(key: Name, number: int) -> str:
+    """Of what the handler of a message sends at that place."""
+    return f'{{"parent": "{key[1]}", "number": {number}}}'
 
 
 def _completed(history: History) -> set[Name]:
@@ -117,6 +163,7 @@ class EndJudge(Judge):
             return
         last = {event.facts["key"]: event.facts["after"] for event in self.history.of("row")}
         dead = {event.facts["id"] for event in self.history.of("dead_letter")}
+        dead |= {event.facts["id"] for event in self.history.of("kept") if event.facts["is_aside"]}
         done = {event.facts["key"] for event in self.history.of("done")}
         returned = returned_runs(self.history)
         # What an operator forgot after its end has no other: a straggler's run may fail.

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from oncely.core.deferred import DeferredMessage
 from oncely.core.errors import ReplyLost
+from oncely.core.ids import fingerprint_of
 from oncely.core.record import Key, Record, State
+from oncely.core.waiting import OUTBOX, retry_name
 from oncely.stores.memory_store import MemoryStore
+from oncely.stores.memory_tables import WaitingRow
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.store import Inside, Store
 from oncely.testing.forwarding import ForwardingStore
@@ -18,8 +20,10 @@ from oncely.testing.simulation.scheduler import Scheduler
 T = TypeVar("T")
 
 _Fault = type[Exception]
-_HERE = ("is_contention", "wait_for_deferred", "close")
+_HERE = ("is_contention", "wait_for_messages", "close")
 """What no message goes over the wire for."""
+_CUT_OFF = 0.3
+"""How likely a process whose line breaks does not reach the store for a while."""
 _TOLD_ONCE = ("insert", "swap")
 """What may not be done again when nobody knows whether it was: its answer would be another."""
 
@@ -32,7 +36,7 @@ class WatchedStore:
         self.history = history
         self.store = MemoryStore(lambda: EPOCH + scheduler.now)
         self._rows: dict[Key, Record] = {}
-        self._waiting: dict[int, DeferredMessage] = {}
+        self._waiting: dict[int, WaitingRow] = {}
         self._steps: set[tuple[Key, str]] = set()
 
     def do(self, actor: str, work: Callable[[Store], T]) -> T:
@@ -45,23 +49,60 @@ class WatchedStore:
     def _note(self, actor: str) -> None:
         tables = self.store._tables
         rows = dict(tables.records)
-        waiting = {number: row.message for number, row in tables._waiting.items()}
+        waiting = dict(tables._waiting)
         steps = set(tables._steps)
         for key, step in sorted({*steps} ^ self._steps):
             what = "step_kept" if (key, step) in steps else "step_gone"
             self.note(actor, what, key=tuple(key), step=step)
-        for number in sorted({*waiting} ^ {*self._waiting}):
-            message = waiting.get(number) or self._waiting[number]
-            what = "deferred" if number in waiting else "undeferred"
-            name = (message.destination, message.id)
-            self.note(actor, what, key=tuple(message.parent), message=name)
-        unsent = {message.parent for message in waiting.values()}
+        messages = [row.message for row in waiting.values()]
+        unsent = {each.parent for each in messages if each.queue == OUTBOX}
+        due = {
+            each.parent: _since_epoch(each.due)
+            for each in messages
+            if each.name == retry_name(each.queue) and not each.is_set_aside
+        }
         for key in sorted({*rows} | {*self._rows}):
             before, after = self._rows.get(key), rows.get(key)
             if before is not after:
                 told = {"before": _row(before), "after": _row(after), "waits": key in unsent}
-                self.note(actor, "row", key=tuple(key), **told)
+                self.note(actor, "row", key=tuple(key), due=due.get(key), **told)
+        # After the records: what is gone from here is to be done with there.
+        for number in sorted({*waiting} | {*self._waiting}):
+            self._note_waiting(actor, self._waiting.get(number), waiting.get(number))
         self._rows, self._waiting, self._steps = rows, waiting, steps
+
+    def _note_waiting(
+        self, actor: str, before: WaitingRow | None, after: WaitingRow | None
+    ) -> None:
+        row = after or before
+        assert row is not None  # noqa: S101 - it is there, or was.
+        message = row.message
+        key = tuple(message.parent)
+        if before is not None and after is not None and after.held_until > before.held_until:
+            self._note_taken(actor, before)
+        if message.queue == OUTBOX:
+            if before is None or after is None:
+                what = "undeferred" if after is None else "deferred"
+                self.note(actor, what, key=key, message=(message.destination, message.id))
+            return
+        told = {"id": message.id, "fingerprint": fingerprint_of(message.message.body)}
+        is_aside = None if after is None else after.message.is_set_aside
+        if before is None or after is None or _seen(before) != _seen(after):
+            where = {"number": message.number, "lane": message.lane, "order": message.message.key}
+            self.note(actor, "kept", key=key, is_aside=is_aside, **told, **where)
+
+    def _note_taken(self, actor: str, row: WaitingRow) -> None:
+        message = row.message
+        self.note(
+            actor,
+            "taken",
+            key=tuple(message.parent),
+            number=message.number,
+            is_to_be_sent=message.queue == OUTBOX,
+            is_aside=message.is_set_aside,
+            due=_since_epoch(message.due),
+            held_until=_since_epoch(row.held_until),
+        )
 
     def note(self, actor: str, what: str, **facts: Any) -> None:
         """Something is seen at the store."""
@@ -75,8 +116,18 @@ class WatchedStore:
 
     @property
     def some_wait(self) -> bool:
-        """Whether deferred messages wait."""
-        return bool(self._waiting)
+        """Whether messages wait for anybody but people."""
+        messages = [row.message for row in self._waiting.values()]
+        return any(each.queue == OUTBOX or not each.is_set_aside for each in messages)
+
+
+def _seen(row: WaitingRow) -> tuple[object, ...]:
+    """What of a message that waits is worth telling when it changes."""
+    return row.message.is_set_aside, row.message.message
+
+
+def _since_epoch(at: float | None) -> float | None:
+    return None if at is None else at - EPOCH
 
 
 def _row(record: Record | None) -> StoredRow | None:
@@ -88,7 +139,7 @@ def _row(record: Record | None) -> StoredRow | None:
         record.attempts,
         record.birth,
         record.version,
-        None if record.lease_until is None else record.lease_until - EPOCH,
+        _since_epoch(record.lease_until),
         record.exhausted,
         record.duplicates,
         record.result,
@@ -104,6 +155,8 @@ class FaultyStore(ForwardingStore):
         self._shared = shared
         self._weather = weather
         self._actor = actor
+        self._cut_until = 0.0
+        """Until then this process alone does not reach the store."""
 
     def forward(self, name: str, /, *arguments: Any, **named: Any) -> Any:
         """As the shared store does it, where the line lets it."""
@@ -138,7 +191,7 @@ class FaultyStore(ForwardingStore):
     def _exchange(self, work: Callable[[Store], T], *, lost: _Fault) -> T:
         scheduler, weather = self._shared.scheduler, self._weather
         self._go()
-        wire = weather.wire(scheduler.now)
+        wire = self._wire()
         if wire is not Wire.GOOD:
             self._shared.note(self._actor, "wire", fault=wire.name)
         if wire is Wire.REFUSED:
@@ -156,6 +209,15 @@ class FaultyStore(ForwardingStore):
         if wire is Wire.LOST or scheduler.now < weather.away_until:
             raise lost("the reply is lost")
         return done
+
+    def _wire(self) -> Wire:
+        weather, now = self._weather, self._shared.scheduler.now
+        wire = weather.wire(now)
+        if not weather.is_over and now < self._cut_until:
+            return Wire.REFUSED
+        if wire is not Wire.GOOD and weather.draws.random() < _CUT_OFF:
+            self._cut_until = now + weather.draws.uniform(1.0, 5.0)
+        return wire
 
     def _go(self) -> None:
         took_s = self._weather.took_s()

@@ -1,13 +1,15 @@
 """What every judge of a simulation works with: plain data, and what may be seen from outside."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from oncely.testing.simulation.history import Event, History, Name, StoredRow
 
 NEAR_S = 0.001
 """Times that differ by less are equal: stores round."""
+RETRY_S = 0.7
+"""After which a handler asks to be tried again, where it says so itself."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,12 @@ class Promises:
     on_failed: str
     on_in_doubt: str
     on_busy: str
+    delays_s: Sequence[float]
+    """After failures, until the next try; the last repeats."""
     published: Mapping[Name, int]
     """How many messages each handler run sends, by the key of the message that is handled."""
+    order: Mapping[Name, str]
+    """The ordering keys of messages that are handled in order."""
     settled_at: float | None
     """When all was settled; None where it never was."""
 

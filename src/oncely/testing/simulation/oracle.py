@@ -16,8 +16,9 @@ from oncely.testing.simulation.history import History
 from oncely.testing.simulation.judging import Promises
 from oncely.testing.simulation.row_judge import RowJudge
 from oncely.testing.simulation.run_judge import HolderJudge, RunJudge
+from oncely.testing.simulation.waiting_judge import WaitingJudge
 
-_JUDGES = (RowJudge, HolderJudge, RunJudge, DeliveryJudge, SendJudge, EndJudge)
+_JUDGES = (RowJudge, HolderJudge, RunJudge, WaitingJudge, DeliveryJudge, SendJudge, EndJudge)
 
 
 def judge(history: History, promises: Promises) -> list[str]:

@@ -75,6 +75,14 @@ class SimulatedEvent:
         return self._scheduler.wait(self.is_set, timeout)
 
 
+class SimulatedStopEvent(SimulatedEvent):
+    """As StopEvent of oncely."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
+        self.on_asked: Callable[[], object] = lambda: None
+
+
 class SimulatedCondition:
     """As threading.Condition."""
 
@@ -242,6 +250,7 @@ class SimulatedThreads:
         self.Lock = partial(SimulatedLock, scheduler)
         self.RLock = partial(SimulatedLock, scheduler, reentrant=True)
         self.Event = partial(SimulatedEvent, scheduler)
+        self.StopEvent = partial(SimulatedStopEvent, scheduler)
         self.Condition = partial(SimulatedCondition, scheduler)
         self.Thread = partial(SimulatedThread, self)
         self.SimpleQueue = partial(SimulatedQueue, scheduler)

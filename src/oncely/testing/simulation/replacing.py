@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from oncely._util.signals import StopEvent
 from oncely.testing.simulation.primitives import SimulatedThreads, SimulatedTime
 
 _OWN = "oncely.testing"
@@ -25,6 +26,7 @@ def replaced(
         id(time): time_,
         id(random): random_,
         id(threading): threads,
+        id(StopEvent): threads.StopEvent,
         id(queue.SimpleQueue): threads.SimpleQueue,
         id(concurrent.futures.ThreadPoolExecutor): threads.ThreadPoolExecutor,
     }

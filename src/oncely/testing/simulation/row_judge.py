@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from oncely.testing.simulation.history import Event, Name, StoredRow
-from oncely.testing.simulation.judging import NEAR_S, Judge, is_held, is_operator
+from oncely.testing.simulation.judging import NEAR_S, RETRY_S, Judge, is_held, is_operator
 
 
 class RowJudge(Judge):
@@ -148,8 +148,26 @@ class RowJudge(Judge):
             return None if is_released and is_one_less else "not released to what it was"
         if after.state == "processing":
             return self._wrong_lease(event, after)
-        if after.lease_until is not None:
+        if after.lease_until is not None and after.state != "failed":
             return "a lease on what nobody works on"
+        if after.lease_until is not None:
+            return self._wrong_wait(event, after, after.lease_until)
         if after.state == "sent" and event.facts["waits"]:
             return "U4: completed although messages wait"
+        # Others know nothing of what waits to be tried again; a consumer finds it there later.
+        is_done = after.state in ("sent", "handled") and event.actor.startswith("consumer")
+        if is_done and event.facts["due"] is not None:
+            return "done, and still waiting to be tried again"
         return None
+
+    def _wrong_wait(self, event: Event, after: StoredRow, until: float) -> str | None:
+        """What is to be tried again waits with its record, and as long as the policy says."""
+        due = event.facts["due"]
+        if due is None:
+            return "U5: said to wait, and nothing does"
+        if abs(due - until) > NEAR_S:
+            return f"said to wait until {until}, and what waits is due at {due}"
+        delays_s = self.promises.delays_s
+        allowed_s = (RETRY_S, delays_s[min(after.attempts, len(delays_s)) - 1])
+        is_right = any(abs(due - event.at - delay_s) < NEAR_S for delay_s in allowed_s)
+        return None if is_right else "to be tried again at another time than the policy says"

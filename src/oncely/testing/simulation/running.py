@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from oncely.core.durations import lease_seconds
+from oncely.core.durations import lease_seconds, seconds
 from oncely.core.message import Message
 from oncely.testing.simulation.history import History
 from oncely.testing.simulation.judging import Promises
@@ -76,6 +76,12 @@ def _promises(scenario: Scenario, settled_at: float | None, *, sends: bool) -> P
         on_failed=settings.get("on_failed", "retry"),
         on_in_doubt=settings.get("on_in_doubt", "retry"),
         on_busy=settings.get("on_busy", "requeue"),
+        delays_s=[seconds(delay) for delay in settings["backoff"]],
+        order={
+            (CONSUMER, each.id): each.key
+            for each in scenario.messages
+            if scenario.is_ordered and each.key is not None
+        },
         published={
             (CONSUMER, each.id): each.json()["sends"] if sends else 0 for each in scenario.messages
         },

@@ -37,6 +37,8 @@ class Scenario:
     """With an id of one of those, and another body."""
     workers: list[str]
     """What kind each of them is."""
+    is_ordered: bool
+    """Whether there is one consumer, which keeps messages of one ordering key in their order."""
     blows: list[tuple[float, str]]
     """When something happens to a worker or a server."""
     store_faults: float
@@ -74,11 +76,13 @@ def draw_scenario(draws: random.Random) -> Scenario:
     }
     messages = [_message(draws, number, lease_s) for number in range(draws.randint(1, 6))]
     others = [
-        Message(each.id, json.dumps({**each.json(), "other": True}).encode())
+        Message(each.id, json.dumps({**each.json(), "other": True}).encode(), key=each.key)
         for each in messages
         if draws.random() < 0.1
     ]
-    workers = [draws.choice(("consumer", "consumer", "once", "claimed")) for _ in range(3)]
+    is_ordered = draws.random() < 0.3
+    kinds = [draws.choice(("consumer", "consumer", "once", "claimed")) for _ in range(3)]
+    workers = ["consumer"] if is_ordered else kinds[: draws.randint(1, 3)]
     is_calm = draws.random() < 0.2
     refusing = 0.2 if draws.random() < 0.15 else 0.0
     return Scenario(
@@ -86,7 +90,8 @@ def draw_scenario(draws: random.Random) -> Scenario:
         settings=settings,
         messages=messages,
         others=others,
-        workers=[*workers[: draws.randint(1, 3)], "relay"],
+        workers=[*workers, "relay"],
+        is_ordered=is_ordered,
         blows=_blows(draws),
         store_faults=0.0 if is_calm else draws.choice((0.01, 0.05, 0.15)),
         broker_faults=0.0 if is_calm else draws.choice((0.0, 0.03, 0.1)),
@@ -118,7 +123,7 @@ def _message(draws: random.Random, number: int, lease_s: float) -> Message:
         "step_s": draws.choice((0.05, 1.0, lease_s * 0.7)),
         "sends": draws.choice((0, 0, 1, 2)),
     }
-    return Message(f"m{number}", json.dumps(body).encode())
+    return Message(f"m{number}", json.dumps(body).encode(), key=draws.choice("ab"))
 
 
 def _blows(draws: random.Random) -> list[tuple[float, str]]:

@@ -17,10 +17,11 @@ from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message, current
 from oncely.core.policy import Policy
 from oncely.core.record import Key
-from oncely.core.verdicts import Ack, DeadLetter, Delay, Verdict
+from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
 from oncely.ledger import Ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
+from oncely.testing.simulation.judging import RETRY_S
 from oncely.testing.simulation.primitives import SimulatedEvent
 from oncely.testing.simulation.scheduler import Scheduler
 from oncely.transports.transport import Delivery, Transport
@@ -117,7 +118,7 @@ class SimulatedHandler:
             case "final":
                 return Unrecoverable("this can never work")
             case "retry":
-                return Retry("again", timedelta(seconds=0.7))
+                return Retry("again", timedelta(seconds=RETRY_S))
             case _:
                 return SimulatedFailure("it failed")
 
@@ -190,24 +191,24 @@ class CallerLoop:
         except TransportError:
             self._stop.wait(_AGAIN_S)
 
-    def _verdict(self, delivery: Delivery) -> Verdict:
+    def _verdict(self, delivery: Delivery) -> Settlement:
         try:
             result = self._answer(delivery.message)
         except KeyboardInterrupt:
             self._note("was_interrupted")
-            return Delay(_AGAIN_S)
+            return Requeue()
         except Exception as error:  # noqa: BLE001 - what may be raised is judged below.
             return self._after(error, delivery.message)
         self._note("returned", key=(CONSUMER, delivery.message.id), result=result)
         return Ack()
 
-    def _after(self, error: Exception, message: Message) -> Verdict:
+    def _after(self, error: Exception, message: Message) -> Settlement:
+        if isinstance(error, RefusedError):
+            return Refuse(f"{type(error).__name__}: {error}")
         if isinstance(error, BusyError | FencedError | StoreError):
             self._note("put_off", id=message.id, error=type(error).__name__)
-            return Delay(_AGAIN_S)
-        if isinstance(error, RefusedError):
-            return DeadLetter(f"{type(error).__name__}: {error}")
-        if self._handler.has_raised(error):
-            # The caller is who tries again, until the ledger says that no try is left.
-            return Delay(_AGAIN_S)
-        raise error
+        elif not self._handler.has_raised(error):
+            raise error
+        # The caller is who tries again, until the ledger says that no try is left.
+        self._stop.wait(_AGAIN_S)
+        return Requeue()

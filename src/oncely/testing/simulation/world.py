@@ -181,6 +181,8 @@ class World:
             consumer = Consumer(transport, queue=QUEUE).idempotent(ledger, CONSUMER, policy=policy)
             consumer.concurrency(scenario.concurrency).window(scenario.window).grace("2s")
             consumer.handler(self._handler)
+            if scenario.is_ordered:
+                consumer.ordered()
             worker.stop = consumer.stop
             return consumer.consume
         stop = SimulatedEvent(self.scheduler)

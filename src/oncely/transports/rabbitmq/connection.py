@@ -2,20 +2,19 @@
 its heartbeats.
 """
 
-import struct
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from random import uniform
 from typing import Any, TypeVar
 
-from pika import BasicProperties, SelectConnection, exceptions, frame, spec
-from pika.adapters.select_connection import IOLoop
+from pika import SelectConnection, exceptions
 from pika.connection import Parameters
 
+from oncely._util.pauses import pause_s
 from oncely.core.errors import BrokerRefused, TransportError, describe
+from oncely.transports.rabbitmq.wire import AmqpWire
 
 T = TypeVar("T")
 Reply = Callable[[Any], None]
@@ -25,11 +24,6 @@ ANSWER_S = 30.0
 _CLOSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
-_RECEIVE_BYTES = 1 << 16
-_FRAME = struct.Struct(">BHL")
-_AROUND_BYTES = _FRAME.size + spec.FRAME_END_SIZE
-_CONTENT = struct.Struct(">HHQ")
-
 
 Lost = TransportError | BrokerRefused
 """Why a line is of no use any more."""
@@ -44,79 +38,34 @@ class ChannelLost(TransportError):
         self.text = text
 
 
-class _Connection(SelectConnection):
-    """Pika's, but that one message with broken properties does not end it, time and again, and
-    that it receives much at a time.
-    """
-
-    _received = b""
-    """Of a frame that is not whole yet."""
-
-    @property
-    def is_written(self) -> bool:
-        """Whether the socket has taken all that was to be sent."""
-        return not self._get_write_buffer_size()  # type: ignore[attr-defined]
-
-    def abort(self, error: Exception) -> None:
-        """End it without a word to the broker, who may not be listening."""
-        self._terminate_stream(error)  # type: ignore[attr-defined]
-
-    def _proto_connection_made(self, transport: Any) -> None:
-        # Each receiving lets go of the interpreter, and those who work would let it wait for long.
-        transport._MAX_RECV_BYTES = _RECEIVE_BYTES
-        super()._proto_connection_made(transport)  # type: ignore[misc]
-
-    def _on_data_available(self, data_in: bytes) -> None:
-        """Frame by frame: pika copies all that is left after each."""
-        data = self._received + data_in
-        if data.startswith(b"AMQP"):
-            super()._on_data_available(data)  # type: ignore[misc]
-            return  # No frame: the broker speaks another version.
-        start, size = 0, len(data)
-        while size - start >= _FRAME.size:
-            end = start + _FRAME.unpack_from(data, start)[2] + _AROUND_BYTES
-            if end > size:
-                break
-            self._process_frame(_decoded(data[start:end]))  # type: ignore[attr-defined]
-            start = end
-        self._received = data[start:]
-        self.bytes_received += start  # type: ignore[attr-defined] # What heartbeats go by.
-
-
-def _decoded(data: bytes) -> Any:
-    try:
-        return frame.decode_frame(data)[1]
-    except Exception:
-        kind, channel, _ = _FRAME.unpack_from(data)
-        if kind != spec.FRAME_HEADER:
-            raise
-        _, _, body_size = _CONTENT.unpack_from(data, _FRAME.size)
-        return frame.Header(channel, body_size, BasicProperties())
-
-
 class Line:
-    """A connection and the thread that serves it. Once it is lost it stays lost.
-
-    Raises TransportError when it cannot be opened; BrokerRefused where to try again is no use.
-    """
+    """A connection and the thread that serves it. Once it is lost it stays lost."""
 
     def __init__(self, parameters: Parameters, answer_s: float = ANSWER_S) -> None:
+        self.wire = AmqpWire()
+        """Only the line's thread makes use of it."""
         self._answer_s = answer_s
         self._lock = threading.Lock()
         self._error: Lost | None = None
+        self._blocked = threading.Event()
+        """The broker takes no more of what is published, and listens to nothing else."""
         self._asked: set[Future[Any]] = set()
-        self._ioloop = IOLoop()
         self._opened: Future[None] = Future()
         self._asked.add(self._opened)
         self._parameters = parameters
         self._thread = threading.Thread(target=self._serve, name="oncely-rabbitmq", daemon=True)
         self._thread.start()
-        self._answer(self._opened)
 
     @property
     def is_open(self) -> bool:
         """Whether it is not lost, as far as anybody knows."""
         return self._error is None
+
+    def wait_until_open(self) -> None:
+        """Raises TransportError when it cannot be opened; BrokerRefused where to try again is no
+        use.
+        """
+        self._answer(self._opened)
 
     def ask(self, start: Callable[["Future[T]"], object]) -> T:
         """Run `start` on the thread, and wait for the result that it, or what it starts, sets.
@@ -128,60 +77,73 @@ class Line:
             if self._error is not None:
                 raise self._error
             self._asked.add(future)
-            self._ioloop.add_callback_threadsafe(lambda: _begin(start, future))
+            self.wire.loop.add_callback_threadsafe(lambda: _begin(start, future))
         return self._answer(future)
 
     def open_channel(self, reply: Reply) -> Any:
         """On the thread: open a channel."""
         return self._connection.channel(on_open_callback=reply)
 
+    def frame_bytes(self) -> int:
+        """The size of the largest frame that the broker takes."""
+        return int(self._connection.params.frame_max)
+
     def when_written(self, call: Callable[[], object]) -> None:
         """On the thread: call it as soon as all that was said before is with the system."""
-        self._ioloop.add_callback(lambda: self._call_or_wait(call))
-
-    def call_later(self, delay_s: float, call: Callable[[], object]) -> None:
-        """On the thread: call it after that time."""
-        self._ioloop.call_later(delay_s, call)
+        self.wire.loop.add_callback(lambda: self._call_or_wait(call))
 
     def close(self) -> None:
         """Leave the broker, who gives back what is not settled."""
+        closed = TransportError("RabbitMQ: the connection was closed")
         with self._lock:
-            if self._error is None:
-                self._ioloop.add_callback_threadsafe(self._leave)
-        self._thread.join(_CLOSE_S)
-        self._end(TransportError("RabbitMQ: the connection was closed"))
+            is_heard = self._error is None and not self._blocked.is_set()
+            if is_heard:
+                self.wire.loop.add_callback_threadsafe(self._leave)
+        if is_heard:
+            self._thread.join(_CLOSE_S)
+        self._end(closed)
 
     def _serve(self) -> None:
         error: Exception | None = None
         try:
-            self._connection = _Connection(
+            self._connection = SelectConnection(
                 self._parameters,
-                on_open_callback=lambda _: self._opened.set_result(None),
+                on_open_callback=lambda _: succeed(self._opened, None),
                 on_open_error_callback=lambda _, error: self._over(error),
                 on_close_callback=lambda _, error: self._over(error),
-                custom_ioloop=self._ioloop,
+                custom_ioloop=self.wire,
             )
-            self._ioloop.start()
+            self._connection.add_on_connection_blocked_callback(lambda *_: self._blocked.set())
+            self._connection.add_on_connection_unblocked_callback(lambda *_: self._blocked.clear())
+            self.wire.loop.start()
         except Exception as raised:  # noqa: BLE001 - whatever it is, those who wait are told.
             error = raised
         self._over(error or TransportError("RabbitMQ: the connection has ended"))
         with self._lock:
-            self._ioloop.close()
+            self.wire.loop.close()
 
     def _over(self, error: BaseException) -> None:
         with self._lock:
             self._error = self._error or error_of(error)
             asked, self._asked = self._asked, set()
-        self._ioloop.stop()
+        self.wire.loop.stop()
         for future in asked:
             _fail(future, self._error)
 
     def _end(self, error: Lost) -> None:
-        """Make it lost, from any thread."""
+        """Make it lost, from any thread, without a word to the broker."""
         with self._lock:
             if self._error is None:
-                self._ioloop.add_callback_threadsafe(lambda: self._connection.abort(error))
+                self.wire.loop.add_callback_threadsafe(lambda: self._abort(error))
         self._thread.join(_CLOSE_S)
+
+    def _abort(self, error: Lost) -> None:
+        with self._lock:
+            self._error = self._error or error
+        if self.wire.stream is None:
+            self._leave()
+        else:
+            self.wire.stream.abort()
 
     def _leave(self) -> None:
         # One that is being closed, or is lost, is not to be closed again.
@@ -199,7 +161,7 @@ class Line:
             self._asked.discard(future)
 
     def _call_or_wait(self, call: Callable[[], object]) -> None:
-        if self._connection.is_written:
+        if self.wire.is_written:
             call()
         else:
             self.when_written(call)
@@ -212,7 +174,8 @@ class Channel:
         self.line = line
         self.error: Lost | None = None
         self._asked: set[Future[Any]] = set()
-        self.raw: Any = line.ask(self._open)
+        self.raw: Any = None
+        self.ask(self._open)
 
     @property
     def is_over(self) -> bool:
@@ -234,6 +197,10 @@ class Channel:
 
         return self.line.ask(begin)
 
+    def call(self, method: Callable[..., object], *args: Any, **named: Any) -> Any:
+        """What the broker answers to this method of pika's channel. Raises as `ask` does."""
+        return self.ask(lambda reply: method(*args, **named, callback=reply))
+
     def close(self) -> None:
         """Give back what is not settled on it."""
         with suppress(TransportError, BrokerRefused):
@@ -243,10 +210,9 @@ class Channel:
     def lost(self) -> None:
         """On the thread: it was closed, for the reason in `error`."""
 
-    def _open(self, future: "Future[Any]") -> None:
-        self._asked.add(future)
-        raw = self.line.open_channel(lambda opened: succeed(future, opened))
-        raw.add_on_close_callback(self._on_close)
+    def _open(self, reply: Reply) -> None:
+        self.raw = self.line.open_channel(reply)
+        self.raw.add_on_close_callback(self._on_close)
 
     def _on_close(self, _: object, reason: BaseException) -> None:
         self.error = error_of(reason)
@@ -277,7 +243,11 @@ class Reach:
                 self._pause(until)
                 try:
                     self._line = Line(self._parameters, self._answer_s)
+                    self._line.wait_until_open()
                     self._failures = 0
+                    if not self._closed.is_set():
+                        return self._line
+                    self._line.close()
                 except TransportError as error:
                     self._failed(error)
                 except BrokerRefused as error:
@@ -285,11 +255,10 @@ class Reach:
                     raise
 
     def close(self) -> None:
-        """Close the line; there is no other after it."""
+        """Close the line; there is no other after it. Waits for nobody who is just opening one."""
         self._closed.set()
-        with self._lock:
-            if self._line is not None:
-                self._line.close()
+        if (line := self._line) is not None:
+            line.close()
 
     def _pause(self, until: float) -> None:
         """Wait until one may try again; raise where that would be too late."""
@@ -301,9 +270,9 @@ class Reach:
             raise self._error
 
     def _failed(self, error: Lost) -> None:
-        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._failures)
+        rest_s = pause_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._failures += 1
-        self._not_before = time.monotonic() + uniform(pause_s / 2, pause_s)  # noqa: S311 - spreads, hides nothing.
+        self._not_before = time.monotonic() + rest_s
         self._error = error
 
 

@@ -1,45 +1,29 @@
 """Receiving from one queue: what the broker has delivered, and what becomes of it there."""
 
 import math
+import threading
 import time
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from itertools import count
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from pika import BasicProperties, spec
+from pika import spec
 
 from oncely.core.errors import TransportError
-from oncely.core.verdicts import Ack, Requeue, Verdict
-from oncely.transports.rabbitmq.bell import Bell
+from oncely.core.verdicts import Ack, Requeue, Settlement
+from oncely.transports.rabbitmq.allowance import Allowance, Bounds
 from oncely.transports.rabbitmq.connection import Channel, Line, Reply, succeed
-from oncely.transports.rabbitmq.messages import Content, count_of, message_of
+from oncely.transports.rabbitmq.messages import arrived
+from oncely.transports.rabbitmq.wire import Sent
 from oncely.transports.transport import Delivery
 
-_AHEAD_S = 0.25
-"""How long the broker is at least not told of what is acknowledged ahead of something that came
-before, and at most twice as long: as a rule that follows, and one word is enough for all."""
-_FEWEST = 10
-_TIMES = 3
-"""How many times as many as receivers ask for are sent: while they handle some, others are here and
-others on their way. Who handles slowly asks for few, and leaves the rest to other receivers."""
-
-
-class Terms(NamedTuple):
-    """How messages are consumed."""
-
-    prefetch: int
-    """How many messages are sent at most that receivers do not hold."""
-    counts: bool
-    """Whether the broker tells how often it has delivered a message."""
-
-
-class Arrival(NamedTuple):
-    """What the broker has delivered."""
-
-    number: int
-    redelivered: bool
-    content: Content
+_QUIET_S = 5.0
+"""After so long without a message, a channel that holds none is replaced. Where a quorum queue is
+deleted and made again at once, the broker hands its consumers over to the new one without a word to
+them, and what that delivers may never arrive.
+"""
 
 
 class Tag(NamedTuple):
@@ -47,273 +31,224 @@ class Tag(NamedTuple):
 
     intake: "Intake"
     number: int
-    content: Content
 
 
 class Intake(Channel):
-    """A consumer on one queue, and all that it was given and has not settled.
+    """A channel that consumes one queue, and all that it was given and has not settled.
 
-    Of its sets only the line's thread makes use. When it is over, by whatever, the broker has
-    taken back what was not settled.
+    Never more messages than `Bounds.prefetch` are unsettled, but for one that `is_drained` has
+    found. No more bytes than `Bounds.prefetch_bytes` are, as long as messages are about as large as
+    those before them; where they grow, what the broker was allowed to send comes all the same, and
+    nothing more until half of what may be here is settled.
+
+    Of what is unsettled only the line's thread makes use. When it is over, by whatever, the broker
+    has taken that back.
     """
 
-    quiet_s = 5.0
-    """After so long without a message, a consumer that holds none is replaced. Where a quorum queue
-    is deleted and made again at once, the broker hands its consumers over to the new one without a
-    word to them, and what that delivers may never arrive.
-    """
-
-    def __init__(self, line: Line, queue: str, terms: Terms, bell: Bell, wanted: int) -> None:
+    def __init__(self, line: Line, queue: str, bounds: Bounds, *, counts: bool) -> None:
         self._queue = queue
-        self._terms = terms
-        self._bell = bell
-        self._arrivals: deque[Arrival] = deque()
-        # In the order in which they came; each with the number of the consumer that was given it.
-        self._unsettled: dict[int, int] = {}
-        # What is about to be published elsewhere, and to be settled then.
-        self._leaving: set[int] = set()
-        # Acknowledged ahead of what came before, for long and for less: the broker does not know.
-        self._long_ahead: dict[int, int] = {}
-        self._ahead: dict[int, int] = {}
-        self._consumer = 0
-        # What it may be given without more being acknowledged; of that, what it was given.
-        self._share = 0
-        self._given = 0
-        self._wanted = wanted
-        self._is_consuming = False
-        self._is_renewing = False
+        self._bounds = bounds
+        self._counts = counts
+        self._allowance = Allowance(bounds)
+        self._arrivals: SimpleQueue[Sent | None] = SimpleQueue()
+        """None, in the end, for those who wait."""
+        self._unsettled: dict[int, None] = {}
+        """By their numbers, in the order in which they came."""
+        self._consumer = b""
+        """The tag of the one that is sent messages; none while they would be too large."""
+        self._most = 0
+        """What may be here as long as nothing is settled."""
+        self._numbers = count()
+        self._last_of_former = 0
+        """The number of the last message that came to another consumer."""
         self._quiet_since = time.monotonic()
+        self._looking = threading.Lock()
+        self._looked: Reply
         super().__init__(line)
         self.ask(self._start)
 
-    def taken(self, limit: int) -> list[Delivery]:
-        """What is here to be handled, at most so many."""
-        self._wanted = limit
+    # ---- For receivers -------------------------------------------------------------------------
+
+    def take(self, limit: int, until: float) -> list[Delivery]:
+        """What has come, at most so many; waits until that moment for the first. Nothing as soon as
+        it is over.
+        """
         taken: list[Delivery] = []
-        arrivals = self._arrivals
         while len(taken) < limit:
             try:
-                arrival = arrivals.popleft()
-            except IndexError:
+                arrival = self._arrivals.get_nowait()
+            except Empty:
+                if taken:
+                    break
+                arrival = self._wait(until)
+            if arrival is None:
                 break
-            taken.append(self._delivery(arrival, self._queue))
+            taken.append(self._delivery(arrival))
+        if self.is_over:
+            self._arrivals.put(None)
         return taken
 
-    def rest_s(self) -> float:
-        """For how long there will be nothing to do here, unless the bell rings."""
-        return 0.0 if self._arrivals or self.is_over else self.quiet_s
-
-    def see_to_it_that_something_can_come(self) -> None:
-        """Go on with another consumer where this one has been stopped, where receivers hold all
-        that one may have, and where it has been quiet for long.
-        """
-        if self._has_enough or not self._is_consuming:
-            self.ask(self._renew)
-        elif time.monotonic() > self._quiet_since + self.quiet_s:
-            self.ask(self._retire)
-
-    def settle(self, verdicts: Sequence[tuple[int, Verdict]]) -> tuple[int, set[int]]:
-        """Settle what is to be acknowledged or requeued. Returns how many come too late, and
-        which are to be published elsewhere: those are this caller's until it calls `leave`.
-        """
-
-        def begin(future: "Future[tuple[int, set[int]]]") -> None:
-            done = self._settle(verdicts)
-            self.line.when_written(lambda: succeed(future, done))
-
-        return self.line.ask(begin)
-
-    def leave(self, numbers: Collection[int], *, is_published: bool) -> int:
-        """Acknowledge what was published elsewhere, or hold it again. Returns how many are
-        too late.
-        """
+    def settle(self, verdicts: Sequence[tuple[int, Settlement]]) -> int:
+        """Settle each; return how many come too late."""
 
         def begin(future: "Future[int]") -> None:
-            ours = [number for number in numbers if number in self._leaving]
-            self._leaving.difference_update(ours)
-            late = len(numbers) - len(ours)
-            if is_published:
-                self._acknowledge({number: self._unsettled.pop(number) for number in ours})
+            late = self._settle(verdicts)
             self.line.when_written(lambda: succeed(future, late))
 
         return self.line.ask(begin)
 
-    def holds_any(self) -> bool:
-        """Whether anything is not settled that the broker has delivered. If not, nothing comes any
-        more until somebody receives.
-        """
-        if not self._unsettled:
-            self.ask(self._pause)
-        return bool(self._unsettled)
+    def is_drained(self) -> bool:
+        """Whether nothing waits in the queue, nor is here unsettled."""
+        with self._looking:
+            # What the broker counts is late at times; to get none is a sure sign. Where it counts
+            # some, to get one would overtake those that are on their way.
+            if self._unsettled or self._count():
+                return False
+            self._look()
+            return not self._unsettled
 
-    def tell_all(self) -> None:
-        """Let the broker know of all that is acknowledged."""
+    def _wait(self, until: float) -> Sent | None:
+        while (left_s := until - time.monotonic()) > 0:
+            try:
+                return self._arrivals.get(timeout=min(left_s, _QUIET_S))
+            except Empty:
+                if time.monotonic() > self._quiet_since + _QUIET_S:
+                    self.ask(self._retire)
+        return None
 
-        def begin(reply: Reply) -> None:
-            self._tell_each(self._long_ahead | self._ahead)
-            self._long_ahead, self._ahead = {}, {}
-            reply(None)
+    def _look(self) -> None:
+        """Get a message out of the queue, as if it had been sent."""
+        self.ask(self._get)
+        # By this answer all has arrived that was delivered before.
+        self.call(self.raw.basic_qos, prefetch_count=1)
 
-        self.ask(begin)
+    def _count(self) -> int:
+        declared = self.call(self.raw.queue_declare, self._queue, passive=True)
+        return int(declared.method.message_count)
+
+    def _delivery(self, sent: Sent) -> Delivery:
+        number, redelivered, properties, body, _ = sent
+        message, problem, times = arrived(
+            properties, body, redelivered=redelivered, max_bytes=self._bounds.max_bytes
+        )
+        return Delivery(
+            message, self._queue, times if self._counts else 1, Tag(self, number), problem
+        )
+
+    # ---- On the line's thread ------------------------------------------------------------------
 
     def lost(self) -> None:
+        self.line.wire.receivers.pop(self.raw.channel_number, None)
         self._unsettled.clear()
-        self._leaving.clear()
-        self._long_ahead, self._ahead = {}, {}
-        self._arrivals.clear()
-        self._bell.ring()
+        self._arrivals.put(None)
 
     def _start(self, reply: Reply) -> None:
+        self.line.wire.receivers[self.raw.channel_number] = self._on_sent
         self.raw.add_on_cancel_callback(self._on_cancel)
+        empty = [spec.Basic.GetEmpty]
+        self.raw.add_callback(lambda _: self._looked(None), empty, one_shot=False)
         self._consume(reply)
 
     def _consume(self, reply: Reply | None = None) -> None:
-        self._consumer += 1
-        self._share = self._next_share()
-        self._given = 0
-        self._is_consuming = True
-        self._is_renewing = False
-        self.raw.basic_qos(prefetch_count=self._share)
-        self.raw.basic_consume(
-            self._queue,
-            self._on_message,
-            consumer_tag=str(self._consumer),
-            callback=reply,
-        )
+        # No bare number: RabbitMQ 3.10 calls those who get messages so, and confuses them.
+        tag = f"oncely-{next(self._numbers)}"
+        self._consumer = tag.encode()
+        self._most = len(self._unsettled) + self._allowance.share
+        self.raw.basic_qos(prefetch_count=self._allowance.share)
+        # Pika is given none of its messages.
+        self.raw.basic_consume(self._queue, lambda *_: None, consumer_tag=tag, callback=reply)
 
-    def _next_share(self) -> int:
-        # Whoever has many in hand asks for few more: that is no sign of being slow.
-        return min(self._terms.prefetch, max(_FEWEST, self._share, _TIMES * self._wanted))
+    def _on_sent(self, sent: Sent) -> None:
+        is_too_much = self._arrive(sent)
+        if sent.consumer != self._consumer:
+            self._last_of_former = sent.number
+        elif is_too_much:
+            self._stop()
+        elif len(self._unsettled) >= self._allowance.share:
+            self._grow()
 
-    @property
-    def _has_enough(self) -> bool:
-        return self._given >= self._share
+    def _arrive(self, sent: Sent) -> bool:
+        """Whether the broker may send too much."""
+        self._unsettled[sent.number] = None
+        self._quiet_since = time.monotonic()
+        self._arrivals.put(sent)
+        return self._allowance.see(len(sent.properties) + len(sent.body))
 
-    @property
-    def _has_more(self) -> bool:
-        """Whether some of it is not with receivers."""
-        return bool(self._arrivals)
+    def _grow(self) -> None:
+        """Have more sent where sizes allow it, and all is here that may be."""
+        held = len(self._unsettled)
+        is_stuck = held >= self._most
+        if not is_stuck and self._first_unsettled() <= self._last_of_former:
+            return
+        if self._allowance.grow(held, is_stuck=is_stuck):
+            # One after the other: from two at once messages come out of order.
+            self._stop()
+            self._consume()
 
-    def _renew(self, reply: Reply) -> None:
-        if self._is_renewing:
-            # Another receiver has asked for it.
-            reply(None)
-        elif not self._is_consuming:
-            self._consume(reply)
-        elif self._has_enough and not self._has_more:
-            # One after the other: with two at once messages would come out of order.
-            self._is_renewing = True
-            self._stop(lambda _: self._consume(reply))
-        else:
-            reply(None)
+    def _stop(self) -> None:
+        """Have nothing more sent. What is on its way comes: pika, which would reject it, does not
+        see it.
+        """
+        cancel = spec.Basic.Cancel(consumer_tag=self._consumer.decode(), nowait=True)
+        self.line.wire.say(self.raw.channel_number, cancel)
+        self._consumer = b""
+        self._last_of_former = next(reversed(self._unsettled))
+
+    def _resume(self) -> None:
+        """Have messages sent again, as few as fit, when there is room."""
+        if not self._consumer and len(self._unsettled) <= self._allowance.fitting // 2:
+            self._allowance.shrink()
+            self._consume()
+
+    def _get(self, reply: Reply) -> None:
+        def on_got(_: object, got: spec.Basic.GetOk, __: object, body: bytes) -> None:
+            properties = self.line.wire.properties.pop(self.raw.channel_number)
+            number, redelivered = got.delivery_tag or 0, bool(got.redelivered)
+            self._arrive(Sent(number, redelivered, properties, body, b""))
+            reply(got)
+
+        self._looked = reply
+        self.raw.basic_get(self._queue, on_got)
+
+    def _settle(self, verdicts: Iterable[tuple[int, Settlement]]) -> int:
+        acknowledged: list[int] = []
+        late = 0
+        for number, verdict in verdicts:
+            if number not in self._unsettled:
+                late += 1
+                continue
+            del self._unsettled[number]
+            if isinstance(verdict, Ack):
+                acknowledged.append(number)
+            else:
+                # Before what is acknowledged together: that must not include it.
+                self.raw.basic_reject(number, requeue=isinstance(verdict, Requeue))
+        self._acknowledge(acknowledged)
+        self._resume()
+        return late
+
+    def _acknowledge(self, numbers: Iterable[int]) -> None:
+        first_left = self._first_unsettled()
+        together = max((number for number in numbers if number < first_left), default=0)
+        if together:
+            self.raw.basic_ack(together, multiple=True)
+        for number in numbers:
+            if number > first_left:
+                self.raw.basic_ack(number)
+
+    def _first_unsettled(self) -> float:
+        return next(iter(self._unsettled), math.inf)
 
     def _retire(self, reply: Reply) -> None:
         self._quiet_since = time.monotonic()
         if not self._unsettled:
-            self._give_up(TransportError(f"RabbitMQ: nothing came out of queue {self._queue!r}"))
+            self._give_up(f"nothing came out of queue {self._queue!r}")
         reply(None)
 
-    def _give_up(self, error: TransportError) -> None:
-        self.error = error
+    def _on_cancel(self, _: object) -> None:
+        self._give_up(f"queue {self._queue!r} was deleted")
+
+    def _give_up(self, why: str) -> None:
+        self.error = TransportError(f"RabbitMQ: {why}")
         self.lost()
         self.raw.close()
-
-    def _pause(self, reply: Reply) -> None:
-        if self._is_consuming and not self._bell.is_heard:
-            # Of several that find their queue drained and leave, none must be given what others
-            # then do not see.
-            self._stop(lambda _: None)
-        # By the answer all that was delivered before has arrived.
-        self.raw.basic_qos(prefetch_count=self._share, callback=reply)
-
-    def _stop(self, reply: Reply) -> None:
-        self._is_consuming = False
-        self.raw.basic_cancel(str(self._consumer), callback=reply)
-
-    def _on_message(
-        self, _: object, deliver: spec.Basic.Deliver, properties: BasicProperties, body: bytes
-    ) -> None:
-        number = deliver.delivery_tag or 0
-        self._unsettled[number] = self._consumer
-        self._given += 1
-        self._quiet_since = time.monotonic()
-        self._arrivals.append(Arrival(number, deliver.redelivered, Content(properties, body)))
-        self._bell.ring()
-
-    def _on_cancel(self, _: object) -> None:
-        self._give_up(TransportError(f"RabbitMQ: queue {self._queue!r} was deleted"))
-
-    def _delivery(self, arrival: Arrival, queue: str) -> Delivery:
-        number, redelivered, content = arrival
-        return Delivery(
-            message_of(*content),
-            queue,
-            count_of(content.properties, redelivered) if self._terms.counts else 1,
-            Tag(self, number, content),
-        )
-
-    def _settle(self, verdicts: Sequence[tuple[int, Verdict]]) -> tuple[int, set[int]]:
-        acknowledged: dict[int, int] = {}
-        requeued: dict[int, int] = {}
-        moved: set[int] = set()
-        late = 0
-        for number, verdict in verdicts:
-            if number not in self._unsettled or number in self._leaving or number in moved:
-                late += 1
-            elif isinstance(verdict, Ack):
-                acknowledged[number] = self._unsettled.pop(number)
-            elif isinstance(verdict, Requeue):
-                requeued[number] = self._unsettled.pop(number)
-            else:
-                moved.add(number)
-        self._leaving |= moved
-        # First what is requeued, which no later acknowledgement of many must include.
-        self._requeue(requeued)
-        self._acknowledge(acknowledged)
-        return late, moved
-
-    def _requeue(self, settled: dict[int, int]) -> None:
-        if settled and self._is_consuming and not self._bell.is_heard:
-            # Else it would come back here, where nobody is waiting, and not to who waits elsewhere.
-            self._stop(lambda _: None)
-        for number, consumer in settled.items():
-            self.raw.basic_nack(number, requeue=True)
-            self._make_room(consumer)
-
-    def _acknowledge(self, settled: dict[int, int]) -> None:
-        """Tell the broker: of all together below the first that is not settled; of others soon."""
-        first_left = next(iter(self._unsettled), math.inf)
-        together = 0
-        was_any = bool(self._long_ahead or self._ahead)
-        for number, consumer in (self._long_ahead | self._ahead | settled).items():
-            if number < first_left:
-                together = max(together, number)
-                self._make_room(consumer)
-        if together:
-            self.raw.basic_ack(together, multiple=True)
-        self._long_ahead = _beyond(first_left, self._long_ahead)
-        self._ahead = _beyond(first_left, self._ahead | settled)
-        if self._ahead and not was_any:
-            self.line.call_later(_AHEAD_S, self._tell_soon)
-
-    def _tell_soon(self) -> None:
-        if self.is_over:
-            return
-        self._tell_each(self._long_ahead)
-        self._long_ahead, self._ahead = self._ahead, {}
-        if self._long_ahead:
-            self.line.call_later(_AHEAD_S, self._tell_soon)
-
-    def _tell_each(self, settled: dict[int, int]) -> None:
-        for number, consumer in settled.items():
-            self.raw.basic_ack(number)
-            self._make_room(consumer)
-
-    def _make_room(self, consumer: int) -> None:
-        """One that it was given is off the broker's books."""
-        if consumer == self._consumer:
-            self._given -= 1
-
-
-def _beyond(first_left: float, settled: dict[int, int]) -> dict[int, int]:
-    return {number: consumer for number, consumer in settled.items() if number > first_left}

@@ -1,77 +1,189 @@
 """Publishing with confirms: many messages are on their way at once, and each is accounted for."""
 
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
-from pika import BasicProperties, spec
+from pika import spec
+from pika.connection import Parameters
 
-from oncely.transports.rabbitmq.connection import Channel, Line, Reply
+from oncely.core.errors import TransportError
+from oncely.transports.rabbitmq.connection import Channel, ChannelLost, Line, Reach, Reply
 from oncely.transports.rabbitmq.messages import Content
+from oncely.transports.rabbitmq.properties import decode_properties
+from oncely.transports.rabbitmq.topology import (
+    WrongQueueType,
+    check_exchange,
+    make_queue,
+)
 
-NOT_STORED = "the broker has not stored it"
+NOT_STORED = "the broker has not stored it: the queue is full, or not available"
+_NO_ROUTE = "no queue takes it"
+_REFUSALS = (403, 404)
+_DEFAULT = "amq.default"
+"""What the broker calls the exchange without a name."""
+_MOST_CHANNELS = 10
 _WINDOW = 1_000
 """So many messages are sent before the first is confirmed."""
+_PAUSES_S = (0.05, 0.1, 0.2)
+"""Before each next try to publish what was not stored: a quorum queue takes nothing for a moment
+while it starts, or has no leader."""
+_AROUND_PROPERTIES_BYTES = 64
+"""Of the frame that they have to be in: a larger one ends the connection."""
+
+Refused = Mapping[int, str]
+"""Which messages the broker does not take, by their places, and why."""
+
+
+class Route(NamedTuple):
+    """Where messages are published to."""
+
+    exchange: str
+    key: str
+    queue: str | None = None
+    """What is to be made where it is missing."""
+
+    def may_yet(self, reason: str) -> bool:
+        """Whether what was refused so may be taken soon."""
+        # A queue of ours may have been deleted since it was made.
+        return reason == NOT_STORED or (reason == _NO_ROUTE and self.queue is not None)
+
+    def is_in(self, refusal: str) -> bool:
+        """Whether the broker speaks of the exchange."""
+        return f"exchange '{self.exchange or _DEFAULT}'" in refusal
+
+
+class Publishing:
+    """Publishes over one channel, and over another where that is lost."""
+
+    def __init__(self, parameters: Parameters, confirm_s: float, queue_type: str) -> None:
+        self._reach = Reach(parameters, confirm_s)
+        self._queue_type = queue_type
+        self._lock = Lock()
+        self._publisher: _Publisher | None = None
+
+    def publish(self, route: Route, contents: Sequence[Content]) -> Refused:
+        """Return when all others are stored. Raises TransportError when the broker does not say so
+        of all in time.
+        """
+        refused: dict[int, str] = {}
+        left = list(range(len(contents)))
+        for pause_s in (0.0, *_PAUSES_S):
+            time.sleep(pause_s)
+            told = self._publish(route, [contents[place] for place in left])
+            refused = {place: refused[place] for place in refused if place not in left}
+            refused |= {left[n]: reason for n, reason in told.items()}
+            left = [place for place, reason in refused.items() if route.may_yet(reason)]
+            if not left:
+                break
+        return refused
+
+    def close(self) -> None:
+        """Whoever is publishing is told that the connection is lost."""
+        self._reach.close()
+
+    def _publish(self, route: Route, contents: Sequence[Content]) -> Refused:
+        for _ in range(_MOST_CHANNELS):
+            publisher = self._own()
+            try:
+                publisher.prepare(route, self._queue_type)
+                return publisher.publish(route, contents)
+            except ChannelLost as lost:
+                if lost.code not in _REFUSALS:
+                    raise
+                if lost is not publisher.error or route.is_in(lost.text):
+                    return dict.fromkeys(range(len(contents)), lost.text)
+                # Of another destination, to which somebody has published over the same channel.
+        raise TransportError("RabbitMQ: others' refused messages have closed the channel too often")
+
+    def _own(self) -> "_Publisher":
+        with self._lock:
+            line = self._reach.line()
+            if self._publisher is None or self._publisher.is_over:
+                self._publisher = _Publisher(line)
+            return self._publisher
 
 
 class _Window:
-    """Messages for one queue that are on their way together."""
+    """Messages for one destination that are on their way together."""
 
-    def __init__(self, queue: str, contents: Sequence[Content], done: Reply) -> None:
-        self.queue = queue
+    def __init__(self, route: Route, contents: Sequence[Content], done: Reply) -> None:
+        self.route = route
         self.contents = contents
         self.done = done
         self.unconfirmed = len(contents)
         self.refused: dict[int, str] = {}
 
-    def is_returned(self, place: int, properties: BasicProperties, body: bytes) -> bool:
+    def is_returned(self, place: int, message_id: object, body: bytes) -> bool:
         sent = self.contents[place]
-        return sent.body == body and sent.properties.message_id == properties.message_id
+        return sent.body == body and sent.properties.message_id == message_id
 
 
-class Publisher(Channel):
+class _Publisher(Channel):
     """A channel on which the broker confirms what it has stored."""
 
     def __init__(self, line: Line) -> None:
+        self.prepared: set[Route] = set()
+        """What is there."""
         self._numbers = 0
         self._unconfirmed: dict[int, tuple[_Window, int]] = {}
         super().__init__(line)
-        self.ask(self._confirm)
+        self.raw.add_on_return_callback(self._on_return)
+        self.call(self.raw.confirm_delivery, self._on_confirm)
 
-    def publish(self, queue: str, contents: Sequence[Content]) -> Mapping[int, str]:
-        """Put messages into a queue; which of them the broker has refused, by place, and why.
-
-        Raises TransportError when it has not said so of all; for each so many it has the line's
-        time.
+    def prepare(self, route: Route, queue_type: str) -> None:
+        """See to it that a queue is there, or that an exchange is: to publish to one that is not
+        would close the channel. Raises ChannelLost where it is not.
         """
-        refused = {}
-        for first in range(0, len(contents), _WINDOW):
-            send = partial(self._send, queue, contents[first : first + _WINDOW])
-            by_place = self.ask(send)
-            refused.update({first + place: reason for place, reason in by_place.items()})
+        known = route._replace(key="") if route.exchange else route
+        if known in self.prepared:
+            return
+        if route.exchange:
+            check_exchange(self.line, route.exchange)
+        elif route.queue is not None:
+            # Of which type one is that somebody has made does not matter here.
+            with suppress(WrongQueueType):
+                make_queue(self.line, route.queue, queue_type)
+        self.prepared.add(known)
+
+    def publish(self, route: Route, contents: Sequence[Content]) -> dict[int, str]:
+        """Publish; return what the broker has refused.
+
+        Raises TransportError when it has not told of all; for each window it has the line's time.
+        """
+        most = self.line.frame_bytes() - _AROUND_PROPERTIES_BYTES
+        refused = {
+            place: f"properties of {content.properties.size} bytes are over the limit of {most}"
+            for place, content in enumerate(contents)
+            if content.properties.size > most
+        }
+        places = [place for place in range(len(contents)) if place not in refused]
+        for first in range(0, len(places), _WINDOW):
+            window = places[first : first + _WINDOW]
+            by_place = self.ask(partial(self._send, route, [contents[n] for n in window]))
+            refused |= {window[n]: reason for n, reason in by_place.items()}
         return refused
 
-    def _confirm(self, reply: Reply) -> None:
-        self.raw.add_on_return_callback(self._on_return)
-        self.raw.confirm_delivery(self._on_confirm, callback=reply)
-
-    def _send(self, queue: str, contents: Sequence[Content], done: Reply) -> None:
-        window = _Window(queue, contents, done)
-        for place, content in enumerate(window.contents):
+    def _send(self, route: Route, contents: Sequence[Content], done: Reply) -> None:
+        window = _Window(route, contents, done)
+        for place, (properties, body) in enumerate(contents):
             self._numbers += 1
             self._unconfirmed[self._numbers] = window, place
-            self.raw.basic_publish(
-                "", window.queue, content.body, content.properties, mandatory=True
-            )
+            self.raw.basic_publish(route.exchange, route.key, body, properties, mandatory=True)
 
-    def _on_return(
-        self, _: object, returned: spec.Basic.Return, properties: BasicProperties, body: bytes
-    ) -> None:
+    def _on_return(self, _: object, returned: spec.Basic.Return, __: object, body: bytes) -> None:
         # It does not say which; one that is equal to it in all that counts is as good.
+        raw = self.line.wire.properties.pop(self.raw.channel_number)
+        message_id = decode_properties(raw)[0].message_id
+        route = (returned.exchange, returned.routing_key)
         for window, place in self._unconfirmed.values():
-            is_open = window.queue == returned.routing_key and place not in window.refused
-            if is_open and window.is_returned(place, properties, body):
-                window.refused[place] = f"no queue takes it: {returned.reply_text}"
+            is_open = window.route[:2] == route and place not in window.refused
+            if is_open and window.is_returned(place, message_id, body):
+                window.refused[place] = _NO_ROUTE
+                self.prepared.discard(window.route)
                 return
 
     def _on_confirm(self, told: Any) -> None:

@@ -1,81 +1,41 @@
-"""The queues that one queue of ours is made of on the broker, and their declaration."""
+"""Queues and exchanges on the broker, and their declaration."""
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+from oncely.core.binding import Binding
 from oncely.core.errors import BrokerRefused
-from oncely.transports.rabbitmq.connection import Channel, ChannelLost, Line, Reply
+from oncely.transports.rabbitmq.connection import Channel, ChannelLost, Line
+from oncely.transports.transport import dead_of
 
 _ACCESS_REFUSED = 403
 _NOT_FOUND = 404
 _PRECONDITION_FAILED = 406
 # What comes again too often would else be dropped, from RabbitMQ 4 on after twenty times.
 _NO_LIMIT = 2**31 - 1
-_SPANS_S = (10, 1_000)
-"""Messages that are delayed for no longer than one of these wait apart from the others, lest they
-stand behind them."""
 
 
-class Queue(NamedTuple):
-    """A queue, as it is declared."""
-
-    name: str
-    arguments: dict[str, Any]
+class WrongQueueType(BrokerRefused):
+    """There is a queue of that name and of another type."""
 
 
-class Topology(NamedTuple):
-    """What queues are called, and how they are made."""
-
-    queue_type: str
-
-    def main(self, name: str) -> Queue:
-        """Where messages wait."""
-        limit = {"x-delivery-limit": _NO_LIMIT} if self.queue_type == "quorum" else {}
-        return Queue(name, {"x-queue-type": self.queue_type, **limit})
-
-    def dead(self, name: str) -> Queue:
-        """Where its dead letters are."""
-        return self.main(f"{name}.dead")
-
-    def delays(self, name: str) -> tuple[Queue, ...]:
-        """Where messages are that are delayed, for shorter and for longer times."""
-        return tuple(self.main(f"{name}.delay.{span}") for span in (*_SPANS_S, "longer"))
-
-    def delay(self, name: str, delay_s: float) -> Queue:
-        """Where a message is that is delayed for so long."""
-        return self.delays(name)[bisect_left(_SPANS_S, delay_s)]
-
-
-def declare(line: Line, queue: Queue) -> int:
-    """See to it that a queue is there; return how many messages wait in it.
+def make_queue(line: Line, name: str, queue_type: str) -> None:
+    """See to it that a queue is there and, where it is one of ours, that of its dead letters.
 
     One that somebody has made with other arguments is taken as it is, but for its type. Raises
-    BrokerRefused for another type.
+    WrongQueueType for another type, and ChannelLost where it may not be made.
     """
-    try:
-        return _declared(line, queue, passive=False)
-    except ChannelLost as lost:
-        if lost.code == _PRECONDITION_FAILED and "'x-queue-type'" in lost.text:
-            raise BrokerRefused(
-                f"RabbitMQ: queue {queue.name!r} exists and is of another type; "
-                f"change ?queue_type= in the URL: {lost.text}"
-            ) from lost
-        if lost.code not in (_ACCESS_REFUSED, _PRECONDITION_FAILED):
-            raise
-        refusal = lost
-    try:
-        return _declared(line, queue, passive=True)
-    except ChannelLost as lost:
-        # That it is not there is no news: it may not be made.
-        raise (refusal if lost.code == _NOT_FOUND else lost) from None
+    # Both long before there is a message: a node that is killed within a second after a quorum
+    # queue was made forgets all that it has confirmed there.
+    if _declare(line, name, queue_type):
+        _declare(line, dead_of(name), queue_type)
 
 
 def waiting(line: Line, name: str) -> int:
     """How many messages wait in a queue; none in one that is not there."""
     try:
-        return _declared(line, Queue(name, {}), passive=True)
+        return _declared(line, name)
     except ChannelLost as lost:
         if lost.code == _NOT_FOUND:
             return 0
@@ -84,24 +44,70 @@ def waiting(line: Line, name: str) -> int:
 
 def subscribe(line: Line, queue: str, exchange: str, types: Sequence[str]) -> None:
     """Have what is published to a topic exchange under one of these types come into the queue."""
+    with _channel(line) as channel:
+        channel.call(channel.raw.exchange_declare, exchange, "topic", durable=True)
+        for type_ in types:
+            channel.call(channel.raw.queue_bind, queue, exchange, routing_key=type_)
+
+
+def unbind(line: Line, binding: Binding) -> None:
+    """Have nothing more come by it. The broker takes it for done where it, its queue or its
+    exchange is gone.
+    """
+    queue, exchange, type_ = binding
     channel = Channel(line)
     raw = channel.raw
-    channel.ask(lambda reply: raw.exchange_declare(exchange, "topic", durable=True, callback=reply))
-    for type_ in types:
-        channel.ask(partial(_bind, raw, queue, exchange, type_))
+    channel.ask(lambda reply: raw.queue_unbind(queue, exchange, type_, callback=reply))
     channel.close()
 
 
-def _bind(raw: Any, queue: str, exchange: str, type_: str, reply: Reply) -> None:
-    raw.queue_bind(queue, exchange, routing_key=type_, callback=reply)
+def check_exchange(line: Line, name: str) -> None:
+    """Raises ChannelLost where there is no such exchange."""
+    with _channel(line) as channel:
+        channel.call(channel.raw.exchange_declare, name, passive=True)
 
 
-def _declared(line: Line, queue: Queue, *, passive: bool) -> int:
+@contextmanager
+def _channel(line: Line) -> Iterator[Channel]:
     channel = Channel(line)
-    told = channel.ask(
-        lambda reply: channel.raw.queue_declare(
-            queue.name, passive=passive, durable=True, arguments=queue.arguments, callback=reply
-        )
-    )
+    yield channel
     channel.close()
+
+
+def _declare(line: Line, name: str, queue_type: str) -> bool:
+    """Whether it is as we make queues."""
+    arguments: dict[str, Any] = {
+        "x-queue-type": queue_type,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": dead_of(name),
+    }
+    if queue_type == "quorum":
+        arguments["x-delivery-limit"] = _NO_LIMIT
+    try:
+        _declared(line, name, arguments)
+        return True
+    except ChannelLost as lost:
+        if lost.code == _PRECONDITION_FAILED and "'x-queue-type'" in lost.text:
+            raise WrongQueueType(
+                f"RabbitMQ: queue {name!r} exists and is of another type; "
+                f"change ?queue_type= in the URL: {lost.text}"
+            ) from lost
+        if lost.code not in (_ACCESS_REFUSED, _PRECONDITION_FAILED):
+            raise
+        refusal = lost
+    try:
+        _declared(line, name)
+        return False
+    except ChannelLost as lost:
+        # That it is not there is no news: it may not be made.
+        raise (refusal if lost.code == _NOT_FOUND else lost) from None
+
+
+def _declared(line: Line, name: str, arguments: dict[str, Any] | None = None) -> int:
+    """How many messages wait in it; without arguments it has to be there."""
+    is_passive = arguments is None
+    with _channel(line) as channel:
+        told = channel.call(
+            channel.raw.queue_declare, name, passive=is_passive, durable=True, arguments=arguments
+        )
     return int(told.method.message_count)

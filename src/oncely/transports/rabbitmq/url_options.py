@@ -1,45 +1,44 @@
 """What the URL of a RabbitMQ broker says."""
 
 import ssl
-from urllib.parse import parse_qsl
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
 
 from pika import SSLOptions, URLParameters
 from pika.connection import Parameters
 
 from oncely.core.durations import positive_seconds
 from oncely.core.errors import ConfigError, mask_passwords
-from oncely.transports.numbers import whole
-from oncely.transports.rabbitmq.rabbitmq_transport import RabbitSettings
+from oncely.transports.url_values import Read, read_values, text, whole
 
-_NAMES = "prefetch, queue_type, exchange, max_bytes, confirm_timeout, heartbeat, cafile"
 _QUEUE_TYPES = ("quorum", "classic")
 _MAX_PREFETCH = 65_535
+_MAX_BYTES = 128 << 20
+"""Of a message, in RabbitMQ unless its operator says otherwise."""
 _HARM = 'never be enough; write "30s"'
+
+
+class RabbitSettings(NamedTuple):
+    """What the URL of a RabbitMQ transport may set."""
+
+    prefetch: int = 2_000
+    prefetch_bytes: int = 64 << 20
+    queue_type: str = "quorum"
+    exchange: str = "oncely"
+    max_bytes: int = 1 << 20
+    confirm_timeout_s: float = 30.0
 
 
 def read_options(address: str, options: str) -> tuple[Parameters, RabbitSettings]:
     """How to connect, and everything else. Raises ConfigError, which says what to type instead."""
     parameters = _parameters(address)
-    settings = RabbitSettings()
-    for name, value in parse_qsl(options, keep_blank_values=True):
-        match name:
-            case "prefetch":
-                settings = settings._replace(prefetch=whole(value, name, _MAX_PREFETCH))
-            case "queue_type":
-                settings = settings._replace(queue_type=_queue_type(value))
-            case "exchange":
-                settings = settings._replace(exchange=_exchange(value))
-            case "max_bytes":
-                settings = settings._replace(max_bytes=whole(value, name))
-            case "confirm_timeout":
-                settings = settings._replace(confirm_timeout_s=positive_seconds(value, name, _HARM))
-            case "heartbeat":
-                parameters.heartbeat = max(1, round(positive_seconds(value, name, _HARM)))
-            case "cafile":
-                parameters.ssl_options = _ssl_options(value, parameters.host)
-            case _:
-                raise ConfigError(f"transport: {name!r} is none of {_NAMES}")
-    return parameters, settings
+    said = read_values(options, _KNOWN)
+    if heartbeat_s := said.pop("heartbeat_s", None):
+        parameters.heartbeat = max(1, round(heartbeat_s))
+    if "cafile" in said:
+        parameters.ssl_options = _ssl_options(said.pop("cafile"), parameters.host)
+    return parameters, RabbitSettings(**said)
 
 
 def _parameters(address: str) -> URLParameters:
@@ -55,13 +54,13 @@ def _parameters(address: str) -> URLParameters:
     return parameters
 
 
-def _queue_type(value: str) -> str:
+def _queue_type(value: str, _: str) -> str:
     if value in _QUEUE_TYPES:
         return value
     raise ConfigError(f"queue_type: {value!r} is none of {', '.join(_QUEUE_TYPES)}")
 
 
-def _exchange(value: str) -> str:
+def _exchange(value: str, _: str) -> str:
     if value:
         return value
     raise ConfigError('exchange: it has no name; write "oncely"')
@@ -72,3 +71,16 @@ def _ssl_options(file: str, host: str) -> SSLOptions:
         return SSLOptions(ssl.create_default_context(cafile=file), host)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"cafile: {file!r} cannot be read: {error}") from error
+
+
+_seconds = partial(positive_seconds, harm=_HARM)
+_KNOWN: Mapping[str, Read] = {
+    "prefetch": partial(whole, largest=_MAX_PREFETCH),
+    "prefetch_bytes": whole,
+    "queue_type": _queue_type,
+    "exchange": _exchange,
+    "max_bytes": partial(whole, largest=_MAX_BYTES),
+    "confirm_timeout_s": _seconds,
+    "heartbeat_s": _seconds,
+    "cafile": text,
+}

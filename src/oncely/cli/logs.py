@@ -1,0 +1,142 @@
+"""The log of a command that works for long: on stderr, a line or a JSON object for each event."""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from oncely.core.errors import mask_passwords
+from oncely.core.shown import shown
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+
+_ORDINARY = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+"""What every record has; all else is `extra`."""
+
+Write = Callable[[str], object]
+
+
+@contextmanager
+def logged(parsed: argparse.Namespace, write: Write | None = None) -> Iterator[None]:
+    """Log as --log-level and --log-format say, on stderr or by `write`, which takes whole lines."""
+    logger = logging.getLogger("oncely")
+    fixed = {} if parsed.worker is None else {"worker": parsed.worker, "pid": os.getpid()}
+    handler = _LineHandler(write or write_line)
+    handler.setFormatter(_FORMATTERS[parsed.log_format](fixed))
+    former = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(parsed.log_level.upper())
+    # What a module has set up for its own log would print all of it once more.
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.level, logger.propagate = former
+
+
+def write_line(line: str) -> None:
+    """Write on stderr, in one piece."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def told_as_json(event: str, **details: object) -> str:
+    """An error as the log in JSON would have it."""
+    record = logging.makeLogRecord({"msg": event, "levelname": "ERROR", **details})
+    return _JsonFormatter({}).format(record)
+
+
+class _LineHandler(logging.Handler):
+    """Hands each record over as text."""
+
+    def __init__(self, write: Write) -> None:
+        super().__init__()
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._write(self.format(record))
+        except Exception:  # noqa: BLE001 - logging's own way: a full disk stops no message.
+            self.handleError(record)
+
+
+class _EventFormatter(logging.Formatter):
+    """Puts a record into words, passwords masked; `fixed` is told with every one."""
+
+    def __init__(self, fixed: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._fixed = fixed
+
+    def format(self, record: logging.LogRecord) -> str:
+        extra = {name: value for name, value in vars(record).items() if name not in _ORDINARY}
+        details = {name: _masked(name, value) for name, value in {**self._fixed, **extra}.items()}
+        trace = None
+        if record.exc_info and record.exc_info[1] is not None:
+            trace = mask_passwords(self.formatException(record.exc_info))
+        return self._put(record, mask_passwords(record.getMessage()), details, trace)
+
+    def _put(
+        self, record: logging.LogRecord, event: str, details: Mapping[str, Any], trace: str | None
+    ) -> str:
+        raise NotImplementedError
+
+
+class _TextFormatter(_EventFormatter):
+    """One line: time, level, event and key=value; a traceback below, indented."""
+
+    def _put(
+        self, record: logging.LogRecord, event: str, details: Mapping[str, Any], trace: str | None
+    ) -> str:
+        words = [f"{name}={_as_word(value)}" for name, value in details.items()]
+        line = " ".join([_moment(record), f"{record.levelname:<7}", shown(event), *words])
+        traced = [] if trace is None else [f"  {shown(each)}" for each in trace.splitlines()]
+        return "\n".join([line, *traced])
+
+
+class _JsonFormatter(_EventFormatter):
+    """One JSON object: time, level, event, what was told beside it, and `exception`."""
+
+    def _put(
+        self, record: logging.LogRecord, event: str, details: Mapping[str, Any], trace: str | None
+    ) -> str:
+        told = {"time": _moment(record), "level": record.levelname.lower(), "event": event}
+        last = {} if trace is None else {"exception": trace}
+        # A detail by the name of one of these does not take its place.
+        return json.dumps({**told, **details, **told, **last})
+
+
+_FORMATTERS: Mapping[str, type[_EventFormatter]] = {"text": _TextFormatter, "json": _JsonFormatter}
+
+
+def _moment(record: logging.LogRecord) -> str:
+    when = datetime.fromtimestamp(record.created, UTC)
+    return f"{when:%Y-%m-%dT%H:%M:%S}.{when.microsecond // 1000:03}Z"
+
+
+def _masked(name: str, value: object) -> Any:
+    """A detail as JSON can have it."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _masked(str(key), each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_masked(name, each) for each in value]
+    text = mask_passwords(str(value))
+    # What is called a password is one.
+    hidden = mask_passwords(f"{name}=x") != f"{name}=x"
+    return "***" if hidden else text
+
+
+def _as_word(value: object) -> str:
+    """A value behind its name: in quotes where it would not be seen where it ends."""
+    if not isinstance(value, str):
+        return shown(json.dumps(value, ensure_ascii=False))
+    is_plain = value and value.isprintable() and not set(value) & set(' "=')
+    return value if is_plain else shown(json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,258 @@
+"""The port of a command that works for long: /metrics, and /live and /ready for probes."""
+
+import argparse
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NamedTuple
+
+from oncely._util.signals import is_process_stopping
+from oncely.consuming.health import Health
+from oncely.core.errors import ConfigError, OncelyError, describe
+from oncely.ledger import Ledger
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+    from prometheus_client.registry import Collector
+
+
+_log = logging.getLogger(__name__)
+
+_MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+_ASK_EVERY_S = 1.0
+
+Healths = Callable[[], Mapping[str, Health]]
+"""How each process is, by its name; empty for the only one."""
+
+
+class Answer(NamedTuple):
+    """What a path answers."""
+
+    status: int
+    text: str
+
+
+def observed(ledger: Ledger | None) -> None:
+    """Have metrics in the default registry, which are told what the ledger does unless its own are.
+
+    Raises ConfigError where prometheus_client is not installed.
+    """
+    try:
+        from oncely.metrics import Metrics
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "--metrics-port: prometheus_client is not installed; "
+            "type: pip install 'oncely[metrics]'"
+        ) from error
+    if ledger is not None and ledger.observer is not None:
+        return
+    with suppress(ConfigError):  # The program has some there already.
+        metrics = Metrics()
+        if ledger is not None:
+            ledger.observe(metrics)
+
+
+@contextmanager
+def shared_metrics(parsed: argparse.Namespace) -> Iterator[Mapping[str, str]]:
+    """The environment for workers whose metrics this process is to show, added up."""
+    if parsed.metrics_port is None:
+        yield {}
+        return
+    with TemporaryDirectory(prefix="oncely-metrics-") as folder:
+        yield {_MULTIPROCESS: folder}
+
+
+def forget_dead(shared: Mapping[str, str], pid: int) -> None:
+    """What a worker that died had in hand is in nobody's hand; what it counted stays."""
+    if shared:
+        from prometheus_client import multiprocess
+
+        multiprocess.mark_process_dead(pid, shared[_MULTIPROCESS])  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def monitored(
+    parsed: argparse.Namespace,
+    ledger: Ledger | None,
+    healths: Healths,
+    workers: Mapping[str, str] | None = None,
+) -> Iterator[None]:
+    """Answer on --metrics-port meanwhile, if that was typed; `workers` is what `shared_metrics`
+    gave. Raises ConfigError for a port that cannot be had.
+    """
+    if parsed.metrics_port is None:
+        yield
+        return
+    monitor = _Monitor(ledger, healths, (workers or {}).get(_MULTIPROCESS))
+    server = _server(parsed.metrics_host, parsed.metrics_port, monitor)
+    host, port = server.server_address[:2]
+    _log.info("metrics_served", extra={"host": host, "port": port})
+    threading.Thread(target=server.serve_forever, name="oncely-metrics", daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Monitor:
+    """What each path answers."""
+
+    def __init__(self, ledger: Ledger | None, healths: Healths, folder: str | None) -> None:
+        observed(ledger)
+        self._ledger = ledger
+        self._healths = healths
+        self._folder = folder
+        self._asking = threading.Lock()
+        self._ask_at = 0.0
+        self._away: str | None = None
+
+    def answer(self, path: str) -> Answer:
+        """The answer to GET `path`."""
+        match path:
+            case "/metrics":
+                return Answer(200, self._metrics())
+            case "/live":
+                return _told(self._still(), "live")
+            case "/ready":
+                return _told(self._unready(), "ready")
+            case _:
+                return Answer(404, "there are /metrics, /live and /ready\n")
+
+    def _metrics(self) -> str:
+        from prometheus_client import REGISTRY, generate_latest
+
+        from oncely.metrics import LedgerGauges
+
+        sources: list[Collector] = [REGISTRY]
+        if self._folder is not None:
+            # First: of what is counted by workers, this process has counted nothing.
+            sources.insert(0, _CountedIn(self._folder))
+        if self._ledger is not None:
+            sources.append(LedgerGauges(self._ledger, records=False))
+        return generate_latest(_Union(sources)).decode()
+
+    def _still(self) -> list[str]:
+        """Which loops do not move, and are to."""
+        if is_process_stopping():
+            return []
+        return [
+            _named(name, f"the loop has not moved for {each.still_s:.0f} s")
+            for name, each in self._healths().items()
+            if not each.is_live
+        ]
+
+    def _unready(self) -> list[str]:
+        if is_process_stopping():
+            return ["it is stopping"]
+        healths = self._healths()
+        found = [_named(name, each.unready) for name, each in healths.items() if each.unready]
+        away = self._ledger_away()
+        return self._still() + found + ([away] if away else [])
+
+    def _ledger_away(self) -> str | None:
+        """Why the ledger cannot be reached, if so; many who ask at once ask it once."""
+        if self._ledger is None:
+            return None
+        with self._asking:
+            if time.monotonic() >= self._ask_at:
+                self._away = _error_of(self._ledger)
+                self._ask_at = time.monotonic() + _ASK_EVERY_S
+            return self._away
+
+
+def _error_of(ledger: Ledger) -> str | None:
+    try:
+        ledger.now()
+    except OncelyError as error:
+        return f"the ledger cannot be reached: {describe(error, 200)}"
+    return None
+
+
+def _named(name: str, text: str) -> str:
+    return f"{name}: {text}" if name else text
+
+
+def _told(wrong: list[str], right: str) -> Answer:
+    return Answer(503 if wrong else 200, "\n".join(wrong or [right]) + "\n")
+
+
+class _CountedIn:
+    """What processes have counted that keep their counts in this folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def collect(self) -> "Iterator[Metric]":
+        from prometheus_client.multiprocess import MultiProcessCollector
+
+        files = [str(file) for file in self._folder.glob("*.db") if _has_begun(file)]
+        yield from MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+
+
+def _has_begun(file: Path) -> bool:
+    """Whether anything can be in it: a worker that has just been started, or was killed then, has
+    made a file, and has written nothing.
+    """
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+class _Union:
+    """The metrics of several collectors; of those by one name, the first's."""
+
+    def __init__(self, sources: Sequence["Collector"]) -> None:
+        self._sources = sources
+
+    def collect(self) -> "Iterator[Metric]":
+        seen: set[str] = set()
+        for source in self._sources:
+            found = [metric for metric in source.collect() if metric.name not in seen]
+            seen |= {metric.name for metric in found}
+            yield from found
+
+
+# ---- HTTP --------------------------------------------------------------------------------------
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def _server(host: str, port: int, monitor: _Monitor) -> ThreadingHTTPServer:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            try:
+                status, text = monitor.answer(self.path.partition("?")[0])
+            except Exception:  # noqa: BLE001 - whoever asks is told that something is wrong.
+                _log.exception("monitoring_failed", extra={"path": self.path})
+                status, text = 500, "it cannot be told; see the log\n"
+            body = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name.
+            """Nothing: whoever asks asks every few seconds."""
+
+    try:
+        return (_Server6 if ":" in host else _Server)((host, port), Handler)
+    except OSError as error:
+        raise ConfigError(
+            f"--metrics-port: {host}:{port} cannot be had ({error.strerror}); name another, "
+            "or 0 for any that is free"
+        ) from error

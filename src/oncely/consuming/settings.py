@@ -1,0 +1,31 @@
+"""ConsumerSettings: what was said of a consumer, as its parts are given it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oncely.consuming.running import Parts
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+
+Listener = Callable[[Any, Message], Any]
+"""Is called with an error and the message that it befell."""
+MetadataOf = Callable[[Message], Mapping[str, Any] | None]
+
+
+@dataclass(slots=True, kw_only=True)
+class ConsumerSettings:
+    """How a consumer consumes."""
+
+    name: str
+    """Of the consumer."""
+    queue: str
+    parts: Parts
+    policy: Policy
+    metadata_of: MetadataOf | None
+    on_retry: Sequence[Listener]
+    on_failed: Sequence[Listener]
+    concurrency: int
+    window: int
+    grace_s: float
+    is_ordered: bool

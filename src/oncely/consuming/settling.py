@@ -1,0 +1,73 @@
+"""Settling: the transport is told what becomes of deliveries, the ledger of what waited there."""
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from oncely.consuming.retries import Retries
+from oncely.consuming.turn import DeliveryTurn
+from oncely.core.errors import BrokerRefused, StoreError, TransportError
+from oncely.core.verdicts import Ack, Delay, Refuse, Requeue, SetAside, Settlement, Told
+from oncely.transports.transport import Transport
+
+_log = logging.getLogger(__name__)
+
+
+class Settling:
+    """Settles turns that have ended. Without `retries` the ledger keeps nothing that waits, and no
+    dead letters. After `stop` what is to be redelivered is left to the end of the connection.
+    """
+
+    def __init__(
+        self, transport: Transport, retries: Retries | None, stop: threading.Event
+    ) -> None:
+        self._transport = transport
+        self._retries = retries
+        self._stop = stop
+
+    def is_put_off(self, turn: DeliveryTurn) -> bool:
+        """Whether it stays here, unacknowledged, until it is tried again."""
+        return isinstance(turn.verdict, Delay) and turn.taken is None and not self._is_kept(turn)
+
+    def settle(self, turns: Sequence[DeliveryTurn]) -> None:
+        """Settle these; what cannot be told is logged."""
+        taken = [turn for turn in turns if turn.taken is not None]
+        verdicts = [(turn.delivery, self._verdict(turn)) for turn in turns if turn.taken is None]
+        if self._stop.is_set():
+            # With its connection all goes back to where it was. What is given back by itself goes
+            # to the end of some queues, behind others of its order.
+            verdicts = [each for each in verdicts if each[1] != Requeue()]
+        if taken and self._retries is not None:
+            with _logged(len(taken)):
+                self._retries.settle(taken)
+        if verdicts:
+            with _logged(len(verdicts)):
+                self._transport.settle(verdicts)
+
+    def _verdict(self, turn: DeliveryTurn) -> Settlement:
+        if self._is_kept(turn):
+            return Ack()
+        match turn.verdict:
+            case Ack():
+                return Ack()
+            case SetAside(reason):
+                return Refuse(reason)
+        return Requeue()
+
+    def _is_kept(self, turn: DeliveryTurn) -> bool:
+        """Whether the ledger has it, as what waits or as a dead letter."""
+        if self._retries is None or turn.ending is None:
+            return False
+        told, verdict, _ = turn.ending
+        is_told = told in (Told.FAILED, Told.EXHAUSTED)
+        return turn.waits or is_told or isinstance(verdict, SetAside)
+
+
+@contextmanager
+def _logged(count: int) -> Iterator[None]:
+    try:
+        yield
+    except (StoreError, TransportError, BrokerRefused):
+        # They are redelivered, and the ledger knows them.
+        _log.warning("settling_failed", exc_info=True, extra={"count": count})

@@ -1,0 +1,55 @@
+"""Telling: what has become of messages is counted, logged, and told whoever listens."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from oncely.consuming.consumer_report import ConsumerReport
+from oncely.consuming.settings import ConsumerSettings, Listener
+from oncely.consuming.turn import DeliveryTurn
+from oncely.core.verdicts import Counted, Delay, Ending, SetAside
+
+_log = logging.getLogger(__name__)
+
+
+class Telling:
+    """Tells of each turn that has ended, and adds it to `report`."""
+
+    def __init__(self, settings: ConsumerSettings, report: ConsumerReport) -> None:
+        self._settings = settings
+        self._report = report
+
+    def tell(self, turn: DeliveryTurn, ending: Ending) -> None:
+        """It has ended so."""
+        report = self._report
+        report.dead_lettered += isinstance(ending.verdict, SetAside)
+        match ending.counted:
+            case Counted.HANDLED:
+                report.handled += 1
+            case Counted.DUPLICATE:
+                report.duplicates += 1
+            case Counted.RETRIED:
+                report.retried += 1
+                self._failed(turn, "handler_failed", self._settings.on_retry)
+            case Counted.FAILED | Counted.REJECTED:
+                report.failed += 1
+                self._failed(turn, "handler_failed", self._settings.on_failed)
+            case Counted.SET_ASIDE:
+                self._failed(turn, "refused")
+
+    def _failed(self, turn: DeliveryTurn, event: str, listeners: Sequence[Listener] = ()) -> None:
+        error = turn.error or turn.refusal
+        told: dict[str, Any] = {
+            "message_id": turn.message.id,
+            "consumer": self._settings.name,
+            "queue": self._settings.queue,
+            "type": turn.message.type,
+            "attempt": turn.deliveries if turn.held is None else turn.held.claim.attempts,
+            "next_try_in_s": turn.verdict.delay_s if isinstance(turn.verdict, Delay) else None,
+        }
+        _log.warning(event, exc_info=error, extra=told)
+        for listener in listeners:
+            try:
+                listener(error, turn.message)
+            except Exception:  # noqa: BLE001 - what a listener raises is no fault of the message.
+                _log.exception("listener_failed")

@@ -1,0 +1,123 @@
+"""Keeping: what of a consumer's messages waits in the ledger, to be tried again or for people."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from oncely.core.errors import ExhaustedError, InDoubtError, describe, storable, traced
+from oncely.core.ids import MAX_ID_LENGTH
+from oncely.core.message import Message
+from oncely.core.record import Key
+from oncely.core.verdicts import Delay, SetAside
+from oncely.core.waiting import WaitingMessage, digest, retries_of, retry_name
+from oncely.lifecycle.turn import Turn
+
+_REASON = 200
+"""Letters of it that a copy tells."""
+_WHOLE_ID = "oncely-id"
+_FIRST_OF_ID = MAX_ID_LENGTH - 33
+"""Letters of an id that is too long; behind them stands its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Which messages of `consumer` wait, and as what.
+
+    Where it `is_ordered`, messages of one ordering key are one lane. Copies of dead letters go to
+    the `error_queue`, where there is one.
+    """
+
+    consumer: str
+    is_ordered: bool = False
+    error_queue: str | None = None
+
+    @property
+    def queue(self) -> str:
+        """Where they wait."""
+        return retries_of(self.consumer)
+
+    def lane_of(self, message: Message) -> str | None:
+        """In which the message waits for others of its key; None where it waits for none."""
+        if not self.is_ordered or message.key is None:
+            return None
+        return digest(self.queue, "key", message.key)
+
+    def key_of(self, turn: Turn) -> Key:
+        """Under which what is kept of a turn waits."""
+        return turn.key or Key(self.consumer, "")
+
+    def sent_by(self, turn: Turn) -> Key | None:
+        """Under which a turn that has ended may have left what is to be sent."""
+        is_dead = turn.ending is not None and isinstance(turn.ending.verdict, SetAside)
+        if is_dead and self.error_queue is not None:
+            return self.key_of(turn)
+        return turn.key if turn.may_have_sent else None
+
+    def rows_of(self, turn: Turn) -> Sequence[WaitingMessage]:
+        """What is to be kept with the end of a turn."""
+        if turn.ending is None or turn.asked.message is None:
+            return ()
+        match turn.ending.verdict:
+            case Delay(delay_s):
+                row = replace(self._row(turn), delay_s=delay_s)
+                # One that only stands behind another was not tried.
+                return [replace(row, error=describe(turn.error))] if turn.error else [row]
+            case SetAside(reason):
+                return self._dead(turn, reason)
+            case _:
+                return ()
+
+    def _dead(self, turn: Turn, reason: str) -> Sequence[WaitingMessage]:
+        error = turn.error or turn.refusal
+        text = reason if error is None else traced(error)
+        letter = replace(self._row(turn), reason=reason, error=text, is_set_aside=True)
+        if self.error_queue is None:
+            return [letter]
+        headers = {"oncely-consumer": self.consumer, "oncely-reason": reason[:_REASON]}
+        message = replace(letter.message, headers={**letter.message.headers, **headers})
+        name = f"{random.getrandbits(128):032x}"
+        copy = WaitingMessage(message.id, self.error_queue, message, letter.parent, name=name)
+        return [letter, copy]
+
+    def _row(self, turn: Turn) -> WaitingMessage:
+        message = turn.asked.message
+        assert message is not None  # noqa: S101 - asked before.
+        attempts = 0 if turn.held is None else turn.held.claim.attempts
+        if turn.taken is not None:
+            return replace(turn.taken, attempts=attempts, delay_s=0.0)
+        name = retry_name(self.queue) if _is_itself(turn) else f"{random.getrandbits(128):032x}"
+        # Its claim is over, and a middleware's changes are for its handler only.
+        kept = _storable(replace(message, claim=None))
+        return WaitingMessage(
+            id=kept.id,
+            destination="",
+            message=kept,
+            parent=self.key_of(turn),
+            attempts=attempts,
+            queue=self.queue,
+            name=name,
+            lane=self.lane_of(message) or digest(self.queue, *(turn.key or ("",)), name),
+        )
+
+
+def _storable(message: Message) -> Message:
+    """The message as every store can keep it: an id that is too long is in a header, whole."""
+    names = ("id", "type", "source", "content_type", "key")
+    texts = {name: value for name in names if isinstance(value := getattr(message, name), str)}
+    changed: dict[str, Any] = {
+        name: text for name, value in texts.items() if (text := storable(value)) != value
+    }
+    id_ = changed.get("id", message.id)
+    if isinstance(id_, str) and len(id_) > MAX_ID_LENGTH:
+        changed["id"] = f"{id_[:_FIRST_OF_ID]}…{digest(id_)}"
+        return replace(message, headers={**message.headers, _WHOLE_ID: id_}, **changed)
+    return replace(message, **changed) if changed else message
+
+
+def _is_itself(turn: Turn) -> bool:
+    """Whether it is the message that the ledger knows by that key, and no other under its id."""
+    if turn.key is None:
+        return False
+    own = ExhaustedError | InDoubtError
+    return turn.refusal is None or isinstance(turn.refusal, own)

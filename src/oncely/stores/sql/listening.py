@@ -1,0 +1,99 @@
+"""Listening: a connection of its own on which PostgreSQL tells that messages have come."""
+
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from typing import Any
+
+import psycopg
+
+_log = logging.getLogger(__name__)
+
+_IDLE_S = 30.0
+"""It ends when nobody has waited for so long."""
+_AGAIN_S = 5.0
+"""After an error it is tried again so much later."""
+
+_Session = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[[], AbstractContextManager[_Session]]
+
+
+class Listening:
+    """Listens on a channel while somebody waits, and then calls `ring`."""
+
+    def __init__(self, connect: Connect, channel: str, ring: Callable[[], None]) -> None:
+        self._connect = connect
+        self._channel = channel
+        self._ring = ring
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """Leave the connection to the parent: called in a forked child."""
+        self.is_heard = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._wake: socket.socket | None = None
+        self._asked_at = 0.0
+        self._begin_at = 0.0
+
+    def begin(self) -> None:
+        """Listen from now on, for as long as this is called now and then."""
+        self._asked_at = time.monotonic()
+        if self._thread is not None and self._thread.is_alive():
+            return
+        with self._lock:
+            is_begun = self._thread is not None and self._thread.is_alive()
+            if is_begun or time.monotonic() < self._begin_at:
+                return
+            self._begin_at = time.monotonic() + _AGAIN_S
+            self._wake, woken = socket.socketpair()
+            self._thread = threading.Thread(
+                target=self._listen, args=(woken,), name="oncely-listening", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more, until it is begun again."""
+        with self._lock:
+            thread, self._thread, self._begin_at = self._thread, None, 0.0
+            if self._wake is not None:
+                self._wake.close()
+                self._wake = None
+        if thread is not None:
+            thread.join()
+
+    def _listen(self, woken: socket.socket) -> None:
+        try:
+            with closing(woken), self._connect() as connection:
+                if not _is_direct(connection):
+                    # Behind a pooler nothing would come: its session is somebody else's by then.
+                    self._begin_at = float("inf")
+                    return
+                connection.execute(f'LISTEN "{self._channel}"')
+                self.is_heard = True
+                # What was told in between was told nobody.
+                self._ring()
+                self._hear(connection, woken)
+        except (psycopg.Error, OSError) as error:
+            _log.info("listening_ended", extra={"error": str(error).partition("\n")[0]})
+        finally:
+            self.is_heard = False
+
+    def _hear(self, connection: _Session, woken: socket.socket) -> None:
+        while time.monotonic() - self._asked_at < _IDLE_S:
+            those = [connection.fileno(), woken.fileno()]
+            readable, _, _ = select.select(those, [], [], _IDLE_S)
+            if woken.fileno() in readable:
+                return
+            for _ in connection.notifies(timeout=0):
+                self._ring()
+
+
+def _is_direct(connection: _Session) -> bool:
+    """Whether the session at the other end is the one that was connected to."""
+    found = connection.execute("SELECT pg_backend_pid()").fetchone()
+    return found is not None and found[0] == connection.info.backend_pid

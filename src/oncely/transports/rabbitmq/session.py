@@ -1,0 +1,53 @@
+"""What a transport has open: its two connections, and what it consumes through one of them."""
+
+import os
+import threading
+
+from pika.connection import Parameters
+
+from oncely.transports.rabbitmq.allowance import Bounds
+from oncely.transports.rabbitmq.connection import Reach
+from oncely.transports.rabbitmq.intake import Intake
+from oncely.transports.rabbitmq.publishing import Publishing
+from oncely.transports.rabbitmq.topology import make_queue
+from oncely.transports.rabbitmq.url_options import RabbitSettings
+
+
+class Session:
+    """The connections of one process, until they are closed."""
+
+    def __init__(self, parameters: Parameters, settings: RabbitSettings) -> None:
+        self.pid = os.getpid()
+        self.consuming = Reach(parameters)
+        """Whatever happens to publishers, this one goes on."""
+        self.publishing = Publishing(parameters, settings.confirm_timeout_s, settings.queue_type)
+        self.closed = threading.Event()
+        """Set as soon as nothing of it is of use any more."""
+        self._settings = settings
+        self._bounds = Bounds(settings.prefetch, settings.prefetch_bytes, settings.max_bytes)
+        self._lock = threading.Lock()
+        self._intakes: dict[str, Intake] = {}
+
+    def intake(self, queue: str, until: float = 0.0) -> Intake:
+        """That of a queue; opened where it is not, with as many tries as there is time for."""
+        intake = self._intakes.get(queue)
+        if intake is not None and not intake.is_over:
+            return intake
+        with self._lock:
+            intake = self._intakes.get(queue)
+            if intake is None or intake.is_over:
+                line = self.consuming.line(until)
+                make_queue(line, queue, self._settings.queue_type)
+                counts = self._settings.queue_type == "quorum"
+                intake = self._intakes[queue] = Intake(line, queue, self._bounds, counts=counts)
+            return intake
+
+    def has(self, intake: Intake) -> bool:
+        """Whether it is one of these, and what it has delivered can be settled."""
+        return not intake.is_over and intake in list(self._intakes.values())
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.closed.set()
+        self.consuming.close()
+        self.publishing.close()

@@ -1,0 +1,210 @@
+"""Between pika and the socket: whole frames, much at a time, and properties as they came."""
+
+import socket
+import struct
+from collections.abc import Callable
+from ssl import SSLContext
+from typing import Any, NamedTuple
+
+from pika import frame, spec
+from pika.adapters.select_connection import IOLoop
+from pika.adapters.utils.nbio_interface import (
+    AbstractIOReference,
+    AbstractStreamProtocol,
+    AbstractStreamTransport,
+)
+from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
+
+_RECEIVE_BYTES = 1 << 16
+_FRAME = struct.Struct(">BHL")
+_DELIVER = struct.pack(">L", spec.Basic.Deliver.INDEX)
+_METHOD_BYTES = len(_DELIVER)
+_DELIVERED = struct.Struct(">QB")
+_SIZE = struct.Struct(">Q")
+_SIZE_AT = 4
+_CONTENT_BYTES = _SIZE_AT + _SIZE.size
+"""Of a header frame: class, weight and size of the body, before the properties."""
+_NO_PROPERTIES = b"\0\0" + bytes([spec.FRAME_END])
+_HEARTBEAT = frame.Heartbeat().marshal()
+
+Linked = tuple[AbstractStreamTransport, AbstractStreamProtocol] | BaseException
+
+
+class Sent(NamedTuple):
+    """A message that the broker has delivered to a consumer."""
+
+    number: int
+    redelivered: bool
+    properties: bytes
+    """As they came."""
+    body: bytes
+    consumer: bytes
+    """Its tag."""
+
+
+class AmqpWire(SelectorIOServicesAdapter):
+    """What a connection of pika's does its input and output through.
+
+    Pika receives 4 KB at a time, copies all that is left after each frame, takes longer for a
+    delivery than all else together, rejects those on their way to a consumer that is cancelled, and
+    ends the connection for one message whose properties it cannot read. So it is given frame by
+    frame, without deliveries, which go to whoever is in `receivers`, and without properties.
+    """
+
+    def __init__(self) -> None:
+        self.loop = IOLoop()
+        super().__init__(self.loop)  # type: ignore[arg-type] # The stubs know fewer loops.
+        self.receivers: dict[int, Callable[[Sent], None]] = {}
+        """By channel."""
+        self.properties: dict[int, bytes] = {}
+        """Of the message that pika has for a channel, by that."""
+        self.stream: AbstractStreamTransport | None = None
+        """None before there is a connection."""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the socket has taken all that was to be sent."""
+        return self.stream is None or not self.stream.get_write_buffer_size()
+
+    def say(self, channel: int, method: Any) -> None:
+        """Tell the broker something of which pika is to know nothing."""
+        if self.stream is not None:
+            self.stream.write(frame.Method(channel, method).marshal())
+
+    def create_streaming_connection(
+        self,
+        protocol_factory: Callable[[], AbstractStreamProtocol],
+        sock: socket.socket,
+        on_done: Callable[[Linked], None],
+        ssl_context: SSLContext | None = None,
+        server_hostname: str | None = None,
+    ) -> AbstractIOReference:
+        """Pika asks for this when it has connected."""
+
+        def linked(result: Linked) -> None:
+            if isinstance(result, tuple) and isinstance(protocol := result[1], _Framing):
+                # It asks its own protocol for more than its interface has.
+                result = (result[0], protocol.inner)
+            on_done(result)
+
+        return super().create_streaming_connection(
+            lambda: _Framing(protocol_factory(), self),
+            _Socket(fileno=sock.detach()),
+            linked,
+            ssl_context,
+            server_hostname,
+        )
+
+
+class _Socket(socket.socket):
+    """Receives much at a time: each time lets go of the interpreter, which others then keep."""
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        return super().recv(max(size, _RECEIVE_BYTES), flags)
+
+
+class _Content:
+    """A message of which not all has arrived."""
+
+    def __init__(self, method: bytes) -> None:
+        at = _METHOD_BYTES + 1 + method[_METHOD_BYTES]
+        self._consumer = method[_METHOD_BYTES + 1 : at]
+        self._number, self._redelivered = _DELIVERED.unpack_from(method, at)
+        self._properties = b""
+        self._left = 0
+        self._parts: list[bytes] = []
+
+    def header(self, size: int, properties: bytes) -> None:
+        self._left, self._properties = size, properties
+
+    def part(self, data: bytes) -> None:
+        self._left -= len(data)
+        self._parts.append(data)
+
+    def whole(self) -> Sent | None:
+        """None where something is to come."""
+        if self._left:
+            return None
+        body = b"".join(self._parts)
+        redelivered = bool(self._redelivered)
+        return Sent(self._number, redelivered, self._properties, body, self._consumer)
+
+
+def _nobody(_: Sent) -> None:
+    pass
+
+
+class _Framing(AbstractStreamProtocol):
+    """Hands what arrives to pika's own protocol, but for what is delivered to consumers."""
+
+    def __init__(self, inner: AbstractStreamProtocol, wire: AmqpWire) -> None:
+        self.inner = inner
+        self._wire = wire
+        self._rest = b""
+        """Of a frame that is not whole yet."""
+        self._contents: dict[int, _Content] = {}
+        """What is being delivered, by its channel."""
+        self._has_delivered = False
+
+    def connection_made(self, transport: AbstractStreamTransport) -> None:
+        self._wire.stream = transport
+        self.inner.connection_made(transport)
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        self.inner.connection_lost(error)
+
+    def eof_received(self) -> bool | None:
+        return self.inner.eof_received()
+
+    def data_received(self, data: bytes) -> None:
+        if self._rest:
+            data = self._rest + data
+        if data.startswith(b"AMQP"):
+            self.inner.data_received(data)
+            return  # No frame: the broker speaks another version.
+        start, size = 0, len(data)
+        while size - start >= _FRAME.size:
+            kind, channel, length = _FRAME.unpack_from(data, start)
+            first = start + _FRAME.size
+            end = first + length + spec.FRAME_END_SIZE
+            if end > size:
+                break
+            if not self._is_delivered(kind, channel, data[first : end - spec.FRAME_END_SIZE]):
+                self.inner.data_received(self._shown(kind, channel, data[start:end]))
+            start = end
+        self._rest = data[start:]
+        if self._has_delivered:
+            # What pika does not see it does not count: it would take the broker for dead.
+            self.inner.data_received(_HEARTBEAT)
+            self._has_delivered = False
+
+    def _is_delivered(self, kind: int, channel: int, data: bytes) -> bool:
+        """Whether a frame is part of a delivery; if it is the last, that is handed over."""
+        if kind == spec.FRAME_METHOD:
+            if data.startswith(_DELIVER) and channel in self._wire.receivers:
+                self._contents[channel] = _Content(data)
+                return True
+            return False
+        content = self._contents.get(channel)
+        if content is None:
+            return False
+        if kind == spec.FRAME_HEADER:
+            [size] = _SIZE.unpack_from(data, _SIZE_AT)
+            content.header(size, data[_CONTENT_BYTES:])
+        else:
+            content.part(data)
+        if sent := content.whole():
+            del self._contents[channel]
+            self._has_delivered = True
+            # What comes to one that has gone is the broker's again.
+            self._wire.receivers.get(channel, _nobody)(sent)
+        return True
+
+    def _shown(self, kind: int, channel: int, frame: bytes) -> bytes:
+        """A frame as pika is given it."""
+        if kind != spec.FRAME_HEADER:
+            return frame
+        first = _FRAME.size + _CONTENT_BYTES
+        self._wire.properties[channel] = frame[first : -spec.FRAME_END_SIZE]
+        head = _FRAME.pack(spec.FRAME_HEADER, channel, _CONTENT_BYTES + 2)
+        return head + frame[_FRAME.size : first] + _NO_PROPERTIES

@@ -1,0 +1,254 @@
+"""`oncely dead retry`, `edit` and `discard`: what was set aside runs again, or goes."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.cli.conftest import Shop
+
+from oncely import Key, Message, open_ledger
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command, InProcess, OnFile
+
+ORDER = Message("order-17", b'{"to": "ana"}', "order.placed", {"trace": "1", "by": "web"})
+
+Answer = Callable[[str], None]
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """Somebody at a terminal answers so."""
+
+    class Keyboard(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    return lambda text: monkeypatch.setattr(sys, "stdin", Keyboard(text))
+
+
+def left(shop: Shop) -> list[int]:
+    """The numbers of the dead letters that are still there."""
+    return [letter.id for letter in shop.ledger.dead()]
+
+
+def notes(shop: Shop, id_: str) -> dict[str, str]:
+    """What is kept of the reset of a record."""
+    record = shop.ledger.find(Key("shop", id_))
+    assert record is not None
+    assert record.metadata is not None
+    found: dict[str, str] = record.metadata["reset"]
+    return found
+
+
+# ---- retry -------------------------------------------------------------------------------------
+
+
+def test_retry(shop: Shop, command: "Command") -> None:
+    """Those that are named run again as they came; the rest stays."""
+    one, two, three = shop.fail(ORDER, Message("b"), Message("c"))
+    assert command("dead", "retry", str(three), str(one)) == (0, "retried: 2\n", "")
+    assert left(shop) == [two]
+    assert shop.handled() == [ORDER, Message("c")]
+    assert left(shop) == [two]
+
+
+def test_retry_is_noted(shop: Shop, command: "Command") -> None:
+    """Who did it and why is kept with the record, as with any reset."""
+    one, two = shop.fail(ORDER, Message("b"))
+    command("dead", "retry", str(one), "--by", "ann", "--why", "the customer is there now")
+    ran = command("dead", "retry", str(two), "--json", "--by", "bob")
+    assert json.loads(ran.out) == {"retried": [two], "missing": [], "by": "bob", "why": ""}
+    noted = notes(shop, "order-17")
+    assert (noted["by"], noted["why"]) == ("ann", "the customer is there now")
+    assert notes(shop, "b")["by"] == "bob"
+
+
+def test_retry_what_is_not_there(shop: Shop, command: "Command") -> None:
+    """What is there runs again; the code and a line tell of what is not."""
+    [one] = shop.fail(ORDER)
+    ran = command("dead", "retry", "77", str(one), "78", str(one))
+    assert ran == (1, "retried: 1\n", "oncely: there is no dead letter 77, 78\n")
+    assert shop.handled() == [ORDER]
+
+
+def test_retry_leaves_what_waits(shop: Shop, command: "Command") -> None:
+    """The number of a message that waits by itself is no dead letter's."""
+    shop.wait(Message("a"))
+    [waiting] = shop.ledger.waiting()
+    assert command("dead", "retry", str(waiting.number)).code == 1
+    assert command("dead", "discard", str(waiting.number)).code == 1
+    assert [*shop.ledger.waiting()] == [waiting]
+
+
+def test_retry_all(shop: Shop, at: "OnFile", command: "Command") -> None:
+    """All, or all of a consumer, as many as --limit says."""
+    *_, three = shop.fail(ORDER, Message("b"), Message("c"))
+    at.complete("billing", "1")
+    ran = command("dead", "retry", "--all", "--consumer", "billing")
+    assert ran == (0, "retried: 0\n", "no dead letters\n")
+    ran = command("dead", "retry", "--all", "--limit", "2", "--consumer", "shop")
+    assert ran == (0, "retried: 2\n", "the first 2 only; there are more, see --limit\n")
+    assert left(shop) == [three]
+    assert command("dead", "retry", "--all") == (0, "retried: 1\n", "")
+
+
+# ---- edit --------------------------------------------------------------------------------------
+
+
+def test_edit(shop: Shop, command: "Command", tmp_path: Path) -> None:
+    """It runs with what was typed in place of what it had; the rest is as it came."""
+    [one] = shop.fail(ORDER)
+    file = tmp_path / "body.json"
+    file.write_bytes(b'{"to": "anna"}')
+    how = ["--header", "trace=2", "--header", "a=b=c", "--type", "order.changed"]
+    ran = command("dead", "edit", str(one), "--body", str(file), *how, "--why", "a slip")
+    assert ran == (0, "retried: 1\n", "")
+    headers = {"trace": "2", "by": "web", "a": "b=c"}
+    assert shop.handled() == [Message("order-17", b'{"to": "anna"}', "order.changed", headers)]
+    assert notes(shop, "order-17")["why"] == "a slip"
+
+
+def test_edit_of_one_without_an_id(shop: Shop, command: "Command") -> None:
+    """It is given one; without that, and with a second one, nothing is changed."""
+    one, two = shop.fail(Message("", b"{}"), ORDER)
+    ran = command("dead", "edit", str(one), "--type", "t")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "--id" in ran.err
+    ran = command("dead", "edit", str(two), "--id", "order-18")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "'order-18' is another message than 'order-17'" in ran.err
+    assert command("dead", "edit", str(one), "--id", "order-16").code == 0
+    assert shop.handled() == [Message("order-16", b"{}")]
+    assert left(shop) == [two]
+
+
+def test_edit_from_stdin(shop: Shop, in_process: "InProcess") -> None:
+    """A dash stands for what comes in."""
+    [one] = shop.fail(ORDER)
+    ran = in_process("dead", "edit", str(one), "--body", "-", input='{"to": "änne"}')
+    assert (ran.returncode, ran.stdout) == (0, "retried: 1\n")
+    assert [message.json() for message in shop.handled()] == [{"to": "änne"}]
+
+
+def test_edit_that_changes_nothing(shop: Shop, command: "Command", tmp_path: Path) -> None:
+    """What is the same as before is not retried; a file that is not there is told."""
+    [one] = shop.fail(ORDER)
+    ran = command("dead", "edit", str(one), "--type", ORDER.type)
+    assert ran == (1, "", "nothing was changed\n")
+    ran = command("dead", "edit", str(one), "--body", str(tmp_path / "gone"))
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "cannot be read: No such file" in ran.err
+    assert left(shop) == [one]
+
+
+def editor(folder: Path, script: str) -> str:
+    """A command that edits a file as the script says, in Python."""
+    file = folder / "editor.py"
+    file.write_text(f"import sys\nfrom pathlib import Path\nfile = Path(sys.argv[1])\n{script}\n")
+    return f"{sys.executable} {file}"
+
+
+def test_edit_in_an_editor(
+    shop: Shop, command: "Command", answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a terminal the body is opened in an editor, and runs as that has left it."""
+    [one] = shop.fail(ORDER)
+    answer("")
+    monkeypatch.delenv("VISUAL", raising=False)
+    edits = "file.write_text(file.read_text().replace('ana', file.suffix))"
+    for script, said in (("pass", "nothing was changed"), ("sys.exit(3)", "ended with 3")):
+        monkeypatch.setenv("EDITOR", editor(tmp_path, script))
+        ran = command("dead", "edit", str(one))
+        assert (ran.code, ran.out) == (1, "")
+        assert said in ran.err
+    monkeypatch.setenv("EDITOR", "no-such-editor")
+    assert command("dead", "edit", str(one)).code == 2
+    monkeypatch.setenv("EDITOR", editor(tmp_path, edits))
+    assert command("dead", "edit", str(one)) == (0, "retried: 1\n", "")
+    assert [message.json() for message in shop.handled()] == [{"to": ".json"}]
+
+
+def test_no_editor(shop: Shop, in_process: "InProcess") -> None:
+    """Where there is no terminal, what is to change is to be named."""
+    [one] = shop.fail(ORDER)
+    ran = in_process("dead", "edit", str(one), stdin=subprocess.DEVNULL)
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert "not a terminal, so no editor; name what is to change: --body FILE" in ran.stderr
+
+
+def test_on_postgresql(postgresql_url: str, command: "Command") -> None:
+    """Retried and edited as elsewhere."""
+    with closing(open_ledger(postgresql_url)) as ledger:
+        ledger.migrate()
+        shop = Shop(ledger)
+        one, two, three = shop.fail(ORDER, Message("b", b"\xff"), Message(""))
+        where = ["--ledger", postgresql_url]
+        found = json.loads(command("dead", "list", "--json", *where).out)["dead_letters"]
+        assert [letter["id"] for letter in found] == [one, two, three]
+        assert found[0]["last_seen"] == pytest.approx(ledger.now(), abs=60)
+        assert "no such customer" in command("dead", "show", str(one), *where).out
+        ran = command("dead", "edit", str(one), "--header", "trace=2", *where, "--by", "ann")
+        assert ran == (0, "retried: 1\n", "")
+        assert command("dead", "edit", str(three), "--id", "c", *where).code == 0
+        assert command("dead", "retry", str(two), *where).out == "retried: 1\n"
+        edited = Message("order-17", ORDER.body, ORDER.type, {"trace": "2", "by": "web"})
+        assert sorted(shop.handled(), key=lambda message: message.id) == [
+            Message("b", b"\xff"),
+            Message("c"),
+            edited,
+        ]
+        assert notes(shop, "order-17")["by"] == "ann"
+        assert left(shop) == []
+
+
+# ---- discard -----------------------------------------------------------------------------------
+
+
+def test_discard(shop: Shop, command: "Command") -> None:
+    """It goes, and its record stays as it was; one needs no question."""
+    one, two = shop.fail(ORDER, Message("b"))
+    before = [*shop.ledger.scan()]
+    assert command("dead", "discard", str(one)) == (0, "discarded: 1\n", "")
+    ran = command("dead", "discard", str(one), "--json", "--by", "ann")
+    assert (ran.code, ran.err) == (1, f"oncely: there is no dead letter {one}\n")
+    assert json.loads(ran.out) == {"discarded": [], "missing": [one], "by": "ann", "why": ""}
+    assert left(shop) == [two]
+    assert [*shop.ledger.scan()] == before
+    assert shop.handled() == []
+
+
+@pytest.mark.parametrize("text", ["n\n", "", "yep\n"])
+def test_no_is_no(shop: Shop, command: "Command", answer: Answer, text: str) -> None:
+    """Several go after a question, which is asked on stderr; only a yes is one."""
+    numbers = shop.fail(ORDER, Message("b"))
+    answer(text)
+    asked = "discard 2 dead letters for ever? [y/N] "
+    ran = command("dead", "discard", "--all")
+    assert ran == (1, "", f"{asked}nothing was changed\n")
+    answer(text)
+    assert json.loads(command("dead", "discard", "--all", "--json").out)["discarded"] == []
+    assert left(shop) == numbers
+    answer("y\n")
+    assert command("dead", "discard", "--all") == (0, "discarded: 2\n", asked)
+    assert left(shop) == []
+
+
+def test_nobody_to_ask(shop: Shop, in_process: "InProcess") -> None:
+    """Where there is no terminal, several go only with --yes."""
+    numbers = shop.fail(ORDER, Message("b"))
+    words = ("dead", "discard", *map(str, numbers))
+    ran = in_process(*words, stdin=subprocess.DEVNULL)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    said = "discard 2 dead letters for ever? not a terminal: add --yes to confirm"
+    assert ran.stderr == f"oncely: {said}\n"
+    ran = in_process(*words, "--yes", stdin=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "80"})
+    assert (ran.returncode, ran.stdout) == (0, "discarded: 2\n")
+    assert left(shop) == []

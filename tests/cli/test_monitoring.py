@@ -1,0 +1,220 @@
+"""The port of a command, asked over HTTP: what is wrong is told, and what is not is not."""
+
+import os
+import signal
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from tests.cli.probing import Got, got
+from tests.integration.others import wait_until
+
+from oncely import Consumer, Message
+from oncely._util.signals import told_to_stop
+from oncely.cli.monitoring import monitored
+from oncely.consuming import loop
+from oncely.consuming.health import Health, Outage, Pulse
+from oncely.core.errors import StoreUnavailable, TransportError
+from oncely.ledger import Ledger
+from oncely.stores.memory_store import MemoryStore
+from oncely.testing import ManualClock
+from oncely.transports.memory_transport import MemoryTransport, QueueServer
+from oncely.transports.transport import Delivery
+
+pytestmark = pytest.mark.usefixtures("metrics_of_their_own")
+
+
+class AwayLedger(Ledger):
+    """Cannot be reached."""
+
+    def now(self) -> float:
+        raise StoreUnavailable("db:5432: no route; password=geheim")
+
+
+class LostTransport(MemoryTransport):
+    """Its broker is lost when it has delivered so often, and is back when it was missed twice."""
+
+    def __init__(self, received: int) -> None:
+        super().__init__(QueueServer())
+        self.pulse: Pulse
+        self.unready: list[str | None] = []
+        """What was said before each call."""
+        self._results = [*([True] * received), False, False]
+
+    def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
+        is_there = not self._results or self._results.pop(0)
+        self.unready.append(self.pulse.health().unready)
+        if not is_there:
+            raise TransportError("amqp://u:geheim@h: lost")
+        return super().receive(queue, max_messages, wait_s)
+
+
+Ask = Callable[..., Got]
+
+
+@pytest.fixture
+def ask(caplog: pytest.LogCaptureFixture) -> Ask:
+    """What a path answers, of a command with these processes and this ledger."""
+
+    def ask(
+        path: str,
+        healths: dict[str, Health],
+        ledger: Ledger | None = None,
+        workers: dict[str, str] | None = None,
+    ) -> Got:
+        caplog.clear()
+        parsed = Namespace(metrics_host="127.0.0.1", metrics_port=0)
+        with caplog.at_level("INFO", "oncely"), monitored(parsed, ledger, lambda: healths, workers):
+            [served] = [each for each in caplog.records if each.message == "metrics_served"]
+            return got(f"http://127.0.0.1:{vars(served)['port']}{path}")
+
+    return ask
+
+
+FINE = Health(0.1, None)
+
+
+def test_all_is_well(ask: Ask) -> None:
+    """Both probes answer 200."""
+    ledger = Ledger(MemoryStore())
+    for path in ("/live", "/ready"):
+        assert ask(path, {"": FINE}, ledger).status == 200
+
+
+def test_a_loop_that_stands_still(ask: Ask) -> None:
+    """It is told, with the process; such a process is not ready either."""
+    healths = {"worker 1": FINE, "worker 2": Health(75.0, None)}
+    said = "worker 2: the loop has not moved for 75 s\n"
+    assert ask("/live", healths) == (503, said)
+    assert ask("/ready", healths) == (503, said)
+    assert ask("/live", {"": Health(59.0, None)}).status == 200
+
+
+def test_what_is_not_ready(ask: Ask) -> None:
+    """It is told why, and the process is live."""
+    healths = {"worker 1": Health(0.1, "it is to be started"), "worker 2": FINE}
+    assert ask("/ready", healths) == (503, "worker 1: it is to be started\n")
+    assert ask("/live", healths).status == 200
+
+
+def test_who_is_stopping(ask: Ask) -> None:
+    """Whoever was told to stop is not ready, and lives as long as that takes."""
+    with told_to_stop() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(60)
+        assert ask("/ready", {"": FINE}) == (503, "it is stopping\n")
+        assert ask("/live", {"": Health(75.0, None)}).status == 200
+
+
+def test_a_worker_that_has_just_begun(ask: Ask, tmp_path: Path) -> None:
+    """What it has made, and not written yet, keeps nobody from the counts of others."""
+    (tmp_path / "counter_1.db").touch()
+    status, text = ask("/metrics", {"": FINE}, workers={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)})
+    assert status == 200
+    assert "oncely_completed_total" in text
+
+
+def test_what_cannot_be_told(ask: Ask, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An error is answered as one, and logged."""
+    (tmp_path / "counter_1.db").write_bytes(b"no")
+    status, text = ask("/metrics", {"": FINE}, workers={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)})
+    assert (status, text) == (500, "it cannot be told; see the log\n")
+    [logged] = [each for each in caplog.records if each.message == "monitoring_failed"]
+    assert vars(logged)["path"] == "/metrics"
+
+
+def test_a_ledger_that_is_away(ask: Ask) -> None:
+    """It is told without its password."""
+    status, text = ask("/ready", {"": FINE}, AwayLedger(MemoryStore()))
+    assert status == 503
+    assert text.startswith("the ledger cannot be reached: StoreUnavailable: db:5432: no route")
+    assert "geheim" not in text
+
+
+def test_the_pulse_of_a_loop() -> None:
+    """It stands still from its last beat on; beats of its own thread count."""
+    clock = ManualClock()
+    first: list[str] = []
+    pulse = Pulse(lambda: first.append("moves"), clock=clock)
+    clock.advance(61)
+    assert not pulse.health().is_live
+    pulse.beat()
+    pulse.beat()
+    assert pulse.health().is_live
+    assert first == ["moves"]
+
+
+def test_the_broker_of_a_loop() -> None:
+    """Ready when its broker has answered, and no more when that is away."""
+    pulse = Pulse()
+    assert pulse.health().unready == "the broker has not been reached yet"
+    broker = Outage("broker", "orders", pulse)
+    broker.over()
+    assert pulse.health().unready is None
+    broker.met(TransportError("amqp://u:geheim@h: refused"))
+    assert pulse.health().unready == (
+        "the broker cannot be reached: TransportError: amqp://u:***@h: refused"
+    )
+
+
+@pytest.mark.parametrize("received", [0, 1])
+def test_a_consumer_whose_broker_is_lost(
+    received: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits for its broker, whether or not that has delivered before, and is not ready until
+    the broker is back: then it goes on.
+    """
+    monkeypatch.setattr(loop, "_AWAY_S", 0.001)
+    transport = LostTransport(received)
+    transport.publish("orders", [Message("1"), Message("2")])
+    consumer = Consumer(transport, queue="orders").window(1)
+    transport.pulse = consumer.pulse
+    pulse_at_start = consumer.pulse.health().unready
+    with caplog.at_level("INFO", "oncely"):
+        report = consumer.consume(lambda _: None, drain=True)
+    assert report.handled == 2
+    said = [pulse_at_start, *[None] * received]
+    lost = "the broker cannot be reached: TransportError: amqp://u:***@h: lost"
+    assert transport.unready[: len(said) + 2] == [*said, lost, lost]
+    assert consumer.pulse.health().unready is None
+    told = [each.message for each in caplog.records if each.message.startswith("broker_")]
+    assert told == ["broker_is_away", "broker_is_back"]
+
+
+class Beats(Pulse):
+    """Counts them."""
+
+    count = 0
+
+    def beat(self) -> None:
+        super().beat()
+        self.count += 1
+
+
+@pytest.mark.parametrize("published", [0, 10])
+def test_a_consumer_beats(published: int) -> None:
+    """Its loop beats while nothing is there to be done, and while all that it takes is at work."""
+    transport = MemoryTransport(QueueServer())
+    transport.publish("orders", [Message(str(n)) for n in range(published)])
+    consumer = Consumer(transport, queue="orders").window(1)
+    consumer.pulse = pulse = Beats()
+
+    stopped = threading.Event()
+
+    def wait_for_beats(_: object = None) -> None:
+        if stopped.is_set():
+            return
+        before = pulse.count
+        wait_until(lambda: pulse.count > before + 20)
+        stopped.set()
+        consumer.stop()
+
+    thread = threading.Thread(target=wait_for_beats)
+    if not published:
+        thread.start()
+    consumer.consume(wait_for_beats)
+    assert pulse.health().unready is None
+    if not published:
+        thread.join()

@@ -1,0 +1,91 @@
+"""`oncely waiting`: what is tried again by itself, and when."""
+
+import json
+import re
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from oncely import Key, Message
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command, OnFile, Shop
+
+
+def overdue(at: "OnFile", id_: str) -> None:
+    """Let a message have been due a minute ago."""
+    with closing(sqlite3.connect(at.file)) as connection, connection:
+        changed = connection.execute(
+            "UPDATE waiting_messages SET due_at = due_at - 3600, held_until = held_until - 3600"
+            " WHERE message_id = ?",
+            (id_,),
+        )
+        assert changed.rowcount == 1
+
+
+def test_waiting(shop: "Shop", at: "OnFile", command: "Command") -> None:
+    """A row for each: whose it is, its attempts, when it is due, and why it failed."""
+    shop.wait(Message("a"), "10m", "no answer from postgresql://u:geheim@h \x1b[2J")
+    shop.wait(Message("b"), "30m")
+    overdue(at, "b")
+    code, out, err = command("waiting")
+    assert (code, err) == (0, "")
+    header, _, first, second = (re.split(r"  +", line.strip()) for line in out.splitlines())
+    assert header == ["consumer", "message id", "attempts", "due", "error"]
+    assert first[:3] == ["shop", "a", "1"]
+    assert first[3].startswith("in 9 min")
+    assert first[4] == "OSError: no answer from postgresql://u:***@h \\x1b[2J"
+    assert second[3].startswith("overdue for 30 min")
+
+
+def test_waiting_as_json(shop: "Shop", command: "Command") -> None:
+    """One object, which says whether there are more."""
+    shop.wait(Message("a", type="t"), "10m")
+    shop.wait(Message("b"), "10m")
+    ran = command("waiting", "--json", "--limit", "1")
+    assert (ran.code, ran.err, ran.out.count("\n")) == (0, "", 1)
+    found = json.loads(ran.out)
+    [first] = found["waiting"]
+    assert found["more"] is True
+    assert 500 < first["due_in_s"] <= 600
+    assert 599 < first["due"] - first["since"] < 601
+    assert (first["consumer"], first["message_id"], first["type"]) == ("shop", "a", "t")
+    assert (first["attempts"], first["error"]) == (1, "OSError: away")
+    assert json.loads(command("waiting", "--json").out)["more"] is False
+
+
+def test_none_waits(shop: "Shop", at: "OnFile", command: "Command") -> None:
+    """That is no failure; a consumer that nobody knows is a mistake. Dead letters do not wait."""
+    shop.fail(Message("a"))
+    none = (0, "", "nothing waits to be tried again\n")
+    assert command("waiting") == none
+    assert command("waiting", "--consumer", "shop") == none
+    ran = command("waiting", "--consumer", "shp")
+    said = "no waiting messages or records of consumer 'shp'; known: shop"
+    assert ran == (2, "", f"oncely: {said}\n")
+
+
+def test_more_than_asked_for(shop: "Shop", command: "Command") -> None:
+    """What is not listed is told."""
+    shop.wait(Message("a"))
+    shop.wait(Message("b"))
+    ran = command("waiting", "--limit", "1")
+    assert "b" not in ran.out.split()
+    assert ran.err == "the first 1; there are more, see --limit\n"
+
+
+def test_reset_runs_it_at_once(shop: "Shop", command: "Command") -> None:
+    """What is reset is due, and a dead letter is none any more."""
+    shop.fail(Message("a"))
+    shop.wait(Message("b"), "1h")
+    for id_ in ("a", "b"):
+        assert command("reset", id_).code == 0
+    assert {message.id for message in shop.handled()} == {"a", "b"}
+
+
+def test_forget_leaves_it(shop: "Shop", command: "Command") -> None:
+    """What is forgotten is new, and waits still."""
+    shop.wait(Message("a"), "1h")
+    assert command("forget", "a").code == 0
+    assert shop.ledger.find(Key("shop", "a")) is None
+    assert "in 59 min" in command("waiting").out

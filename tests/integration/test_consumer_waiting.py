@@ -1,0 +1,490 @@
+"""Retries and dead letters in the ledger, with a broker and a database that are real."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pika
+import pytest
+from sqlalchemy import create_engine, text
+from tests import amqp
+from tests.integration.others import wait_until
+from tests.servers import Rabbitmq
+
+from oncely import Consumer, Message, Policy, open_ledger, open_transport
+from oncely.consuming.consumer_report import ConsumerReport
+from oncely.core.record import Key
+from oncely.core.waiting import WaitingMessage, digest, retries_of, retry_name
+from oncely.ledger import Ledger
+from oncely.transports.transport import Delivery, Transport
+
+QUEUE = "orders"
+_MANY = 20_000
+
+_WORKER = """
+import os, signal, sys
+from oncely import Consumer, Policy, open_ledger
+
+url, ledger, log, fails = sys.argv[1:]
+
+def handle(message):
+    with open(log, "a") as file:
+        file.write(f"{message.id}\\n")
+    if message.id in fails.split(","):
+        raise ValueError("not yet")
+
+policy = Policy(backoff="2s", lease="5s")
+consumer = Consumer(url, "orders").idempotent(open_ledger(ledger), "c", policy=policy).ordered()
+consumer.consume(handle, stop_on_signals=True)
+"""
+
+
+@pytest.fixture(params=["postgresql_url", "mysql_url"])
+def ledger_url(request: pytest.FixtureRequest) -> str:
+    """Of a database that is migrated."""
+    url: str = request.getfixturevalue(request.param)
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+    return url
+
+
+@pytest.fixture
+def ledger(postgresql_url: str) -> Iterator[Ledger]:
+    """In PostgreSQL."""
+    with closing(open_ledger(postgresql_url)) as ledger:
+        ledger.migrate()
+        yield ledger
+
+
+@pytest.fixture
+def transport(rabbitmq_url: str) -> Iterator[Transport]:
+    """A producer's."""
+    with closing(open_transport(rabbitmq_url)) as transport:
+        transport.subscribe(QUEUE, [])
+        yield transport
+
+
+@contextmanager
+def at_work(consumer: Consumer, handler: Callable[[Message], object]) -> Iterator[None]:
+    """While it consumes."""
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer.consume, handler)
+        try:
+            yield
+        finally:
+            consumer.stop()
+            running.result(60)
+
+
+# ---- Order over restarts and kills -------------------------------------------------------------
+
+
+def test_order_of_what_a_stopped_one_had(
+    rabbitmq_url: str, ledger: Ledger, transport: Transport
+) -> None:
+    """What a consumer has received and not begun goes back to where it was: before what others
+    publish meanwhile, and in its order.
+    """
+    done: list[str] = []
+    first = Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c").ordered()
+
+    def stop(message: Message) -> None:
+        done.append(message.id)
+        if len(done) == 20:
+            first.stop()
+
+    transport.publish(QUEUE, [Message(str(n), b"{}", key=str(n % 3)) for n in range(300)])
+    first.consume(stop)
+    assert len(done) < 300
+    transport.publish(QUEUE, [Message(str(n), b"{}", key=str(n % 3)) for n in range(300, 330)])
+    second = Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c").ordered()
+    second.consume(lambda message: done.append(message.id), drain=True)
+    for key in range(3):
+        ordered = [int(id_) for id_ in done if int(id_) % 3 == key]
+        assert ordered == list(range(key, 330, 3))
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_order_over_the_end_of_a_worker(
+    tmp_path: Path, rabbitmq_url: str, ledger_url: str, transport: Transport, end: signal.Signals
+) -> None:
+    """Behind a message that waits those of its key wait, also where another process goes on."""
+    log = tmp_path / "log"
+    log.touch()
+
+    def ran() -> list[str]:
+        return log.read_text().split()
+
+    def start(fails: str) -> "subprocess.Popen[bytes]":
+        arguments = (rabbitmq_url, ledger_url, str(log), fails)
+        return subprocess.Popen([sys.executable, "-c", _WORKER, *arguments])
+
+    transport.publish(QUEUE, [Message(f"m{n}", b"{}", key="a") for n in (1, 2, 3)])
+    first = start("m1")
+    wait_until(lambda: bool(ran()))
+    first.send_signal(end)
+    first.wait(60)
+    transport.publish(QUEUE, [Message("m4", b"{}", key="a")])
+    second = start("")
+    try:
+        wait_until(lambda: len([*dict.fromkeys(ran())]) == 4)
+    finally:
+        second.send_signal(signal.SIGTERM)
+        second.wait(60)
+    assert ran()[0] == "m1"
+    assert [*dict.fromkeys(ran()[1:])] == ["m1", "m2", "m3", "m4"]
+
+
+# ---- Whose turn it is --------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+def test_a_busy_worker_leaves_what_is_due(
+    rabbitmq_url: str, ledger: Ledger, transport: Transport
+) -> None:
+    """Five messages that are due while one worker is busy for long are handled in their time by
+    another, which has nothing to do.
+    """
+    failed: list[float] = []
+    ran: dict[str, float] = {}
+    has_begun, goes_on = threading.Event(), threading.Event()
+
+    def busy(message: Message) -> None:
+        if message.id == "long":
+            has_begun.set()
+            assert goes_on.wait(60)
+            return
+        failed.append(time.monotonic())
+        raise ValueError("not yet")
+
+    def idle(message: Message) -> None:
+        ran[message.id] = time.monotonic()
+
+    def consumer() -> Consumer:
+        policy = Policy(backoff="3s")
+        return Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c", policy=policy)
+
+    transport.publish(QUEUE, [Message(str(n), b"{}") for n in range(5)])
+    with at_work(consumer().concurrency(1), busy):
+        wait_until(lambda: len(failed) == 5)
+        transport.publish(QUEUE, [Message("long", b"{}")])
+        assert has_begun.wait(60)
+        with at_work(consumer(), idle):
+            wait_until(lambda: len(ran) == 5)
+        goes_on.set()
+    assert all(3.0 <= at - failed[int(message_id)] < 5.0 for message_id, at in ran.items())
+
+
+def test_a_redelivery_of_what_waits(
+    rabbitmq_url: str, ledger: Ledger, transport: Transport
+) -> None:
+    """It is acknowledged, and runs nothing: the message is safe in the ledger."""
+    ran: list[str] = []
+
+    def fail(message: Message) -> None:
+        ran.append(message.id)
+        raise ValueError("not yet")
+
+    consumer = Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c", policy=Policy(backoff="1h"))
+    ended: list[int] = []
+
+    def follow(report: ConsumerReport) -> None:
+        ended.append(report.retried + report.duplicates)
+
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer.consume, fail, on_progress=follow)
+        transport.publish(QUEUE, [Message("1", b"{}")])
+        wait_until(lambda: bool([*ledger.waiting("c")]))
+        transport.publish(QUEUE, [Message("1", b"{}")] * 3)
+        wait_until(lambda: 4 in ended)
+        consumer.stop()
+        running.result(60)
+    assert transport.is_drained(QUEUE)
+    assert ran == ["1"]
+    [waiting] = ledger.waiting("c")
+    assert (waiting.attempts, waiting.message.body) == (1, b"{}")
+    assert waiting.due == pytest.approx(ledger.now() + 3_600, abs=60)
+
+
+# ---- Many that wait ----------------------------------------------------------------------------
+
+
+def test_many_that_wait_delay_nobody(
+    rabbitmq_url: str, ledger_url: str, transport: Transport
+) -> None:
+    """However many wait for long, one that is due soon comes in its time."""
+    ran: list[float] = []
+    with closing(open_ledger(ledger_url)) as ledger:
+        ledger.mailbox.keep([_waiting(f"late{n}", 600.0) for n in range(_MANY)])
+        consumer = Consumer(rabbitmq_url, QUEUE).idempotent(
+            ledger, "c", policy=Policy(backoff="3s")
+        )
+
+        def handle(message: Message) -> None:
+            ran.append(time.monotonic())
+            if len(ran) == 1:
+                raise ValueError("not yet")
+
+        with at_work(consumer, handle):
+            transport.publish(QUEUE, [Message("soon", b"{}")])
+            wait_until(lambda: len(ran) == 2)
+        assert 3.0 <= ran[1] - ran[0] < 5.0
+        assert ledger.mailbox.backlog(retries_of("c")).waiting == _MANY
+
+
+def _waiting(message_id: str, delay_s: float) -> WaitingMessage:
+    queue, message = retries_of("c"), Message(message_id, b"{}")
+    name = retry_name(queue)
+    lane = digest(queue, message_id)
+    parent = Key("c", message_id)
+    return WaitingMessage(
+        message_id, "", message, parent, delay_s=delay_s, queue=queue, name=name, lane=lane
+    )
+
+
+# ---- Receivers that share, and nobody who remembers ---------------------------------------------
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_one_at_a_time(rabbitmq_url: str, queue_type: str) -> None:
+    """With a prefetch of 1, one whose handler hangs holds one message: another has the rest."""
+    url = f"{rabbitmq_url}?prefetch=1&queue_type={queue_type}"
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(_: Message) -> None:
+        hangs.set()
+        assert goes_on.wait(60)
+
+    handled: list[str] = []
+    with closing(open_transport(url)) as transport:
+        transport.publish(QUEUE, [Message(str(n)) for n in range(20)])
+    with at_work(Consumer(url, QUEUE), hang):
+        assert hangs.wait(60)
+        with at_work(Consumer(url, QUEUE), lambda message: handled.append(message.id)):
+            wait_until(lambda: len(handled) == 19)
+        goes_on.set()
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize("memory", [None, "redis_url"])
+def test_nothing_waits_in_a_ledger(
+    rabbitmq_url: str, queue_type: str, memory: str | None, request: pytest.FixtureRequest
+) -> None:
+    """Without a ledger, or with Redis, what failed is held and tried again after its delay; what is
+    given up is rejected, and goes to the dead-letter queue that is made with its queue.
+    """
+    url = f"{rabbitmq_url}?queue_type={queue_type}"
+    tried: list[tuple[str, float]] = []
+
+    def handle(message: Message) -> None:
+        tried.append((message.id, time.monotonic()))
+        if int(message.id) % 2:
+            raise ValueError("no")
+
+    consumer = Consumer(url, QUEUE).tries(2).backoff("300ms")
+    if memory is not None:
+        consumer.idempotent(open_ledger(request.getfixturevalue(memory)), "c")
+    with closing(open_transport(url)) as transport:
+        transport.publish(QUEUE, [Message(str(n), b"{}", headers={"a": "b"}) for n in range(4)])
+        report = consumer.consume(handle, drain=True)
+        assert (report.handled, report.retried, report.failed) == (2, 2, 2)
+        for each in ("1", "3"):
+            first, second = [at for message_id, at in tried if message_id == each]
+            assert second - first >= 0.3
+        letters: list[Delivery] = []
+        while came := transport.receive(f"{QUEUE}.dead", 9, 1):
+            letters += came
+        assert sorted(letter.message.id for letter in letters) == ["1", "3"]
+        assert letters[0].message.headers == {"a": "b"}
+
+
+# ---- What no database takes --------------------------------------------------------------------
+
+_UNUSABLE = {
+    "a type": pika.BasicProperties(message_id="1", type="a\0b"),
+    "a source": pika.BasicProperties(message_id="2", app_id="a\0b"),
+    "a content type": pika.BasicProperties(message_id="3", content_type="a\0b"),
+    "an id": pika.BasicProperties(message_id="a\0b"),
+    "a key": pika.BasicProperties(message_id="4", headers={"x-oncely-key": "a\0b"}),
+    "a long id": pika.BasicProperties(headers={"x-oncely-id": "x" * 300}),
+    "another long id": pika.BasicProperties(headers={"x-oncely-id": "x" * 301}),
+    "no text": amqp.Raw(message_id=b"\xff" * 255),
+    "no id": pika.BasicProperties(correlation_id="a"),
+    "no id either": pika.BasicProperties(correlation_id="b"),
+    "headers": amqp.Raw(amqp.DOUBLE, amqp.nested(40), message_id=b"5"),
+}
+
+
+def test_what_no_database_takes(rabbitmq_url: str, ledger_url: str, transport: Transport) -> None:
+    """What is not a message is a dead letter with its reason, its texts as the database can have
+    them, a copy in the error queue; it keeps nobody from going on, and can be tried again.
+    """
+    transport.subscribe("errors", [])
+    with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq_url))) as connection:
+        for body, properties in _UNUSABLE.items():
+            connection.channel().basic_publish("", QUEUE, body.encode(), properties)
+    transport.publish(QUEUE, [Message("good")])
+    handled: list[Message] = []
+    with closing(open_ledger(ledger_url)) as ledger:
+        consumer = Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c").error_queue("errors")
+        report = consumer.consume(handled.append, drain=True)
+        assert (report.handled, report.dead_lettered) == (1, len(_UNUSABLE))
+        letters = {letter.message.body.decode(): letter for letter in ledger.dead("c")}
+        assert letters.keys() == _UNUSABLE.keys()
+        reasons = {body: letter.reason.split(": ")[1] for body, letter in letters.items()}
+        assert reasons["a type"] == "type with NUL"
+        assert reasons["no text"] == "the message id is not UTF-8"
+        assert reasons["a long id"] == "too long id"
+        assert reasons["headers"] == "a header of AMQP cannot be read"
+        assert letters["a long id"].message.headers == {"oncely-id": "x" * 300}
+        wait_until(lambda: not ledger.mailbox.backlog().waiting)
+        copies: list[Delivery] = []
+        while came := transport.receive("errors", 99, 1):
+            copies += came
+        assert sorted(copy.message.body.decode() for copy in copies) == sorted(_UNUSABLE)
+        ledger.retry_dead([letter.id for letter in letters.values() if letter.message.id])
+        handled.clear()
+        consumer.consume(handled.append, drain=True)
+    assert {message.body.decode() for message in handled} == _UNUSABLE.keys() - {
+        "no id",
+        "no id either",
+    }
+    assert len({message.id for message in handled}) == len(handled)
+
+
+# ---- What the broker does not take -------------------------------------------------------------
+
+
+def test_what_is_refused_holds_up_nobody(
+    rabbitmq_url: str, ledger: Ledger, transport: Transport
+) -> None:
+    """Where the error queue is full, takes nothing or is not there, retries and dead letters go on:
+    they are in the ledger; and so do messages to other destinations.
+    """
+    with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq_url))) as connection:
+        arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+        connection.channel().queue_declare("errors", durable=True, arguments=arguments)
+    transport.subscribe("mails", [])
+    transport.publish(QUEUE, [Message(str(n), b"{}") for n in range(20)])
+    tried: dict[str, int] = {}
+
+    def handle(message: Message) -> None:
+        tried[message.id] = tried.get(message.id, 0) + 1
+        if int(message.id) < 10:
+            raise ValueError("x" * 2_000)
+        message.send("mails" if int(message.id) % 2 else "typing-eror", message.id)
+
+    policy = Policy(tries=2, backoff="50ms")
+    consumer = Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c", policy=policy)
+    with at_work(consumer.error_queue("errors"), handle):
+        wait_until(lambda: len([*ledger.dead("c")]) == 10)
+        wait_until(lambda: len(tried) == 20)
+        wait_until(lambda: ledger.mailbox.backlog().set_aside >= 5)
+        mails: list[Delivery] = []
+        until = time.monotonic() + 30
+        while len(mails) < 5 and time.monotonic() < until:
+            mails += transport.receive("mails", 10, 0.5)
+    assert sorted(delivery.message.body for delivery in mails) == [
+        str(n).encode() for n in range(11, 20, 2)
+    ]
+    assert {message_id: times for message_id, times in tried.items() if times == 2} == {
+        str(n): 2 for n in range(10)
+    }
+    aside = [*ledger.mailbox.listed("send", 99, is_set_aside=True)]
+    assert {each.destination for each in aside} == {"typing-eror"}
+    assert all("no queue takes it" in str(each.reason) for each in aside)
+
+
+def test_what_fits_no_more_holds_up_nobody(
+    rabbitmq_url: str, ledger: Ledger, transport: Transport
+) -> None:
+    """A message whose headers just fit is retried and given up as any; its copy for the error
+    queue, which has more of them, is set aside, and the copies of others are sent.
+    """
+    transport.subscribe("errors", [])
+    large = {"n" * 255: "x", "large": "x" * 130_600}
+    transport.publish(QUEUE, [Message("large", b"{}", headers=large), Message("small", b"{}")])
+
+    def fail(message: Message) -> None:
+        raise ValueError("x" * 2_000)
+
+    policy = Policy(tries=2, backoff="50ms")
+    consumer = Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c", policy=policy)
+    with at_work(consumer.error_queue("errors"), fail):
+        wait_until(lambda: len([*ledger.dead("c")]) == 2)
+        [copy] = transport.receive("errors", 1, 30.0)
+        wait_until(lambda: ledger.mailbox.backlog().set_aside == 1)
+        transport.publish(QUEUE, [Message("later", b"{}")])
+        wait_until(lambda: len([*ledger.dead("c")]) == 3)
+    assert copy.message.id == "small"
+    [aside] = ledger.mailbox.listed("send", 9, is_set_aside=True)
+    assert (aside.destination, aside.parent.message_id) == ("errors", "large")
+    assert "over the limit" in str(aside.reason)
+    letters = {each.key.message_id: each for each in ledger.dead("c")}
+    assert letters["large"].message.headers == large
+    assert letters["large"].attempts == 2
+
+
+@pytest.mark.timeout(120)
+def test_stopped_while_the_broker_is_blocked(private_rabbitmq: Rabbitmq, ledger: Ledger) -> None:
+    """Under a memory alarm messages are received, acknowledged and tried again, whatever handlers
+    send; and a consumer that is stopped ends within its grace.
+    """
+    url = private_rabbitmq.url
+    with closing(open_transport(url)) as transport:
+        for name in (QUEUE, "mails"):
+            transport.subscribe(name, [])
+        transport.publish(QUEUE, [Message(str(n), b"{}") for n in range(30)])
+    private_rabbitmq.evaluate("vm_memory_monitor:set_vm_memory_high_watermark(0.0)")
+    ran: list[str] = []
+
+    def handle(message: Message) -> None:
+        ran.append(message.id)
+        message.send("mails", message.id)
+        if int(message.id) % 3 == 0 and ran.count(message.id) == 1:
+            raise ValueError("not yet")
+
+    policy = Policy(backoff="100ms")
+    consumer = Consumer(url, QUEUE).idempotent(ledger, "c", policy=policy).grace("3s")
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer.consume, handle)
+        wait_until(lambda: len(ran) == 40)
+        wait_until(lambda: not [*ledger.waiting("c")])
+        began = time.monotonic()
+        consumer.stop()
+        report = running.result(60)
+        assert time.monotonic() - began < 8
+    assert (report.handled, report.retried) == (30, 10)
+    private_rabbitmq.evaluate("vm_memory_monitor:set_vm_memory_high_watermark(0.9)")
+    with closing(open_transport(url)) as transport:
+        wait_until(lambda: transport.is_drained(QUEUE))
+    # What was not sent waits in the ledger, for any relay.
+    assert ledger.mailbox.backlog().waiting == 30
+
+
+# ---- The transaction of whoever sends ----------------------------------------------------------
+
+
+def test_send_from_anywhere(postgresql_url: str, ledger: Ledger) -> None:
+    """What is sent in a transaction waits once that is committed, and never where it is not."""
+    engine = create_engine(postgresql_url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (id text)"))
+    for number in range(4):
+        with engine.connect() as connection:
+            with ledger.transaction(connection) as inbox:
+                connection.execute(text("INSERT INTO orders VALUES (:id)"), {"id": str(number)})
+                inbox.send("mails", {"order": number}, key="k")
+            connection.commit() if number % 2 else connection.rollback()
+    sent = [each.message for each in ledger.mailbox.listed("send", 9)]
+    assert [(message.body, message.key) for message in sent] == [
+        (b'{"order": 1}', "k"),
+        (b'{"order": 3}', "k"),
+    ]
+    engine.dispose()

@@ -1,0 +1,209 @@
+"""A queue in the ledger's own database: what is done with, is so by one commit; and who is told."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
+
+from oncely import Consumer, Ledger, Message, at_least_once, open_ledger, open_transport
+from oncely.core.control import Unrecoverable
+from oncely.core.verdicts import Settlement
+from oncely.stores.open_store import open_store
+from oncely.stores.sql import SqlStore, looking
+from oncely.transports.sql import SqlTransport
+from oncely.transports.transport import Delivery, Transport
+
+_DEADLINE_S = 30.0
+_QUEUE = "jobs"
+
+
+class _Unsettling(SqlTransport):
+    """A transport of one that dies before it settles anything."""
+
+    def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
+        pass
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.db'}"
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+def ledger(url: str) -> Iterator[Ledger]:
+    """A ledger there."""
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+        yield ledger
+
+
+@pytest.fixture
+def unsettling(url: str) -> Iterator[Transport]:
+    """A transport there that settles nothing."""
+    store = open_store(url)
+    assert isinstance(store, SqlStore)
+    with closing(_Unsettling(store)) as transport:
+        yield transport
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    """An engine for handlers, on the same database."""
+    made = make_url(url)
+    drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
+    engine = create_engine(made.set(drivername=drivers.get(made.drivername, made.drivername)))
+    yield engine
+    engine.dispose()
+
+
+def _succeed(_: Message) -> None:
+    pass
+
+
+def _fail_once() -> Callable[[Message], None]:
+    failed: set[str] = set()
+
+    def handler(message: Message) -> None:
+        if message.id not in failed:
+            failed.add(message.id)
+            raise ValueError("not yet")
+
+    return handler
+
+
+def _fail(_: Message) -> None:
+    raise Unrecoverable("never")
+
+
+@pytest.mark.parametrize("handler", [_succeed, _fail_once(), _fail], ids=["ok", "retry", "dead"])
+def test_gone_with_the_end(
+    ledger: Ledger, unsettling: Transport, handler: Callable[[Message], None]
+) -> None:
+    """A message whose end is stored is gone from the queue, though nobody has settled it."""
+    unsettling.publish(_QUEUE, [Message(str(n)) for n in range(20)])
+    consumer = Consumer(unsettling, _QUEUE).idempotent(ledger, "shop", policy=at_least_once())
+    report = consumer.backoff("10ms").consume(handler, drain=True)
+    assert unsettling.is_drained(_QUEUE)
+    assert report.duplicates == 0
+    assert len(list(ledger.dead("shop"))) == (20 if handler is _fail else 0)
+
+
+def test_gone_with_the_transaction(ledger: Ledger, unsettling: Transport, engine: Engine) -> None:
+    """The same where handlers have transactions, each undone with what it took from the queue."""
+    seen = []
+
+    def handler(message: Message, connection: Connection) -> None:
+        left = connection.execute(text("SELECT count(*) FROM waiting_messages")).scalar_one()
+        seen.append((message.id, left))
+
+    unsettling.publish(_QUEUE, [Message(str(n)) for n in range(5)])
+    consumer = Consumer(unsettling, _QUEUE).idempotent(ledger, "shop").transactional(engine)
+    assert consumer.consume(handler, drain=True).handled == 5
+    assert [message_id for message_id, _ in seen] == [str(n) for n in range(5)]
+
+
+def test_ledger_elsewhere(url: str, tmp_path: Path) -> None:
+    """A queue in another database than the ledger's is settled by its transport."""
+    with (
+        closing(open_ledger(f"sqlite:///{tmp_path / 'other.db'}")) as ledger,
+        closing(open_transport(url)) as transport,
+    ):
+        ledger.migrate()
+        transport.publish(_QUEUE, [Message("1")])
+        consumer = Consumer(transport, _QUEUE).idempotent(ledger, "shop")
+        consumer.consume(lambda _: consumer.stop())
+        assert transport.is_drained(_QUEUE)
+
+
+def test_put_in_a_transaction(url: str, ledger: Ledger, engine: Engine) -> None:
+    """What is put into a queue inside a transaction is there when that has committed."""
+    with closing(open_transport(url)) as transport:
+        for ending in ("rollback", "commit"):
+            with engine.connect() as connection:
+                with ledger.transaction(connection) as inbox:
+                    inbox.put(_QUEUE, [Message(ending, json.dumps({"to": "anna"}).encode())])
+                getattr(connection, ending)()
+            assert transport.is_drained(_QUEUE) == (ending == "rollback")
+        [delivery] = transport.receive(_QUEUE, 9, _DEADLINE_S)
+        assert (delivery.message.id, delivery.message.json()) == ("commit", {"to": "anna"})
+
+
+def test_large_bodies(url: str) -> None:
+    """Bodies of many MB come out as they were put in."""
+    body = bytes(range(256)) * 20_000
+    with closing(open_transport(f"{url}?max_bytes=9000000")) as transport:
+        transport.publish(_QUEUE, [Message("1", body), Message("2", body)])
+        deliveries = transport.receive(_QUEUE, 2, _DEADLINE_S)
+        assert [delivery.message.body == body for delivery in deliveries] == [True, True]
+
+
+def test_two_tables(url: str) -> None:
+    """Queues beside two ledgers of one database are apart."""
+    with (
+        closing(open_transport(url)) as one,
+        closing(open_transport(f"{url}?table=other_messages")) as other,
+    ):
+        one.publish(_QUEUE, [Message("1")])
+        assert other.is_drained(_QUEUE)
+        assert not one.is_drained(_QUEUE)
+
+
+# ---- Being told --------------------------------------------------------------------------------
+
+
+def _of_another_process(url: str) -> Transport:
+    # Nothing in this process tells the one of the other.
+    return open_transport(f"{url}{'&' if '?' in url else '?'}application_name=another")
+
+
+def test_told_by_the_server(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL tells a receiver what another process has put in: it need not look."""
+    monkeypatch.setattr(looking, "_LOOK_WHILE_HEARING_S", 3_600.0)
+    store = open_store(postgresql_url)
+    assert isinstance(store, SqlStore)
+    with (
+        closing(SqlTransport(store)) as transport,
+        closing(_of_another_process(postgresql_url)) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        waiting = pool.submit(transport.receive, _QUEUE, 1, 2 * _DEADLINE_S)
+        _wait_until(lambda: store.news.look_s == 3_600.0)
+        # It looks now and then for a while after it was told, as it is when it begins to hear.
+        time.sleep(0.5)
+        other.publish(_QUEUE, [Message("1")])
+        [delivery] = waiting.result(_DEADLINE_S)
+        assert delivery.message.id == "1"
+
+
+def test_not_told_behind_a_pooler(pooled_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind PgBouncer nothing would be heard: receivers look, and are given messages all the
+    same.
+    """
+    monkeypatch.setattr(looking, "_BUSY_S", 0.0)
+    store = open_store(pooled_url)
+    assert isinstance(store, SqlStore)
+    with (
+        closing(SqlTransport(store)) as transport,
+        closing(_of_another_process(pooled_url)) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert transport.receive(_QUEUE, 1, 0.5) == []
+        waiting = pool.submit(transport.receive, _QUEUE, 1, _DEADLINE_S)
+        other.publish(_QUEUE, [Message("1")])
+        assert len(waiting.result(_DEADLINE_S)) == 1
+        assert store.news.look_s < 1.0
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + _DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)

@@ -1,0 +1,171 @@
+"""Two versions of a consumer share a queue on RabbitMQ, while one is deployed: what only the newer
+one takes waits for it, and is no dead letter.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+from tests.integration.others import wait_until
+
+from oncely import Consumer, ConsumerReport, Message, Policy, open_ledger, open_transport
+from oncely.core.record import Key
+from oncely.ledger import Ledger
+from oncely.transports.transport import Transport
+
+QUEUE = "orders"
+PLACED, RETURNED = "order.placed", "order.returned"
+IDS = [f"returned{number}" for number in range(20)]
+
+Connect = Callable[[], Ledger | None]
+
+
+@pytest.fixture(params=["sqlite", "postgresql_url", "redis_url", "none"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
+    """Opens one ledger, for each who asks; or none."""
+    if request.param == "none":
+        yield lambda: None
+        return
+    is_file = request.param == "sqlite"
+    url = f"sqlite:///{tmp_path}/ledger.db" if is_file else request.getfixturevalue(request.param)
+    with ExitStack() as opened:
+        opened.enter_context(closing(open_ledger(url))).migrate()
+        yield lambda: opened.enter_context(closing(open_ledger(url)))
+
+
+@pytest.fixture
+def transport(rabbitmq_url: str) -> Iterator[Transport]:
+    """A producer's."""
+    with closing(open_transport(rabbitmq_url)) as transport:
+        yield transport
+
+
+class Version:
+    """A version of the consumer, which takes these types."""
+
+    def __init__(
+        self, url: str, ledger: Ledger | None, *types: str, policy: Policy = Policy()
+    ) -> None:
+        self.received = 0
+        self.handled: Counter[str] = Counter()
+        self._consumer = Consumer(url, QUEUE).events(*types)
+        if ledger is not None:
+            self._consumer.idempotent(ledger, "shop", policy=policy)
+        self._consumer.handler(lambda message: self.handled.update([message.id]))
+
+    @contextmanager
+    def at_work(self) -> Iterator["Future[ConsumerReport]"]:
+        """While it consumes; what it has done, in the end."""
+        with ThreadPoolExecutor(1) as thread:
+            report = thread.submit(self._consumer.consume, on_progress=self._note)
+            try:
+                yield report
+            finally:
+                self._consumer.stop()
+                report.result(60)
+
+    def _note(self, report: ConsumerReport) -> None:
+        self.received = report.received
+
+
+def _publish_returned(transport: Transport) -> None:
+    transport.publish(f"events:{RETURNED}", [Message(each, b"{}") for each in IDS])
+
+
+def _is_left(transport: Transport, ledger: Ledger | None) -> list[object]:
+    """What there is of dead letters, and of messages that wait."""
+    left: list[object] = [*transport.receive(f"{QUEUE}.dead", 99, 0.1)]
+    if ledger is not None:
+        left += [*ledger.dead(), *ledger.waiting()]
+    return left + ([] if transport.is_drained(QUEUE) else ["some are in the queue"])
+
+
+@pytest.mark.timeout(120)
+def test_both_run(rabbitmq_url: str, connect: Connect, transport: Transport) -> None:
+    """Of events that only the newer one takes, and that come to both, it handles each, once; and
+    both go on with what both take.
+    """
+    old = Version(rabbitmq_url, connect(), PLACED)
+    new = Version(rabbitmq_url, connect(), PLACED, RETURNED)
+    placed: list[str] = []
+
+    def both_handle() -> bool:
+        placed.append(f"placed{len(placed)}")
+        transport.publish(f"events:{PLACED}", [Message(placed[-1], b"{}")])
+        return bool(old.handled and new.handled)
+
+    transport.subscribe(QUEUE, [PLACED, RETURNED])
+    with old.at_work() as of_old, new.at_work() as of_new:
+        wait_until(both_handle, 0.05)
+        _publish_returned(transport)
+        wait_until(lambda: {*IDS} <= {*new.handled})
+        wait_until(lambda: {*placed, *IDS} <= {*old.handled, *new.handled})
+    assert old.handled + new.handled == Counter([*placed, *IDS])
+    assert not {*IDS} & {*old.handled}
+    # Some have come to the older one, too.
+    assert of_old.result().received > len(old.handled)
+    assert of_old.result().dead_lettered == of_new.result().dead_lettered == 0
+    assert _is_left(transport, connect()) == []
+
+
+@pytest.mark.timeout(120)
+def test_newer_starts_later(rabbitmq_url: str, connect: Connect, transport: Transport) -> None:
+    """What has come to the older one alone, again and again, waits for the newer one."""
+    old = Version(rabbitmq_url, connect(), PLACED)
+    new = Version(rabbitmq_url, connect(), PLACED, RETURNED)
+    transport.subscribe(QUEUE, [RETURNED])
+    with old.at_work() as of_old:
+        _publish_returned(transport)
+        # Which takes a few seconds.
+        wait_until(lambda: old.received >= 2 * len(IDS))
+        with new.at_work() as of_new:
+            wait_until(lambda: {*IDS} <= {*new.handled})
+    assert (old.handled, new.handled) == ({}, Counter(IDS))
+    assert of_old.result().dead_lettered == of_new.result().dead_lettered == 0
+    assert _is_left(transport, connect()) == []
+
+
+@pytest.mark.parametrize("connect", ["sqlite", "postgresql_url"], indirect=True)
+def test_newer_never_starts(rabbitmq_url: str, connect: Connect, transport: Transport) -> None:
+    """What nobody has taken for so long is a dead letter with that reason; no try is spent."""
+    policy = Policy(wait_unknown="3s")
+    ledger = connect()
+    assert ledger is not None
+    old = Version(rabbitmq_url, ledger, PLACED, policy=policy)
+    transport.subscribe(QUEUE, [RETURNED])
+    with old.at_work() as report:
+        _publish_returned(transport)
+        wait_until(lambda: old.received >= len(IDS))
+        assert len([*ledger.waiting()]) + len([*ledger.dead()]) == len(IDS)
+        wait_until(lambda: len([*ledger.dead()]) == len(IDS))
+    letters = [*ledger.dead("shop")]
+    assert {letter.message.id for letter in letters} == {*IDS}
+    assert {(letter.attempts, letter.reason) for letter in letters} == {
+        (0, f"UnhandledError: nothing here takes messages of the type {RETURNED!r}")
+    }
+    assert all(letter.last_seen - letter.first_seen >= 3.0 for letter in letters)
+    assert report.result().dead_lettered == len(IDS)
+    assert ledger.find(Key("shop", IDS[0])) is None
+
+
+@pytest.mark.parametrize("connect", ["redis_url"], indirect=True)
+def test_newer_never_starts_on_redis(
+    rabbitmq_url: str, connect: Connect, transport: Transport, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There the broker has it, in the queue of its dead letters, and the reason is logged."""
+    old = Version(rabbitmq_url, connect(), PLACED, policy=Policy(wait_unknown="3s"))
+    transport.subscribe(QUEUE, [RETURNED])
+    dead: list[str] = []
+    with old.at_work() as report:
+        _publish_returned(transport)
+        for _ in IDS:
+            dead += [each.message.id for each in transport.receive(f"{QUEUE}.dead", 1, 30.0)]
+    assert sorted(dead) == sorted(IDS)
+    assert report.result().received >= 2 * len(IDS)
+    reasons = [vars(each)["reason"] for each in caplog.records if each.message == "rejected"]
+    assert reasons == [
+        f"UnhandledError: nothing here takes messages of the type {RETURNED!r}"
+    ] * len(IDS)

@@ -1,0 +1,511 @@
+"""What of a consumer's messages waits in its ledger: to be tried again, for others, for people."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.conftest import Queue, eventually
+
+from oncely.consumer import Consumer
+from oncely.consuming.health import Outage
+from oncely.consuming.retries import Retries
+from oncely.consuming.turn import DeliveryTurn
+from oncely.core.errors import ConfigError, MessageError, StoreError
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Key, State
+from oncely.core.verdicts import Ack, Counted, Delay, Ending, Told
+from oncely.core.waiting import WaitingMessage
+from oncely.engine.mailbox import keep_anew
+from oncely.ledger import Ledger
+from oncely.lifecycle.keeping import Keeping
+from oncely.stores.store import Inside, PutBack
+from oncely.testing import ManualClock
+from oncely.transports.transport import Delivery
+
+KEY = Key("billing", "1")
+
+
+def consumer_of(queue: Queue, ledger: Ledger, **changes: Any) -> Consumer:
+    """Of the queue, with a policy that differs so from the default."""
+    policy = replace(Policy(backoff="50ms"), **changes)
+    return Consumer(queue, "in").idempotent(ledger, "billing", policy=policy)
+
+
+def failing(*ids: str, done: list[str] | None = None) -> Callable[[Message], None]:
+    """A handler that fails for these, once each, and adds all others to `done`."""
+    left = [*ids]
+
+    def handle(message: Message) -> None:
+        if message.id in left:
+            left.remove(message.id)
+            raise ValueError(f"no {message.id}")
+        if done is not None:
+            done.append(message.id)
+
+    return handle
+
+
+def one_round(consumer: Consumer, handler: Callable[..., Any]) -> Any:
+    """Let it run until something has ended, and stop it."""
+    return consumer.consume(handler, drain=True, on_progress=lambda _: consumer.stop())
+
+
+# ---- Retries -----------------------------------------------------------------------------------
+
+
+def test_waits_in_the_ledger(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:
+    """A message that failed waits with its body; its delivery is acknowledged, and so is every
+    other one of it meanwhile. When it is due it comes back by itself.
+    """
+    queue.publish("in", [Message("1", b'{"to": "anna"}', "mail", {"a": "b"})])
+    consumer = consumer_of(queue, ledger, backoff="30s")
+    one_round(consumer, failing("1"))
+    assert queue.is_drained("in")
+    [waiting] = ledger.waiting("billing")
+    assert (waiting.key, waiting.attempts) == (KEY, 1)
+    assert waiting.message == Message("1", b'{"to": "anna"}', "mail", {"a": "b"})
+    assert waiting.error == "ValueError: no 1"
+    assert waiting.due == pytest.approx(ledger.now() + 30)
+    queue.publish("in", [waiting.message])
+    done: list[str] = []
+    report = one_round(consumer, failing(done=done))
+    assert (done, report.duplicates, queue.verdicts[-1]) == ([], 1, Ack())
+    assert [each.id for each in ledger.waiting()] == ["1"]
+    clock.advance(31)
+    assert one_round(consumer, failing(done=done)).handled == 1
+    assert done == ["1"]
+    assert [*ledger.waiting()] == []
+    record = ledger.find(KEY)
+    assert record is not None
+    assert (record.state, record.attempts) == (State.COMPLETED, 2)
+
+
+def test_attempts_go_on(queue: Queue, live: Ledger) -> None:
+    """Each try of what waits is the next: the last ends it."""
+    queue.put("1")
+    report = consumer_of(queue, live, tries=3, backoff="1ms").consume(
+        failing("1", "1", "1", "1"), drain=True
+    )
+    assert (report.retried, report.failed, report.received) == (2, 1, 3)
+    [letter] = live.dead("billing")
+    assert (letter.key, letter.attempts, letter.message.body) == (KEY, 3, b"{}")
+    assert letter.reason == "ValueError: no 1"
+    assert letter.error is not None
+    assert letter.error.startswith("Traceback")
+    assert letter.error.endswith("ValueError: no 1")
+    assert 0 < letter.first_seen <= letter.last_seen
+
+
+def test_a_dead_worker_had_it(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:
+    """What a worker has taken, and then died, others take when its lease is over."""
+    queue.put("1")
+    consumer = consumer_of(queue, ledger, backoff="1s", lease="10s")
+    one_round(consumer, failing("1"))
+    clock.advance(2)
+    [_] = ledger.mailbox.take(9, "10s", queue="retry/billing")
+    done: list[str] = []
+    assert ledger.mailbox.free_in_s("retry/billing") == pytest.approx(10)
+    clock.advance(11)
+    one_round(consumer, failing(done=done))
+    assert done == ["1"]
+
+
+def test_completed_by_another_delivery(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:
+    """Where one more delivery ran what was in doubt, nothing waits of it any more."""
+    queue.put("1")
+    consumer = consumer_of(queue, ledger, backoff="1s", lease="10s")
+    one_round(consumer, failing("1"))
+    clock.advance(2)
+    [_] = ledger.mailbox.take(9, "60s", queue="retry/billing")
+    ledger.reset(KEY)
+    queue.put("1")
+    done: list[str] = []
+    one_round(consumer, failing(done=done))
+    assert done == ["1"]
+    assert [*ledger.waiting()] == []
+
+
+@pytest.mark.timeout(60)
+def test_fair(no_rest: None, live: Ledger) -> None:
+    """A worker that is busy leaves to others what is due."""
+    busy, idle = Queue(), Queue()
+    busy.put(*map(str, range(5)))
+    goes_on = threading.Event()
+    failed: list[str] = []
+    done: dict[str, list[str]] = {"busy": [], "idle": []}
+
+    def handle(message: Message) -> None:
+        if len(failed) < 5:
+            failed.append(message.id)
+            raise ValueError("not yet")
+        if message.id == "long":
+            goes_on.wait(30)
+        else:
+            done["busy"].append(message.id)
+
+    first = consumer_of(busy, live, backoff="300ms")
+    second = consumer_of(idle, live)
+    with ThreadPoolExecutor(2) as threads:
+        running = [threads.submit(first.consume, handle)]
+        eventually(lambda: len(failed) == 5)
+        busy.put("long")
+        running.append(threads.submit(second.consume, lambda m: done["idle"].append(m.id)))
+        eventually(lambda: len(done["idle"]) == 5)
+        assert done["busy"] == []
+        goes_on.set()
+        first.stop()
+        second.stop()
+        for each in running:
+            each.result()
+
+
+# ---- Order -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("new_ones", [True, False])
+def test_order_over_a_restart(
+    queue: Queue, ledger: Ledger, clock: ManualClock, new_ones: bool
+) -> None:
+    """Behind what waits the others of its key wait, whoever is given them, and when."""
+    queue.publish("in", [Message(f"m{n}", b"{}", key="a") for n in (1, 2, 3)])
+    done: list[str] = []
+    handle = failing("m1", done=done)
+    consumer = consumer_of(queue, ledger, backoff="10s").ordered()
+    one_round(consumer, handle)
+    if new_ones:
+        queue.publish("in", [Message("m4", b"{}", key="a"), Message("other", b"{}", key="b")])
+    again = consumer_of(queue, ledger, backoff="10s").ordered()
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(again.consume, handle)
+        eventually(lambda: queue.is_drained("in"))
+        assert done == (["other"] if new_ones else [])
+        clock.advance(11)
+        eventually(lambda: len(done) >= 3 + 2 * new_ones)
+        again.stop()
+        running.result()
+    assert [each for each in done if each != "other"] == ["m1", "m2", "m3", "m4"][: 3 + new_ones]
+
+
+def test_other_content_behind(queue: Queue, ledger: Ledger) -> None:
+    """Other content under an id that waits is set aside, also where it would wait behind others."""
+    queue.publish("in", [Message("m1", b"{}", key="a"), Message("m2", b"{}", key="a")])
+    queue.publish("in", [Message("m2", b"{}", key="a"), Message("m2", b"[]", key="a")])
+    consumer = consumer_of(queue, ledger, backoff="10s").ordered()
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer.consume, failing("m1"))
+        eventually(lambda: queue.is_drained("in"))
+        consumer.stop()
+        running.result()
+    assert [(each.id, each.message.body) for each in ledger.waiting()] == [
+        ("m1", b"{}"),
+        ("m2", b"{}"),
+    ]
+    [letter] = ledger.dead()
+    assert (letter.message.body, letter.reason) == (
+        b"[]",
+        "MismatchError: 'm2' waits with other content",
+    )
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_taken_twice(queue: Queue, ledger: Ledger, clock: ManualClock, comes_back: bool) -> None:
+    """Who has taken what waits, and is late, changes nothing of what has come of it since: a dead
+    letter stays one.
+    """
+    queue.put("1")
+    consumer = consumer_of(queue, ledger, backoff="1s", tries=2)
+    one_round(consumer, failing("1", "1"))
+    clock.advance(2)
+    [late] = ledger.mailbox.take(9, "1s", queue="retry/billing")
+    clock.advance(2)
+    one_round(consumer, failing("1"))
+    [letter] = ledger.dead()
+    back = [PutBack(late, None, 0.0, is_try=False)]
+    ledger.mailbox.let_go([] if comes_back else [late], back if comes_back else [])
+    assert [*ledger.dead()] == [letter]
+    assert [*ledger.waiting()] == []
+
+
+# ---- Dead letters ------------------------------------------------------------------------------
+
+
+def test_dead_letter_is_tried_again(queue: Queue, live: Ledger) -> None:
+    """A dead letter that somebody lets be tried again is handled, its attempts from zero."""
+    queue.put("1")
+    done: list[str] = []
+    consumer = consumer_of(queue, live, tries=1)
+    handle = failing("1", done=done)
+    consumer.consume(handle, drain=True)
+    [letter] = live.dead()
+    assert live.retry_dead(letter.id, by="ann", why="mended") == 1
+    assert [*live.dead()] == []
+    consumer.consume(handle, drain=True)
+    record = live.find(KEY)
+    assert record is not None
+    assert (done, record.state, record.attempts) == (["1"], State.COMPLETED, 1)
+    assert live.retry_dead([letter.id]) == 0
+
+
+def test_dead_letter_with_other_content(queue: Queue, live: Ledger) -> None:
+    """Its content may be mended; its id stays."""
+    queue.put("1")
+    bodies: list[bytes] = []
+
+    def handle(message: Message) -> None:
+        bodies.append(message.body)
+        if message.body == b"{}":
+            raise ValueError("empty")
+
+    consumer = consumer_of(queue, live, tries=1)
+    consumer.consume(handle, drain=True)
+    [letter] = live.dead()
+    with pytest.raises(MessageError, match="is another message than"):
+        live.retry_dead(letter.id, Message("2"))
+    with pytest.raises(ConfigError, match="name one dead letter"):
+        live.retry_dead([letter.id, 99], letter.message)
+    assert live.retry_dead(letter.id, replace(letter.message, body=b'{"to": "anna"}')) == 1
+    assert consumer.consume(handle, drain=True).handled == 1
+    assert bodies == [b"{}", b'{"to": "anna"}']
+
+
+def test_dead_letter_is_discarded(queue: Queue, live: Ledger) -> None:
+    """What is discarded is gone, and its record stays."""
+    queue.put("1")
+    consumer_of(queue, live, tries=1).consume(failing("1"), drain=True)
+    [letter] = live.dead()
+    assert (live.discard_dead([letter.id]), live.discard_dead(letter.id)) == (1, 0)
+    assert [*live.dead()] == []
+    record = live.find(KEY)
+    assert record is not None
+    assert record.exhausted
+
+
+def test_no_message_at_all(queue: Queue, live: Ledger) -> None:
+    """What cannot be handled is kept as it came, with the reason: each for itself."""
+    queue.publish("in", [Message("1", b"one"), Message("1", b"two"), Message("", b"a")])
+    queue.publish("in", [Message("", b"a"), Message("fax", b"", "fax.sent")])
+    consumer = consumer_of(queue, live)
+    done: list[str] = []
+    report = consumer.consume(failing(done=done), drain=True)
+    assert (done, report.dead_lettered) == (["1", "fax"], 3)
+    letters = {(letter.key.message_id, letter.message.body): letter for letter in live.dead()}
+    assert len([*live.dead()]) == 3
+    assert letters.keys() == {("1", b"two"), ("", b"a")}
+    assert "other content" in letters["1", b"two"].reason
+    assert "id" in letters["", b"a"].reason
+    # The other message of that id is not tried again by it.
+    assert live.retry_dead(letters["1", b"two"].id) == 1
+    assert consumer.consume(failing(done=done), drain=True).dead_lettered == 1
+    assert done == ["1", "fax"]
+
+
+def test_an_id_is_given(queue: Queue, live: Ledger) -> None:
+    """One without an id may be given one, and is handled then."""
+    queue.publish("in", [Message("", b"a")])
+    consumer = consumer_of(queue, live)
+    consumer.consume(failing(), drain=True)
+    [letter] = live.dead()
+    live.retry_dead(letter.id, replace(letter.message, id="7"))
+    done: list[str] = []
+    consumer.consume(failing(done=done), drain=True)
+    assert done == ["7"]
+    assert [*live.dead(), *live.waiting()] == []
+
+
+def test_error_queue(queue: Queue, live: Ledger) -> None:
+    """A copy of what is given up goes to the error queue, too."""
+    queue.publish("in", [Message("1", b"body", "mail", {"a": "b"})])
+    consumer = consumer_of(queue, live, tries=1).error_queue("in.error")
+    queue.receive("in.error", 1, 0)
+    consumer.consume(failing("1"), drain=True)
+    eventually(lambda: not live.mailbox.backlog().waiting)
+    [copy] = queue.receive("in.error", 9, 1)
+    assert (copy.message.id, copy.message.body, copy.message.type) == ("1", b"body", "mail")
+    assert copy.message.headers == {
+        "a": "b",
+        "oncely-consumer": "billing",
+        "oncely-reason": "ValueError: no 1",
+    }
+    assert len([*live.dead()]) == 1
+
+
+def test_error_queue_where_keeping_fails(
+    queue: Queue, live: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy is sent once the dead letter is stored, and not for each time that it cannot be."""
+    failures = [1, 2, 3]
+
+    def fail_first(inside: Inside, messages: Sequence[WaitingMessage]) -> None:
+        if messages and failures:
+            failures.pop()
+            raise StoreError("not now")
+        keep_anew(inside, messages)
+
+    monkeypatch.setattr("oncely.engine.mailbox.keep_anew", fail_first)
+    queue.publish("in", [Message("")])
+    queue.receive("in.error", 1, 0)
+    consumer_of(queue, live).error_queue("in.error").consume(failing(), drain=True)
+    eventually(lambda: not live.mailbox.backlog().waiting)
+    assert len(queue.receive("in.error", 9, 1)) == len([*live.dead()]) == 1
+
+
+def test_a_letter_that_cannot_be_kept(
+    queue: Queue, live: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds up no other: each is kept by itself then."""
+
+    def fail_for_some(inside: Inside, messages: Sequence[WaitingMessage]) -> None:
+        if any(each.message.body == b"bad" for each in messages):
+            raise StoreError("not this one")
+        keep_anew(inside, messages)
+
+    monkeypatch.setattr("oncely.engine.mailbox.keep_anew", fail_for_some)
+    queue.publish("in", [Message("", b"bad"), *(Message("", b"good") for _ in range(3))])
+    with ThreadPoolExecutor(1) as thread:
+        # So that all are of one window.
+        consumer = consumer_of(queue, live).concurrency(4)
+        running = thread.submit(consumer.consume, failing())
+        try:
+            eventually(lambda: len([*live.dead()]) == 3)
+        finally:
+            consumer.stop()
+        running.result()
+    [left] = queue.receive("in", 9, 0)
+    assert left.message.body == b"bad"
+
+
+def test_unusable_of_an_unknown_type(queue: Queue, live: Ledger) -> None:
+    """What is refused whatever its type is waits for nobody who takes that."""
+    queue.publish("in", [Message("", type="unknown")])
+    consumer = consumer_of(queue, live).events("mail")
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer.consume, failing())
+        try:
+            eventually(lambda: bool([*live.dead()]))
+        finally:
+            consumer.stop()
+        running.result()
+    [letter] = live.dead()
+    assert "empty id" in letter.reason
+
+
+def test_error_queue_wants_a_ledger(queue: Queue) -> None:
+    """Without a ledger nothing is sent to it."""
+    with pytest.raises(ConfigError, match=r"error_queue: .* add \.idempotent"):
+        Consumer(queue, "in").error_queue("errors").consume(failing(), drain=True)
+
+
+# ---- Types that nobody takes -------------------------------------------------------------------
+
+
+def test_two_versions(queue: Queue, live: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only the newer version takes is handled by that, while both share a queue."""
+    monkeypatch.setattr("oncely.core.rules.UNKNOWN_S", 0.02)
+    queue.put(*[f"old{n}" for n in range(5)], type="order.placed")
+    queue.put(*[f"new{n}" for n in range(5)], type="order.returned")
+    done: dict[str, list[str]] = {"old": [], "new": []}
+    old, new = consumer_of(queue, live), consumer_of(queue, live)
+    old.handler("order.placed")(lambda message: done["old"].append(message.id))
+    with ThreadPoolExecutor(2) as threads:
+        running = [threads.submit(old.consume)]
+        eventually(lambda: queue.is_drained("in"))
+        new.handler("order.*")(lambda message: done["new"].append(message.id))
+        running.append(threads.submit(new.consume))
+        eventually(lambda: len(done["old"] + done["new"]) == 10)
+        old.stop()
+        new.stop()
+        reports = [each.result() for each in running]
+    assert sum(report.dead_lettered for report in reports) == 0
+    assert [*live.dead(), *live.waiting()] == []
+    assert {f"new{n}" for n in range(5)} <= {*done["new"]}
+
+
+def test_others_go_first(
+    ledger: Ledger, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has put back what it does not take leaves it to others when it is due, and has it
+    itself where there are none.
+    """
+    monkeypatch.setattr("oncely.consuming.retries.time", SimpleNamespace(monotonic=clock))
+    keeping = Keeping("billing")
+    old, new = (Retries(ledger.mailbox, keeping, 60.0, Outage("store", "in")) for _ in range(2))
+    turn = DeliveryTurn(Delivery(Message("1"), "in", 1, None), lambda _: None)
+    turn.ending, turn.waits = Ending(Told.NOTHING, Delay(2.0), Counted.GIVEN_BACK), True
+    ledger.mailbox.keep([], keeping.rows_of(turn))
+    old.expect([turn])
+    assert (old.are_due(), new.are_due()) == (False, False)
+    clock.advance(2.0)
+    assert (old.are_due(), new.are_due()) == (False, True)
+    clock.advance(1.0)
+    assert old.are_due()
+
+
+def test_nobody_comes(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:
+    """What nobody takes for too long is a dead letter, with that reason, and no try is spent."""
+    queue.put("1", type="fax")
+    consumer = consumer_of(queue, ledger, wait_unknown="1m").events("mail")
+    for _ in range(4):
+        consumer.consume(failing(), on_progress=lambda _: consumer.stop())
+        assert [(each.id, each.attempts) for each in ledger.waiting()] == [("1", 0)]
+        clock.advance(25)
+    consumer.consume(failing(), on_progress=lambda _: consumer.stop())
+    [letter] = ledger.dead()
+    assert "nothing here takes messages of the type 'fax'" in letter.reason
+    assert ledger.find(KEY) is None
+
+
+def test_nobody_takes_it_without_a_ledger(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given back for others; after too long it is rejected."""
+    monkeypatch.setattr("oncely.core.rules.UNKNOWN_S", 0.02)
+    queue.put("1", type="fax")
+    consumer = Consumer(
+        queue,
+        "in",
+    ).events("mail")
+    consumer._policy = Policy(wait_unknown="300ms")
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer.consume, failing())
+        eventually(lambda: bool(queue.put_aside()))
+        consumer.stop()
+        report = running.result()
+    assert (report.dead_lettered, report.handled) == (1, 0)
+    assert report.received > 2
+    [dead] = queue.receive("in.dead", 9, 1)
+    assert dead.message.id == "1"
+
+
+# ---- Without a ledger --------------------------------------------------------------------------
+
+
+def test_without_a_ledger(queue: Queue) -> None:
+    """What failed is held, and tried again after its delay; what is given up is rejected."""
+    queue.put("1", "2")
+    began = time.monotonic()
+    tried: list[tuple[str, float]] = []
+
+    def handle(message: Message) -> None:
+        tried.append((message.id, time.monotonic() - began))
+        if message.id == "1":
+            raise ValueError("no")
+
+    report = Consumer(queue, "in").tries(3).backoff(["100ms", "200ms"]).consume(handle, drain=True)
+    assert (report.handled, report.retried, report.failed) == (1, 2, 1)
+    first, second, third = [at for id_, at in tried if id_ == "1"]
+    assert second - first >= 0.1
+    assert third - second >= 0.2
+    [dead] = queue.receive("in.dead", 9, 1)
+    assert dead.message.id == "1"
+
+
+def test_order_without_a_ledger(queue: Queue) -> None:
+    """What is held holds up those of its key, and no others."""
+    queue.publish("in", [Message(f"{key}{n}", b"{}", key=key) for n in (1, 2) for key in "ab"])
+    done: list[str] = []
+    Consumer(queue, "in").ordered().backoff("50ms").consume(failing("a1", done=done), drain=True)
+    assert done == ["b1", "b2", "a1", "a2"]
