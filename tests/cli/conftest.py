@@ -17,9 +17,10 @@ import pytest
 
 from oncely import Consumer, Key, Ledger, Message, open_ledger
 from oncely.core.waiting import WaitingMessage
+from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import PutBack
 from oncely.testing import granted
-from oncely.transports.memory_transport import MemoryTransport, QueueServer
+from oncely.transports.store_transport import StoreTransport
 
 HANDLERS = """
 import json, os, time
@@ -288,7 +289,7 @@ class Shop:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.transport = MemoryTransport(QueueServer())
+        self.transport = StoreTransport(MemoryStore())
 
     def consumer(self) -> Consumer:
         """The consumer, which tries once."""

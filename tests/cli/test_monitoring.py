@@ -20,7 +20,7 @@ from oncely.core.errors import StoreUnavailable, TransportError
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
-from oncely.transports.memory_transport import MemoryTransport, QueueServer
+from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery
 
 pytestmark = pytest.mark.usefixtures("metrics_of_their_own")
@@ -33,11 +33,11 @@ class AwayLedger(Ledger):
         raise StoreUnavailable("db:5432: no route; password=geheim")
 
 
-class LostTransport(MemoryTransport):
+class LostTransport(StoreTransport):
     """Its broker is lost when it has delivered so often, and is back when it was missed twice."""
 
     def __init__(self, received: int) -> None:
-        super().__init__(QueueServer())
+        super().__init__(MemoryStore())
         self.pulse: Pulse
         self.unready: list[str | None] = []
         """What was said before each call."""
@@ -196,7 +196,7 @@ class Beats(Pulse):
 @pytest.mark.parametrize("published", [0, 10])
 def test_a_consumer_beats(published: int) -> None:
     """Its loop beats while nothing is there to be done, and while all that it takes is at work."""
-    transport = MemoryTransport(QueueServer())
+    transport = StoreTransport(MemoryStore())
     transport.publish("orders", [Message(str(n)) for n in range(published)])
     consumer = Consumer(transport, queue="orders").window(1)
     consumer.pulse = pulse = Beats()

@@ -20,13 +20,13 @@ from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.verdicts import Ack, Refuse, Requeue
 from oncely.ledger import open_ledger
+from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
 from oncely.stores.store import Clock
 from oncely.testing import ManualClock, TransportConformance, granted
-from oncely.transports.memory_transport import MemoryTransport, QueueServer
 from oncely.transports.open_transport import open_transport
-from oncely.transports.sql import SqlTransport
+from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery, Transport
 
 _DEADLINE_S = 30.0
@@ -37,28 +37,28 @@ Connect = Callable[[], Transport]
 OpenSql = Callable[..., SqlStore]
 
 
-class TestMemoryTransport(TransportConformance):
-    """The suite on MemoryTransport."""
+class TestStoreTransport(TransportConformance):
+    """The suite on StoreTransport, in memory."""
 
     @pytest.fixture
     def connect(self, clock: ManualClock) -> Connect:
-        server = QueueServer(clock)
-        return lambda: MemoryTransport(server)
+        server = MemoryStore(clock)
+        return lambda: StoreTransport(server)
 
 
-class TestSqlTransportOnSqlite(TransportConformance):
-    """The suite on SqlTransport, in a file."""
+class TestQueuesInSqlite(TransportConformance):
+    """The suite on StoreTransport, in a file."""
 
     @pytest.fixture
     def connect(self, clock: ManualClock, tmp_path: Path) -> Iterator[Connect]:
         with ExitStack() as opened:
             yield lambda: opened.enter_context(
-                closing(SqlTransport(_file_store(tmp_path / "queue.db", clock)))
+                closing(StoreTransport(_file_store(tmp_path / "queue.db", clock)))
             )
 
 
-class TestSqlTransportOnPostgresql(TransportConformance):
-    """The suite on SqlTransport, on a PostgreSQL server."""
+class TestQueuesInPostgresql(TransportConformance):
+    """The suite on StoreTransport, on a PostgreSQL server."""
 
     @pytest.fixture
     def connect(
@@ -66,17 +66,17 @@ class TestSqlTransportOnPostgresql(TransportConformance):
     ) -> Iterator[Connect]:
         with ExitStack() as opened:
             yield lambda: opened.enter_context(
-                closing(SqlTransport(open_sql(postgresql_url, clock)))
+                closing(StoreTransport(open_sql(postgresql_url, clock)))
             )
 
 
-class TestSqlTransportOnMariaDb(TransportConformance):
-    """The suite on SqlTransport, on a MariaDB server."""
+class TestQueuesInMariaDb(TransportConformance):
+    """The suite on StoreTransport, on a MariaDB server."""
 
     @pytest.fixture
     def connect(self, clock: ManualClock, mysql_url: str, open_sql: OpenSql) -> Iterator[Connect]:
         with ExitStack() as opened:
-            yield lambda: opened.enter_context(closing(SqlTransport(open_sql(mysql_url, clock))))
+            yield lambda: opened.enter_context(closing(StoreTransport(open_sql(mysql_url, clock))))
 
 
 class SleepingClock:
@@ -453,7 +453,7 @@ def _told(output: str, what: str) -> list[str]:
 
 
 def _an_hour_later(folder: Path) -> Transport:
-    return SqlTransport(_file_store(folder / "queue.db", lambda: time.time() + 3_600))
+    return StoreTransport(_file_store(folder / "queue.db", lambda: time.time() + 3_600))
 
 
 def _file_store(file: Path, clock: Clock) -> SqlStore:

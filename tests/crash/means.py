@@ -12,7 +12,7 @@ from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_
 from oncely.ledger import Ledger
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
-from oncely.transports.sql import SqlTransport
+from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery, Limits
 
 JOINED = "effectively_once"
@@ -49,7 +49,7 @@ class Clock:
         return time.time() + float(self._ahead_s.value)
 
 
-class Queue(SqlTransport):
+class Queue(StoreTransport):
     """A queue at which nobody waits: where nothing is ready, it is later already. Who only looks,
     because something is being handled, is told that there is nothing.
     """

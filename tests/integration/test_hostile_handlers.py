@@ -19,7 +19,8 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.ledger import open_ledger
 from oncely.once import once
-from oncely.transports.memory_transport import MemoryTransport, QueueServer
+from oncely.stores.memory_store import MemoryStore
+from oncely.transports.store_transport import StoreTransport
 
 _LEASE = "300ms"
 _PACE = 3
@@ -189,7 +190,7 @@ def test_consumer(case: tuple[str, str], scene: Scene) -> None:
     """A transactional consumer, of which the queue holds more."""
     policy = Policy(lease=_LEASE)
     play = Play(scene, case[1], policy)
-    queue = MemoryTransport(QueueServer(lambda: _PACE * time.monotonic()))
+    queue = StoreTransport(MemoryStore(lambda: _PACE * time.monotonic()))
     queue.publish("in", [Message(scene.message_id), Message("next"), Message(scene.message_id)])
     consumer = Consumer(queue, "in").idempotent(scene.ledger, CONSUMER, policy=policy)
     consumer.transactional(scene.engine).backoff(0.01).consume(play.handle, drain=True)

@@ -13,16 +13,17 @@ from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from oncely import Consumer, Ledger, Message, at_least_once, open_ledger, open_transport
 from oncely.core.control import Unrecoverable
 from oncely.core.verdicts import Settlement
+from oncely.stores import news
 from oncely.stores.open_store import open_store
-from oncely.stores.sql import SqlStore, looking
-from oncely.transports.sql import SqlTransport
+from oncely.stores.sql import SqlStore
+from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery, Transport
 
 _DEADLINE_S = 30.0
 _QUEUE = "jobs"
 
 
-class _Unsettling(SqlTransport):
+class _Unsettling(StoreTransport):
     """A transport of one that dies before it settles anything."""
 
     def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
@@ -166,11 +167,11 @@ def _of_another_process(url: str) -> Transport:
 
 def test_told_by_the_server(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL tells a receiver what another process has put in: it need not look."""
-    monkeypatch.setattr(looking, "_LOOK_WHILE_HEARING_S", 3_600.0)
+    monkeypatch.setattr(news, "_LOOK_WHILE_HEARING_S", 3_600.0)
     store = open_store(postgresql_url)
     assert isinstance(store, SqlStore)
     with (
-        closing(SqlTransport(store)) as transport,
+        closing(StoreTransport(store)) as transport,
         closing(_of_another_process(postgresql_url)) as other,
         ThreadPoolExecutor(1) as pool,
     ):
@@ -187,11 +188,11 @@ def test_not_told_behind_a_pooler(pooled_url: str, monkeypatch: pytest.MonkeyPat
     """Behind PgBouncer nothing would be heard: receivers look, and are given messages all the
     same.
     """
-    monkeypatch.setattr(looking, "_BUSY_S", 0.0)
+    monkeypatch.setattr(news, "_BUSY_S", 0.0)
     store = open_store(pooled_url)
     assert isinstance(store, SqlStore)
     with (
-        closing(SqlTransport(store)) as transport,
+        closing(StoreTransport(store)) as transport,
         closing(_of_another_process(pooled_url)) as other,
         ThreadPoolExecutor(1) as pool,
     ):

@@ -21,8 +21,9 @@ from tests.servers import Postgresql
 from oncely.core.errors import StoreError
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
+from oncely.stores import news
 from oncely.stores.open_store import open_store
-from oncely.stores.sql import SqlStore, looking
+from oncely.stores.sql import SqlStore
 from oncely.stores.store import Inside
 from oncely.testing import granted
 from oncely.testing.doing import PARENT, deferred, ids_of
@@ -320,12 +321,12 @@ def test_own_process_is_told(
     """What the same process has deferred ends a wait at once, and not at the next look."""
     pausing = Event()
 
-    def waits(bell: looking.Bell, seen: int, _: float) -> int:
+    def waits(bell: news.Bell, seen: int, _: float) -> int:
         pausing.set()
         return wait(bell, seen, 10 * _DEADLINE_S)
 
-    wait = looking.Bell.wait
-    monkeypatch.setattr(looking.Bell, "wait", waits)
+    wait = news.Bell.wait
+    monkeypatch.setattr(news.Bell, "wait", waits)
     for store in _opened(url_of(kind, request, tmp_path)):
         waiter = _Waiter(store)
         assert pausing.wait(_DEADLINE_S)

@@ -18,18 +18,28 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record
 from oncely.core.verdicts import Ack, SetAside, Verdict
+from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import MeddlingStore
-from oncely.transports.memory_transport import MemoryTransport, QueueServer
+from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery
 
 
-class Queue(MemoryTransport):
+class Keyless(MemoryStore):
+    """Queues that know nothing of ordering keys, as those of a broker."""
+
+    def put(self, queue: str, messages: Sequence[Message]) -> None:
+        rows = [replace(row, lane=row.name) for row in WaitingMessage.queued(queue, messages)]
+        self.transaction(lambda inside: inside.keep(rows))
+
+
+class Queue(StoreTransport):
     """A queue of its own in memory, which is told what its consumers make of what it delivers."""
 
     def __init__(self) -> None:
-        super().__init__(QueueServer())
+        self.store = Keyless()
+        super().__init__(self.store)
         self.verdicts: list[Verdict] = []
         self._dead: dict[str, str] = {}
 
@@ -119,7 +129,7 @@ def deliver(ledger: Ledger, no_rest: None) -> Deliver:
         queue = Once()
         queue.count = count
         # As it is, whatever a broker would say of it.
-        queue._server.queue("in").add(message)
+        queue.store.put("in", [message])
         consumer = Consumer(queue, "in").idempotent(ledger, "billing", policy=policy)
         # What it puts off would come again.
         consumer.consume(handler, drain=True, on_progress=lambda _: consumer.stop())

@@ -11,7 +11,8 @@ from oncely import Consumer, Message, TransportError, open_ledger, open_transpor
 from oncely.consuming import sending
 from oncely.core.record import State
 from oncely.metrics import Metrics
-from oncely.transports.memory_transport import MemoryTransport, QueueServer
+from oncely.stores.memory_store import MemoryStore
+from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Transport
 
 
@@ -42,7 +43,7 @@ def test_what_is_sent_is_counted(tmp_path: Path) -> None:
         open_ledger(f"sqlite:///{tmp_path}/ledger.db", metrics=Metrics(registry))
     ) as ledger:
         ledger.migrate()
-        transport = MemoryTransport(QueueServer())
+        transport = StoreTransport(MemoryStore())
         transport.publish("orders", [Message("order-17")])
         transport.subscribe("mails", [])
 

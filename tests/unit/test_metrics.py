@@ -16,8 +16,9 @@ from oncely.engine.request import Write
 from oncely.ledger import Ledger
 from oncely.metrics import _NAMES, Metrics
 from oncely.outbox import Relay
+from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock, MeddlingStore, granted
-from oncely.transports.memory_transport import MemoryTransport, QueueServer
+from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Limits
 
 KEYS = [Key("billing", str(n)) for n in range(10)]
@@ -144,7 +145,7 @@ def test_deferred_messages(
     watched: Ledger, metrics: Metrics, clock: ManualClock, value: Value
 ) -> None:
     """What was sent and refused is counted; of a watched ledger, what waits, and for how long."""
-    transport = MemoryTransport(QueueServer(), Limits(max_bytes=3))
+    transport = StoreTransport(MemoryStore(), Limits(max_bytes=3))
     relay = Relay(watched, transport, tries=1, metrics=metrics, create_queues=True)
     metrics.watch(watched)
     assert value("oncely_deferred_lag_seconds") == 0
@@ -212,7 +213,7 @@ def test_metrics_never_break_a_relay(
     monkeypatch.setattr("oncely.metrics.Counted", broken)
     deferred = WaitingMessage("1", "out", Message("1"), key)
     ledger.handled(granted(ledger.claim(key)), deferred=[deferred])
-    transport = MemoryTransport(QueueServer())
+    transport = StoreTransport(MemoryStore())
     relay = Relay(ledger, transport, metrics=metrics, create_queues=True)
     assert relay.send_waiting().sent == 1
 
@@ -252,7 +253,7 @@ def test_how_messages_end(watched: Ledger, metrics: Metrics, value: Value) -> No
     deferred = WaitingMessage("1", "out", Message("1"), KEYS[1])
     watched.handled(granted(watched.claim(KEYS[1])), deferred=[deferred])
     assert value("oncely_completed_total", consumer="billing") == 1
-    Relay(watched, MemoryTransport(QueueServer()), create_queues=True).send_waiting()
+    Relay(watched, StoreTransport(MemoryStore()), create_queues=True).send_waiting()
     assert value("oncely_completed_total", consumer="billing") == 2
     watched.fail(granted(watched.claim(KEYS[2])), "no")
     watched.fail(granted(watched.claim(KEYS[2])), "no", final=True)

@@ -25,8 +25,9 @@ from oncely.core.record import Key, State
 from oncely.core.waiting import OUTBOX, WaitingMessage, deferred_id
 from oncely.ledger import Ledger
 from oncely.outbox import Relay, RelayReport
+from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock, MeddlingStore, granted
-from oncely.transports.memory_transport import MemoryTransport, QueueServer
+from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Limits
 
 _DEADLINE_S = 30.0
@@ -34,11 +35,11 @@ _DEADLINE_S = 30.0
 Defer = Callable[..., list[WaitingMessage]]
 
 
-class Broker(MemoryTransport):
+class Broker(StoreTransport):
     """Queues in memory that can be away, and that tell what is published together."""
 
     def __init__(self) -> None:
-        super().__init__(QueueServer(), Limits(max_bytes=10))
+        super().__init__(MemoryStore(), Limits(max_bytes=10))
         for name in ("out", "mail", "bank"):
             self.subscribe(name, [])
         self.calls: list[list[str]] = []
@@ -259,7 +260,7 @@ def test_send_again(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) 
     relay = Relay(ledger, broker, tries=1)
     assert relay.send_waiting().set_aside == 1
     assert ledger.mailbox.send_again() == 1
-    wider = MemoryTransport(QueueServer())
+    wider = StoreTransport(MemoryStore())
     assert Relay(ledger, wider, create_queues=True).send_waiting().sent == 1
     assert state(ledger, "order-1") is State.COMPLETED
 
@@ -282,7 +283,7 @@ def test_refused_for_good(
     why: str,
 ) -> None:
     """What can never be sent is set aside at once, with the reason; it holds up no other."""
-    queues = MemoryTransport(QueueServer(), Limits(max_bytes=10))
+    queues = StoreTransport(MemoryStore(), Limits(max_bytes=10))
     queues.subscribe("out", [])
     defer("order-1", body, to=to)
     defer("order-2", "good")

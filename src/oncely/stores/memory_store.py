@@ -10,10 +10,13 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from oncely._util.forking import afresh_in_children
+from oncely.core.binding import Binding
 from oncely.core.errors import ConfigError
+from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
 from oncely.stores.memory_tables import MemoryTables, own
+from oncely.stores.news import Bell, News
 from oncely.stores.store import (
     Backlog,
     Change,
@@ -32,6 +35,9 @@ from oncely.stores.store import (
 
 T = TypeVar("T")
 
+_LOOK_S = 1.0
+"""How often whoever waits looks, besides when it is told: what is held may be free by then."""
+
 
 class MemoryStore(Store):
     """Tables behind a lock."""
@@ -40,18 +46,21 @@ class MemoryStore(Store):
 
     def __init__(self, clock: Clock = time.time) -> None:
         self._clock = clock
+        self.news = News(Bell(), _LOOK_S)
         self._tables = MemoryTables(clock, self._tell)
+        self._bindings: set[Binding] = set()
         self.start_afresh()
         afresh_in_children(self)
 
     def start_afresh(self) -> None:
         """Undo what another thread of the parent was about: called in a forked child."""
-        # Whoever waits for messages waits for this.
+        # Whoever waits for messages to be sent waits for this.
         self._lock = threading.Condition()
         self._tables.roll_back()
 
     def _tell(self) -> None:
         self._lock.notify_all()
+        self.news.tell()
 
     def insert(
         self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
@@ -98,6 +107,23 @@ class MemoryStore(Store):
     def wait_for_messages(self, timeout_s: float) -> None:
         with self._lock:
             self._lock.wait_for(self._tables.some_can_be_sent, timeout_s)
+
+    def put(self, queue: str, messages: Sequence[Message]) -> None:
+        """Put messages into the queue of that name: all, or none."""
+        waiting = WaitingMessage.queued(queue, messages)
+        self.transaction(lambda inside: inside.keep(waiting))
+
+    def bind(self, bindings: Collection[Binding]) -> None:
+        with self._lock:
+            self._bindings.update(bindings)
+
+    def unbind(self, bindings: Collection[Binding]) -> None:
+        with self._lock:
+            self._bindings.difference_update(bindings)
+
+    def bindings(self, queue: str | None = None) -> Sequence[Binding]:
+        with self._lock:
+            return sorted(each for each in self._bindings if queue in (None, each.queue))
 
     def scan(self, query: Query) -> Sequence[Record]:
         with self._lock:

@@ -2,12 +2,14 @@
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import count, islice
 from typing import Any, NamedTuple
 
+from oncely.core.message import Message
 from oncely.core.record import Key, Record
 from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.stores.store import (
@@ -53,19 +55,33 @@ class MemoryTables:
         self.records: dict[Key, Record] = {}
         self.retentions: dict[str, float] = {}
         self._horizons: dict[str, float] = {}
-        self._waiting: dict[int, WaitingRow] = {}
+        self._queues: dict[str, dict[int, WaitingRow]] = defaultdict(dict)
+        """What waits, by its queue and number."""
+        self._places: dict[int, str] = {}
+        """In which queue a number waits."""
+        self._told_by: dict[tuple[Key, str], int] = {}
         self._steps: dict[tuple[Key, str], _Step] = {}
         self._numbers = count(1)
         self._undo: list[_Undo] = []
+        self._has_kept = False
+        """Whether more can be taken since the last commit."""
 
     def commit(self) -> None:
         """What was done stays."""
         self._undo.clear()
+        if self._has_kept:
+            self._has_kept = False
+            self.on_kept()
 
     def roll_back(self) -> None:
         """What was done since the last commit is undone."""
+        self._has_kept = False
+        if not self._undo:
+            return
         while self._undo:
             self._undo.pop()()
+        for rows in self._queues.values():
+            _sort(rows)
 
     # ---- Records -------------------------------------------------------------------------------
 
@@ -128,30 +144,37 @@ class MemoryTables:
     # ---- Messages that wait --------------------------------------------------------------------
 
     def keep(self, messages: Sequence[WaitingMessage], *, renews: bool = False) -> None:
-        there = {_told_by(row.message): number for number, row in self._waiting.items()}
         for message in sorted(messages, key=lambda message: message.position):
-            number = there.get(_told_by(message))
+            told_by = (message.parent, message.name)
+            number = self._told_by.get(told_by)
             if number is None:
-                number = there[_told_by(message)] = next(self._numbers)
-                self._write(replace(message, number=number), self.clock())
+                number = next(self._numbers)
+                self._put(self._told_by, told_by, number)
+                self._write(message, number, self.clock())
             elif renews:
-                since = self._waiting[number].message.since
-                self._write(replace(message, number=number), since)
-        self.on_kept()
+                self._write(message, number, self._row(number).message.since)
+        self._has_kept = True
 
-    def _write(self, message: WaitingMessage, since: float | None) -> None:
+    def _write(self, message: WaitingMessage, number: int, since: float | None) -> None:
         now = self.clock()
-        due = now + message.delay_s
-        self._renew(WaitingRow(replace(message, since=since, last_seen=now, due=due)))
+        kept = replace(
+            message,
+            number=number,
+            message=_own_message(message.message),
+            since=since,
+            last_seen=now,
+            due=now + message.delay_s,
+        )
+        self._renew(WaitingRow(kept))
 
     def waiting(self, keys: Collection[Key]) -> Sequence[WaitingMessage]:
-        return [row.message for row in self._rows() if row.message.parent in keys]
+        return [row.message for row in self.rows() if row.message.parent in keys]
 
     def numbered(self, numbers: Collection[int]) -> Sequence[WaitingMessage]:
-        return [row.message for row in self._rows() if row.message.number in numbers]
+        return [self._row(number).message for number in sorted(numbers) if number in self._places]
 
     def lanes(self, lanes: Collection[str]) -> set[str]:
-        messages = (row.message for row in self._waiting.values())
+        messages = (row.message for row in self.rows())
         return {each.lane for each in messages if each.lane in lanes and not each.is_set_aside}
 
     def take(
@@ -165,13 +188,14 @@ class MemoryTables:
         counts: bool = False,
     ) -> Sequence[WaitingMessage]:
         now = self.clock()
-        taken: list[WaitingMessage] = []
         rows = self._open(queue, now, parents, one_per_lane=one_per_lane)
-        for row in islice(rows, limit):
-            message = replace(row.message, attempts=row.message.attempts + counts)
-            taken.append(message)
+        taken = [
+            replace(row.message, attempts=row.message.attempts + counts)
+            for row in islice(rows, limit)
+        ]
+        for message in taken:
             self._renew(WaitingRow(message, held_until=now + hold_s))
-        return taken
+        return [replace(each, message=_own_message(each.message)) for each in taken]
 
     def some_can_be_sent(self) -> bool:
         """Whether `take` would give anything to be sent."""
@@ -187,9 +211,9 @@ class MemoryTables:
     ) -> Iterator[WaitingRow]:
         """What can be taken now of a queue and these parents, in its order."""
         closed = set()
-        for row in self._rows():
+        for row in self._queues[queue].values():
             message = row.message
-            if message.queue != queue or message.is_set_aside or message.lane in closed:
+            if message.is_set_aside or message.lane in closed:
                 continue
             is_asked = parents is None or message.parent in parents
             is_open = is_asked and row.free_at <= now
@@ -200,25 +224,28 @@ class MemoryTables:
 
     def remove(self, messages: Sequence[WaitingMessage]) -> None:
         for message in messages:
-            self._take_out(self._waiting, message.number)
+            if (number := message.number or 0) in self._places:
+                there = self._row(number).message
+                self._take_out(self._queues[there.queue], number)
+                self._take_out(self._places, number)
+                self._take_out(self._told_by, (there.parent, there.name))
+                self._has_kept = True
 
     def held(self, messages: Sequence[WaitingMessage]) -> set[int]:
-        rows = ((self._waiting.get(message.number or 0), message) for message in messages)
-        return {row.message.number or 0 for row, message in rows if row and _is_held(row, message)}
+        there = [message for message in messages if message.number in self._places]
+        return {each.number or 0 for each in there if _is_held(self._row(each.number or 0), each)}
 
     def remove_held(self, messages: Sequence[WaitingMessage]) -> set[int]:
         held = self.held(messages)
-        for number in held:
-            self._take_out(self._waiting, number)
+        self.remove([message for message in messages if message.number in held])
         return held
 
     def put_back(self, changes: Sequence[PutBack]) -> None:
         now = self.clock()
         for message, error, retry_s, is_try in changes:
-            row = self._waiting.get(message.number or 0)
-            if row is None:
+            if message.number not in self._places:
                 continue
-            there = row.message
+            there = self._row(message.number).message
             renewed = replace(
                 there,
                 attempts=there.attempts + is_try,
@@ -229,24 +256,28 @@ class MemoryTables:
                 due=there.due if retry_s is None else now + retry_s,
             )
             self._renew(WaitingRow(renewed))
+        self._has_kept = True
 
     def free(self, messages: Sequence[WaitingMessage]) -> None:
         now = self.clock()
         for message in messages:
-            row = self._waiting.get(message.number or 0)
-            if row is not None:
-                there = replace(row.message, queue=message.queue, lane=message.lane, attempts=0)
-                freed = replace(there, id=message.id, message=message.message, is_set_aside=False)
-                self._renew(WaitingRow(replace(freed, last_seen=now, due=now)))
-        self.on_kept()
+            if message.number not in self._places:
+                continue
+            there = self._row(message.number).message
+            moved = replace(there, queue=message.queue, lane=message.lane, attempts=0)
+            content = _own_message(message.message)
+            freed = replace(moved, id=message.id, message=content, is_set_aside=False)
+            self._renew(WaitingRow(replace(freed, last_seen=now, due=now)))
+        self._has_kept = True
 
     def backlogs(self) -> Mapping[str, Backlog]:
-        queues = {row.message.queue for row in self._waiting.values()}
-        return {queue: self._backlog(queue) for queue in sorted(queues)}
+        return {
+            queue: self._backlog(queue) for queue in sorted(self._queues) if self._queues[queue]
+        }
 
     def _backlog(self, queue: str) -> Backlog:
         now = self.clock()
-        messages = [row.message for row in self._waiting.values() if row.message.queue == queue]
+        messages = [row.message for row in self._queues[queue].values()]
         dues = [message.due or 0.0 for message in messages if not message.is_set_aside]
         return Backlog(
             waiting=len(dues),
@@ -257,7 +288,7 @@ class MemoryTables:
     def listed(self, listing: Listing) -> Sequence[WaitingMessage]:
         fitting = (
             row.message
-            for row in self._rows()
+            for row in self.rows()
             if _is_of(row.message.queue, listing.queue)
             and row.message.is_set_aside == listing.is_set_aside
             and (row.message.number or 0) > listing.after
@@ -265,15 +296,32 @@ class MemoryTables:
         return list(islice(fitting, listing.limit))
 
     def free_in_s(self, queue: str) -> float | None:
-        rows = [row for row in self._waiting.values() if row.message.queue == queue]
-        free_at = [row.free_at for row in rows if not row.message.is_set_aside]
-        return max(0.0, min(free_at) - self.clock()) if free_at else None
+        now, first = self.clock(), math.inf
+        for row in self._queues[queue].values():
+            if not row.message.is_set_aside:
+                first = min(first, row.free_at)
+            if first <= now:
+                return 0.0
+        return None if first == math.inf else first - now
 
-    def _rows(self) -> list[WaitingRow]:
-        return [self._waiting[number] for number in sorted(self._waiting)]
+    def _row(self, number: int) -> WaitingRow:
+        return self._queues[self._places[number]][number]
+
+    def rows(self) -> list[WaitingRow]:
+        return [self._row(number) for number in sorted(self._places)]
 
     def _renew(self, row: WaitingRow) -> None:
-        self._put(self._waiting, row.message.number, row)
+        number, queue = row.message.number or 0, row.message.queue
+        before = self._places.get(number)
+        if before is not None and before != queue:
+            self._take_out(self._queues[before], number)
+        rows = self._queues[queue]
+        if before != queue:
+            self._put(self._places, number, queue)
+        is_last = not rows or number >= next(reversed(rows))
+        self._put(rows, number, row)
+        if before != queue and not is_last:
+            _sort(rows)
 
     # ---- Steps ---------------------------------------------------------------------------------
 
@@ -307,8 +355,16 @@ class MemoryTables:
             del table[name]
 
 
-def _told_by(message: WaitingMessage) -> tuple[Key, str]:
-    return message.parent, message.name
+def _sort(rows: dict[int, WaitingRow]) -> None:
+    """In the order of their numbers, which is that in which they are taken."""
+    in_order = sorted(rows.items())
+    rows.clear()
+    rows.update(in_order)
+
+
+def _own_message(message: Message) -> Message:
+    """One that shares no part with this one which somebody could change."""
+    return replace(message, headers=dict(message.headers), claim=None)
 
 
 def _is_held(row: WaitingRow, as_taken: WaitingMessage) -> bool:

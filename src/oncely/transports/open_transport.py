@@ -1,14 +1,16 @@
 """From a URL to a transport. A driver is imported only when its URL is opened."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from oncely.core.durations import positive_seconds
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.core.message import Message
+from oncely.stores.memory_store import MemoryStore
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import open_store
-from oncely.transports.memory_transport import MemoryTransport, server_named
+from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Limits, Transport
 from oncely.transports.url_values import Read, read_values, text, whole
 
@@ -23,6 +25,8 @@ _LIMITS: Mapping[str, Read] = {
 }
 _IN_SQL: Mapping[str, Read] = {**_LIMITS, "table": text, "schema": text}
 _OWN = ("visibility", "max_bytes", "table", "schema")
+_memories: dict[str, MemoryStore] = defaultdict(MemoryStore)
+"""By their names, for as long as the process lives."""
 _SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
 
 
@@ -33,7 +37,7 @@ def open_transport(url: str) -> Transport:
     named = f"transport: {mask_passwords(url)!r}"
     match kind:
         case "memory" if place:
-            return MemoryTransport(server_named(place), Limits(**read_values(options, _LIMITS)))
+            return StoreTransport(_memories[place], Limits(**read_values(options, _LIMITS)))
         case "memory":
             raise ConfigError(f'{named} names no queues; write "memory://name"')
         case "sqlite" if place.startswith("/") and place != "/":
@@ -84,10 +88,9 @@ def _open_sql(address: str, options: str) -> Transport:
         raise ConfigError(str(error).replace("ledger: ", "transport: ", 1)) from error
     # What there is of SQL has its driver by now.
     from oncely.stores.sql.sql_store import SqlStore
-    from oncely.transports.sql import SqlTransport
 
     assert isinstance(store, SqlStore)  # noqa: S101 - each of these kinds is one.
-    return SqlTransport(store, Limits(**said))
+    return StoreTransport(store, Limits(**said))
 
 
 def _own_options(address: str, options: str) -> tuple[str, str]:

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 from sqlalchemy import ColumnElement, Connection, Engine, bindparam, func, literal_column, select
 
 from oncely.core.record import Key, Record
+from oncely.stores.news import Hearing
 from oncely.stores.sql.batches import Split, batches
-from oncely.stores.sql.looking import Hearing
 from oncely.stores.sql.record_rows import LOADED, RENEWED, Pair, by_place, record_of
 from oncely.stores.sql.table import SqlTables
 from oncely.stores.store import Clock, Loaded

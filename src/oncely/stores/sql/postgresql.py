@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Select, literal_column, select
 
 from oncely.core.record import Key, Record
 from oncely.core.waiting import digest
+from oncely.stores.news import Hearing
 from oncely.stores.sql.batches import MOST_ROWS, Split, split
 from oncely.stores.sql.database import (
     Database,
@@ -20,7 +21,6 @@ from oncely.stores.sql.database import (
     raw_cursor,
 )
 from oncely.stores.sql.listening import Listening
-from oncely.stores.sql.looking import Hearing
 from oncely.stores.sql.record_rows import (
     INSERTED,
     SWAPPED,

@@ -25,6 +25,7 @@ from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage, names_for, queue_named
 from oncely.stores.names import TableName
+from oncely.stores.news import Bell, Hearing, Looking, News, bell_at
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.sql import binding_rows as queues
 from oncely.stores.sql import consumer_rows as consumers
@@ -36,7 +37,6 @@ from oncely.stores.sql.batches import MOST_BYTES, MOST_ROWS
 from oncely.stores.sql.database import Database, Fault
 from oncely.stores.sql.drivers import is_driver_error
 from oncely.stores.sql.engines import database_of, engine_beside
-from oncely.stores.sql.looking import Bell, Hearing, Looking, News, bell_at
 from oncely.stores.sql.record_rows import Pair, by_key, parted
 from oncely.stores.sql.sources import check_joined_source
 from oncely.stores.sql.sql_inside import SqlInside

@@ -49,7 +49,7 @@ class WatchedStore:
     def _note(self, actor: str) -> None:
         tables = self.store._tables
         rows = dict(tables.records)
-        waiting = dict(tables._waiting)
+        waiting = {row.message.number or 0: row for row in tables.rows()}
         steps = set(tables._steps)
         for key, step in sorted({*steps} ^ self._steps):
             what = "step_kept" if (key, step) in steps else "step_gone"

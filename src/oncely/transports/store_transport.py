@@ -1,4 +1,4 @@
-"""Queues in the database of a ledger in SQL, among its other messages that wait."""
+"""Queues in a ledger's store, among its other messages that wait: in a database, or in memory."""
 
 import logging
 import threading
@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from oncely._util.forking import afresh_in_children
 from oncely.core.binding import Binding
@@ -22,7 +23,7 @@ from oncely.core.errors import (
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
 from oncely.core.waiting import QueuedRow, WaitingMessage, name_of, queue_named
-from oncely.stores.sql.sql_store import SqlStore
+from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import Inside, PutBack
 from oncely.transports.transport import (
     Delivery,
@@ -33,6 +34,9 @@ from oncely.transports.transport import (
     parted,
     too_large,
 )
+
+if TYPE_CHECKING:
+    from oncely.stores.sql.sql_store import SqlStore
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +54,10 @@ class _Watched:
     """`time.monotonic()` when it is to look again, if nothing is told."""
 
 
-class SqlTransport:
+class StoreTransport:
     """A connection to the queues among the waiting messages of a store."""
 
-    def __init__(self, store: SqlStore, limits: Limits = Limits()) -> None:
+    def __init__(self, store: "SqlStore | MemoryStore", limits: Limits = Limits()) -> None:
         self.features = Features(ordered=True, counts_deliveries=True, **limits._asdict())
         self._limits = limits
         self._store = store

@@ -78,7 +78,7 @@ class Hearing(Protocol):
 class News:
     """Tells that messages may have come, from this process and, where they are heard, others."""
 
-    def __init__(self, bell: Bell, look_s: float, hearing: Hearing | None) -> None:
+    def __init__(self, bell: Bell, look_s: float, hearing: Hearing | None = None) -> None:
         self._bell = bell
         self._look_s = look_s
         self._hearing = hearing
