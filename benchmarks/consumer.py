@@ -6,6 +6,7 @@ the ratios count that are found within a round. Run with `make bench-consumer`.
 
 import argparse
 import json
+import logging
 import statistics
 import sys
 import threading
@@ -64,6 +65,8 @@ class Bench:
         self._transport = open_transport(self.url)
         stack.callback(self._transport.close)
         self._numbers = count(1)
+        self.ids: set[str] = set()
+        """Of the messages of the queue that was filled last."""
 
     def fill(self, messages: int) -> str:
         """A queue with messages, of which some are copies of one before."""
@@ -73,6 +76,7 @@ class Bench:
         for _ in range(messages):
             is_copy = bool(ids) and random.random() < COPIES
             ids.append(random.choice(ids[-_COPIED_FROM:]) if is_copy else str(uuid.uuid4()))
+        self.ids = set(ids)
         self._transport.subscribe(queue, [])
         self._transport.publish(queue, [Message(id_, BODY, "bench.message") for id_ in ids])
         return queue
@@ -100,6 +104,31 @@ def business(bench: Bench, queue: str) -> None:
 def once(bench: Bench, queue: str) -> None:
     """A handler with nothing to do."""
     bench.consumer(queue).consume(lambda _: None, drain=True)
+
+
+def failing(percent: int) -> Callable[[Bench, str], None]:
+    """A handler that fails for so many of a hundred messages, until all others are handled."""
+
+    def way(bench: Bench, queue: str) -> None:
+        others = sum(not fails(id_, percent) for id_ in bench.ids)
+
+        def handle(message: Message) -> None:
+            nonlocal others
+            if fails(message.id, percent):
+                raise ValueError("no such customer")
+            others -= 1
+            if not others:
+                consumer.stop()
+
+        consumer = bench.consumer(queue)
+        consumer.consume(handle)
+
+    return way
+
+
+def fails(message_id: str, percent: int) -> bool:
+    """Whether a message is one of those that fail."""
+    return int(message_id[:8], 16) % 100 < percent
 
 
 def transactional(bench: Bench, queue: str) -> None:
@@ -137,6 +166,7 @@ def session_each(bench: Bench, queue: str) -> None:
 LIMIT, SEED, BUSINESS = "pika alone", "pika, three statements", "pika, insert and commit"
 SESSION = "pika, session and commit"
 ONCE = "consumer"
+FAILING = {percent: f"consumer, {percent}% failing" for percent in (1, 5)}
 TRANSACTIONAL = "consumer, session of a window"
 TOGETHER = "consumer, window together"
 WAYS: dict[str, Callable[[Bench, str], None]] = {
@@ -145,6 +175,7 @@ WAYS: dict[str, Callable[[Bench, str], None]] = {
     BUSINESS: business,
     SESSION: session_each,
     ONCE: once,
+    **{name: failing(percent) for percent, name in FAILING.items()},
     TRANSACTIONAL: transactional,
     TOGETHER: together,
 }
@@ -173,8 +204,10 @@ def ratio(rates: dict[str, list[float]], name: str, base: str) -> float:
     return statistics.median(a / b for a, b in zip(rates[name], rates[base], strict=True))
 
 
-def latencies_ms(bench: Bench, rate: int, seconds: float) -> list[float]:
-    """How long messages take from their publishing to their handler, at so many a second."""
+def latencies_ms(bench: Bench, rate: int, seconds: float, percent: int = 0) -> list[float]:
+    """How long messages take from their publishing to their handler, at so many a second of which
+    so many of a hundred fail: those that do not.
+    """
     queue = bench.fill(0)
     took: list[float] = []
 
@@ -188,10 +221,15 @@ def latencies_ms(bench: Bench, rate: int, seconds: float) -> list[float]:
         transport.close()
         consumer.stop()
 
+    def handle(message: Message) -> None:
+        if fails(message.id, percent):
+            raise ValueError("no such customer")
+        took.append(time.perf_counter() - float(message.body))
+
     consumer = bench.consumer(queue)
     thread = threading.Thread(target=publish)
     thread.start()
-    consumer.consume(lambda message: took.append(time.perf_counter() - float(message.body)))
+    consumer.consume(handle)
     thread.join()
     return sorted(1000 * each for each in took)
 
@@ -211,19 +249,26 @@ def main() -> int:
     parser.add_argument("--rate", type=int, default=200, help="messages/s, for how long they take")
     parser.add_argument("--json", default="benchmarks/results/consumer.json")
     asked = parser.parse_args()
+    # What a failure costs besides depends on where it is logged.
+    logging.getLogger("oncely").addHandler(logging.NullHandler())
     with ExitStack() as stack:
         bench = Bench(stack, asked.messages)
         rates = measure(bench, asked.rounds, asked.messages)
-        took = latencies_ms(bench, asked.rate, 5.0)
+        took = {percent: latencies_ms(bench, asked.rate, 20.0, percent) for percent in (0, 1, 5)}
     table = Table("way", "messages/s", "of pika alone", "x three", "x insert", "x session")
     for row in rows(rates):
         table.add_row(*row)
     Console().print(table)
-    quantiles = statistics.quantiles(took, n=100)
-    p50, p99 = quantiles[49], quantiles[98]
-    print(f"from publishing to the handler, at {asked.rate}/s: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    for percent, each in took.items():
+        p50, p99 = (statistics.quantiles(each, n=100)[place] for place in (49, 98))
+        print(
+            f"from publishing to the handler, at {asked.rate}/s with {percent}% failing: "
+            f"p50 {p50:.1f} ms, p99 {p99:.1f} ms"
+        )
+    for name in FAILING.values():
+        print(f"{name}: {ratio(rates, name, ONCE):.3f} of what it is without")
     Path(asked.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(asked.json).write_text(json.dumps({**rates, "p50_ms": p50, "p99_ms": p99}, indent=1))
+    Path(asked.json).write_text(json.dumps({**rates, "latencies_ms": took}, indent=1))
     return 0
 
 

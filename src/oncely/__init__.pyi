@@ -54,9 +54,9 @@ from .ledger import Ledger, open_ledger
 from .lifecycle.transacting import AsyncBegins, Begins
 from .lifecycle.work import Work, claimed
 from .once import once
-from .outbox import Relay, RelayReport
+from .outbox import Relay, RelayReport, publish
 from .stores.store import Backlog, Store
-from .transports.open_transport import open_transport, publish
+from .transports.open_transport import open_transport
 from .transports.transport import Delivery, Transport
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Relay: sends deferred messages, each after the handler that deferred it has succeeded."""
+"""Relay: sends what handlers have left, each after its handler has succeeded. And `publish`."""
 
 import logging
 import threading
@@ -21,12 +21,14 @@ from oncely.core.errors import (
     TransportError,
     describe,
 )
+from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.settle import RelayObserver
 from oncely.ledger import Ledger
 from oncely.stores.store import PutBack
+from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Clock, Transport
 
 _log = logging.getLogger(__name__)
@@ -386,3 +388,26 @@ def _told(refusal: PutBack) -> Mapping[str, object]:
         "attempts": message.attempts + 1,
         "reason": refusal.error,
     }
+
+
+def publish(
+    transport: Transport | str,
+    destination: str,
+    messages: Sequence[Message] | Message,
+    *,
+    create: bool = True,
+) -> None:
+    """Publish messages as `Transport.publish` does, by a transport or by its URL, which is opened
+    for this call alone. Raises as both do.
+
+    To publish in a transaction of your own, see `Inbox.put` and `Inbox.send`.
+    """
+    many = [messages] if isinstance(messages, Message) else messages
+    if not isinstance(transport, str):
+        transport.publish(destination, many, create=create)
+        return
+    opened = open_transport(transport)
+    try:
+        opened.publish(destination, many, create=create)
+    finally:
+        opened.close()

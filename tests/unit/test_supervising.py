@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from tests.integration.others import wait_until
 
-from oncely.consuming import supervising
+from oncely._util import pauses
+from oncely._util.pauses import Backoff
 from oncely.consuming.consumer_report import ConsumerReport
-from oncely.consuming.supervising import Backoff, Supervisor
+from oncely.consuming.supervising import Supervisor
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.testing import ManualClock
 
@@ -151,7 +152,7 @@ class Workers:
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     """Workers that are started again within a few milliseconds."""
-    monkeypatch.setattr(supervising, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(pauses, "_FIRST_DELAY_S", 0.01)
     return Workers(tmp_path)
 
 

@@ -5,7 +5,6 @@ nothing of this process is copied, pickled or run again in it, it can be started
 and its death has an exit code. See `consuming/lifeline.py` for how the two hear of each other.
 """
 
-import random
 import signal
 import socket
 import subprocess
@@ -15,17 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from oncely._util.pauses import pause_s
+from oncely._util.pauses import Backoff
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.health import Health
 from oncely.consuming.lifeline import Listener
 from oncely.core.errors import ConfigError, OncelyError
-from oncely.transports.transport import Clock
 
 _LOOK_EVERY_S = 0.05
-_LONG_LIFE_S = 60.0
-_FIRST_DELAY_S = 0.5
-_MOST_DELAY_S = 30.0
 _MISSTARTS = 3
 """So often in a row a worker may say that it cannot work, before it is believed."""
 _WRONG = 2
@@ -40,42 +35,6 @@ class Tell(Protocol):
 
     def __call__(self, event: str, /, *, worker: int, **details: object) -> None:
         """`worker_died`, with `pid`, `reason` and `again_in_s`; `worker_killed`, with `reason`."""
-
-
-class Backoff:
-    """How long to wait before a worker that died is started again.
-
-    Twice as long after each short life; somewhat at random, by `jitter`.
-    """
-
-    def __init__(
-        self, clock: Clock = time.monotonic, jitter: Callable[[], float] = random.random
-    ) -> None:
-        self._clock = clock
-        self._jitter = jitter
-        self._started_at = self._due_at = clock()
-        self._short_lives = 0
-
-    def is_due(self) -> bool:
-        """Whether it may be started now."""
-        return self._clock() >= self._due_at
-
-    def lived_long(self) -> bool:
-        """Whether it worked for a while, as if nothing were wrong with it."""
-        return self._clock() - self._started_at >= _LONG_LIFE_S
-
-    def started(self) -> None:
-        """Take note that it lives from now on."""
-        self._started_at = self._clock()
-
-    def died(self) -> float:
-        """Take note that it lives no more; return after how many seconds it is due again."""
-        if self.lived_long():
-            self._short_lives = 0
-        delay_s = pause_s(self._short_lives, _FIRST_DELAY_S, _MOST_DELAY_S, self._jitter)
-        self._short_lives += 1
-        self._due_at = self._clock() + delay_s
-        return delay_s
 
 
 class Supervisor:

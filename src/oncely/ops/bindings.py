@@ -32,8 +32,8 @@ def bindings(
     that others have. Raises ConfigError where the ledger is not in SQL, and remembers nothing.
     """
     found = transport.bindings(queue)
-    if found is None:
-        found = None if ledger is None else ledger.mailbox.bindings(queue)
+    if found is None and ledger is not None and ledger.is_shared:
+        found = ledger.mailbox.bindings(queue)
     if found is None:
         raise ConfigError(
             f"nothing remembers the bindings of queue {queue!r}: the broker does not tell them, "

@@ -1,12 +1,11 @@
 """From a URL to a transport. A driver is imported only when its URL is opened."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 from oncely.core.durations import positive_seconds
 from oncely.core.errors import ConfigError, mask_passwords
-from oncely.core.message import Message
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import open_store
@@ -52,29 +51,6 @@ def open_transport(url: str) -> Transport:
             raise ConfigError(f'{named} names no broker; write "amqp://localhost"')
         case _:
             raise ConfigError(f"{named} is of no known kind; write {_EXAMPLES}")
-
-
-def publish(
-    transport: Transport | str,
-    destination: str,
-    messages: Sequence[Message] | Message,
-    *,
-    create: bool = True,
-) -> None:
-    """Publish messages as `Transport.publish` does, by a transport or by its URL, which is opened
-    for this call alone. Raises as both do.
-
-    To publish in a transaction of your own, see `Inbox.put` and `Inbox.send`.
-    """
-    many = [messages] if isinstance(messages, Message) else messages
-    if not isinstance(transport, str):
-        transport.publish(destination, many, create=create)
-        return
-    opened = open_transport(transport)
-    try:
-        opened.publish(destination, many, create=create)
-    finally:
-        opened.close()
 
 
 def _open_sql(address: str, options: str) -> Transport:
