@@ -81,9 +81,9 @@ class Bench:
         self._transport.publish(queue, [Message(id_, BODY, "bench.message") for id_ in ids])
         return queue
 
-    def consumer(self, queue: str) -> Consumer:
+    def consumer(self, queue: str, name: str = "bench") -> Consumer:
         """As users write it."""
-        return Consumer(self.url, queue).idempotent(self.shop.ledger, "bench")
+        return Consumer(self.url, queue).idempotent(self.shop.ledger, name)
 
 
 def acknowledging(bench: Bench, queue: str) -> None:
@@ -120,7 +120,8 @@ def failing(percent: int) -> Callable[[Bench, str], None]:
             if not others:
                 consumer.stop()
 
-        consumer = bench.consumer(queue)
+        # What waits for another try is no other way's to wait for.
+        consumer = bench.consumer(queue, queue)
         consumer.consume(handle)
 
     return way
@@ -226,7 +227,7 @@ def latencies_ms(bench: Bench, rate: int, seconds: float, percent: int = 0) -> l
             raise ValueError("no such customer")
         took.append(time.perf_counter() - float(message.body))
 
-    consumer = bench.consumer(queue)
+    consumer = bench.consumer(queue, queue)
     thread = threading.Thread(target=publish)
     thread.start()
     consumer.consume(handle)

@@ -36,6 +36,9 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 30.0
 """Between two tries while the broker or the store is away."""
+_FIRST_APART_S = 5.0
+_LONGEST_APART_S = 300.0
+"""Between two tries at a destination that fails while others do not."""
 _SLICE_S = 0.5
 """How long a wait for messages may keep a stop waiting."""
 _LOOK_S = 1.0
@@ -56,8 +59,9 @@ class RelayReport:
     """How often a message was refused that is to be tried again."""
     set_aside: int = 0
     error: str | None = None
-    """Why it cannot go on at the moment: the broker or the store is away. Else what was set aside
-    last, and why."""
+    """Why it cannot go on at the moment; else what was set aside last, or left for later."""
+    is_away: bool = False
+    """Whether it cannot go on at the moment: the broker or the store is away."""
 
 
 OnProgress = Callable[[RelayReport], None]
@@ -76,7 +80,9 @@ class Relay:
     A message that its destination cannot take now, as a queue is full, is tried again after the
     delays of `backoff`, the last of which repeats, and is set aside after `tries`. Until then the
     others of its lane wait for it, those of other lanes do not. One that is refused for good, as it
-    is too large or leads nowhere, is set aside at once. While the broker is away no try is counted.
+    is too large or leads nowhere, is set aside at once. While the broker is away no try is counted,
+    nor is it while one destination fails without a refusal: that is tried again ever more rarely,
+    and others are not.
 
     What leads nowhere is refused, too: a queue that is missing is made only by one that is to
     `create_queues`.
@@ -248,6 +254,17 @@ class _Batch:
             # The others of the lane wait behind it.
             self._lanes[lane].clear()
 
+    def put_apart(self, destination: str) -> "_Batch":
+        """What is left for a destination, in a batch of its own."""
+        left = self.left()
+        apart = _Batch(each for each in left if each.destination == destination)
+        self._lanes = _Batch(each for each in left if each.destination != destination)._lanes
+        return apart
+
+    def take_in(self, apart: "_Batch") -> None:
+        """Have again what was put apart."""
+        self._lanes |= apart._lanes
+
 
 class _Sending:
     """Sends batch after batch, for one thread.
@@ -270,6 +287,8 @@ class _Sending:
         self._parents = parents
         self._on_progress = on_progress
         self._batch = _Batch()
+        self._failures: dict[str, int] = {}
+        """How often destinations have failed since they last did not."""
 
     def go_on(self) -> None:
         """Send until nothing more can be taken, or the event to stop is set.
@@ -289,6 +308,7 @@ class _Sending:
     def tell(self, error: Exception | None) -> None:
         """Tell how far it is, and what is in its way, if anything."""
         self.report.error = self._refused if error is None else describe(error)
+        self.report.is_away = error is not None
         self._on_progress(self.report)
 
     def mark(self) -> None:
@@ -324,17 +344,50 @@ class _Sending:
         return self._batch.heads() if self._means.clock() < self._batch.good_until else {}
 
     def _publish_all(self) -> None:
+        """Publish what is in hand. Raises TransportError where no destination takes anything but
+        such as fail later.
+        """
+        taking: set[str] = set()
+        failing: dict[str, tuple[_Batch, TransportError]] = {}
         heads = self._heads()
         while heads:
-            refused = self._publish(list(heads.values()))
-            for place, (lane, head) in enumerate(heads.items()):
-                if place in refused:
-                    self._batch.refuse(lane, self._refusal(head, *refused[place]))
-                else:
-                    self._batch.confirm(lane)
+            destination = next(iter(heads.values())).destination
+            try:
+                self._publish_heads(heads)
+                taking.add(destination)
+            except TransportError as error:
+                failing[destination] = self._batch.put_apart(destination), error
             heads = {} if self._stop.is_set() else self._heads()
             if heads:
                 reached("between_sends")
+        is_there = bool(taking - failing.keys())
+        for apart, why in failing.values():
+            if is_there:
+                self._leave(apart.left(), why)
+            else:
+                self._batch.take_in(apart)
+        if failing and not is_there:
+            raise next(reversed(failing.values()))[1]
+
+    def _publish_heads(self, heads: Mapping[str, WaitingMessage]) -> None:
+        refused = self._publish(list(heads.values()))
+        for place, (lane, head) in enumerate(heads.items()):
+            self._failures.pop(head.destination, None)
+            if place in refused:
+                self._batch.refuse(lane, self._refusal(head, *refused[place]))
+            else:
+                self._batch.confirm(lane)
+
+    def _leave(self, messages: Sequence[WaitingMessage], error: TransportError) -> None:
+        """Let these wait, whose destination alone fails."""
+        destination, reason = messages[0].destination, describe(error)
+        failures = self._failures[destination] = self._failures.get(destination, 0) + 1
+        retry_s = pause_s(failures - 1, _FIRST_APART_S, _LONGEST_APART_S)
+        left = [PutBack(each, reason, retry_s, is_try=False) for each in messages]
+        self._means.ledger.mailbox.put_back(left)
+        self._refused = f"{destination}: {reason}"
+        told = {"destination": destination, "count": len(messages), "again_in_s": round(retry_s)}
+        _log.warning("destination_is_away", extra={**told, "reason": reason})
 
     def _publish(self, messages: Sequence[WaitingMessage]) -> Mapping[int, tuple[str, bool]]:
         """Which are refused, by their places: why, and whether they may be taken later. All others

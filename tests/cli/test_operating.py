@@ -292,11 +292,16 @@ def test_metrics_of_a_relay(works: Works, port: Get) -> None:
     """What it has sent, what waits and for how long are on the port, and that it is ready."""
     key = Key("shop", "order-1")
     later = WaitingMessage("mail-2", "out", Message("mail-2"), key, delay_s=3_600)
-    mails = [WaitingMessage("mail-1", "out", Message("mail-1"), key), later]
+    # Set aside first: that is for people to know, and keeps the relay from nothing.
+    aside = WaitingMessage("mail-0", "events:", Message("mail-0"), key)
+    mails = [aside, WaitingMessage("mail-1", "out", Message("mail-1"), key), later]
     works.ledger.handled(granted(works.ledger.claim(key)), deferred=mails)
     works.relay("--metrics-port", "0")
-    sent = 'oncely_deferred_sent_total{consumer="shop"}'
+    sent, refused = (
+        f'oncely_deferred_{what}_total{{consumer="shop"}}' for what in ("sent", "refused")
+    )
     wait_until(lambda: sample(port("/metrics").text, sent) == 1)
+    assert sample(port("/metrics").text, refused) == 1
     assert sample(port("/metrics").text, "oncely_deferred_waiting") == 1
     assert port("/live").status == 200
     wait_until(lambda: port("/ready").status == 200)

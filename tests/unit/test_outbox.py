@@ -297,6 +297,53 @@ def test_refused_for_good(
     assert str(aside.reason) in report.error
 
 
+def test_a_destination_that_fails_alone(
+    ledger: Ledger,
+    broker: Broker,
+    defer: Defer,
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One that neither takes nor refuses what it is sent holds up no other: it is tried again after
+    a pause, and no try is counted.
+    """
+    publish = broker.publish
+
+    def unsure(destination: str, messages: Sequence[Message], *, create: bool = True) -> None:
+        if destination == "mail":
+            raise TransportError("not confirmed in time")
+        publish(destination, messages, create=create)
+
+    broker.publish = unsure  # type: ignore[method-assign]
+    for number in range(3):
+        defer(f"order-{number}", f"m{number}", to="mail")
+        defer(f"other-{number}", f"o{number}")
+    relay = Relay(ledger, broker)
+    report = relay.send_waiting()
+    assert (report.sent, report.refused, report.set_aside, report.is_away) == (3, 0, 0, False)
+    assert report.error == "mail: TransportError: not confirmed in time"
+    [told] = [vars(each) for each in caplog.records if each.message == "destination_is_away"]
+    assert (told["destination"], told["count"]) == ("mail", 3)
+    assert {each.attempts for each in ledger.mailbox.listed(OUTBOX, 9)} == {0}
+    assert relay.send_waiting().sent == 0
+    broker.publish = publish  # type: ignore[method-assign]
+    clock.advance(5)
+    assert relay.send_waiting().sent == 3
+
+
+def test_no_destination_takes_anything(ledger: Ledger, broker: Broker, defer: Defer) -> None:
+    """Then the broker is away: all is left as it was, and can be taken at once."""
+    defer("order-1", "a", to="mail")
+    defer("order-2", "b")
+    broker.before = away
+    relay = Relay(ledger, broker)
+    with pytest.raises(TransportError, match="the broker is away"):
+        relay.send_waiting()
+    assert len(broker.calls) == 0
+    broker.before = lambda: None
+    assert relay.send_waiting().sent == 2
+
+
 # ---- The broker away, the hold over ------------------------------------------------------------
 
 

@@ -83,8 +83,8 @@ class _Shown:
 
     def show(self, report: RelayReport) -> None:
         """Show where the relay stands."""
-        if report.error is not None:
-            self._pulse.missed(report.error)
+        if report.is_away:
+            self._pulse.missed(f"{report.error}")
             # The store may be what is away.
             self._progress.show(f"sent {report.sent:,}  cannot go on: {report.error}")
             return

@@ -35,7 +35,7 @@ from oncely.stores.store import (
 
 T = TypeVar("T")
 
-_LOOK_S = 1.0
+_LOOK_S = 0.05
 """How often whoever waits looks, besides when it is told: what is held may be free by then."""
 
 

@@ -59,6 +59,10 @@ class MemoryTables:
         """What waits, by its queue and number."""
         self._places: dict[int, str] = {}
         """In which queue a number waits."""
+        self._unsorted: set[str] = set()
+        """Queues in which a number may stand behind a higher one."""
+        self._lanes: dict[str, dict[str, int]] = defaultdict(dict)
+        """How many wait in each lane of a queue that are not set aside."""
         self._told_by: dict[tuple[Key, str], int] = {}
         self._steps: dict[tuple[Key, str], _Step] = {}
         self._numbers = count(1)
@@ -76,12 +80,9 @@ class MemoryTables:
     def roll_back(self) -> None:
         """What was done since the last commit is undone."""
         self._has_kept = False
-        if not self._undo:
-            return
+        self._unsorted |= {*self._queues} if self._undo else set()
         while self._undo:
             self._undo.pop()()
-        for rows in self._queues.values():
-            _sort(rows)
 
     # ---- Records -------------------------------------------------------------------------------
 
@@ -188,6 +189,9 @@ class MemoryTables:
         counts: bool = False,
     ) -> Sequence[WaitingMessage]:
         now = self.clock()
+        if queue in self._unsorted:
+            self._put(self._queues, queue, self._in_order(queue))
+            self._unsorted.remove(queue)
         rows = self._open(queue, now, parents, one_per_lane=one_per_lane)
         taken = [
             replace(row.message, attempts=row.message.attempts + counts)
@@ -210,8 +214,11 @@ class MemoryTables:
         one_per_lane: bool = False,
     ) -> Iterator[WaitingRow]:
         """What can be taken now of a queue and these parents, in its order."""
-        closed = set()
-        for row in self._queues[queue].values():
+        closed: set[str] = set()
+        lanes = len(self._lanes[queue])
+        for row in self._in_order(queue).values():
+            if len(closed) == lanes:
+                return
             message = row.message
             if message.is_set_aside or message.lane in closed:
                 continue
@@ -226,6 +233,7 @@ class MemoryTables:
         for message in messages:
             if (number := message.number or 0) in self._places:
                 there = self._row(number).message
+                self._count_lane(there, -1)
                 self._take_out(self._queues[there.queue], number)
                 self._take_out(self._places, number)
                 self._take_out(self._told_by, (there.parent, there.name))
@@ -308,20 +316,37 @@ class MemoryTables:
         return self._queues[self._places[number]][number]
 
     def rows(self) -> list[WaitingRow]:
+        """All that waits, in order."""
         return [self._row(number) for number in sorted(self._places)]
 
     def _renew(self, row: WaitingRow) -> None:
         number, queue = row.message.number or 0, row.message.queue
         before = self._places.get(number)
-        if before is not None and before != queue:
-            self._take_out(self._queues[before], number)
+        if before is not None:
+            self._count_lane(self._row(number).message, -1)
+            if before != queue:
+                self._take_out(self._queues[before], number)
         rows = self._queues[queue]
         if before != queue:
             self._put(self._places, number, queue)
-        is_last = not rows or number >= next(reversed(rows))
+            if rows and number < next(reversed(rows)):
+                self._unsorted.add(queue)
         self._put(rows, number, row)
-        if before != queue and not is_last:
-            _sort(rows)
+        self._count_lane(row.message, 1)
+
+    def _count_lane(self, message: WaitingMessage, more: int) -> None:
+        if message.is_set_aside:
+            return
+        lanes = self._lanes[message.queue]
+        if left := lanes.get(message.lane, 0) + more:
+            self._put(lanes, message.lane, left)
+        else:
+            self._take_out(lanes, message.lane)
+
+    def _in_order(self, queue: str) -> dict[int, WaitingRow]:
+        """What waits in a queue, by its number, in the order in which it is taken."""
+        rows = self._queues[queue]
+        return dict(sorted(rows.items())) if queue in self._unsorted else rows
 
     # ---- Steps ---------------------------------------------------------------------------------
 
@@ -353,13 +378,6 @@ class MemoryTables:
             former = table[name]
             self._undo.append(lambda: table.__setitem__(name, former))
             del table[name]
-
-
-def _sort(rows: dict[int, WaitingRow]) -> None:
-    """In the order of their numbers, which is that in which they are taken."""
-    in_order = sorted(rows.items())
-    rows.clear()
-    rows.update(in_order)
 
 
 def _own_message(message: Message) -> Message:

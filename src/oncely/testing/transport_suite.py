@@ -11,7 +11,7 @@ from oncely.core.binding import Binding
 from oncely.core.errors import ConfigError, PublishRefused
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key, Record, State
-from oncely.core.verdicts import Ack, Requeue
+from oncely.core.verdicts import Ack, Refuse, Requeue
 from oncely.testing.delivery_suite import (
     DEADLINE_S,
     QUEUE,
@@ -24,7 +24,7 @@ from oncely.testing.delivery_suite import (
     received,
 )
 from oncely.testing.tools import at_once
-from oncely.transports.transport import Transport
+from oncely.transports.transport import Transport, dead_of
 
 _FAR_EAST = timezone(timedelta(hours=8, minutes=45))
 MESSAGES = (
@@ -86,6 +86,10 @@ class TransportConformance(DeliveryConformance):
         transport.settle([(first, Requeue())])
         [again] = received(transport, 1)
         assert again.message.headers == {"tenant": "a"}
+        again.message.headers["tenant"] = "d"  # type: ignore[index]
+        transport.settle([(again, Refuse("no"))])
+        [dead] = received(transport, 1, queue=dead_of(QUEUE))
+        assert dead.message.headers == {"tenant": "a"}
 
     def test_order(self, transport: Transport) -> None:
         """Where order is declared, messages come in the order in which they were published."""

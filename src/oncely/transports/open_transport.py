@@ -1,5 +1,6 @@
 """From a URL to a transport. A driver is imported only when its URL is opened."""
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
@@ -24,8 +25,8 @@ _LIMITS: Mapping[str, Read] = {
 }
 _IN_SQL: Mapping[str, Read] = {**_LIMITS, "table": text, "schema": text}
 _OWN = ("visibility", "max_bytes", "table", "schema")
-_memories: dict[str, MemoryStore] = defaultdict(MemoryStore)
-"""By their names, for as long as the process lives."""
+_memories: dict[str, MemoryStore] = defaultdict(lambda: MemoryStore(time.monotonic))
+"""By their names, for as long as the process lives; its wall clock may be set."""
 _SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
 
 

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from oncely._util.forking import afresh_in_children
@@ -85,14 +85,15 @@ class StoreTransport:
         opening, news = self._opening, self._store.news
         with self._calling():
             self._make(queue)
-            while self._opening is opening:
+            while True:
                 rung = news.rung
+                if self._opening is not opening:
+                    return []
                 taken = self._look(queue, max_messages, rung, opening)
                 left_s = until - time.monotonic()
                 if taken or left_s <= 0:
                     return [self._delivery(queue, row) for row in taken]
                 news.wait(rung, min(left_s, self._watched[queue].look_at - time.monotonic()))
-        return []
 
     def _look(self, queue: str, limit: int, rung: int, opening: object) -> Sequence[WaitingMessage]:
         """What can be taken now; where nothing can, it is not asked again before it may."""
@@ -123,7 +124,9 @@ class StoreTransport:
     def _delivery(self, queue: str, row: WaitingMessage) -> Delivery:
         problem = too_large(row.message.body, self._limits.max_bytes)
         tag = QueuedRow(row, self._store.place)
-        return Delivery(row.message, queue, row.attempts, tag, problem)
+        # What a handler does to its headers, the row does not show.
+        message = replace(row.message, headers=dict(row.message.headers))
+        return Delivery(message, queue, row.attempts, tag, problem)
 
     # ---- Settling ------------------------------------------------------------------------------
 
@@ -233,10 +236,10 @@ class StoreTransport:
     def close(self) -> None:
         with self._lock:
             self._opening = object()
+            held, self._held = [*self._held.values()], {}
             # Whoever waits in another thread finds it closed.
             self._store.news.tell()
             self._lock.wait_for(lambda: self._calls == 0, _CLOSING_S)
-            held, self._held = [*self._held.values()], {}
             try:
                 with _told():
                     self._give_back(held)
