@@ -6,9 +6,9 @@ What comes of it is for `check` to say.
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from tests.chaos.check import (
     HELD,
     MODES,
     ORDERED,
+    OUT,
     REPEATED,
     fails_permanently,
     faults,
@@ -32,7 +33,8 @@ from tests.servers import Postgresql, Rabbitmq, Server
 
 from oncely.core.errors import TransportError
 from oncely.core.message import Message
-from oncely.ledger import open_ledger
+from oncely.ledger import Ledger, open_ledger
+from oncely.outbox import Relay
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Transport
 
@@ -78,14 +80,26 @@ class Campaign:
     def run(self) -> None:
         """Until all is settled. Raises AssertionError where that takes too long."""
         (self._folder / "published").write_text("\n".join(self._ids))
-        with closing(open_ledger(self._servers.postgresql.url)) as ledger:
+        with self._opened() as (ledger, transport):
             ledger.migrate()
+            transport.subscribe(OUT, [])
         self._execute(_EFFECTS)
         with closing(self._workers), ThreadPoolExecutor(1) as producer:
             self._workers.start()
             self._strike_on_and_on(producer)
             self._workers.drain()
             self._await_the_end()
+        # What the killed have left.
+        with self._opened() as (ledger, transport):
+            _tell(f"{Relay(ledger, transport).send_waiting().sent} are sent in the end")
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Ledger, Transport]]:
+        with (
+            closing(open_ledger(self._servers.postgresql.url)) as ledger,
+            closing(open_transport(self._servers.queue_url)) as transport,
+        ):
+            yield ledger, transport
 
     def faults(self) -> list[str]:
         """What must not be, a sentence each."""

@@ -34,7 +34,6 @@ OUT = "out"
 _KEYS = 40
 """Ordering keys."""
 _RECORDS = "SELECT message_id, status, attempts FROM processed_messages WHERE provider = %s"
-_UNSENT = "SELECT own_id, body FROM waiting_messages WHERE queue = 'send' AND provider = %s"
 _RETRIES = "SELECT body FROM waiting_messages WHERE queue = %s AND set_aside = %s"
 _IN_QUEUE = "SELECT own_id, body FROM waiting_messages WHERE queue = 'queue/' || ?"
 
@@ -183,15 +182,12 @@ def left_of(mode: str, folder: Path, queue_url: str, ledger_url: str) -> Left:
             message_id: Standing(status, attempts)
             for message_id, status, attempts in connection.execute(_RECORDS, (mode,))
         }
-        unsent = [
-            (own_id, bytes(body).decode()) for own_id, body in connection.execute(_UNSENT, (mode,))
-        ]
         retries, dead = (
             [bytes(body).decode() for [body] in connection.execute(_RETRIES, (queue, is_aside))]
             for queue, is_aside in ((f"retry/{mode}", False), (f"retry/{mode}", True))
         )
     waiting = len(retries) + len(_in_queue(queue_url, mode))
-    sent = _sent_by(mode, [*_in_queue(queue_url, OUT), *unsent])
+    sent = _sent_by(mode, _in_queue(queue_url, OUT))
     order = [message_id for message_id, _ in rows] if mode == ORDERED else []
     return Left(effects, records, frozenset(dead), waiting, sent, order)
 
