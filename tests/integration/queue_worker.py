@@ -11,7 +11,7 @@ from oncely.core.message import current
 
 QUEUE, CONSUMER = "jobs", "campaign"
 LEASE = "3s"
-WINDOW = 50
+WINDOW = 10
 FAILS_FIRST = 25
 """One message in so many fails once, and waits in the ledger for its next try."""
 EFFECT = "INSERT INTO effects (id) VALUES ('{}')"

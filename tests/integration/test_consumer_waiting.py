@@ -17,7 +17,7 @@ from tests import amqp
 from tests.integration.others import wait_until
 from tests.servers import Rabbitmq
 
-from oncely import Consumer, Message, Policy, open_ledger, open_transport
+from oncely import Consumer, Message, Policy, Unrecoverable, open_ledger, open_transport
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, digest, retries_of, retry_name
@@ -128,6 +128,8 @@ def test_order_over_the_end_of_a_worker(
     transport.publish(QUEUE, [Message(f"m{n}", b"{}", key="a") for n in (1, 2, 3)])
     first = start("m1")
     wait_until(lambda: bool(ran()))
+    with closing(open_ledger(ledger_url)) as ledger:
+        wait_until(lambda: bool([*ledger.waiting("c")]))
     first.send_signal(end)
     first.wait(60)
     transport.publish(QUEUE, [Message("m4", b"{}", key="a")])
@@ -431,41 +433,59 @@ def test_what_fits_no_more_holds_up_nobody(
     assert letters["large"].attempts == 2
 
 
+def test_what_is_too_large_is_a_dead_letter(
+    rabbitmq_url: str, ledger: Ledger, transport: Transport
+) -> None:
+    """What is over the consumer's limit is set aside unseen, whole, and the next is handled."""
+    transport.publish(QUEUE, [Message("large", b"x" * 11), Message("small", b"x" * 10)])
+    ran: list[str] = []
+    consumer = Consumer(f"{rabbitmq_url}?max_bytes=10", QUEUE).idempotent(ledger, "c")
+    consumer.consume(lambda message: ran.append(message.id), drain=True)
+    [letter] = ledger.dead("c")
+    assert ran == ["small"]
+    assert letter.message == Message("large", b"x" * 11)
+    assert "body of 11 bytes is over the limit of 10" in letter.reason
+
+
 @pytest.mark.timeout(120)
 def test_stopped_while_the_broker_is_blocked(private_rabbitmq: Rabbitmq, ledger: Ledger) -> None:
-    """Under a memory alarm messages are received, acknowledged and tried again, whatever handlers
-    send; and a consumer that is stopped ends within its grace.
+    """Under a memory alarm messages are received, acknowledged, tried again and set aside, whatever
+    handlers and dead letters send; and a consumer that is stopped ends within its grace.
     """
     url = private_rabbitmq.url
     with closing(open_transport(url)) as transport:
-        for name in (QUEUE, "mails"):
+        for name in (QUEUE, "mails", "errors"):
             transport.subscribe(name, [])
-        transport.publish(QUEUE, [Message(str(n), b"{}") for n in range(30)])
+        transport.publish(QUEUE, [Message(str(n), b"{}") for n in range(33)])
     private_rabbitmq.evaluate("vm_memory_monitor:set_vm_memory_high_watermark(0.0)")
     ran: list[str] = []
 
     def handle(message: Message) -> None:
         ran.append(message.id)
         message.send("mails", message.id)
+        if int(message.id) >= 30:
+            raise Unrecoverable("never")
         if int(message.id) % 3 == 0 and ran.count(message.id) == 1:
             raise ValueError("not yet")
 
     policy = Policy(backoff="100ms")
     consumer = Consumer(url, QUEUE).idempotent(ledger, "c", policy=policy).grace("3s")
+    consumer.error_queue("errors")
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(consumer.consume, handle)
-        wait_until(lambda: len(ran) == 40)
-        wait_until(lambda: not [*ledger.waiting("c")])
+        wait_until(lambda: len(ran) == 43)
+        wait_until(lambda: not [*ledger.waiting("c")] and len([*ledger.dead("c")]) == 3)
         began = time.monotonic()
         consumer.stop()
         report = running.result(60)
-        assert time.monotonic() - began < 8
-    assert (report.handled, report.retried) == (30, 10)
+        took_s = time.monotonic() - began
+    assert (report.handled, report.retried, report.dead_lettered) == (30, 10, 3)
+    assert took_s < 5
     private_rabbitmq.evaluate("vm_memory_monitor:set_vm_memory_high_watermark(0.9)")
     with closing(open_transport(url)) as transport:
         wait_until(lambda: transport.is_drained(QUEUE))
     # What was not sent waits in the ledger, for any relay.
-    assert ledger.mailbox.backlog().waiting == 30
+    assert ledger.mailbox.backlog().waiting == 33
 
 
 # ---- The transaction of whoever sends ----------------------------------------------------------

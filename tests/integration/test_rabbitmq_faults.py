@@ -14,7 +14,7 @@ import pytest
 from tests.proxy import Proxy
 from tests.servers import HOST, Rabbitmq
 
-from oncely.core.errors import BrokerRefused, TransportError
+from oncely.core.errors import BrokerRefused, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack, Refuse, Requeue
 from oncely.transports.open_transport import open_transport
@@ -231,6 +231,24 @@ def test_memory_alarm(rabbitmq: Rabbitmq, rabbitmq_url: str, open_at: Open) -> N
         assert transport.is_drained(_QUEUE)
     _publish(transport, 1)
     assert _ids(_received(transport, 1)) == ["0"]
+
+
+def test_a_broker_that_takes_less(rabbitmq: Rabbitmq, transport: Transport) -> None:
+    """A body over the broker's own limit is refused; those beside it are stored, some twice."""
+    limit = "application:{}_env(rabbit, max_message_size{})"
+    rabbitmq.evaluate(limit.format("set", ", 1000"))
+    try:
+        with pytest.raises(PublishRefused, match="message size 2000") as refused:
+            transport.publish(_QUEUE, [Message(str(n), b"x" * n) for n in (10, 2_000, 20)])
+        assert [*refused.value.refused] == [1]
+        with pytest.raises(PublishRefused, match="message size 1001"):
+            transport.publish(_QUEUE, [Message("1001", b"x" * 1_001)])
+    finally:
+        rabbitmq.evaluate(limit.format("unset", ""))
+    stored: set[str] = set()
+    while stored < {"10", "20"}:
+        stored |= {*_ids(_received(transport, 1))}
+    assert stored == {"10", "20"}
 
 
 def test_closed_while_blocked(rabbitmq: Rabbitmq, rabbitmq_url: str, open_at: Open) -> None:

@@ -154,9 +154,11 @@ class RowJudge(Judge):
             return self._wrong_wait(event, after, after.lease_until)
         if after.state == "sent" and event.facts["waits"]:
             return "U4: completed although messages wait"
-        # Others know nothing of what waits to be tried again; a consumer finds it there later.
+        # Others know nothing of what waits to be tried again, nor does a probe, by whose word a
+        # claim is over; a consumer finds it there later.
+        is_probed = self._wrong_probe(event, before, after) is None
         is_done = after.state in ("sent", "handled") and event.actor.startswith("consumer")
-        if is_done and event.facts["due"] is not None:
+        if is_done and not is_probed and event.facts["due"] is not None:
             return "done, and still waiting to be tried again"
         return None
 

@@ -251,4 +251,5 @@ class Intake(Channel):
     def _give_up(self, why: str) -> None:
         self.error = TransportError(f"RabbitMQ: {why}")
         self.lost()
-        self.raw.close()
+        if self.raw.is_open:
+            self.raw.close()

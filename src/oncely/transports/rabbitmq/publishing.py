@@ -23,6 +23,7 @@ from oncely.transports.rabbitmq.topology import (
 NOT_STORED = "the broker has not stored it: the queue is full, or not available"
 _NO_ROUTE = "no queue takes it"
 _REFUSALS = (403, 404)
+_TOO_LARGE = 406
 _DEFAULT = "amq.default"
 """What the broker calls the exchange without a name."""
 _MOST_CHANNELS = 10
@@ -92,7 +93,13 @@ class Publishing:
                 publisher.prepare(route, self._queue_type)
                 return publisher.publish(route, contents)
             except ChannelLost as lost:
-                if lost.code not in _REFUSALS:
+                if lost.code == _TOO_LARGE:
+                    if len(contents) > 1:
+                        each_told = (self._publish(route, [each]) for each in contents)
+                        return {place: told[0] for place, told in enumerate(each_told) if told}
+                    if f" {len(contents[0].body)} " in lost.text:
+                        return {0: lost.text}
+                elif lost.code not in _REFUSALS:
                     raise
                 if lost is not publisher.error or route.is_in(lost.text):
                     return dict.fromkeys(range(len(contents)), lost.text)
