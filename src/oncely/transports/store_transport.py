@@ -157,7 +157,8 @@ class StoreTransport:
             done = len(inside.remove_held(acked)) if acked else 0
             held = inside.held([row for row, _ in others]) if others else ()
             still = [(row, verdict) for row, verdict in others if row.number in held]
-            _put_back(inside, [row for row, verdict in still if isinstance(verdict, Requeue)])
+            if back := [row for row, verdict in still if isinstance(verdict, Requeue)]:
+                inside.put_back([PutBack(row, None, 0.0, is_try=False) for row in back])
             for row, verdict in still:
                 if isinstance(verdict, Refuse):
                     _reject(inside, row, verdict.reason)
@@ -283,11 +284,6 @@ class StoreTransport:
         except StoreError:
             self._store.migrate()
         self._is_migrated = True
-
-
-def _put_back(inside: Inside, rows: Sequence[WaitingMessage]) -> None:
-    if rows:
-        inside.put_back([PutBack(row, None, 0.0, is_try=False) for row in rows])
 
 
 def _reject(inside: Inside, row: WaitingMessage, reason: str) -> None:
