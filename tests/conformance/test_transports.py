@@ -42,8 +42,8 @@ class TestStoreTransport(TransportConformance):
 
     @pytest.fixture
     def connect(self, clock: ManualClock) -> Connect:
-        server = MemoryStore(clock)
-        return lambda: StoreTransport(server)
+        store = MemoryStore(clock)
+        return lambda: StoreTransport(store)
 
 
 class TestQueuesInSqlite(TransportConformance):

@@ -155,7 +155,7 @@ class WaitingMessage:
 
 @dataclass(slots=True, eq=False)
 class QueuedRow:
-    """A message as it was taken from a queue in a database, for whoever is to end it there."""
+    """A message as it was taken from a queue in a store, for whoever is to end it there."""
 
     row: WaitingMessage
     place: object

@@ -63,7 +63,7 @@ class Turn:
     taken: WaitingMessage | None = None
     """As what it waited in the ledger, where it did."""
     queued: QueuedRow | None = None
-    """As what it was taken from a queue in a database, where it was."""
+    """As what it was taken from a queue in a store, where it was."""
     deliveries: int = 1
     """How often the message was delivered: the attempts of one that is not tracked."""
 
