@@ -18,6 +18,7 @@ from oncely.core.errors import BrokerRefused, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack, Refuse, Requeue
 from oncely.transports.open_transport import open_transport
+from oncely.transports.rabbitmq import session
 from oncely.transports.transport import Delivery, Transport
 
 _DEADLINE_S = 60.0
@@ -175,6 +176,26 @@ def test_connections_closed(rabbitmq: Rabbitmq, rabbitmq_url: str, transport: Tr
             rabbitmq.ctl("close_all_connections", "--vhost", _vhost(rabbitmq_url), "a test")
         traffic.goes_on()
     assert set(traffic.published) <= traffic.received
+
+
+def test_what_a_lost_connection_had_comes_first(
+    rabbitmq: Rabbitmq, rabbitmq_url: str, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue is consumed again when the broker has noticed that its consumer has gone: before, it
+    would deliver what stands behind what that was given.
+    """
+    told = [0, 0, 0, 1, 1, 1, 0]
+
+    def consumers(*_: object) -> int:
+        return told.pop(0)
+
+    monkeypatch.setattr(session, "consumers", consumers)
+    _publish(transport, 30)
+    with closing(open_transport(f"{rabbitmq_url}?prefetch=10")) as narrow:
+        first = _ids(_received(narrow, 10))
+        rabbitmq.ctl("close_all_connections", "--vhost", _vhost(rabbitmq_url), "a test")
+        assert _ids(_received(narrow, 10)) == first == [str(n) for n in range(10)]
+    assert told == []
 
 
 # ---- One fault ---------------------------------------------------------------------------------

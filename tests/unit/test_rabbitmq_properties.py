@@ -9,8 +9,9 @@ from tests.amqp import Raw, field, long
 
 from oncely.core.errors import MessageError
 from oncely.core.message import Message
-from oncely.transports.rabbitmq.allowance import Allowance, Bounds
+from oncely.transports.rabbitmq.allowance import Allowance
 from oncely.transports.rabbitmq.messages import Arrived, arrived, content_of
+from oncely.transports.rabbitmq.url_options import RabbitSettings
 
 
 def _arrived(properties: pika.BasicProperties) -> Arrived:
@@ -93,7 +94,7 @@ def test_long_name() -> None:
 
 def test_grows_with_small_messages() -> None:
     """In steps, never above the prefetch with what the step before may have left."""
-    allowance = Allowance(Bounds(2_000, 64 << 20, 1 << 20))
+    allowance = Allowance(RabbitSettings())
     shares = [allowance.share]
     for _ in range(100):
         allowance.see(1_000)
@@ -104,7 +105,7 @@ def test_grows_with_small_messages() -> None:
 
 def test_large_messages() -> None:
     """Messages of the largest size fit from the start; larger ones, one by one."""
-    allowance = Allowance(Bounds(2_000, 64 << 20, 1 << 20))
+    allowance = Allowance(RabbitSettings())
     for _ in range(100):
         assert not allowance.see(1_000_000)
     assert not allowance.grow(allowance.share, is_stuck=True)
@@ -117,7 +118,7 @@ def test_large_messages() -> None:
 
 def test_grows_while_nothing_is_settled() -> None:
     """Up to the prefetch, with what is held."""
-    allowance = Allowance(Bounds(2_000, 64 << 20, 1 << 20))
+    allowance = Allowance(RabbitSettings())
     for _ in range(100):
         allowance.see(1_000)
     held = allowance.share
@@ -129,7 +130,7 @@ def test_grows_while_nothing_is_settled() -> None:
 @pytest.mark.parametrize("prefetch", [1, 2])
 def test_few(prefetch: int) -> None:
     """The prefetch holds from the start."""
-    allowance = Allowance(Bounds(prefetch, 64 << 20, 1 << 20))
+    allowance = Allowance(RabbitSettings(prefetch))
     assert allowance.share == prefetch
     allowance.see(1)
     assert not allowance.grow(allowance.share, is_stuck=True)

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oncely._util.forking import afresh_in_children
@@ -44,16 +44,6 @@ _CLOSING_S = 5.0
 """How long a close waits for calls in other threads, which may wait for the database."""
 
 
-@dataclass(slots=True)
-class _Watched:
-    """What a receiver knows of an empty queue."""
-
-    rung: int = -1
-    """As it was told when it looked last."""
-    look_at: float = 0.0
-    """`time.monotonic()` when it is to look again, if nothing is told."""
-
-
 class StoreTransport:
     """A connection to the queues among the waiting messages of a store."""
 
@@ -76,7 +66,8 @@ class StoreTransport:
         """What was received since it was opened, and not settled, by its number."""
         # Another one after each close.
         self._opening = object()
-        self._watched: dict[str, _Watched] = defaultdict(_Watched)
+        self._looked: dict[str, tuple[int, float]] = defaultdict(lambda: (-1, 0.0))
+        """What was told when a queue was found empty, and when to look again if nothing more is."""
 
     # ---- Receiving -----------------------------------------------------------------------------
 
@@ -93,20 +84,19 @@ class StoreTransport:
                 left_s = until - time.monotonic()
                 if taken or left_s <= 0:
                     return [self._delivery(queue, row) for row in taken]
-                news.wait(rung, min(left_s, self._watched[queue].look_at - time.monotonic()))
+                news.wait(rung, min(left_s, self._looked[queue][1] - time.monotonic()))
 
     def _look(self, queue: str, limit: int, rung: int, opening: object) -> Sequence[WaitingMessage]:
         """What can be taken now; where nothing can, it is not asked again before it may."""
-        watched, now = self._watched[queue], time.monotonic()
-        if rung == watched.rung and now < watched.look_at:
+        (seen, look_at), now = self._looked[queue], time.monotonic()
+        if rung == seen and now < look_at:
             return []
         # Whoever waits must not keep those from writing who have something to write.
         free_in_s = self._store.free_in_s(queue_named(queue))
         taken = self._take(queue, limit, opening) if free_in_s == 0 else ()
         if not taken:
             look_s = self._store.news.look_s
-            watched.look_at = now + min(look_s, free_in_s or look_s)
-            watched.rung = rung
+            self._looked[queue] = rung, now + min(look_s, free_in_s or look_s)
         return taken
 
     def _take(self, queue: str, limit: int, opening: object) -> Sequence[WaitingMessage]:

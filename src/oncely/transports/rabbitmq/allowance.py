@@ -1,6 +1,6 @@
 """How many messages the broker may send before any is settled, in all and by their bytes."""
 
-from typing import NamedTuple
+from oncely.transports.rabbitmq.url_options import RabbitSettings
 
 _LEARNS = 1 / 32
 """How much of what is known of sizes gives way to the one that was seen last."""
@@ -10,16 +10,6 @@ _AROUND_BYTES = 500
 """What a message takes here besides what was sent."""
 
 
-class Bounds(NamedTuple):
-    """What may be here unsettled."""
-
-    prefetch: int
-    """Messages."""
-    prefetch_bytes: int
-    max_bytes: int
-    """Of one message, as a rule."""
-
-
 class Allowance:
     """How many messages a consumer is sent before it settles.
 
@@ -27,16 +17,17 @@ class Allowance:
     so small that messages of the largest size fit; the next, by the sizes seen, is another's.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.share = min(bounds.prefetch, max(1, bounds.prefetch_bytes // bounds.max_bytes))
-        self._bounds = bounds
-        self._size = float(bounds.max_bytes)
+    def __init__(self, settings: RabbitSettings) -> None:
+        largest = max(1, settings.prefetch_bytes // settings.max_bytes)
+        self.share = min(settings.prefetch, largest)
+        self._settings = settings
+        self._size = float(settings.max_bytes)
         self._seen = 0
 
     @property
     def fitting(self) -> int:
         """How many messages of the size that is usual now may be here."""
-        return max(1, min(self._bounds.prefetch, int(self._bounds.prefetch_bytes / self._size)))
+        return max(1, min(self._settings.prefetch, int(self._settings.prefetch_bytes / self._size)))
 
     def see(self, size: int) -> bool:
         """Learn of a message that came; whether the share is too large by far since then."""

@@ -13,9 +13,10 @@ from pika import spec
 
 from oncely.core.errors import TransportError
 from oncely.core.verdicts import Ack, Requeue, Settlement
-from oncely.transports.rabbitmq.allowance import Allowance, Bounds
+from oncely.transports.rabbitmq.allowance import Allowance
 from oncely.transports.rabbitmq.connection import Channel, Line, Reply, succeed
 from oncely.transports.rabbitmq.messages import arrived
+from oncely.transports.rabbitmq.url_options import RabbitSettings
 from oncely.transports.rabbitmq.wire import Sent
 from oncely.transports.transport import Delivery
 
@@ -36,20 +37,19 @@ class Tag(NamedTuple):
 class Intake(Channel):
     """A channel that consumes one queue, and all that it was given and has not settled.
 
-    Never more messages than `Bounds.prefetch` are unsettled, but for one that `is_drained` has
-    found. No more bytes than `Bounds.prefetch_bytes` are, as long as messages are about as large as
-    those before them; where they grow, what the broker was allowed to send comes all the same, and
-    nothing more until half of what may be here is settled.
+    Never more messages than `prefetch` are unsettled, but for one that `is_drained` has found. No
+    more bytes than `prefetch_bytes` are, as long as messages are about as large as those before
+    them; where they grow, what the broker was allowed to send comes all the same, and nothing more
+    until half of what may be here is settled.
 
     Of what is unsettled only the line's thread makes use. When it is over, by whatever, the broker
     has taken that back.
     """
 
-    def __init__(self, line: Line, queue: str, bounds: Bounds, *, counts: bool) -> None:
+    def __init__(self, line: Line, queue: str, settings: RabbitSettings) -> None:
         self._queue = queue
-        self._bounds = bounds
-        self._counts = counts
-        self._allowance = Allowance(bounds)
+        self._settings = settings
+        self._allowance = Allowance(settings)
         self._arrivals: SimpleQueue[Sent | None] = SimpleQueue()
         """None, in the end, for those who wait."""
         self._unsettled: dict[int, None] = {}
@@ -129,11 +129,10 @@ class Intake(Channel):
     def _delivery(self, sent: Sent) -> Delivery:
         number, redelivered, properties, body, _ = sent
         message, problem, times = arrived(
-            properties, body, redelivered=redelivered, max_bytes=self._bounds.max_bytes
+            properties, body, redelivered=redelivered, max_bytes=self._settings.max_bytes
         )
-        return Delivery(
-            message, self._queue, times if self._counts else 1, Tag(self, number), problem
-        )
+        count = times if self._settings.counts_deliveries else 1
+        return Delivery(message, self._queue, count, Tag(self, number), problem)
 
     # ---- On the line's thread ------------------------------------------------------------------
 

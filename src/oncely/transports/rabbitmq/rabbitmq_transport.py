@@ -40,7 +40,7 @@ class RabbitmqTransport:
     def __init__(self, parameters: Parameters, settings: RabbitSettings = RabbitSettings()) -> None:
         self.features = Features(
             ordered=True,
-            counts_deliveries=settings.queue_type == "quorum",
+            counts_deliveries=settings.counts_deliveries,
             max_bytes=settings.max_bytes,
             visibility_s=None,
             exchange=settings.exchange,

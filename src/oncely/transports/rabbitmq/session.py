@@ -2,15 +2,18 @@
 
 import os
 import threading
+import time
 
 from pika.connection import Parameters
 
-from oncely.transports.rabbitmq.allowance import Bounds
-from oncely.transports.rabbitmq.connection import Reach
+from oncely.transports.rabbitmq.connection import Line, Reach
 from oncely.transports.rabbitmq.intake import Intake
 from oncely.transports.rabbitmq.publishing import Publishing
-from oncely.transports.rabbitmq.topology import make_queue
+from oncely.transports.rabbitmq.topology import consumers, make_queue
 from oncely.transports.rabbitmq.url_options import RabbitSettings
+
+_TAKEN_BACK_S = 5.0
+_LOOK_S = 0.05
 
 
 class Session:
@@ -24,9 +27,10 @@ class Session:
         self.closed = threading.Event()
         """Set as soon as nothing of it is of use any more."""
         self._settings = settings
-        self._bounds = Bounds(settings.prefetch, settings.prefetch_bytes, settings.max_bytes)
         self._lock = threading.Lock()
         self._intakes: dict[str, Intake] = {}
+        self._others: dict[str, int] = {}
+        """How many consumed a queue before this did."""
 
     def intake(self, queue: str, until: float = 0.0) -> Intake:
         """That of a queue; opened where it is not, with as many tries as there is time for."""
@@ -38,9 +42,19 @@ class Session:
             if intake is None or intake.is_over:
                 line = self.consuming.line(until)
                 make_queue(line, queue, self._settings.queue_type)
-                counts = self._settings.queue_type == "quorum"
-                intake = self._intakes[queue] = Intake(line, queue, self._bounds, counts=counts)
+                self._await_former(line, queue)
+                intake = self._intakes[queue] = Intake(line, queue, self._settings)
             return intake
+
+    def _await_former(self, line: Line, queue: str) -> None:
+        """Wait until the broker has back what a lost connection was given: to a consumer that comes
+        sooner it would first deliver what stands behind that.
+        """
+        until = time.monotonic() + _TAKEN_BACK_S
+        others = self._others.setdefault(queue, consumers(line, queue))
+        while consumers(line, queue) > others and time.monotonic() < until:
+            if self.closed.wait(_LOOK_S):
+                return
 
     def has(self, intake: Intake) -> bool:
         """Whether it is one of these, and what it has delivered can be settled."""

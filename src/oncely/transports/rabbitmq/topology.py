@@ -35,11 +35,16 @@ def make_queue(line: Line, name: str, queue_type: str) -> None:
 def waiting(line: Line, name: str) -> int:
     """How many messages wait in a queue; none in one that is not there."""
     try:
-        return _declared(line, name)
+        return int(_declared(line, name).message_count)
     except ChannelLost as lost:
         if lost.code == _NOT_FOUND:
             return 0
         raise
+
+
+def consumers(line: Line, name: str) -> int:
+    """How many consumers a queue has, or had whose messages are not yet back."""
+    return int(_declared(line, name).consumer_count)
 
 
 def subscribe(line: Line, queue: str, exchange: str, types: Sequence[str]) -> None:
@@ -55,10 +60,8 @@ def unbind(line: Line, binding: Binding) -> None:
     exchange is gone.
     """
     queue, exchange, type_ = binding
-    channel = Channel(line)
-    raw = channel.raw
-    channel.ask(lambda reply: raw.queue_unbind(queue, exchange, type_, callback=reply))
-    channel.close()
+    with _channel(line) as channel:
+        channel.call(channel.raw.queue_unbind, queue, exchange, type_)
 
 
 def check_exchange(line: Line, name: str) -> None:
@@ -103,11 +106,11 @@ def _declare(line: Line, name: str, queue_type: str) -> bool:
         raise (refusal if lost.code == _NOT_FOUND else lost) from None
 
 
-def _declared(line: Line, name: str, arguments: dict[str, Any] | None = None) -> int:
-    """How many messages wait in it; without arguments it has to be there."""
+def _declared(line: Line, name: str, arguments: dict[str, Any] | None = None) -> Any:
+    """What the broker tells of it; without arguments it has to be there."""
     is_passive = arguments is None
     with _channel(line) as channel:
         told = channel.call(
             channel.raw.queue_declare, name, passive=is_passive, durable=True, arguments=arguments
         )
-    return int(told.method.message_count)
+    return told.method

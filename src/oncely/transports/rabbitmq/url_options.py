@@ -29,6 +29,11 @@ class RabbitSettings(NamedTuple):
     max_bytes: int = 1 << 20
     confirm_timeout_s: float = 30.0
 
+    @property
+    def counts_deliveries(self) -> bool:
+        """Whether the broker tells how often it has delivered a message."""
+        return self.queue_type == "quorum"
+
 
 def read_options(address: str, options: str) -> tuple[Parameters, RabbitSettings]:
     """How to connect, and everything else. Raises ConfigError, which says what to type instead."""
