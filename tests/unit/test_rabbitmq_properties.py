@@ -94,7 +94,7 @@ def test_long_name() -> None:
 
 def test_grows_with_small_messages() -> None:
     """In steps, never above the prefetch with what the step before may have left."""
-    allowance = Allowance(RabbitSettings())
+    allowance = Allowance(RabbitSettings(2_000))
     shares = [allowance.share]
     for _ in range(100):
         allowance.see(1_000)
@@ -105,7 +105,7 @@ def test_grows_with_small_messages() -> None:
 
 def test_large_messages() -> None:
     """Messages of the largest size fit from the start; larger ones, one by one."""
-    allowance = Allowance(RabbitSettings())
+    allowance = Allowance(RabbitSettings(2_000))
     for _ in range(100):
         assert not allowance.see(1_000_000)
     assert not allowance.grow(allowance.share, is_stuck=True)
@@ -118,7 +118,7 @@ def test_large_messages() -> None:
 
 def test_grows_while_nothing_is_settled() -> None:
     """Up to the prefetch, with what is held."""
-    allowance = Allowance(RabbitSettings())
+    allowance = Allowance(RabbitSettings(2_000))
     for _ in range(100):
         allowance.see(1_000)
     held = allowance.share

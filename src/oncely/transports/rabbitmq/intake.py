@@ -50,7 +50,7 @@ class Intake(Channel):
         self._queue = queue
         self._settings = settings
         self._allowance = Allowance(settings)
-        self._arrivals: SimpleQueue[Sent | None] = SimpleQueue()
+        self._arrivals: SimpleQueue[Delivery | None] = SimpleQueue()
         """None, in the end, for those who wait."""
         self._unsettled: dict[int, None] = {}
         """By their numbers, in the order in which they came."""
@@ -83,7 +83,7 @@ class Intake(Channel):
                 arrival = self._wait(until)
             if arrival is None:
                 break
-            taken.append(self._delivery(arrival))
+            taken.append(arrival)
         if self.is_over:
             self._arrivals.put(None)
         return taken
@@ -107,7 +107,7 @@ class Intake(Channel):
             self._look()
             return not self._unsettled
 
-    def _wait(self, until: float) -> Sent | None:
+    def _wait(self, until: float) -> Delivery | None:
         while (left_s := until - time.monotonic()) > 0:
             try:
                 return self._arrivals.get(timeout=min(left_s, _QUIET_S))
@@ -170,7 +170,8 @@ class Intake(Channel):
         """Whether the broker may send too much."""
         self._unsettled[sent.number] = None
         self._quiet_since = time.monotonic()
-        self._arrivals.put(sent)
+        # Here, while the consumer's thread waits for its ledger.
+        self._arrivals.put(self._delivery(sent))
         return self._allowance.see(len(sent.properties) + len(sent.body))
 
     def _grow(self) -> None:

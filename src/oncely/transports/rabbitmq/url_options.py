@@ -22,7 +22,7 @@ _HARM = 'never be enough; write "30s"'
 class RabbitSettings(NamedTuple):
     """What the URL of a RabbitMQ transport may set."""
 
-    prefetch: int = 2_000
+    prefetch: int = 4_000
     prefetch_bytes: int = 64 << 20
     queue_type: str = "quorum"
     exchange: str = "oncely"
