@@ -59,7 +59,7 @@ class RelayReport:
     """How often a message was refused that is to be tried again."""
     set_aside: int = 0
     error: str | None = None
-    """Why it cannot go on at the moment; else what was set aside last, or left for later."""
+    """Why it cannot go on at the moment; else what was refused or left for later last, and why."""
     is_away: bool = False
     """Whether it cannot go on at the moment: the broker or the store is away."""
 
@@ -281,7 +281,7 @@ class _Sending:
     ) -> None:
         self.report = RelayReport()
         self._refused: str | None = None
-        """What was set aside last, and why."""
+        """What was not taken last, and why."""
         self._means = means
         self._stop = stop
         self._parents = parents
@@ -421,9 +421,9 @@ class _Sending:
 
     def _count_refused(self, refusals: Sequence[PutBack]) -> None:
         for refusal in refusals:
+            self._refused = f"{refusal.message.destination}: {refusal.error}"
             if refusal.retry_s is None:
                 self.report.set_aside += 1
-                self._refused = f"{refusal.message.destination}: {refusal.error}"
                 _log.error("deferred_set_aside", extra=_told(refusal))
             else:
                 self.report.refused += 1

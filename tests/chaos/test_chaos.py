@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.campaign import Campaign, Servers
 from tests.servers import Postgresql, Rabbitmq
 
-MESSAGES = int(os.environ.get("ONCELY_TEST_CHAOS", "600"))
+MESSAGES = int(os.environ.get("ONCELY_TEST_CHAOS", "400"))
 """Copies included."""
 SEED = int(os.environ.get("ONCELY_TEST_CHAOS_SEED") or random.randrange(1 << 32))
 _MOST_SHOWN = 20

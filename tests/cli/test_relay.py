@@ -87,6 +87,22 @@ def test_drain_as_json(transport: str, defer: Defer, command: "Command") -> None
     assert out.count("\n") == 1
 
 
+def test_queues_are_made_where_it_is_asked_for(
+    transport: str, defer: Defer, command: "Command"
+) -> None:
+    """Else a message for a queue that is missing is set aside."""
+    nowhere = transport.replace("queue.db", "another.db")
+    assert nowhere != transport
+    defer("a")
+    ran = command("relay", "--drain", "--json", "--transport", nowhere, "--create-queues")
+    assert json.loads(ran.out) == {"sent": 1, "refused": 0, "set_aside": 0, "waiting": 0}
+    assert arrived(nowhere) == ["a"]
+    defer("b")
+    third = transport.replace("queue.db", "third.db")
+    ran = command("relay", "--drain", "--json", "--transport", third)
+    assert json.loads(ran.out) == {"sent": 0, "refused": 0, "set_aside": 1, "waiting": 0}
+
+
 def test_set_aside_and_sent_again(
     at: "OnFile", transport: str, defer: Defer, command: "Command"
 ) -> None:

@@ -10,7 +10,7 @@ from tests.proxy import Proxy
 from oncely.core.record import Key, Record
 from oncely.ledger import Ledger, open_ledger
 
-AWAY_S = 4.0
+AWAY_S = 2.5
 MESSAGE_ID = "the-message"
 KEY = Key("billing", MESSAGE_ID)
 

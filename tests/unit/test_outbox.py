@@ -209,6 +209,7 @@ def test_refused(
     defer("order-2", "b")
     report = relay.send_waiting()
     assert (report.sent, report.refused, report.set_aside) == (1, 1, 0)
+    assert str(report.error).startswith("out: ")
     [waiting] = ledger.mailbox.deferred(Key("shop", "order-1"))
     assert (waiting.attempts, waiting.error) == (1, "body of 13 bytes is over the limit of 10")
     assert relay.send_waiting().refused == 0

@@ -25,7 +25,7 @@ _LOOK_EVERY_S = 1.0
 
 
 def relay(parsed: argparse.Namespace) -> int:
-    """Send what waits; return 1 where it was to drain, and a message was refused or set aside."""
+    """Send what waits; return 1 where it was to drain, and a message was not taken."""
     with logged(parsed), opened(parsed) as ledger, opened_transport(parsed) as transport:
         began = time.monotonic()
         if parsed.send_again:
@@ -43,7 +43,7 @@ def relay(parsed: argparse.Namespace) -> int:
         print(json.dumps(counts))
     else:
         put(counts_table(counts))
-    return int(parsed.drain and bool(report.refused or report.set_aside))
+    return int(parsed.drain and report.error is not None)
 
 
 def _followed(parsed: argparse.Namespace, ledger: Ledger, transport: Transport) -> RelayReport:
