@@ -302,7 +302,7 @@ class Consumer:
             # Before they are there: what nobody remembers nobody would remove.
             bindings = [Binding(self.queue, exchange, topic) for topic in topics]
             self._remember(self._ledger, bindings)
-        transport.subscribe(self.queue, topics)
+        transport.subscribe(self.queue, topics, alone=self._is_ordered)
 
     def _remember(self, ledger: Ledger, bindings: Sequence[Binding]) -> None:
         try:

@@ -184,7 +184,7 @@ def test_what_a_lost_connection_had_comes_first(
     """A queue is consumed again when the broker has noticed that its consumer has gone: before, it
     would deliver what stands behind what that was given.
     """
-    told = [0, 0, 0, 1, 1, 1, 0]
+    told = [0, 1, 1, 1, 0]
 
     def consumers(*_: object) -> int:
         return told.pop(0)
@@ -195,6 +195,22 @@ def test_what_a_lost_connection_had_comes_first(
         first = _ids(_received(narrow, 10))
         rabbitmq.ctl("close_all_connections", "--vhost", _vhost(rabbitmq_url), "a test")
         assert _ids(_received(narrow, 10)) == first == [str(n) for n in range(10)]
+    assert told == []
+
+
+def test_who_receives_alone_waits_for_those_that_are_gone(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what a killed process had comes first: its successor does not know how many there were."""
+    told = [1, 1, 0]
+
+    def consumers(*_: object) -> int:
+        return told.pop(0)
+
+    monkeypatch.setattr(session, "consumers", consumers)
+    transport.subscribe(_QUEUE, [], alone=True)
+    _publish(transport, 1)
+    assert _ids(_received(transport, 1)) == ["0"]
     assert told == []
 
 

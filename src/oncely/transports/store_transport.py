@@ -182,7 +182,7 @@ class StoreTransport:
         rows = [row for queue in queues for row in WaitingMessage.queued(queue, messages)]
         self._store.transaction(lambda inside: inside.keep(rows))
 
-    def subscribe(self, queue: str, types: Sequence[str]) -> None:
+    def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:  # noqa: ARG002 - what is held has its own time here.
         with self._calling():
             self._make(queue)
             self._store.bind([Binding(queue, pattern=type_) for type_ in types])
@@ -195,13 +195,9 @@ class StoreTransport:
     def bindings(self, queue: str) -> Sequence[Binding]:
         with self._calling():
             self._ready()
-            return self._subscriptions(queue)
+            return [each for each in self._own(queue) if each.pattern]
 
-    def _subscriptions(self, queue: str | None = None) -> Sequence[Binding]:
-        """Those of one queue, or of all."""
-        return [each for each in self._own(queue) if each.pattern]
-
-    def _own(self, queue: str | None) -> Sequence[Binding]:
+    def _own(self, queue: str | None = None) -> Sequence[Binding]:
         # Beside them a ledger may remember those of a broker's queues.
         return [each for each in self._store.bindings(queue) if not each.exchange]
 
@@ -214,7 +210,7 @@ class StoreTransport:
             case QueueNamed(name):
                 return [name] if self._is_there(name) else []
             case EventsOf(type_):
-                found = self._subscriptions()
+                found = (each for each in self._own() if each.pattern)
                 return sorted({each.queue for each in found if takes(each.pattern, type_)})
         return []
 

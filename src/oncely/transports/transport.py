@@ -99,9 +99,10 @@ class Transport(Protocol):
         stored: to publish all again loses none.
         """
 
-    def subscribe(self, queue: str, types: Sequence[str]) -> None:
-        """Let the queue be there, and be given the events of these types. Types are topics: `*`
-        stands for a word between dots, `#` for any number.
+    def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:
+        """Let the queue be there, and be given the events of these types: topics, in which `*` is
+        a word between dots, `#` any number. Who receives `alone` waits some seconds, if need be,
+        for what one that is gone had not settled.
         """
 
     def unsubscribe(self, bindings: Collection[Binding]) -> None:

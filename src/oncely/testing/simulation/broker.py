@@ -163,7 +163,7 @@ class FaultyTransport:
         if refused:
             raise PublishRefused(refused, set(refused))
 
-    def subscribe(self, queue: str, types: Sequence[str]) -> None:
+    def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:
         pass
 
     def unsubscribe(self, bindings: Collection[Binding]) -> None:

@@ -18,8 +18,7 @@ class Allowance:
     """
 
     def __init__(self, settings: RabbitSettings) -> None:
-        largest = max(1, settings.prefetch_bytes // settings.max_bytes)
-        self.share = min(settings.prefetch, largest)
+        self.share = min(settings.prefetch, max(1, settings.prefetch_bytes // settings.max_bytes))
         self._settings = settings
         self._size = float(settings.max_bytes)
         self._seen = 0

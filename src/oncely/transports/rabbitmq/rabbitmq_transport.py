@@ -47,7 +47,9 @@ class RabbitmqTransport:
         )
         self._parameters = parameters
         self._settings = settings
-        self._session = Session(parameters, settings)
+        self._alone: set[str] = set()
+        """Queues that nobody else receives from."""
+        self._session = Session(parameters, settings, self._alone)
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
         until = time.monotonic() + wait_s
@@ -107,7 +109,8 @@ class RabbitmqTransport:
         if refused:
             raise PublishRefused(dict(sorted(refused.items())), passing)
 
-    def subscribe(self, queue: str, types: Sequence[str]) -> None:
+    def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:
+        self._alone |= {queue} if alone else set()
         line = self._own().consuming.line()
         make_queue(line, queue, self._settings.queue_type)
         subscribe(line, queue, self._settings.exchange, types)
@@ -125,13 +128,13 @@ class RabbitmqTransport:
 
     def close(self) -> None:
         session = self._own()
-        self._session = Session(self._parameters, self._settings)
+        self._session = Session(self._parameters, self._settings, self._alone)
         session.close()
 
     def _own(self) -> Session:
         if self._session.pid != os.getpid():
             # A forked child: the connections, and the deliveries, are the parent's.
-            self._session = Session(self._parameters, self._settings)
+            self._session = Session(self._parameters, self._settings, self._alone)
         return self._session
 
     def _route(self, target: Destination, *, create: bool) -> Route:

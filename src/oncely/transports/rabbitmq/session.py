@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Set
 
 from pika.connection import Parameters
 
@@ -19,7 +20,7 @@ _LOOK_S = 0.05
 class Session:
     """The connections of one process, until they are closed."""
 
-    def __init__(self, parameters: Parameters, settings: RabbitSettings) -> None:
+    def __init__(self, parameters: Parameters, settings: RabbitSettings, alone: Set[str]) -> None:
         self.pid = os.getpid()
         self.consuming = Reach(parameters)
         """Whatever happens to publishers, this one goes on."""
@@ -27,6 +28,7 @@ class Session:
         self.closed = threading.Event()
         """Set as soon as nothing of it is of use any more."""
         self._settings = settings
+        self._alone = alone
         self._lock = threading.Lock()
         self._intakes: dict[str, Intake] = {}
         self._others: dict[str, int] = {}
@@ -51,10 +53,10 @@ class Session:
         sooner it would first deliver what stands behind that.
         """
         until = time.monotonic() + _TAKEN_BACK_S
-        others = self._others.setdefault(queue, consumers(line, queue))
-        while consumers(line, queue) > others and time.monotonic() < until:
-            if self.closed.wait(_LOOK_S):
-                return
+        found = consumers(line, queue)
+        others = 0 if queue in self._alone else self._others.setdefault(queue, found)
+        while found > others and time.monotonic() < until and not self.closed.wait(_LOOK_S):
+            found = consumers(line, queue)
 
     def has(self, intake: Intake) -> bool:
         """Whether it is one of these, and what it has delivered can be settled."""
