@@ -170,7 +170,6 @@ class Intake(Channel):
         """Whether the broker may send too much."""
         self._unsettled[sent.number] = None
         self._quiet_since = time.monotonic()
-        # Here, while the consumer's thread waits for its ledger.
         self._arrivals.put(self._delivery(sent))
         return self._allowance.see(len(sent.properties) + len(sent.body))
 

@@ -48,7 +48,6 @@ class RabbitmqTransport:
         self._parameters = parameters
         self._settings = settings
         self._alone: set[str] = set()
-        """Queues that nobody else receives from."""
         self._session = Session(parameters, settings, self._alone)
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
