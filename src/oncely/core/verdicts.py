@@ -31,7 +31,7 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Refuse it for good: the queue's own dead-letter exchange takes it."""
+    """Refuse it permanently: the queue's own dead-letter exchange takes it."""
 
     reason: str
 

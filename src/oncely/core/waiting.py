@@ -15,7 +15,7 @@ MAX_QUEUE_LENGTH = 240
 """Characters, of a queue in a ledger. The column of the table has room for them."""
 
 OUTBOX = "send"
-"""The queue of what is to be sent; a relay takes it."""
+"""The queue of messages to be sent; a relay takes them."""
 _BATCH = 24
 """Letters of a name that say with which others it was put in; the rest are its place."""
 _RETRIES = "retry/"
@@ -115,7 +115,7 @@ class WaitingMessage:
     def unparented(
         cls, destination: str, message: Message, name: str, delay_s: float = 0.0
     ) -> Self:
-        """What is to be sent, and belongs to no message: one more under each name."""
+        """A message to be sent that belongs to no other: one more under each name."""
         lane = "" if message.key is not None and not delay_s else name
         parent = Key("", message.id)
         return cls(message.id, destination, message, parent, delay_s=delay_s, name=name, lane=lane)
