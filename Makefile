@@ -13,10 +13,10 @@ setup: .venv/.ready ## make .venv, with a Java runtime where the machine has non
 .venv/.ready: pyproject.toml uv.lock scripts/setup.sh
 	@scripts/setup.sh
 
-run: .venv/.ready ## run the main job: the notifications example on Spark
+run: .venv/.ready .venv/spark.jsa ## run the main job: the notifications example on Spark
 	@test -d $(EXAMPLE)/messages && test -f $(EXAMPLE)/messages.expected.json || \
 		$(BIN)/python $(EXAMPLE)/generate.py
-	@$(BIN)/oncely pipeline run $(EXAMPLE)/pipeline.toml
+	@. scripts/quick_java.sh && $(BIN)/oncely pipeline run $(EXAMPLE)/pipeline.toml
 	@$(BIN)/python $(EXAMPLE)/audit.py
 
 test: .venv/.ready servers ## all tests, after lint, types and import rules

@@ -5,7 +5,6 @@ tests run in one process.
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from prometheus_client import REGISTRY
@@ -17,9 +16,15 @@ from xdist.scheduler import LoadScopeScheduling
 
 _SHARING_SPARK = {
     *("test_pipeline_modes.py", "test_pipeline_runs.py", "test_reconcile.py", "test_report.py"),
-    *("test_archive.py", "test_fronts.py", "test_rabbitmq_source.py", "test_reader.py"),
+    *(
+        "test_archive.py",
+        "test_batches.py",
+        "test_fronts.py",
+        "test_rabbitmq_source.py",
+        "test_reader.py",
+    ),
     *("test_rows.py", "test_secrets.py", "test_session.py", "test_sink.py", "test_stores.py"),
-    *("test_transactional.py", "spark.md"),
+    *("test_transactional.py", "spark.md", "spark-kafka.md", "spark-local.md"),
 }
 
 
@@ -41,13 +46,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByFile
 
 
 @pytest.fixture(scope="module")
-def in_a_folder_of_its_own() -> Iterator[None]:
-    """Examples may write beside themselves."""
+def in_a_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Examples may write beside themselves. The folder stays: Spark may have been started in it."""
     before = Path.cwd()
-    with TemporaryDirectory() as folder:
-        os.chdir(folder)
-        yield
-        os.chdir(before)
+    os.chdir(tmp_path_factory.mktemp("docs"))
+    yield
+    os.chdir(before)
 
 
 @pytest.fixture(scope="module")

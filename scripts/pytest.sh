@@ -20,12 +20,6 @@ if in_memory; then
     export TMPDIR=/dev/shm
 fi
 
-# Compiling hot code well, or collecting garbage by threads, would take Java longer than it saves.
-java="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-if [ -s .venv/spark.jsa ]; then
-    # It may be another Java's by now: then Java goes without it, and says so in the midst of answers.
-    java="$java -XX:SharedArchiveFile=$PWD/.venv/spark.jsa -Xshare:auto -Xlog:cds*=off"
-fi
-export SPARK_SUBMIT_OPTS="${SPARK_SUBMIT_OPTS:-} $java"
+. scripts/quick_java.sh
 
 exec .venv/bin/pytest "$@"

@@ -28,7 +28,7 @@ schema = "id STRING, body STRING"
 id = "id"
 body = "body"
 END
-# As tests start it: scripts/pytest.sh.
+# As it is started: scripts/quick_java.sh.
 java="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 export SPARK_SUBMIT_OPTS="$java -XX:ArchiveClassesAtExit=$folder/spark.jsa"
 # Java writes it as it ends, after the command: only then does nobody hold the other end of the pipe.

@@ -2,8 +2,9 @@
 
 Messages are sent from two executors. In the midst of it the JVM of one of them is frozen; its
 Python process knows nothing of that, and goes on. Spark gives the executor up and runs its task
-again elsewhere. First without oncely, then with it: `python frozen_executor.py`. The folder `out`
-holds what was sent.
+again elsewhere. First without oncely, then with it: `python frozen_executor.py LEDGER`, the URL of
+one that a cluster can share, such as postgresql://user@host/db. The folder `out` holds what was
+sent.
 """
 
 import os
@@ -62,7 +63,7 @@ def without_oncely(spark: SparkSession, ids: list[str], log: Path) -> None:
     spark.sparkContext.parallelize(ids, 2).foreachPartition(send_all)
 
 
-def with_oncely(spark: SparkSession, ids: list[str], log: Path) -> None:
+def with_oncely(ledger: str, spark: SparkSession, ids: list[str], log: Path) -> None:
     """Send from the executors, through the sink."""
     rows = [(id_, str(log)) for id_ in ids]
     # Two partitions, and no shuffle, of which the frozen executor would have a part.
@@ -70,8 +71,8 @@ def with_oncely(spark: SparkSession, ids: list[str], log: Path) -> None:
         spark.sparkContext.parallelize(rows, 2), "id string, source string"
     )
     options = {
-        "consumer": "frozen-executor",
-        "ledger": f"sqlite:///{OUT / 'ledger.db'}",
+        "consumer": f"frozen-executor-{os.getpid()}",
+        "ledger": ledger,
         "handler": "frozen_executor:handle",
         "handler_path": str(HERE),
         "quarantine": str(OUT / "quarantine"),
@@ -111,14 +112,17 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def main(count: int = MESSAGES) -> None:
+def main(ledger: str, count: int = MESSAGES) -> None:
     """Both ways, one after the other, and what came of it."""
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
     ids = [f"message-{number:02}" for number in range(count)]
     spark = open_session("frozen-executor", SETTINGS)
     print(f"{'':16}{'messages':>10}{'sent':>10}{'sent twice':>14}")
-    for name, way in (("without oncely", without_oncely), ("with oncely", with_oncely)):
+    for name, way in (
+        ("without oncely", without_oncely),
+        ("with oncely", partial(with_oncely, ledger)),
+    ):
         log = OUT / f"{name.replace(' ', '-')}.log"
         freeze_in_the_midst_of(partial(way, spark, ids, log), log)
         times = Counter(id_ for id_, _ in sent(log))
@@ -128,4 +132,4 @@ def main(count: int = MESSAGES) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

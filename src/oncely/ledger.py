@@ -371,6 +371,10 @@ class Ledger(Calls):
         """
         return self._store.is_contention(error)
 
+    def is_outage(self, error: Exception) -> bool:
+        """Whether `error`, of a caller's connection, says that the database cannot be reached."""
+        return self._store.is_outage(error)
+
     @property
     def observer(self) -> LedgerObserver | None:
         """The metrics that are told what happens, where any are."""

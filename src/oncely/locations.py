@@ -11,6 +11,7 @@ from typing import NamedTuple
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.names import TABLE_NAME
+from oncely.stores.open_store import sqlite_file
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Transport
 
@@ -49,6 +50,19 @@ def absolute(folder: str) -> str:
     a URL stays as it is.
     """
     return folder if "://" in folder else str(Path(folder).absolute())
+
+
+def absolute_location(location: str, folder: Path | None = None) -> str:
+    """The same for where a ledger or transport is; what is relative is so to `folder`, or else to
+    the working directory. Raises ConfigError for a sqlite URL without a file.
+    """
+    base = Path.cwd() if folder is None else folder
+    kind, _, name = location.partition(":")
+    if kind == "file":
+        return f"file:{base / name}"
+    if kind == "sqlite":
+        return f"sqlite:///{base / sqlite_file(location)}"
+    return location
 
 
 @contextmanager

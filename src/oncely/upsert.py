@@ -3,7 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Insert, PrimaryKeyConstraint, Table, UniqueConstraint
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Insert,
+    PrimaryKeyConstraint,
+    Table,
+    UniqueConstraint,
+    func,
+    or_,
+)
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -18,12 +27,15 @@ def upsert(
     rows: Row | Sequence[Row],
     key: str | Sequence[str],
     update: str | Sequence[str] | None = None,
+    sequence_by: str | None = None,
 ) -> None:
     """Insert rows into a table, or renew those that are there under the same `key`.
 
     `table` is a Table or a mapped class. `key` names the columns of its primary key or of a unique
     constraint. `update` names those that are renewed: without it all that are given beside the
-    key; none where it is empty. Of rows with one key the last counts. Nothing is committed.
+    key; none where it is empty. Of rows with one key the last counts; with `sequence_by`, a column
+    that is renewed, that with the largest value in it, whenever it was or is written. Nothing is
+    committed.
 
     On MariaDB and MySQL any unique constraint of the table finds a row, not only that of `key`.
 
@@ -36,9 +48,9 @@ def upsert(
         return
     columns, keys = _columns_of(given), _names(key)
     renewed = [name for name in columns if name not in keys] if update is None else _names(update)
-    check_columns(target, columns, keys, renewed)
-    _check_no_null(given, keys)
-    statement = _statement(_dialect_of(connection, target), target, keys, renewed)
+    check_columns(target, columns, keys, renewed, sequence_by)
+    _check_no_null(given, [*keys, sequence_by] if sequence_by else keys)
+    statement = _statement(_dialect_of(connection, target), target, keys, renewed, sequence_by)
     # One order for all writers, so that no two of them wait for each other.
     given.sort(key=lambda row: [str(row[name]) for name in keys])
     connection.execute(statement, [dict(row) for row in given])
@@ -76,7 +88,11 @@ def _columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def check_columns(
-    table: Table, columns: Sequence[str], key: Sequence[str], update: Sequence[str]
+    table: Table,
+    columns: Sequence[str],
+    key: Sequence[str],
+    update: Sequence[str],
+    sequence_by: str | None,
 ) -> None:
     """Raise ConfigError where rows of these columns cannot be upserted so."""
     for name in (*columns, *key, *update):
@@ -89,13 +105,19 @@ def check_columns(
             f"upsert: {list(key)} is neither the primary key nor a unique constraint "
             f"of the table {table.name}, as it is declared"
         )
+    if sequence_by is not None and sequence_by not in update:
+        raise ConfigError(
+            f"upsert: sequence_by={sequence_by!r} is not a column that is renewed;"
+            f" name one of {', '.join(update)}"
+        )
 
 
-def _check_no_null(rows: Sequence[Row], key: Sequence[str]) -> None:
-    # To a unique constraint no null equals another: the row would be inserted each time.
-    for name in key:
+def _check_no_null(rows: Sequence[Row], names: Sequence[str]) -> None:
+    # To a unique constraint no null equals another: the row would be inserted each time. And
+    # nothing comes before or after null.
+    for name in names:
         if any(row[name] is None for row in rows):
-            raise ConfigError(f"upsert: {name!r} is part of the key, and None in one of the rows")
+            raise ConfigError(f"upsert: {name!r} tells rows apart, and is None in one of them")
 
 
 def _is_unique(table: Table, key: Sequence[str]) -> bool:
@@ -110,7 +132,9 @@ def _is_unique(table: Table, key: Sequence[str]) -> bool:
     return bool(key) and set(key) in names
 
 
-def _statement(dialect: str, table: Table, key: Sequence[str], update: Sequence[str]) -> Insert:
+def _statement(
+    dialect: str, table: Table, key: Sequence[str], update: Sequence[str], sequence_by: str | None
+) -> Insert:
     columns = [table.c[name] for name in key]
     match dialect:
         case "postgresql" | "sqlite":
@@ -119,14 +143,35 @@ def _statement(dialect: str, table: Table, key: Sequence[str], update: Sequence[
             if not update:
                 return insert.on_conflict_do_nothing(index_elements=columns)
             renewed = {name: insert.excluded[name] for name in update}
-            return insert.on_conflict_do_update(index_elements=columns, set_=renewed)
+            newest = None
+            if sequence_by is not None:
+                newest = _is_newest(table.c[sequence_by], insert.excluded[sequence_by])
+            return insert.on_conflict_do_update(index_elements=columns, set_=renewed, where=newest)
         case "mysql" | "mariadb":
-            statement = mysql.insert(table)
-            # INSERT IGNORE would keep quiet about other mistakes as well.
-            unchanged = {key[0]: columns[0]}
-            given = {name: statement.inserted[name] for name in update}
-            return statement.on_duplicate_key_update(given or unchanged)
+            return _statement_of_mysql(table, key, update, sequence_by)
         case _:
             raise ConfigError(
                 f"upsert: it is for PostgreSQL, SQLite, MariaDB and MySQL, not for {dialect}"
             )
+
+
+def _statement_of_mysql(
+    table: Table, key: Sequence[str], update: Sequence[str], sequence_by: str | None
+) -> Insert:
+    statement = mysql.insert(table)
+    given = statement.inserted
+    if not update:
+        # INSERT IGNORE would keep quiet about other mistakes as well.
+        return statement.on_duplicate_key_update({key[0]: table.c[key[0]]})
+    if sequence_by is None:
+        return statement.on_duplicate_key_update({name: given[name] for name in update})
+    newest = _is_newest(table.c[sequence_by], given[sequence_by])
+    # One column is renewed after the other, and the condition sees what was: its own comes last.
+    names = sorted(update, key=lambda name: name == sequence_by)
+    return statement.on_duplicate_key_update(
+        [(name, func.if_(newest, given[name], table.c[name])) for name in names]
+    )
+
+
+def _is_newest(stored: ColumnElement[Any], given: ColumnElement[Any]) -> ColumnElement[bool]:
+    return or_(stored.is_(None), stored <= given)

@@ -153,10 +153,10 @@ class Project:
             env={**os.environ, **env},
         )
 
-    def run(self) -> dict[str, Any]:
+    def run(self, *arguments: str) -> dict[str, Any]:
         """Run it to its end, in this process and on its Spark; return what `--json` prints."""
         self._request.getfixturevalue("spark")
-        ran = ran_here("pipeline", "run", str(self.save()), "--json")
+        ran = ran_here("pipeline", "run", str(self.save()), "--json", *arguments)
         assert ran.code in {0, 1}, ran.err
         report: dict[str, Any] = json.loads(ran.out)
         assert report["received"] == self.settled(report)
@@ -166,6 +166,7 @@ class Project:
     def settled(report: dict[str, Any]) -> int:
         """What became of the deliveries of a report, added up."""
         parts = [*report["duplicates"].values(), *report["quarantined"].values()]
+        parts.append(report["waiting"])
         return int(report["handled"] + report["failed"] + report["in_doubt"] + sum(parts))
 
 

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from oncely.cli.pipeline import report_table
+from oncely.core.errors import ConfigError
 from oncely.spark.pipeline.config import read_config
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.sink_options import import_function
@@ -49,6 +50,13 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "handler", "nowhere:f", "[pipeline] handler: 'nowhere:f' cannot be imported"),
     ("pipeline", "handler", "handlers:gone", "'handlers:gone' cannot be imported: AttributeError"),
     ("pipeline", "handler", "handlers:not_callable", "is not a function"),
+    (
+        "pipeline",
+        "handler_batch",
+        "handlers:handle",
+        "[pipeline] handler: does not go with handler",
+    ),
+    ("pipeline", "staging", "out/x", "[pipeline] staging: is for handler_batch; drop it"),
     ("pipeline", "ledger", "oracle://u:secret@h/db", "[pipeline] ledger: 'oracle://u:***@h/db' is"),
     ("pipeline", "ledger", "sqlite://", "[pipeline] ledger: 'sqlite://' names no file"),
     ("pipeline", "ledger", "memory://", "is seen by one process only"),
@@ -70,6 +78,15 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "checkpoint", "handlers.py", "handlers.py' is a file; name a folder"),
     ("pipeline", "quarantine", "handlers.py", "handlers.py' is a file; name a folder"),
     ("pipeline", "archive", "handlers.py", "handlers.py' is a file; name a folder"),
+    ("pipeline", "checkpoint", "/proc/c", "[pipeline] checkpoint: '/proc/c' cannot be written: "),
+    (
+        "pipeline",
+        "quarantine",
+        "handlers.py/q",
+        "handlers.py/q' cannot be written: Not a directory",
+    ),
+    ("pipeline", "quarantine", "s3a://b/q", "[pipeline] quarantine: 's3a://b/q' cannot be opened"),
+    ("pipeline", "archive", "s3a://b/a", "[pipeline] archive: 's3a://b/a' cannot be opened"),
     ("pipeline", "archive", "archvie", "[pipeline] archive: there is no folder '"),
     ("pipeline", "ledger", "sqlite:///in", "is a folder; name a file"),
     ("pipeline", "ledger", "sqlite:///handlers.py/l.db", "cannot be made: "),
@@ -191,6 +208,19 @@ def test_what_is_right_passes(project: "Project") -> None:
     assert config.source_path == f"{project.folder}/in/{{a,b}}.json"
 
 
+@pytest.mark.usefixtures("spark")
+def test_a_checkpoint_that_spark_cannot_reach(project: "Project", main: "Main") -> None:
+    """Said before any handler runs, with the file and the key."""
+    project.tables["pipeline"]["checkpoint"] = "nowhere://bucket/checkpoint"
+    project.put("1.json", ["a"])
+    code, err = main("pipeline", "run", str(project.save()))
+    assert code == 2
+    wrong = "[pipeline] checkpoint: 'nowhere://bucket/checkpoint' cannot be used: "
+    assert f"oncely: {project.file}: {wrong}" in err
+    assert 'No FileSystem for scheme "nowhere"' in err
+    assert not project.effects()
+
+
 def test_two_folders_with_handlers_of_one_name(tmp_path: Path) -> None:
     """A handler comes from its own folder, whatever was imported before."""
     for name in ("one", "two"):
@@ -224,3 +254,19 @@ def test_triggers(project: "Project", trigger: str, told: dict[str, Any]) -> Non
     """A trigger is what Spark is told of it."""
     project.tables["pipeline"]["trigger"] = trigger
     assert read_config(project.save()).trigger == told
+
+
+def test_secrets_of_a_source(project: "Project", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options of whatever source take env:NAME; what is missing is told before Spark starts."""
+    monkeypatch.setenv("KAFKA_JAAS", "login required;")
+    options = {"kafka.sasl.jaas.config": "env:KAFKA_JAAS", "subscribe": "orders"}
+    project.tables["source"] = {"format": "kafka"}
+    project.tables["source.options"] = options
+    read = read_config(project.save()).source_options
+    assert read == {"kafka.sasl.jaas.config": "login required;", "subscribe": "orders"}
+    monkeypatch.delenv("KAFKA_JAAS")
+    wrong = (
+        r"\[source\] options: kafka.sasl.jaas.config: the environment variable KAFKA_JAAS is not"
+    )
+    with pytest.raises(ConfigError, match=wrong):
+        read_config(project.save())

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 from tests.servers import free_port
 from tests.spark.payments import Place
@@ -71,6 +72,43 @@ def test_rows_are_in_their_table_once(project: "Project", postgresql_url: str) -
     place.engine.dispose()
 
 
+BOOKING = """
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def book(messages, batch_key):
+    if (HERE / "closed").exists():
+        raise OSError("the target is closed")
+    messages.write.mode("overwrite").parquet(str(HERE / "target" / batch_key))
+"""
+
+
+def test_a_batch_handler(project: "Project") -> None:
+    """It gets what is new, in the columns of a message; a batch that has failed is taken up by the
+    next run, also where that has no input.
+    """
+    del project.tables["pipeline"]["handler"]
+    project.tables["pipeline"] |= {"handler_batch": "booking:book", "staging": "out/staging"}
+    project.tables["policy"] = {"backoff": "1ms"}
+    (project.folder / "booking.py").write_text(BOOKING)
+    project.put("1.json", [*(f"m{n}" for n in range(50)), "m1", ""])
+    (project.folder / "closed").touch()
+    first = project.run()
+    assert (first["handled"], first["waiting"], first["duplicates"]["input"]) == (0, 50, 1)
+    assert sum(first["quarantined"].values()) == 1
+    (project.folder / "closed").unlink()
+    second = project.run()
+    assert (second["received"], second["handled"]) == (50, 50)
+    project.put("2.json", ["m1", "m50"])
+    third = project.run()
+    assert (third["handled"], third["duplicates"]["ledger"]) == (1, 1)
+    booked = pq.read_table(project.folder / "target")
+    assert sorted(booked.column("id").to_pylist()) == sorted(f"m{n}" for n in range(51))
+    assert booked.column_names == ["id", "body"]
+    assert list((project.folder / "out" / "staging").iterdir()) == []
+
+
 def write_rows(project: "Project", table: str, columns: dict[str, str]) -> Path:
     """Let the pipeline write into a table beside its ledger, in SQLite; return the file."""
     del project.tables["pipeline"]["handler"]
@@ -86,12 +124,17 @@ def write_rows(project: "Project", table: str, columns: dict[str, str]) -> Path:
 
 
 def test_of_rows_with_one_key_the_last_stays(project: "Project") -> None:
-    """One task writes them, in their order, however many there are."""
+    """One task writes them, in their order, however many there are; and no more than `writers`
+    tasks are at work, whatever `partitions` says.
+    """
     file = write_rows(project, "payments", {"account": "who", "amount": "cents"})
-    project.tables["pipeline"]["upsert"] = ["account"]
+    project.tables["pipeline"] |= {"upsert": ["account"], "partitions": 6, "writers": 3}
     rows = [{"id": f"m{n:03}", "who": f"a{n % 3}", "cents": n} for n in range(600)]
+    rows += [{"id": "", "who": f"b{n}", "cents": n} for n in range(50)]
     (project.folder / "in" / "1.json").write_text("\n".join(map(json.dumps, rows)))
     assert project.run()["handled"] == 600
+    aside = (project.folder / "out" / "quarantine").glob("*.parquet")
+    assert sorted(file.name[-13:] for file in aside) == [f"{n:05d}.parquet" for n in range(3)]
     with closing(sqlite3.connect(file)) as connection:
         found = connection.execute("SELECT account, amount FROM payments").fetchall()
     assert sorted(found) == [("a0", 597), ("a1", 598), ("a2", 599)]

@@ -207,3 +207,136 @@ def test_real_input(project: "Project") -> None:
     ]
     assert {reason: reasons.count(reason) for reason in set(reasons)} == expected["broken"]
     assert set(project.effects().values()) == {1}
+
+
+# ---- What ends a run ---------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_source_that_spark_lacks(project: "Project", main: "Main") -> None:
+    """Spark's own words for it, and no stack."""
+    project.tables["source"] = {"format": "kafka"}
+    project.tables["message"] = {"id": "id"}
+    code, err = main("pipeline", "run", str(project.save()))
+    assert code == 2
+    said = err.splitlines()[-1]
+    assert said.startswith(f"oncely: {project.file}: [source]: [KAFKA_DATA_SOURCE_NOT_ENABLED] ")
+    assert "Failed to find data source: kafka" in said
+    assert "SQLSTATE" not in said
+    assert "Traceback" not in err
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_traceback_is_printed_when_asked_for(project: "Project", main: "Main") -> None:
+    """Without that, the line says how to ask; with it Python's and Java's come below the line."""
+    project.put("1.json", ["a"])
+    project.tables["message"]["id"] = "if(id = 'a', raise_error('no id here'), id)"
+    file = str(project.save())
+    code, err = main("pipeline", "run", file)
+    assert code == 1
+    assert err.splitlines()[-1] == (
+        "oncely: Spark gave up: [USER_RAISED_EXCEPTION] no id here"
+        "; run with --verbose for the traceback"
+    )
+    code, err = main("pipeline", "run", file, "--verbose")
+    assert code == 1
+    assert "oncely: Spark gave up: [USER_RAISED_EXCEPTION] no id here\n" in err
+    assert "JVM stacktrace:\norg.apache.spark." in err
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_run_ends_where_too_many_fail(project: "Project", main: "Main") -> None:
+    """It says how many, the last error with the id of its message, and where to read more; below
+    that line is Python's traceback, where it was asked for.
+    """
+    project.put("1.json", ["a"])
+    project.tables["pipeline"] |= {"handler": "handlers:fail", "max_failures": 0.5}
+    project.tables["policy"] = {"tries": 1}
+    code, err = main("pipeline", "run", str(project.save()), "--verbose")
+    assert code == 1
+    said = (
+        "oncely: 1 of 1 messages failed, more than the share that option max_failures=0.5 allows; "
+        "last error: message 'a': ValueError: never; see: oncely list --consumer tests"
+    )
+    line, traceback = err.partition(said)[1:]
+    assert line, err
+    assert "Traceback (most recent call last):\n" in traceback
+    assert "sink/judging.py" in traceback
+    # What has failed is known: the next run gets past it.
+    ran, err = main("pipeline", "run", str(project.file), "--json")
+    assert ran == 1
+    assert "max_failures" not in err
+
+
+FAILING = """
+import json
+from pathlib import Path
+
+import oncely
+
+LOG = Path(__file__).with_name("effects.jsonl")
+
+
+def work(message):
+    if message.id.startswith("bad") and message.claim.attempts < 3:
+        raise ValueError("not yet")
+    if message.id == "never":
+        raise ValueError("never")
+    with LOG.open("a") as log:
+        log.write(json.dumps({"id": message.id, "attempt": message.claim.attempts}) + "\\n")
+"""
+
+
+@pytest.fixture
+def failing(project: "Project") -> "Project":
+    """A pipeline whose handler fails twice with some messages."""
+    (project.folder / "failing.py").write_text(FAILING)
+    project.tables["pipeline"] |= {"handler": "failing:work"}
+    return project
+
+
+def test_a_failure_holds_up_no_batch(failing: "Project") -> None:
+    """A run ends while a message waits; the next handles a new file at once, and what is due."""
+    failing.tables["policy"] = {"tries": 3, "backoff": ["15s"]}
+    failing.put("1.json", ["a", "bad", "b"])
+    began = time.monotonic()
+    first = failing.run()
+    assert (first["received"], first["handled"], first["waiting"]) == (3, 2, 1)
+    failing.put("2.json", ["c", "d"])
+    second = failing.run()
+    assert (second["received"], second["handled"], second["waiting"]) == (2, 2, 0)
+    assert time.monotonic() - began < 15 + 60
+    failing.tables["policy"] = {"tries": 3, "backoff": ["1s"]}
+    failing.put("3.json", ["bad2", "e"])
+    third = failing.run("--drain")
+    assert (third["handled"], third["waiting"], third["failed"]) == (3, 0, 0)
+    assert failing.effects() == dict.fromkeys(["a", "b", "c", "d", "e", "bad", "bad2"], 1)
+
+
+def test_a_drain_waits_also_for_what_fails(failing: "Project") -> None:
+    """What has failed at every try is a dead letter, which a later run takes when a person says."""
+    failing.tables["policy"] = {"tries": 2, "backoff": ["100ms"]}
+    failing.put("1.json", ["a", "never"])
+    report = failing.run("--drain")
+    assert (report["handled"], report["failed"], report["waiting"]) == (1, 1, 0)
+    with contextlib.closing(open_ledger(f"sqlite:///{failing.folder}/out/ledger.db")) as ledger:
+        [letter] = ledger.dead()
+        assert (letter.key.message_id, letter.message.body) == ("never", b"{}")
+        assert "ValueError: never" in (letter.error or "")
+        ledger.retry_dead(letter.id)
+    failing.tables["pipeline"] |= {"handler": "handlers:handle"}
+    again = failing.run("--drain")
+    assert (again["received"], again["handled"]) == (1, 1)
+
+
+def test_what_waits_is_run_where_no_batch_comes(failing: "Project") -> None:
+    """A stream by an interval takes what is due also while nothing new arrives."""
+    failing.tables["pipeline"] |= {"trigger": "500ms"}
+    failing.tables["policy"] = {"tries": 3, "backoff": ["1s"]}
+    failing.put("1.json", ["a", "bad"])
+    run = failing.start("--json")
+    wait_for_effects(failing, 2, run)
+    run.send_signal(signal.SIGTERM)
+    out, err = run.communicate(timeout=120)
+    report = json.loads(out)
+    assert (report["received"], report["handled"], report["waiting"]) == (2, 2, 0), err

@@ -1,6 +1,8 @@
 """The schema on real databases: made, shown as SQL, named as the user likes, and looked after."""
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -458,3 +460,18 @@ def _run(url: str, script: str) -> None:
             for statement in script.split(";\n"):
                 if statement.strip():
                     rows_of(mysql, statement)
+
+
+def test_the_newest_migration_is_known_without_alembic(url: str) -> None:
+    """Who finds it there imports nothing to run migrations with; who finds less migrates."""
+    with opened(url) as ledger:
+        ledger.migrate()
+    program = (
+        "import sys\nfrom oncely.ledger import open_ledger\n"
+        f"ledger = open_ledger({url!r})\nledger.migrate()\n"
+        "assert 'alembic' not in sys.modules\nledger.close()\n"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert asked.returncode == 0, asked.stderr

@@ -216,7 +216,11 @@ MISTAKES: dict[str, tuple[Any, Any, str]] = {
     "key not given": ({"account": "a", "amount": 1}, {}, r"the rows lack \['day'\]"),
     "half of a key": (balance("a", 1), {"key": "account"}, "nor a unique constraint"),
     "no key": ({"name": "a"}, {"key": [], "table": BY_INDEX}, "nor a unique constraint"),
-    "None in a key": ([balance("a", 1), balance("a", 1) | {"day": None}], {}, "'day' is part"),
+    "None in a key": (
+        [balance("a", 1), balance("a", 1) | {"day": None}],
+        {},
+        "'day' tells rows apart, and is None",
+    ),
     "different columns": (
         [balance("a", 1), {"account": "b", "day": 1}],
         {},
@@ -249,3 +253,20 @@ def test_other_databases(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(connection, "dialect", oracle.dialect())  # type: ignore[no-untyped-call]
         with pytest.raises(ConfigError, match="not for oracle"):
             upsert(connection, BALANCES, balance("a", 1), KEY)
+
+
+def test_the_newest_row_stays(engine: Engine) -> None:
+    """With `sequence_by`, whatever the order of the rows, and of the calls."""
+    with engine.begin() as connection:
+        for numbers in ([2, 5, 3], [4], [1, 2]):
+            rows = [{"account": "a", "day": 1, "amount": n, "a note": str(n)} for n in numbers]
+            upsert(connection, BALANCES, rows, KEY, sequence_by="amount")
+            found = connection.execute(select(BALANCES.c.amount, BALANCES.c["a note"])).one()
+            assert found == (5, "5")
+        row = {"account": "a", "day": 1, "amount": 9, "a note": "new"}
+        upsert(connection, BALANCES, row, KEY, update=["amount"], sequence_by="amount")
+        assert connection.execute(select(BALANCES.c["a note"])).scalar_one() == "5"
+        with pytest.raises(ConfigError, match="'amount' tells rows apart, and is None"):
+            upsert(connection, BALANCES, {**row, "amount": None}, KEY, sequence_by="amount")
+        with pytest.raises(ConfigError, match="'day' is not a column that is renewed"):
+            upsert(connection, BALANCES, row, KEY, sequence_by="day")

@@ -1,5 +1,6 @@
 """Handlers for the tests: they run in Spark's Python workers, and write down what they do."""
 
+import asyncio
 import json
 import os
 import signal
@@ -31,6 +32,19 @@ def work(message: oncely.Message) -> int:
     finally:
         os.close(log)
     return claim.attempts
+
+
+def describe(message: oncely.Message) -> None:
+    """The effect: what the handler was given."""
+    assert message.time is not None
+    line = {
+        "id": message.id,
+        "time": message.time.timestamp(),
+        "headers": dict(message.headers),
+        "body": message.body.hex(),
+    }
+    with Path(message.source).open("a") as log:
+        log.write(json.dumps(line) + "\n")
 
 
 def slowly(message: oncely.Message) -> None:
@@ -67,6 +81,15 @@ def reject_bad(message: oncely.Message) -> None:
     work(message)
 
 
+def spoil_and_reject_bad(message: oncely.Message) -> None:
+    """Put a file where the quarantine is; then the same."""
+    folder = Path(message.source).with_name("quarantine")
+    if folder.is_dir():
+        folder.rmdir()
+        folder.write_text("no folder")
+    reject_bad(message)
+
+
 def give_up(message: oncely.Message) -> None:
     """Fail for good, at once."""
     raise oncely.Unrecoverable("no such account")
@@ -79,6 +102,54 @@ def be_killed(message: oncely.Message) -> None:
     work(message)
 
 
+def kill_at_bad(message: oncely.Message) -> None:
+    """The effect, and then the end of the process, whenever the body says so."""
+    work(message)
+    if message.get("bad"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_at_bad(message: oncely.Message) -> None:
+    """The same without a signal."""
+    work(message)
+    if message.get("bad"):
+        os._exit(0)
+
+
+def fork_and_exit(message: oncely.Message) -> None:
+    """A child that leaves as if it was a program of its own."""
+    if os.fork() == 0:
+        sys.exit(0)
+    work(message)
+
+
+async def wait_a_while(message: oncely.Message) -> None:
+    """A handler that is async, and waits."""
+    await asyncio.sleep(0.2)
+    work(message)
+
+
+def sleep_a_while(message: oncely.Message) -> None:
+    """A handler that waits."""
+    time.sleep(0.2)
+    work(message)
+
+
+def tell_of_task(message: oncely.Message) -> None:
+    """Write down what Spark says of the task, and which process this is."""
+    context = TaskContext.get()
+    assert context is not None
+    told = {
+        "id": message.id,
+        "partition": context.partitionId(),
+        "attempt": context.attemptNumber(),
+        "pid": os.getpid(),
+        "worker": os.getppid(),
+    }
+    with Path(message.source).open("a") as log:
+        log.write(json.dumps(told) + "\n")
+
+
 def wait_for_go(message: oncely.Message) -> None:
     """Take as long as it takes for a file to appear."""
     work(message)
@@ -86,6 +157,10 @@ def wait_for_go(message: oncely.Message) -> None:
     deadline = time.monotonic() + 60
     while not go.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+class NoSuchAccount(Exception):
+    """What is wrong, by its name alone."""
 
 
 class NoRecipient(oncely.Reject):
@@ -134,6 +209,16 @@ def happened(message: oncely.Message) -> str:
     return str(message.get("finding"))
 
 
+def batch_happened(batch_key: str) -> str:
+    """A probe of a batch handler."""
+    return "happened" if len(batch_key) == 32 else "no batch key"
+
+
+def batch_down(batch_key: str) -> str:
+    """One whose target is away."""
+    raise OSError("no answer")
+
+
 def _first_attempt() -> bool:
     context = TaskContext.get()
     return context is not None and context.attemptNumber() == 0
@@ -145,8 +230,46 @@ def book(message: oncely.Message, session: Any) -> None:
     message.send("receipts", {"for": message.id})
 
 
-def book_and_be_killed(message: oncely.Message, session: Any) -> None:
-    """The same; the first attempt of the task is killed at one message."""
+def book_and_kill_at_bad(message: oncely.Message, session: Any) -> None:
+    """The same; a message that kills does so whenever it runs."""
     book(message, session)
-    if message.get("breaks") and _first_attempt():
+    if message.get("bad"):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def book_async(message: oncely.Message, session: Any) -> None:
+    """The same by a handler that is async."""
+    await asyncio.sleep(0)
+    book(message, session)
+
+
+def book_and_be_killed(message: oncely.Message, session: Any) -> None:
+    """The same; the first attempt of a message kills."""
+    book(message, session)
+    assert message.claim is not None
+    if message.get("breaks") and message.claim.attempts == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fork_and_be_killed(message: oncely.Message) -> None:
+    """A child that lives on, and the end of this process."""
+    work(message)
+    if message.get("bad") and os.fork() == 0:
+        time.sleep(30)
+        os._exit(0)
+    if message.get("bad"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_at_bad_slowly(message: oncely.Message) -> None:
+    """While others are at work."""
+    time.sleep(0.01)
+    kill_at_bad(message)
+
+
+def fail_or_kill(message: oncely.Message) -> None:
+    """The first attempt of each fails, the next of one kills."""
+    assert message.claim is not None
+    if message.claim.attempts == 1:
+        raise ValueError("not yet")
+    kill_at_bad(message)

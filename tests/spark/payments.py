@@ -13,6 +13,7 @@ from oncely.spark.modes.table_rows import TableRowsTask
 from oncely.spark.modes.target_table import open_target, work_engine
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.message_rows import numbered
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import read_options
 
@@ -48,11 +49,11 @@ class Place:
 
     def task(self, channel: TaskChannel | None = None, /, **options: str) -> TableRowsTask:
         """A task, without Spark."""
-        quarantine = Quarantine(str(self.folder / "quarantine"), "0.parquet")
+        quarantine = Quarantine(str(self.folder / "quarantine"), "0")
         self.quarantine = quarantine
         channel = channel or TaskChannel(None, "")
         read = read_options(self.options(**options))
-        table = open_target(self.engine, read.table or "", read.upsert)
+        table = open_target(self.engine, read.table or "", read.upsert, read.sequence_by)
         return TableRowsTask(self.ledger, read, quarantine, channel, table)
 
     def run(self, rows: Sequence[dict[str, Any]], **options: str) -> Counts:
@@ -101,7 +102,6 @@ def payment(id_: str | None, amount: int | None = 1, note: str | None = None) ->
     return {"id": id_, "account": "a", "amount": amount, "note": note}
 
 
-def batches_of(rows: Sequence[dict[str, Any]]) -> list[pa.RecordBatch]:
+def batches_of(rows: Sequence[dict[str, Any]]) -> list[tuple[Sequence[int], pa.RecordBatch]]:
     """Rows as Spark hands them over."""
-    batches: list[pa.RecordBatch] = pa.Table.from_pylist(list(rows)).to_batches(1_000)
-    return batches
+    return list(numbered(pa.Table.from_pylist(list(rows)).to_batches(1_000)))

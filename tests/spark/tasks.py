@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,19 @@ from sqlalchemy import text
 
 from oncely import Key, Ledger, Message
 from oncely._util.crash_points import kill_at, reached
+from oncely.core.waiting import retries_of
 from oncely.lifecycle.transacting import Begins
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.leased import LeasedTask
 from oncely.spark.modes.transactional import TransactionalTask
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.message_rows import numbered
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import read_options
 
 CONSUMER = "tests"
+_DRAINED_S = 60.0
 
 Rows = Sequence[str | dict[str, Any]]
 
@@ -38,18 +42,17 @@ def task_of(
     """A task on `ledger`; a transactional one where there is what `begins` its sessions."""
     unused = {"ledger": "sqlite:///unused", "handler": "unused:unused"}
     read = read_options({"consumer": CONSUMER} | unused | options)
-    quarantine = Quarantine(str(folder / "quarantine"), "0.parquet")
+    quarantine = Quarantine(str(folder / "quarantine"), "0")
     channel = channel or TaskChannel(None, "")
     if begins is None:
         return LeasedTask(ledger, read, handler, quarantine, channel)
     return TransactionalTask(ledger, read, handler, quarantine, channel, begins)
 
 
-def batches_of(rows: Rows, batch: int = 1_000) -> list[pa.RecordBatch]:
+def batches_of(rows: Rows, batch: int = 1_000) -> list[tuple[Sequence[int], pa.RecordBatch]]:
     """Ids, or whole rows, as Spark hands them over."""
     whole = [{"id": row} if isinstance(row, str) else row for row in rows]
-    batches: list[pa.RecordBatch] = pa.Table.from_pylist(whole).to_batches(max_chunksize=batch)
-    return batches
+    return list(numbered(pa.Table.from_pylist(whole).to_batches(max_chunksize=batch)))
 
 
 def run_task(
@@ -60,13 +63,27 @@ def run_task(
     batch: int = 1_000,
     begins: Begins | None = None,
     /,
+    *,
+    drains: bool = False,
     **options: str,
 ) -> Counts:
-    """Run a task over rows; return what it counted."""
-    task = task_of(ledger, handler, folder, None, begins, **options)
-    task.run(batches_of(rows, batch))
-    assert task.counts.received == task.counts.settled
-    return task.counts
+    """Run a task over rows; return what it counted. Where it `drains`, others follow until nothing
+    waits in the ledger.
+    """
+    options = {"since": str(ledger.now())} | options
+    queue, deadline = retries_of(CONSUMER), time.monotonic() + _DRAINED_S
+    counts = Counts()
+    while True:
+        task = task_of(ledger, handler, folder, None, begins, **options)
+        task.run(batches_of(rows, batch))
+        assert task.counts.received == task.counts.settled
+        counts += task.counts
+        free_in_s = ledger.mailbox.free_in_s(queue)
+        if not drains or free_in_s is None:
+            return counts
+        assert time.monotonic() < deadline, "messages wait for ever"
+        time.sleep(free_in_s)
+        rows = []
 
 
 def book(message: Message, session: Any) -> None:
@@ -81,10 +98,6 @@ def append(message: Message) -> None:
     with (_folder() / "effects").open("a") as file:
         file.write(f"{message.id}\n")
     reached("in_handler")
-
-
-async def wait(message: Message) -> None:
-    """No handler."""
 
 
 def probe(message: Message) -> str:

@@ -1,14 +1,39 @@
 """The channel between a driver and its tasks."""
 
+import resource
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
-from multiprocessing.connection import Client
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 from oncely import OncelyError
 from oncely.spark.sink.channel import DriverChannel, TaskChannel, report_batch
 from oncely.spark.sink.counts import Counts
+
+_TASKS = 4_000
+# In one of two processes: half of the tasks, up to 100 at a time.
+_MANY_TASKS = f"""
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.counts import Counts
+
+def run(number):
+    task = TaskChannel(sys.argv[1], sys.argv[2])
+    counts = Counts(received=number, quarantined={{f"reason {{number}}": 1}})
+    task.report(counts)
+    task.close(counts)
+
+with ThreadPoolExecutor(100) as threads:
+    list(threads.map(run, range({_TASKS // 2})))
+"""
 
 
 @pytest.fixture
@@ -19,16 +44,55 @@ def driver() -> Iterator[DriverChannel]:
     channel.close()
 
 
-def address_of(driver: DriverChannel) -> tuple[str, int]:
+def port_of(driver: DriverChannel) -> int:
     """Where it listens."""
-    host, _, port = driver.address.rpartition(":")
-    return host, int(port)
+    return int(driver.address.rpartition(":")[2])
+
+
+def connect(driver: DriverChannel) -> socket.socket:
+    """A connection to where it listens."""
+    return socket.create_connection(("127.0.0.1", port_of(driver)), 30)
+
+
+def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until that holds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come to hold"
+        time.sleep(0.01)
+
+
+def open_files() -> int:
+    """How many file descriptors this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# ---- Strangers ---------------------------------------------------------------------------------
 
 
 def test_a_silent_caller_holds_up_nobody(driver: DriverChannel) -> None:
     """Somebody who connects and says nothing does not keep tasks from reporting."""
-    with Client(address_of(driver)):
+    with connect(driver):
         report_batch(driver.address, driver.token, Counts(received=3, handled=3))
+    assert driver.committed().handled == 3
+
+
+def test_a_slow_caller_is_sent_away(driver: DriverChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while, whatever it has said."""
+    monkeypatch.setattr("oncely.spark.sink.channel._ANSWER_WITHIN_S", 0.2)
+    with connect(driver) as stranger:
+        stranger.sendall(b"0")
+        said = stranger.makefile("rb").read()
+    assert len(said) == 32
+
+
+def test_many_silent_callers_hold_up_nobody(driver: DriverChannel) -> None:
+    """The one that has been there for longest makes room, and what they cost is bounded."""
+    with ExitStack() as strangers:
+        silent = [strangers.enter_context(connect(driver)) for _ in range(400)]
+        report_batch(driver.address, driver.token, Counts(received=3, handled=3))
+        until(lambda: open_files() < 2 * 400)
+        assert silent[0].makefile("rb").read()[32:] == b""
     assert driver.committed().handled == 3
 
 
@@ -39,11 +103,99 @@ def test_a_wrong_token_is_turned_away(driver: DriverChannel) -> None:
     assert driver.committed() == Counts()
 
 
+def test_who_has_not_proved_the_token_is_not_listened_to(driver: DriverChannel) -> None:
+    """However much it has to say; nor is who has proved it, and says too much."""
+    with connect(driver) as stranger:
+        stranger.settimeout(30)
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            stranger.sendall(bytes(100_000_000))
+    reasons = Counter(f"{n}{'x' * 100_000}" for n in range(10))
+    with pytest.raises(OncelyError, match="cannot be reached"):
+        report_batch(driver.address, driver.token, Counts(quarantined=reasons))
+    report_batch(driver.address, driver.token, Counts(handled=1))
+    assert driver.committed() == Counts(handled=1)
+
+
+# ---- Many tasks --------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+def test_thousands_of_tasks(driver: DriverChannel) -> None:
+    """Each is counted, and they cost the driver neither threads nor file descriptors."""
+    threads, files, most = threading.active_count(), open_files(), 0
+    said = [sys.executable, "-c", _MANY_TASKS, driver.address, driver.token]
+    workers = [subprocess.Popen(said, stderr=subprocess.PIPE) for _ in range(2)]
+    while any(worker.poll() is None for worker in workers):
+        most = max(most, open_files() - files)
+        assert threading.active_count() == threads
+        time.sleep(0.05)
+    for worker in workers:
+        _, err = worker.communicate()
+        assert worker.returncode == 0, err.decode()
+    half = _TASKS // 2
+    told = driver.progress()
+    assert told.received == 2 * sum(range(half))
+    assert told.quarantined.total() == _TASKS
+    assert len(told.quarantined) <= 51
+    # Two hundred are open at a time, of which few are on the line.
+    assert most <= 256
+    report_batch(driver.address, driver.token, told)
+    assert driver.progress() == told
+
+
+def test_many_tasks_call_less_often(driver: DriverChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the driver has no more to do than it can."""
+    monkeypatch.setattr("oncely.spark.sink.channel._CALLS_PER_S", 10)
+    with ExitStack() as opened:
+        for _ in range(20):
+            opened.callback(TaskChannel(driver.address, driver.token).close)
+        last = TaskChannel(driver.address, driver.token)
+        opened.callback(last.close)
+        assert last._again_s == pytest.approx(2.1)
+
+
+@contextmanager
+def no_file_left() -> Iterator[None]:
+    """This process can open no file meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.timeout(120)
+def test_no_file_descriptor_is_left(
+    driver: DriverChannel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who calls meanwhile is answered when there are some again."""
+    program = (
+        "import sys; from oncely.spark.sink.channel import report_batch; "
+        "from oncely.spark.sink.counts import Counts; "
+        "report_batch(sys.argv[1], sys.argv[2], Counts(received=3, handled=3))"
+    )
+    said = [sys.executable, "-c", program, driver.address, driver.token]
+    with subprocess.Popen(said, stderr=subprocess.PIPE, text=True) as caller:
+        with no_file_left():
+            until(lambda: "channel_stumbled" in caplog.messages)
+            assert driver.committed() == Counts()
+        _, err = caller.communicate(timeout=60)
+        assert caller.returncode == 0, err
+    assert driver.committed().handled == 3
+
+
+# ---- Stopping ----------------------------------------------------------------------------------
+
+
 def test_a_driver_that_is_gone(driver: DriverChannel) -> None:
-    """A task that cannot reach its driver does not begin."""
+    """A task that cannot reach its driver does not begin; one that runs stops."""
+    running = TaskChannel(driver.address, driver.token)
     driver.close()
     with pytest.raises(OncelyError):
         TaskChannel(driver.address, driver.token)
+    assert running.stopping.wait(30)
+    running.close(Counts())
 
 
 def test_stop_reaches_tasks_that_run_and_tasks_that_come(driver: DriverChannel) -> None:
@@ -55,16 +207,33 @@ def test_stop_reaches_tasks_that_run_and_tasks_that_come(driver: DriverChannel) 
     assert running.stopping.wait(30)
     late = TaskChannel(driver.address, driver.token)
     assert late.stopping.is_set()
-    running.close(Counts())
     late.close()
+    assert stopped.is_alive()
+    running.close(Counts())
     stopped.join(30)
     assert not stopped.is_alive()
+
+
+def test_a_killed_task_is_not_waited_for(
+    driver: DriverChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who does not call any more has ended, and what it had counted its next attempt counts."""
+    monkeypatch.setattr("oncely.spark.sink.channel._SILENT_S", 0.5)
+    program = (
+        "import os, sys; from oncely.spark.sink.channel import TaskChannel; "
+        "TaskChannel(sys.argv[1], sys.argv[2]); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, driver.address, driver.token], timeout=60)
+    began = time.monotonic()
+    driver.stop(60.0)
+    assert time.monotonic() - began < 30
 
 
 def test_only_whole_attempts_count_as_progress(driver: DriverChannel) -> None:
     """What an attempt had counted that came to no end is not counted beside its successor."""
     broken = TaskChannel(driver.address, driver.token)
     broken.report(Counts(received=5))
+    until(lambda: driver.progress().received == 5)
     broken.close()
     whole = TaskChannel(driver.address, driver.token)
     whole.close(Counts(received=7))
@@ -74,13 +243,40 @@ def test_only_whole_attempts_count_as_progress(driver: DriverChannel) -> None:
     assert driver.progress() == driver.committed() == Counts(received=7)
 
 
+def test_two_attempts_of_a_task_count_once(driver: DriverChannel) -> None:
+    """Those that run at once, and one whose end Spark did not hear of."""
+    first = TaskChannel(driver.address, driver.token, "batch-0")
+    first.close(Counts(received=5))
+    second = TaskChannel(driver.address, driver.token, "batch-0")
+    second.report(Counts(received=3))
+    second.close(Counts(received=5))
+    TaskChannel(driver.address, driver.token, "batch-1").close(Counts(received=2))
+    assert driver.progress().received == 7
+
+
 def test_stop_reaches_a_task_that_outlived_its_batch(driver: DriverChannel) -> None:
-    """A second attempt that still runs when its batch is committed hears of a stop too."""
+    """A second attempt that still runs when its batch is committed hears of a stop too, and what
+    it counts is not counted again.
+    """
     zombie = TaskChannel(driver.address, driver.token)
-    report_batch(driver.address, driver.token, Counts())
+    report_batch(driver.address, driver.token, Counts(received=4))
+    zombie.report(Counts(received=4))
     stopped = threading.Thread(target=driver.stop, args=[60.0])
     stopped.start()
     assert zombie.stopping.wait(30)
-    zombie.close()
+    zombie.close(Counts(received=4))
     stopped.join(30)
     assert not stopped.is_alive()
+    assert driver.progress() == Counts(received=4)
+
+
+def test_where_it_listens_and_what_is_called() -> None:
+    """A driver behind another address is called by that, and listens at its own."""
+    driver = DriverChannel("localhost", bind="127.0.0.2")
+    with pytest.raises(ConnectionRefusedError):
+        connect(driver)
+    here = f"127.0.0.2:{port_of(driver)}"
+    report_batch(here, driver.token, Counts(handled=1))
+    assert driver.address == f"localhost:{port_of(driver)}"
+    assert driver.committed().handled == 1
+    driver.close()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.spark.conftest import HERE, Effects, environment
@@ -20,9 +21,10 @@ from oncely import State, open_ledger
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
-@pytest.fixture
-def remote(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a Spark Connect server."""
+    folder = tmp_path_factory.mktemp("server")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -34,14 +36,14 @@ def remote(tmp_path: Path) -> Iterator[str]:
         "spark.sql.shuffle.partitions": "2",
     }
     pairs = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-    log = tmp_path / "server.log"
+    log = folder / "server.log"
     with log.open("w") as written:
         server = subprocess.Popen(
             [
                 *(program("spark-submit"), "--class", _SERVER, "--master", "local[2,4]", *pairs),
                 "spark-internal",
             ],
-            cwd=tmp_path,
+            cwd=folder,
             env=environment(**QUICK_JAVA),
             stdout=written,
             stderr=written,
@@ -95,3 +97,62 @@ def test_every_front_through_a_server(remote: str, tmp_path: Path) -> None:
     done = State.COMPLETED
     assert counts == {("process", done): 3, ("batches", done): 2, ("stream", done): 2}
     assert Effects(tmp_path / "effects.jsonl").per_message() == {"a": 3, "b": 3, "c": 1}
+
+
+_PIPELINE = """
+[pipeline]
+name = "remote"
+consumer = "remote"
+ledger = "sqlite:///ledger.db"
+handler = "handlers:work"
+checkpoint = "checkpoint"
+quarantine = "quarantine"
+
+[source]
+format = "json"
+path = "in"
+schema = "id STRING, body STRING, source STRING"
+options = { maxFilesPerTrigger = 1 }
+
+[message]
+id = "id"
+body = "body"
+source = "source"
+
+[spark]
+"spark.sql.shuffle.partitions" = "2"
+"""
+
+
+def test_a_pipeline_on_a_server(remote: str, tmp_path: Path) -> None:
+    """With SPARK_REMOTE the command is a client: its batches run on the server, and their counts
+    come back added up; of a run without a message, too.
+    """
+    (tmp_path / "in").mkdir()
+    effects = Effects(tmp_path / "effects.jsonl")
+    for number, ids in enumerate((["a", "b", "a"], ["b", "c", ""])):
+        rows = [{"id": id_, "body": "{}", "source": str(effects.path)} for id_ in ids]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "in" / f"{number}.json").write_text(lines)
+    (tmp_path / "handlers.py").write_text((HERE / "handlers.py").read_text())
+    (tmp_path / "pipeline.toml").write_text(_PIPELINE)
+
+    def run() -> dict[str, Any]:
+        command = subprocess.run(
+            [program("oncely"), "pipeline", "run", "pipeline.toml", "--json"],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=tmp_path,
+            env=environment(SPARK_REMOTE=remote),
+        )
+        assert command.returncode == 0, command.stderr
+        told: dict[str, Any] = json.loads(command.stdout)
+        return told
+
+    first, again = run(), run()
+    assert (first["received"], first["handled"]) == (6, 3)
+    assert first["duplicates"] == {"input": 2, "ledger": 0}
+    assert first["quarantined"] == {"empty id": 1}
+    assert again["received"] == 0
+    assert effects.per_message() == {"a": 1, "b": 1, "c": 1}

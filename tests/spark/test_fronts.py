@@ -1,7 +1,9 @@
 """The fronts: a batch that returns its report, a function for foreachBatch, a stream."""
 
 import json
+import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -10,10 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.listener import StreamingQueryListener
 from tests.spark import handlers
 
-from oncely import ConfigError, Ledger, Message, OncelyError, State, open_ledger
-from oncely.spark import Report, foreach_batch, process, sink_options
+from oncely import (
+    ConfigError,
+    Ledger,
+    Message,
+    OncelyError,
+    State,
+    StoreUnavailable,
+    open_ledger,
+)
+from oncely.spark import Report, StreamCounts, foreach_batch, process, sink_options
 from oncely.spark.failures import as_own
 from oncely.spark.settings import as_text
 
@@ -100,6 +113,7 @@ def test_a_batch_is_processed_once(frame: Frame, settings: Settings, effects: "E
         "quarantined": {"missing id": 1},
         "failed": 0,
         "in_doubt": 0,
+        "waiting": 0,
     }
     again = process(messages, **settings)
     assert (again.handled, again.counts.duplicates_ledger, again.quarantined) == (0, 42, 1)
@@ -109,7 +123,7 @@ def test_a_batch_is_processed_once(frame: Frame, settings: Settings, effects: "E
 def test_copies_meet_in_one_task(frame: Frame, settings: Settings, effects: "Effects") -> None:
     """However the copies of an id are dealt out, one process gets them all."""
     ids = [f"m{n}" for n in range(30)]
-    tries = settings | {"handler": handlers.fail_first, "backoff": ["10ms"], "partitions": 2}
+    tries = settings | {"handler": handlers.fail_first, "backoff": ["0s"], "partitions": 2}
     report = process(frame(*ids, *ids, *ids, partitions=7), **tries)
     assert (report.handled, report.counts.duplicates_input) == (30, 60)
     assert len({line["pid"] for line in effects.lines()}) <= 2
@@ -237,10 +251,145 @@ def test_frames_that_are_none_of_a_batch_of_messages(
 def test_spark_gives_up(frame: Frame, settings: Settings) -> None:
     """What is no mistake of the user is another error, and still one line."""
     unreachable = {"ledger": "postgresql://nobody@127.0.0.1:1/nothing"}
-    with pytest.raises(OncelyError, match=r"^Spark gave up: .*StoreUnavailable: ") as raised:
+    with pytest.raises(StoreUnavailable, match=r"^post") as raised:
         process(frame("a"), **settings | unreachable)
-    assert not isinstance(raised.value, ConfigError)
     assert "\n" not in str(raised.value)
+    given = {**sink_options(frame("a").sparkSession, **settings | unreachable), "lease": "1s"}
+    writer = frame("a").write.format("oncely").options(**given).mode("append")
+    # Who has not looked before waits as long as a lease lasts.
+    with pytest.raises(PySparkException, match="StoreUnavailable: post"):
+        writer.save()
+
+
+def _refuse(id_: str) -> str:
+    raise handlers.NoSuchAccount(f"no account {id_}")
+
+
+def _leave(id_: str) -> str:
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (_refuse, "tests.spark.handlers.NoSuchAccount: no account a"),
+        (_leave, "Python worker exited unexpectedly (crashed) (4 times, at last on "),
+    ],
+    ids=["raises", "ends its process"],
+)
+def test_what_happened_in_python_is_told(
+    frame: Frame, settings: Settings, work: Callable[[str], str], said: str
+) -> None:
+    """Whatever an exception's class is called, and where a worker is gone."""
+    # Without type hints, which would choose another kind of function.
+    broken = frame("a").withColumn("id", f.udf(lambda id_: work(id_), "string")("id"))
+    with pytest.raises(OncelyError) as raised:
+        process(broken, **settings)
+    assert str(raised.value).startswith(f"Spark gave up: {said}")
+    assert "\n" not in str(raised.value)
+
+
+# ---- Failures ----------------------------------------------------------------------------------
+
+_BAD = '{"bad": true}'
+
+
+def test_a_write_fails_where_its_messages_do(frame: Frame, settings: Settings) -> None:
+    """As the option says: where all have failed, or any; duplicates are no part of that."""
+    failing = settings | {"handler": handlers.fail_bad, "tries": 1}
+    assert process(frame("a"), **failing, fail_if="any").handled == 1
+    some = frame(("a", "{}"), ("b", _BAD), ("c", "{}"))
+    assert process(some, **failing, fail_if="all").failed == 1
+    with pytest.raises(OncelyError) as raised:
+        process(frame(("a", "{}"), ("d", _BAD), None), **failing, fail_if="all")
+    assert str(raised.value) == (
+        "2 of 2 new messages were not handled: 1 failed, 1 quarantined; last error: message 'd': "
+        'ValueError: password=*** is bad (option fail_if="all"); '
+        "see: oncely list --consumer tests --state failed"
+    )
+    with pytest.raises(OncelyError, match=r"^1 of 2 new messages were not handled: 1 waiting to "):
+        process(frame(("e", "{}"), ("f", _BAD)), **failing | {"tries": 3}, fail_if="any")
+    assert process(frame(("g", _BAD)), **failing, fail_if="never").failed == 1
+
+
+def test_a_stream_stops_where_too_many_fail(
+    spark: "SparkSession", settings: Settings, effects: "Effects", tmp_path: Path, ledger: Ledger
+) -> None:
+    """And goes on from there when it is started again: what failed is known, and none is lost."""
+    messages = stream(spark, lines_of(tmp_path / "in", ["a", "b", "c"]), effects)
+    body = "if(id = 'a', '{}', '{\"bad\": true}') AS body"
+    failing = settings | {"handler": handlers.fail_bad, "tries": 1, "max_failures": 0.5}
+
+    def run(**options: Any) -> None:
+        (
+            messages.selectExpr("id", body, "source")
+            .writeStream.format("oncely")
+            .options(**sink_options(spark, **failing | options))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        ).awaitTermination()
+
+    with pytest.raises(PySparkException) as raised:
+        run()
+    said = str(as_own(raised.value))
+    assert said.startswith(
+        "2 of 3 messages failed, more than the share that option max_failures=0.5"
+    )
+    assert "last error: message '" in said
+    assert ledger.counts() == {("tests", State.COMPLETED): 1, ("tests", State.FAILED): 2}
+    # The batch comes again: it is known, no handler runs, and the stream gets past it.
+    run()
+    assert effects.per_message() == {"a": 1}
+
+
+class Gauges(StreamingQueryListener):
+    """What somebody's metrics are fed from."""
+
+    def __init__(self, counts: StreamCounts) -> None:
+        self._counts = counts
+        self.told: list[tuple[int, int, int, int]] = []
+        self.is_over = threading.Event()
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name.
+        """Nothing."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name.
+        """One line for each batch."""
+        counts, progress = self._counts.committed(), event.progress
+        told = (progress.batchId, progress.numInputRows, counts.handled, counts.failed)
+        self.told.append(told)
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name.
+        """The last of all."""
+        self.is_over.set()
+
+
+def test_counts_for_a_listener(
+    spark: "SparkSession", settings: Settings, effects: "Effects", tmp_path: Path
+) -> None:
+    """When a listener hears of a batch, what that came to is counted."""
+    messages = stream(spark, lines_of(tmp_path / "in", ["a", "b"]), effects)
+    bad = "if(id = 'b', '{\"bad\": true}', '{}') AS body"
+    options = sink_options(spark, **settings | {"handler": handlers.fail_bad, "tries": 1})
+    with StreamCounts(spark) as counts:
+        gauges = Gauges(counts)
+        spark.streams.addListener(gauges)
+        try:
+            query = (
+                messages.selectExpr("id", bad, "source")
+                .writeStream.format("oncely")
+                .options(**options, **counts.options)
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            assert query.awaitTermination(120)
+            assert gauges.is_over.wait(60)
+        finally:
+            spark.streams.removeListener(gauges)
+        assert gauges.told == [(0, 2, 1, 1)]
+        assert counts.progress() == counts.committed()
 
 
 def test_foreach_batch(

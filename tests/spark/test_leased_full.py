@@ -50,7 +50,7 @@ def ledger(file: str) -> Iterator[Ledger]:
 def run(ledger: Ledger, tmp_path: Path) -> Run:
     """Run a task over ids or rows; return what it counted."""
 
-    def run_on(handler: Callable[[Message], Any], *rows: Any, **options: str) -> Counts:
+    def run_on(handler: Callable[[Message], Any], *rows: Any, **options: Any) -> Counts:
         return run_task(ledger, handler, tmp_path, rows, **options)
 
     return run_on
@@ -88,7 +88,9 @@ def test_steps_are_passed_over(url: str, tmp_path: Path) -> None:
         return int(number)
 
     for ledger in opened(url):
-        counts = run_task(ledger, handle, tmp_path, ["a", "b"], backoff="10ms", results="keep")
+        counts = run_task(
+            ledger, handle, tmp_path, ["a", "b"], drains=True, backoff="10ms", results="keep"
+        )
         assert counts.handled == 2
         assert ran == ["a", "b"]
         assert [record_of(ledger, id_).result for id_ in "ab"] == [1, 2]
@@ -106,7 +108,7 @@ def test_what_a_handler_knows(run: Run) -> None:
         if claim.attempts == 1:
             raise ValueError("not yet")
 
-    assert run(handle, "a", backoff="10ms").handled == 1
+    assert run(handle, "a", drains=True, backoff="10ms").handled == 1
     key = idempotency_key(key_of("a"))
     assert seen == [(1, 1, key, key), (2, 2, key, key)]
 
@@ -131,7 +133,9 @@ def test_what_is_sent_waits_for_the_end(url: str, queue: str, tmp_path: Path) ->
             raise ValueError("never")
 
     for ledger in opened(url):
-        counts = run_task(ledger, handle, tmp_path, ["a", "b", "c"], tries="2", backoff="10ms")
+        counts = run_task(
+            ledger, handle, tmp_path, ["a", "b", "c"], drains=True, tries="2", backoff="10ms"
+        )
         assert (counts.handled, counts.failed) == (2, 1)
         assert ledger.mailbox.backlog().waiting == 2
         assert ledger.counts() == {("tests", State.HANDLED): 2, ("tests", State.FAILED): 1}

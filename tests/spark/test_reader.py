@@ -1,18 +1,15 @@
 """The ledger as a DataFrame."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual
-from tests.conformance.conftest import SHARED, url_of
 
-from oncely import ConfigError, Granted, Key, Ledger, open_ledger
+from oncely import ConfigError, Granted, Key, Ledger
 from oncely.ops import record_as_dict
-from oncely.spark.reader import FilteringReader, open_reader
 from oncely.spark.reader_options import read_reader_options
 
 if TYPE_CHECKING:
@@ -96,62 +93,11 @@ def test_options_reach_the_store(spark: "SparkSession", full: Ledger, ledger_url
 
 
 @pytest.mark.usefixtures("pushdown", "full")
-def test_filters_reach_the_store(spark: "SparkSession", ledger_url: str) -> None:
-    """With `push_filters`, what a query leaves out is not read, and its result is the same."""
-    for condition, count in (
-        ("consumer = 'others'", _OTHERS),
-        ("message_id = 'done-1'", 2),
-        ("state IN ('failed', 'handled') AND consumer = 'tests'", _FAILED),
-        ("last_seen > timestamp'2020-01-01' AND state = 'failed'", _FAILED),
-        ("last_seen < timestamp'2020-01-01'", 0),
-        ("state = 'completed'", _COMPLETED + _OTHERS),
-    ):
-        frame = read(spark, ledger_url, push_filters="true").where(condition)
-        assert read_rows(frame) == (count, count)
-
-
-@pytest.mark.usefixtures("pushdown", "full")
 def test_a_frame_that_is_used_twice(spark: "SparkSession", ledger_url: str) -> None:
-    """Filters are not taken unasked: Spark would read by those of the first query ever after."""
+    """No filters are taken: Spark would read by those of the first query ever after."""
     frame = read(spark, ledger_url)
     assert frame.where("state = 'failed'").count() == _FAILED
     assert frame.count() == _COMPLETED + _FAILED + _OTHERS
-
-
-@pytest.mark.parametrize("kind", SHARED)
-def test_filters_on_every_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Each store reads what filters leave, and no more."""
-    url = url_of(kind, request, tmp_path)
-    ledger = open_ledger(url)
-    fill(ledger)
-    now = datetime.fromtimestamp(ledger.now(), UTC)
-    ledger.close()
-    minute = timedelta(minutes=1)
-    assert count_pushed(url, []) == _COMPLETED + _FAILED + _OTHERS
-    assert count_pushed(url, [EqualTo(("consumer",), "others")]) == _OTHERS
-    assert count_pushed(url, [EqualTo(("message_id",), "done-1")]) == 2
-    both = [In(("consumer",), ("tests", "x")), EqualTo(("consumer",), "others")]
-    assert count_pushed(url, both) == 0
-    assert count_pushed(url, [In(("state",), ("failed", "unheard of"))]) == _FAILED
-    assert count_pushed(url, [EqualTo(("state",), "unheard of")]) == 0
-    assert count_pushed(url, [EqualTo(("state",), "completed")]) == _COMPLETED + _OTHERS
-    assert count_pushed(url, [GreaterThan(("last_seen",), now + minute)]) == 0
-    span: list[Filter] = [
-        GreaterThan(("first_seen",), now - minute),
-        LessThanOrEqual(("first_seen",), now + minute),
-    ]
-    assert count_pushed(url, [*span, EqualTo(("state",), "failed")]) == _FAILED
-    # What no store looks at, and a time without its zone, are Spark's alone.
-    odd = [EqualTo(("attempts",), 9), GreaterThan(("last_seen",), datetime(2999, 1, 1))]  # noqa: DTZ001
-    assert count_pushed(url, odd) == _COMPLETED + _FAILED + _OTHERS
-
-
-def count_pushed(url: str, filters: list[Filter]) -> int:
-    """How many records are read with these filters pushed; none is ever only the store's."""
-    reader = open_reader(read_reader_options({"ledger": url, "push_filters": "true"}))
-    assert isinstance(reader, FilteringReader)
-    assert reader.pushFilters(filters) == filters
-    return sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +105,7 @@ def count_pushed(url: str, filters: list[Filter]) -> int:
     [
         ({}, 'option ledger: missing; write .option("ledger", "sqlite:////var/lib/ledger.db")'),
         ({"ledger": "sqlite:////x.db", "partition": "2"}, "did you mean 'partitions'?"),
+        ({"ledger": "sqlite:////x.db", "push_filters": "true"}, "there is no such key"),
         ({"ledger": "sqlite:////x.db", "state": "done"}, "option state: 'done' is not offered"),
         ({"ledger": "sqlite:////x.db", "partitions": "0"}, "not a whole number of 1 or more"),
         ({"ledger": "memory://"}, "is seen by one process only"),

@@ -1,5 +1,7 @@
 """Mode `rows`: a DataFrame's rows and their ledger records, in one commit."""
 
+import json
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -8,6 +10,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+import pyarrow as pa
 import pytest
 from tests.conformance.conftest import url_of
 from tests.spark.payments import NUMBERED, Place, batches_of, payment
@@ -15,8 +19,13 @@ from tests.spark.payments import NUMBERED, Place, batches_of, payment
 from oncely import ConfigError, State
 from oncely._util.crash_points import arm, disarm
 from oncely.core.control import Reject
+from oncely.core.ids import ID_IS_NO_STRING
 from oncely.spark import process
+from oncely.spark.pipeline.config import read_config
+from oncely.spark.pipeline.pipeline_source import read_messages
 from oncely.spark.sink.channel import DriverChannel, Stopped, TaskChannel
+from oncely.spark.sink.message_rows import numbered
+from oncely.spark.sink.spreading import spread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,10 +65,41 @@ def test_each_row_is_there_once(place: Place) -> None:
         (row["id"], "a", 9_999 if row["id"] == "m200" else row["amount"], None) for row in rows
     )
     assert place.ledger.counts() == {("tests", State.COMPLETED): 250}
-    assert place.record("m200").duplicates == 1
+    before = place.record("m200")
     again = place.run([*rows, payment("new")])
     assert (again.handled, again.duplicates_ledger) == (1, 250)
     assert len(place.rows()) == 251
+    assert place.record("m200") == before
+
+
+def age(place: Place) -> None:
+    """Let two days pass for the ledger's records."""
+    days = {
+        "sqlite": "last_processed_at - 172800",
+        "postgresql": "last_processed_at - interval '2 days'",
+        "mysql": "last_processed_at - INTERVAL 2 DAY",
+    }
+    set_back = days[place.engine.dialect.name]
+    place.execute(f"UPDATE processed_messages SET last_processed_at = {set_back}")
+
+
+def test_duplicates_are_taken_down_once_a_day(place: Place) -> None:
+    """A replay writes nothing, chunk by chunk, but what keeps records from being purged."""
+    rows = [payment(f"m{n}") for n in range(60)]
+    assert place.run(rows, chunk="10").handled == 60
+    before = [place.record(row["id"]) for row in rows]
+    for _ in range(2):
+        counts = place.run([*rows, rows[0]], chunk="10")
+        assert (counts.handled, counts.duplicates_ledger) == (0, 61)
+    assert [place.record(row["id"]) for row in rows] == before
+    age(place)
+    aged = place.record("m1").last_seen
+    assert aged < before[1].last_seen - 86_400
+    assert place.run(rows, chunk="10").duplicates_ledger == 60
+    renewed = place.record("m1")
+    assert (renewed.duplicates, renewed.last_seen > before[1].last_seen) == (1, True)
+    assert place.run(rows, count_duplicates="each").duplicates_ledger == 60
+    assert place.record("m1").duplicates == 2
 
 
 def test_values_arrive_as_they_are(place: Place) -> None:
@@ -155,6 +195,44 @@ def test_a_column_with_a_percent_sign(place: Place) -> None:
     assert place.rows("SELECT * FROM rates") == [("a", 7)]
 
 
+_ODD_NAMES = ["a`b", "a.b", "a b", 'a"b', "größe", "a:b", "a(b)", "a[b]", "select", "a\\b", "A"]
+
+
+def test_columns_of_any_name(place: Place) -> None:
+    """Backticks, dots, quotes and spaces in names are part of them; also in a key."""
+    quoted = place.engine.dialect.identifier_preparer.quote
+    # In MariaDB SQLAlchemy finds a backtick in a name twice, and "A" is another "a".
+    names = _ODD_NAMES[place.engine.dialect.name == "mysql" :]
+    columns = "".join(f", {quoted(name)} VARCHAR(20)" for name in names)
+    key = f"PRIMARY KEY ({quoted(names[0])}, {quoted('a b')})"
+    place.execute(f"CREATE TABLE odd (id VARCHAR(64){columns}, {key})".replace(":b", "\\:b"))
+    first = {"id": "m1", **{name: name for name in names}}
+    second = {**first, "id": "m2", "größe": "new"}
+    for row, upsert in ((first, ""), (second, f"{names[0]},a b")):
+        counts = place.run([row], table="odd", upsert=upsert)
+        assert (counts.handled, counts.quarantined) == (1, {})
+        [found] = place.rows("SELECT * FROM odd")
+        assert found == tuple(row.values())
+
+
+def test_times_of_a_session_in_any_zone(place: Place) -> None:
+    """They are stored in UTC, and shown so where their row is set aside."""
+    moment = {"postgresql": "TIMESTAMPTZ", "mysql": "DATETIME(6)"}
+    type_ = moment.get(place.engine.dialect.name, "TIMESTAMP")
+    place.execute(f"CREATE TABLE moments (id VARCHAR(64), at {type_}, CHECK (id <> 'bad'))")
+    at = datetime(2024, 2, 29, 23, 59, 59, 123456, tzinfo=UTC)
+    task = place.task(table="moments")
+    for zone in ("UTC+3", "GMT+03:00", "+03:00", "Europe/Berlin"):
+        times = pa.array([at, at], pa.timestamp("us", "UTC")).cast(pa.timestamp("us", zone))
+        task.run(numbered([pa.RecordBatch.from_pydict({"id": [zone, "bad"], "at": times})]))
+    place.quarantine.close()
+    assert (task.counts.handled, task.counts.quarantined.total()) == (4, 4)
+    for (found,) in place.rows("SELECT at FROM moments"):
+        whole = datetime.fromisoformat(str(found))
+        assert whole.replace(tzinfo=whole.tzinfo or UTC) == at
+    assert '"at": "2024-02-29 23:59:59.123456+00:00"' in place.set_aside()["bad"][1]
+
+
 def test_the_id_is_stored_where_there_is_a_place_for_it(place: Place) -> None:
     """Not in a table without such a column, nor in one that the database numbers itself."""
     place.execute("CREATE TABLE plain (amount INTEGER)")
@@ -209,6 +287,71 @@ def test_a_moment_that_is_too_late(mysql_url: str, tmp_path: Path) -> None:
         assert place.rows("SELECT id FROM moments") == [("a",)]
 
 
+def test_what_exceeds_a_limit_of_the_server(postgresql_url: str, tmp_path: Path) -> None:
+    """A text that is too long for an index, and one that is nested too deeply: class 54."""
+    for place in _place(postgresql_url, tmp_path):
+        place.execute("CREATE TABLE notes (id VARCHAR(64), note TEXT, data JSON)")
+        place.execute("CREATE INDEX ON notes (note)")
+        long = "".join(f"{random.getrandbits(64):016x}" for _ in range(600))
+        rows = [{"id": f"m{n}", "note": "x", "data": "{}"} for n in range(20)]
+        rows[3]["note"], rows[17]["data"] = long, "[" * 100_000
+        counts = place.run(rows, table="notes")
+        assert (counts.handled, counts.quarantined.total()) == (18, 2)
+        assert "index row" in place.set_aside()["m3"][0]
+        assert "stack depth" in place.set_aside()["m17"][0]
+
+
+def test_what_a_trigger_refuses(postgresql_url: str, tmp_path: Path) -> None:
+    """Whatever state of its own it gives: but one that says that the server is at fault."""
+    for place in _place(postgresql_url, tmp_path):
+        place.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " IF NEW.note <> '' THEN RAISE EXCEPTION 'no: %', NEW.note USING ERRCODE = NEW.note;"
+            " END IF; RETURN NEW; END $$"
+        )
+        place.execute(
+            "CREATE TRIGGER refusing BEFORE INSERT ON payments"
+            " FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+        refused = ["38000", "45000", "21000", "ZZ123", "09000"]
+        rows = [payment(state, note=state) for state in refused]
+        counts = place.run([payment("fine", note=""), *rows])
+        assert (counts.handled, counts.quarantined.total()) == (1, len(refused))
+        for state in ("53100", "25006", "42501", "42P01", "57014", "XX000"):
+            with pytest.raises(psycopg.Error, match="no: "):
+                place.run([payment("worse", note=state)])
+        assert place.ledger.counts()["tests", State.COMPLETED] == 1
+
+
+def test_what_mariadb_refuses(mysql_url: str, tmp_path: Path) -> None:
+    """Its driver calls most of it operational: rows too large, partitions, and what is no JSON."""
+    for place in _place(mysql_url, tmp_path):
+        place.execute(
+            "CREATE TABLE parts (id VARCHAR(64), amount INTEGER, data LONGTEXT)"
+            " PARTITION BY RANGE (amount) (PARTITION small VALUES LESS THAN (10))"
+        )
+        [[most]] = place.rows("SELECT @@max_allowed_packet")
+        rows: list[dict[str, Any]] = [
+            {"id": "fine", "amount": 1, "data": "x" * 1_000_000},
+            {"id": "no partition", "amount": 10, "data": ""},
+            {"id": "too large", "amount": 1, "data": "x" * (most + 1)},
+            {"id": "fine too", "amount": 2, "data": "x"},
+        ]
+        counts = place.run(rows, table="parts")
+        assert (counts.handled, counts.quarantined.total()) == (2, 2)
+        assert set(place.set_aside()) == {"no partition", "too large"}
+
+
+def test_what_sqlite_refuses(here: Place) -> None:
+    """What a check or an index looks into, and is no JSON; and a value of another type."""
+    here.execute("CREATE TABLE docs (id TEXT, data TEXT, amount INTEGER) STRICT")
+    here.execute("CREATE INDEX by_a ON docs (json_extract(data, '$.a'))")
+    rows = [{"id": "a", "data": "{}"}, {"id": "b", "data": "{"}, {"id": "c", "data": "[]"}]
+    counts = here.run(rows, table="docs")
+    assert (counts.handled, counts.quarantined.total()) == (2, 1)
+    assert "malformed JSON" in here.set_aside()["b"][0]
+
+
 def test_rows_that_are_no_messages(here: Place) -> None:
     """Without an id, or with one that no database stores; all else is stored."""
     rows = [payment(None), payment(" "), payment("x" * 300), payment("ok"), payment("é b")]
@@ -247,6 +390,73 @@ def test_rows_are_renewed_by_key(place: Place) -> None:
     later = [{"id": "n0", "account": "a", "amount": 40}, {**rows[2], "amount": 99}]
     assert place.run(later, **options).handled == 1
     assert place.rows(balances) == [("a", 40), ("b", 2), ("c", 5)]
+
+
+_PRICES = (
+    "CREATE TABLE prices (article VARCHAR(20) PRIMARY KEY, version INTEGER, price INTEGER,"
+    " note VARCHAR(20))"
+)
+_NEWEST = {"table": "prices", "upsert": "article", "sequence_by": "version"}
+
+
+def price(id_: str, version: int | None, article: str = "tea") -> dict[str, Any]:
+    """A row whose price tells its version."""
+    return {"id": id_, "article": article, "version": version, "price": (version or 0) * 10}
+
+
+def prices(place: Place) -> list[Any]:
+    """What is in their table."""
+    return place.rows("SELECT article, version, price, note FROM prices")
+
+
+@pytest.mark.parametrize("chunk", ["1000", "2"])
+def test_the_newest_row_stays(place: Place, chunk: str) -> None:
+    """Whatever the ids are, in a chunk, between chunks and between batches; what comes too late is
+    handled all the same.
+    """
+    place.execute(_PRICES)
+    rows = [
+        *(price(f"m{n}", version) for n, version in enumerate([3, 9, 1, 7, None, 2])),
+        *(price(f"n{n}", version, "milk") for n, version in enumerate([1, 2])),
+    ]
+    counts = place.run(rows, chunk=chunk, **_NEWEST)
+    assert (counts.handled, counts.quarantined) == (7, {"missing version": 1})
+    assert prices(place) == [("milk", 2, 20, None), ("tea", 9, 90, None)]
+    late = {**price("z", 8), "price": 81}
+    assert place.run([late], chunk=chunk, **_NEWEST).handled == 1
+    assert place.record("z").state is State.COMPLETED
+    assert prices(place)[1] == ("tea", 9, 90, None)
+    for id_, version, given in (("same", 9, 91), ("next", 10, 100)):
+        assert place.run([{**price(id_, version), "price": given}], **_NEWEST).handled == 1
+        assert prices(place)[1] == ("tea", version, given, None)
+
+
+def test_a_row_without_a_sequence_is_renewed(place: Place) -> None:
+    """One that was there before; what rows do not have stays as it is."""
+    place.execute(_PRICES)
+    place.execute("INSERT INTO prices VALUES ('tea', NULL, 5, 'mine')")
+    assert place.run([price("a", -1)], **_NEWEST).handled == 1
+    assert prices(place) == [("tea", -1, -10, "mine")]
+
+
+def test_several_drivers_renew_in_no_order(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Tasks that write the same keys at once, in opposite orders: the newest of all stays."""
+    for kind in STORES:
+        for place in _place(url_of(kind, request, tmp_path), tmp_path / kind):
+            place.execute(_PRICES)
+            rows = [price(f"m{n:04}", n, f"a{n % 7}") for n in range(700)]
+            halves = [rows[::2], rows[1::2][::-1]]
+            tasks = [place.task(chunk="50", **_NEWEST) for _ in halves]
+            threads = [
+                threading.Thread(target=task.run, args=[batches_of(half)])
+                for task, half in zip(tasks, halves, strict=True)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(120)
+            assert sum(task.counts.handled for task in tasks) == len(rows)
+            assert prices(place) == [(f"a{n}", 693 + n, 6930 + 10 * n, None) for n in range(7)]
 
 
 # ---- What others hold --------------------------------------------------------------------------
@@ -407,6 +617,72 @@ def test_several_tasks_renew_in_order(spark: "SparkSession", place: Place) -> No
     found.pop("copy", None)
     # The first hundred ids each came twice, under two accounts; the others tell.
     assert found == {f"a{n}": 2_850 + n for n in range(50)}
+
+
+@pytest.mark.parametrize("setting", ["UTC+3", "GMT+03:00"])
+def test_a_session_with_settings_of_its_own(
+    spark: "SparkSession", here: Place, setting: str
+) -> None:
+    """A zone that only Java knows, Arrow's large types, and names that need backticks."""
+    here.execute('CREATE TABLE odd ("a`b" TEXT PRIMARY KEY, "a.b" TIMESTAMP, "größe x" BLOB)')
+    rows = spark.range(3).selectExpr(
+        "concat('m', id) AS id",
+        "concat('k', id % 2) AS `a``b`",
+        "timestamp_seconds(86400 + id) AS `a.b`",
+        "cast('x' AS BINARY) AS `größe x`",
+    )
+    settings = {
+        "spark.sql.session.timeZone": setting,
+        "spark.sql.execution.arrow.useLargeVarTypes": "true",
+    }
+    options: dict[str, Any] = here.options(table="odd", upsert="a`b")
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        report = process(rows, partitions=2, **options)
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+    assert (report.handled, report.quarantined) == (3, 0)
+    assert here.rows("SELECT * FROM odd") == [
+        ("k0", "1970-01-02 00:00:02.000000", b"x"),
+        ("k1", "1970-01-02 00:00:01.000000", b"x"),
+    ]
+
+
+def test_a_source_whose_columns_need_backticks(spark: "SparkSession", tmp_path: Path) -> None:
+    """A pipeline file names them as Spark SQL does; an id that is a number is found there, too."""
+    (tmp_path / "in.json").write_text(
+        '{"the `id`": "m1", "a.b": 1, "a`b": "x"}\n{"the `id`": 17, "a.b": 2, "a`b": "y"}\n'
+    )
+    file = tmp_path / "pipeline.toml"
+    file.write_text(
+        '[pipeline]\nname = "odd"\nconsumer = "odd"\nledger = "sqlite:///ledger.db"\n'
+        'mode = "rows"\ntable = "odd"\ncheckpoint = "c"\nquarantine = "q"\n'
+        '[source]\nformat = "json"\npath = "in.json"\n'
+        '[message]\nid = "`the ``id```"\n'
+        '[columns]\n"x`y" = "`a.b`"\nz = "`a``b`"\n'
+    )
+    config = read_config(file)
+    messages = read_messages(spark, config, streaming=False, columns=config.columns)
+    good, bad = messages.orderBy("z").collect()
+    assert (good["id"], good["x`y"], good["z"], good["oncely_broken"]) == ("m1", 1, "x", None)
+    assert json.loads(good["oncely_row"]) == {"the `id`": "m1", "a.b": 1, "a`b": "x"}
+    assert (bad["oncely_broken"], json.loads(bad["oncely_row"])["the `id`"]) == (
+        ID_IS_NO_STRING,
+        17,
+    )
+
+
+def test_how_many_tasks_there_are(spark: "SparkSession") -> None:
+    """As many as `partitions` says, and no more than `writers`."""
+    ids = spark.range(9).selectExpr("cast(id AS STRING) AS id")
+    for partitions, writers, number in ((5, None, 5), (5, 2, 2), (2, 5, 2), (None, 1, 1)):
+        assert spread(ids, partitions, writers=writers).rdd.getNumPartitions() == number
+    assert spread(ids).rdd.getNumPartitions() == 2 * spark.sparkContext.defaultParallelism
+    for partitions, writers in ((0, None), (None, -1)):
+        with pytest.raises(ConfigError, match="is not a whole number of 1 or more"):
+            spread(ids, partitions, writers=writers)
 
 
 def test_a_key_that_the_rows_lack(spark: "SparkSession", here: Place) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import Engine, text
 from tests.conformance.conftest import url_of
 from tests.spark.payments import NUMBERED
 
-from oncely import Granted, Key, Ledger, State, open_ledger
+from oncely import Granted, Key, Ledger, Policy, State, open_ledger
 from oncely.core.errors import ConfigError, MessageError
 from oncely.spark.modes.table_columns import check_table
 from oncely.spark.modes.target_table import open_target, work_engine
@@ -122,6 +122,10 @@ def test_tables_and_keys(engine: Engine) -> None:
     fitting = schema(account=StringType())
     with pytest.raises(ConfigError, match="neither the primary key nor a unique"):
         check_table(open_target(engine, "payments", ["account"]), fitting)
+    for name in ("id", "amount", "amuont"):
+        line = f"sequence_by='{name}' is not a column that is renewed; name one of account"
+        with pytest.raises(ConfigError, match=line):
+            check_table(open_target(engine, "payments", ["id"], name), fitting)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +136,8 @@ def test_tables_and_keys(engine: Engine) -> None:
         ({"table": "payments; DROP TABLE x"}, "names no table"),
         ({"handler": "shop:charge"}, 'option handler: mode "rows" calls none'),
         ({"on_in_doubt": "tests.spark.tasks:probe"}, 'on_in_doubt: mode "rows"'),
-        ({"mode": "leased", "handler": "shop:charge"}, "option table: mode 'leased' writes no"),
+        ({"sequence_by": "day"}, 'option sequence_by: .*name the key by .option."upsert"'),
+        ({"mode": "leased", "handler": "shop:charge"}, 'option table: mode "leased" writes no'),
     ],
 )
 def test_options(changes: dict[str, str], line: str) -> None:
@@ -175,6 +180,7 @@ id = "cast(value AS STRING)"
     [
         ("", '[columns]\namount = "value"', "\\[pipeline\\] table: is missing"),
         ('table = "payments"', "", "\\[columns\\]: is missing"),
+        ('table = "p"\nsequence_by = "a"', '[columns]\na = "value"', "sequence_by: wants a key"),
         ('table = "p"\nhandler = "a:b"', '[columns]\na = "value"', 'handler: mode = "rows"'),
         ('table = "p"', 'body = "value"\n[columns]\na = "value"', "\\[message\\] body: "),
         ('table = "p"', '[columns]\nid = "value"', "\\[columns\\] id: is the message's"),
@@ -226,6 +232,25 @@ def test_completing_what_is_new(engine: Engine, ledger: Ledger) -> None:
     same = ("state", "attempts", "fence", "lease_until", "metadata", "result", "duplicates")
     assert [getattr(at_once, name) for name in same] == [getattr(by_calls, name) for name in same]
     assert ledger.counts()[("tests", State.COMPLETED)] == 4
+
+
+def test_what_was_completed_lately(engine: Engine, ledger: Ledger) -> None:
+    """Those that are completed, with when they were first seen; unless each is to be taken down."""
+    names = ["done", "held", "failed", "elsewhere"]
+    claims = {name: granted(ledger.claim(Key("tests", name))) for name in names[:3]}
+    ledger.complete(claims["done"])
+    ledger.fail(claims["failed"], "no", final=True)
+    ledger.complete(granted(ledger.claim(Key("others", "elsewhere"))))
+    done = ledger.find(Key("tests", "done"))
+    assert done is not None
+    daily = Policy(count_duplicates="daily")
+    with engine.begin() as connection, ledger.transaction(connection) as inbox:
+        found = inbox.lately_completed("tests", [*names, "new"], daily)
+        assert found == {"done": pytest.approx(done.first_seen, abs=1e-5)}
+        assert inbox.lately_completed("tests", names, Policy()) == {}
+        assert inbox.lately_completed("tests", [], daily) == {}
+        short = Policy(count_duplicates="daily", retention="1ms")
+        assert inbox.lately_completed("tests", names, short) == {}
 
 
 def test_claiming_what_is_known(engine: Engine, ledger: Ledger) -> None:

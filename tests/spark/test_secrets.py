@@ -17,7 +17,6 @@ from tests.spark.conftest import HERE, environment
 from tests.spark.tasks import batches_of
 
 from oncely import Message, open_transport
-from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.open_task import open_task
 from oncely.spark.reader_options import read_reader_options
 from oncely.spark.sink.channel import TaskChannel
@@ -194,9 +193,8 @@ def test_a_changed_secret_is_taken_up(mode: str, own: dict[str, str], tmp_path: 
             database.execute("CREATE TABLE effects (name TEXT)")
             given = {"mode": mode, "consumer": "tests", "ledger": f"file:{secret}", **own}
             options = read_options(given)
-            quarantine = Quarantine(str(tmp_path / "quarantine"), "0.parquet")
-            ledger = migrated_ledger(options.place)
-            task = open_task(ledger, options, quarantine, TaskChannel(None, ""))
+            quarantine = Quarantine(str(tmp_path / "quarantine"), "0")
+            task = open_task(options, quarantine, TaskChannel(None, ""))
             row = {"id": name, "name": name} if mode == "rows" else {"id": name}
             task.run(batches_of([row]))
             assert database.execute("SELECT name FROM effects").fetchall() == [(name,)]

@@ -1,6 +1,11 @@
 """Sessions that are there already: worked beside, and left as they were."""
 
+import json
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -9,19 +14,48 @@ from oncely.core.errors import OncelyError
 from oncely.spark.session import on_disk, session
 
 _ANSI = "spark.sql.ansi.enabled"
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_TOLD = """
+import json, sys
+from oncely.spark.session import open_session
+
+spark = open_session("told", {"spark.sql.shuffle.partitions": "5"})
+names = ("spark.master", "spark.sql.ansi.enabled", "spark.sql.shuffle.partitions")
+more = ("spark.sql.session.timeZone", "spark.driver.host", "spark.ui.showConsoleProgress")
+print(json.dumps([spark.conf.get(name) for name in names + more]))
+spark.stop()
+"""
+
+
+def test_what_a_configuration_says_holds(tmp_path: Path) -> None:
+    """Spark's own file of defaults comes before ours, in which nobody has to be told the rest."""
+    (tmp_path / "spark-defaults.conf").write_text(
+        f"spark.master local[1]\n{_ANSI} true\n{_PARTITIONS} 3\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", _TOLD],
+        env=os.environ | {"SPARK_CONF_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout) == ["local[1]", "true", "5", "UTC", "127.0.0.1", "false"]
 
 
 def test_it_is_left_running_with_its_settings(spark: SparkSession) -> None:
-    """What is done beside it has settings of its own, and the user's session goes on with its."""
+    """What it was told holds beside it, under the settings that are asked for there; the user's
+    session goes on with its own.
+    """
     spark.conf.set(_ANSI, "true")
     try:
-        with session("another", {"spark.sql.shuffle.partitions": "5"}) as beside:
+        with session("another", {_PARTITIONS: "5"}) as beside:
             assert beside.sparkContext is spark.sparkContext
-            assert beside.conf.get(_ANSI) == "false"
-            assert beside.conf.get("spark.sql.shuffle.partitions") == "5"
-            assert SparkSession.getActiveSession().conf.get(_ANSI) == "false"  # type: ignore[union-attr]
-        assert SparkSession.getActiveSession().conf.get(_ANSI) == "true"  # type: ignore[union-attr]
-        assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+            assert beside.conf.get(_ANSI) == "true"
+            assert beside.conf.get(_PARTITIONS) == "5"
+            assert SparkSession.getActiveSession().conf.get(_PARTITIONS) == "5"  # type: ignore[union-attr]
+        assert SparkSession.getActiveSession().conf.get(_PARTITIONS) == "2"  # type: ignore[union-attr]
+        assert spark.conf.get(_PARTITIONS) == "2"
         assert spark.range(3).count() == 3
     finally:
         spark.conf.set(_ANSI, "false")
@@ -30,7 +64,7 @@ def test_it_is_left_running_with_its_settings(spark: SparkSession) -> None:
 def test_what_it_was_started_with_holds_over_our_defaults(spark: SparkSession) -> None:
     """Also a master that cannot be changed any more: it is passed over."""
     with session("another", {"spark.master": "local[7]"}) as beside:
-        assert beside.conf.get("spark.sql.shuffle.partitions") == "2"
+        assert beside.conf.get(_PARTITIONS) == "2"
         assert beside.sparkContext.master == "local[2,4]"
     assert spark.range(1).count() == 1
 

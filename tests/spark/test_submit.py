@@ -1,12 +1,16 @@
-"""spark-submit: oncely and a handler brought along with --py-files."""
+"""spark-submit: its cluster and its settings hold; oncely and a handler brought along."""
 
 import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
-from tests.spark.conftest import environment
+import pytest
+from tests.spark.conftest import HERE, environment
 from tests.spark.programs import QUICK_JAVA, program
+from tests.spark_faults.cluster import MASTER, start_cluster
+from tests.spark_faults.processes import Programs
 
 import oncely
 
@@ -18,6 +22,9 @@ sys.path[:] = [path for path in sys.path if path != {str(Path(oncely.__file__).p
 _HANDLER = """
 import os
 import oncely
+
+def refuse(message):
+    raise ValueError("no such account")
 
 def charge(message):
     log = os.open(message.source, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -42,6 +49,14 @@ report = process(
     partitions=2,
 )
 print(json.dumps(report.as_dict()))
+(
+    spark.createDataFrame([("c", effects), ("d", effects)], "id string, source string")
+    .write.format("oncely")
+    .options(consumer="tests", ledger=ledger, handler="charging:refuse", tries="1")
+    .option("quarantine", quarantine)
+    .mode("append")
+    .save()
+)
 """
 
 
@@ -70,8 +85,104 @@ def test_brought_along(tmp_path: Path) -> None:
         timeout=500,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+    # Who writes by the format alone has no report: what all failed is told all the same.
+    said = "oncely: 2 of 2 new messages were not handled: 2 failed; last error: message '"
+    assert said in run.stderr, run.stderr
+    assert "ValueError: no such account; see: oncely list --consumer tests" in run.stderr
     told = json.loads(run.stdout.splitlines()[-1])
     assert (told["handled"], told["duplicates"]) == (2, {"input": 1, "ledger": 0})
     ids, files = zip(*(line.split() for line in effects.read_text().splitlines()), strict=True)
     assert sorted(ids) == ["a", "b"]
     assert all(file.endswith("brought.zip/oncely/__init__.py") for file in files)
+
+
+_CLUSTERED = """
+import json, os
+
+LOG = os.path.join(os.path.dirname(os.path.abspath(__file__)), "effects.jsonl")
+
+def handle(message):
+    line = json.dumps({"id": message.id, "cwd": os.getcwd()})
+    log = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(log, (line + "\\n").encode())
+    os.close(log)
+"""
+_PIPELINE = """
+[pipeline]
+name = "submitted"
+consumer = "submitted"
+ledger = "env:LEDGER_SECRET"
+handler = "handlers:handle"
+checkpoint = "out/checkpoint"
+quarantine = "out/quarantine"
+
+[source]
+format = "json"
+path = "in"
+schema = "id STRING, body STRING"
+
+[message]
+id = "id"
+
+[spark]
+"spark.master" = "local[1]"
+"""
+
+
+def _submit(programs: Programs, master: str, tmp_path: Path, ledger: str) -> dict[str, Any]:
+    """Give the program to the cluster; return what it says."""
+    settings = {
+        "spark.driver.host": MASTER,
+        "spark.driver.bindAddress": MASTER,
+        "spark.executor.memory": "512m",
+        "spark.executorEnv.LEDGER_SECRET": ledger,
+        "spark.sql.session.timeZone": "Europe/Berlin",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+    }
+    (tmp_path / "defaults.conf").write_text("spark.sql.ansi.enabled true\n")
+    words = [word for pair in settings.items() for word in ("--conf", "=".join(pair))]
+    out = tmp_path / "told.json"
+    with out.open("wb") as written:
+        run = programs.start(
+            *("env", f"LEDGER_SECRET={ledger}", program("spark-submit"), "--master", master),
+            *("--properties-file", str(tmp_path / "defaults.conf"), *words),
+            *(str(HERE / "submitted.py"), str(tmp_path)),
+            stdout=written,
+        )
+    programs.wait_for(lambda: run.poll() is not None, "the program does not end")
+    assert run.returncode == 0, programs.last_words()
+    # Spark-submit writes the program's stderr to stdout, too.
+    told: dict[str, Any] = json.loads(out.read_text().splitlines()[-1])
+    return told
+
+
+@pytest.mark.timeout(600)
+def test_a_cluster(tmp_path: Path, postgresql_url: str) -> None:
+    """A pipeline and its handlers run where --master says, with its settings, also where the file
+    names another master; a ledger that is a file is refused before anything runs.
+    """
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.json").write_text("".join(f'{{"id": "{n}"}}\n' for n in range(20)))
+    (tmp_path / "handlers.py").write_text(_CLUSTERED)
+    (tmp_path / "pipeline.toml").write_text(_PIPELINE)
+    with Programs(tmp_path) as programs:
+        master = start_cluster(programs, tmp_path / "work", cores=1)
+        told = _submit(programs, master, tmp_path, postgresql_url)
+    assert (told["pipeline"]["code"], told["pipeline"]["handled"]) == (0, 20)
+    assert list(told["settings"].values()) == [master, "Europe/Berlin", "true"]
+    lines = map(json.loads, (tmp_path / "effects.jsonl").read_text().splitlines())
+    effects = {line["id"]: line["cwd"] for line in lines}
+    assert len(effects) == 20
+    assert all(folder.startswith(f"{tmp_path}/work-127.0.0.") for folder in effects.values())
+    code, said = told["file"]
+    assert code == 2
+    wrong = f"[pipeline] ledger: 'sqlite:///{tmp_path}/relative.db' is a file of one machine"
+    assert f"oncely: pipeline.toml: {wrong}" in said
+    said, jobs = told["process"]
+    assert jobs == 0
+    assert said == (
+        f"ledger: 'sqlite:///{tmp_path}/relative.db' is a file of one machine, and Spark's tasks "
+        'run on a cluster; write the URL of a server, such as "postgresql://user@host/db"'
+    )
+    assert "relative.db' is a file of one machine" in told["write"]

@@ -2,16 +2,19 @@
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from tests.spark.tasks import run_task
+from tests.spark.tasks import key_of, run_task, task_of
 
 from oncely import Key, Ledger, Message, State, StoreUnavailable
 from oncely.core.waiting import WaitingMessage
 from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.message_rows import numbered
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import MeddlingStore, granted
 
@@ -29,7 +32,7 @@ def run(store: MeddlingStore, tmp_path: Path) -> Run:
     """Run a task over ids, in Arrow batches of `batch` rows; return what it counted."""
 
     def run_on(
-        handler: Callable[[Message], Any], *ids: str, batch: int = 1_000, **options: str
+        handler: Callable[[Message], Any], *ids: str, batch: int = 1_000, **options: Any
     ) -> Counts:
         return run_task(Ledger(store), handler, tmp_path, ids, batch, **options)
 
@@ -37,15 +40,17 @@ def run(store: MeddlingStore, tmp_path: Path) -> Run:
 
 
 def test_copies_in_other_chunks_wait_as_well(run: Run) -> None:
-    """A copy that comes while its first waits for another try does not spend that try."""
+    """A copy that comes while its first waits for another try does not spend that try; nor does it
+    count as anything but a copy.
+    """
     tried: list[float] = []
 
     def fail(message: Message) -> None:
         tried.append(time.monotonic())
         raise ValueError("not yet")
 
-    counts = run(fail, "a", "a", "a", batch=1, tries="3", backoff="300ms")
-    assert counts.failed == 3
+    counts = run(fail, "a", "a", "a", batch=1, drains=True, tries="3", backoff="300ms")
+    assert (counts.failed, counts.duplicates_input, counts.waiting) == (1, 2, 0)
     assert len(tried) == 3
     assert all(later - sooner >= 0.3 for sooner, later in pairwise(tried))
 
@@ -99,3 +104,71 @@ def test_what_was_handled_before_is_completed(run: Run, store: MeddlingStore) ->
     assert record.result == "kept"
     ledger.mailbox.sent(ledger.mailbox.take(1, "1s"))
     assert ledger.counts() == {("tests", State.COMPLETED): 3}
+
+
+def test_duplicates_are_taken_down_once_a_day(store: MeddlingStore, tmp_path: Path) -> None:
+    """A replay writes nothing, unless it is told to."""
+    ledger, ids = Ledger(store), [f"m{n}" for n in range(300)]
+
+    def run(counted: str = "daily") -> Counts:
+        return run_task(ledger, lambda _: None, tmp_path, ids, count_duplicates=counted)
+
+    assert run().handled == 300
+    before = [ledger.find(key_of(id_)) for id_ in ids]
+    assert run().duplicates_ledger == 300
+    assert [ledger.find(key_of(id_)) for id_ in ids] == before
+    assert run("each").duplicates_ledger == 300
+    records = [ledger.find(key_of(id_)) for id_ in ids]
+    assert {record.duplicates for record in records if record} == {1}
+
+
+# ---- Rows of Arrow -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "UTC+3", "GMT+03:00", "+03:00", "-0130"])
+def test_a_time_in_any_zone(store: MeddlingStore, tmp_path: Path, zone: str) -> None:
+    """The session's zone comes with each time. Python knows not all that Spark does; the moment is
+    the same in each.
+    """
+    moment = datetime(2024, 2, 29, 23, 59, 59, 123456, tzinfo=UTC)
+    times = pa.array([moment, None], pa.timestamp("us", "UTC")).cast(pa.timestamp("us", zone))
+    batch = pa.RecordBatch.from_pydict({"id": ["a", "b"], "time": times})
+    handled: dict[str, datetime | None] = {}
+    task = task_of(
+        Ledger(store), lambda message: handled.update({message.id: message.time}), tmp_path
+    )
+    task.run(numbered([batch]))
+    assert (task.counts.handled, task.counts.quarantined) == (2, {})
+    assert handled == {"a": moment, "b": None}
+
+
+def test_headers_without_a_value(store: MeddlingStore, tmp_path: Path) -> None:
+    """They are left out: a header is text."""
+    headers = [[("a", "1"), ("b", None)], [("c", None)], None]
+    columns = {
+        "id": pa.array(["x", "y", "z"]),
+        "headers": pa.array(headers, pa.map_(pa.string(), pa.string())),
+    }
+    handled: dict[str, Any] = {}
+    task = task_of(
+        Ledger(store), lambda message: handled.update({message.id: message.headers}), tmp_path
+    )
+    task.run(numbered([pa.RecordBatch.from_pydict(columns)]))
+    assert handled == {"x": {"a": "1"}, "y": {}, "z": {}}
+
+
+def test_large_types(store: MeddlingStore, tmp_path: Path) -> None:
+    """Text and bytes of Arrow's large types are text and bytes, also where they are no UTF-8."""
+    bodies = pa.array([b"{}", b"\xff\xfe"], pa.large_binary())
+    columns = {
+        "id": pa.array(["a", "b"], pa.large_string()),
+        "body": bodies.view(pa.large_string()),
+        "headers": pa.array([[("n", "1")], None], pa.map_(pa.large_string(), pa.large_string())),
+    }
+    handled: dict[str, Any] = {}
+    task = task_of(
+        Ledger(store), lambda message: handled.update({message.id: message.body}), tmp_path
+    )
+    task.run(numbered([pa.RecordBatch.from_pydict(columns)]))
+    assert task.counts.quarantined == {}
+    assert handled == {"a": b"{}", "b": b"\xff\xfe"}

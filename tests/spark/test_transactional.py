@@ -40,7 +40,7 @@ class Place:
         with self.engine.begin() as connection:
             connection.execute(text("CREATE TABLE effects (name VARCHAR(255))"))
 
-    def run(self, handler: Callable[..., Any], *ids: str, **options: str) -> Counts:
+    def run(self, handler: Callable[..., Any], *ids: str, **options: Any) -> Counts:
         """Run a transactional task; return what it counted."""
         return run_task(self.ledger, handler, self.folder, ids, 1_000, self.begins, **options)
 
@@ -118,7 +118,7 @@ def test_one_that_fails_is_alone(place: Place) -> None:
         if message.id == "c" and message.claim is not None and message.claim.attempts == 1:
             raise Retry(delay="10ms")
 
-    counts = place.run(handle, "a", "b", "c", "d", tries="3", backoff="10ms")
+    counts = place.run(handle, "a", "b", "c", "d", drains=True, tries="3", backoff="10ms")
     assert (counts.handled, counts.failed) == (3, 1)
     assert place.effects() == {"a": 1, "c": 1, "d": 1}
     assert place.waiting() == {"a": 1, "c": 1, "d": 1}
@@ -157,7 +157,7 @@ def test_results_and_steps(place: Place) -> None:
             raise ValueError("not yet")
         return {"key": message.idempotency_key}
 
-    assert place.run(handle, "a", results="keep", backoff="10ms").handled == 1
+    assert place.run(handle, "a", drains=True, results="keep", backoff="10ms").handled == 1
     assert ran == ["a"] * 3, "what the transaction undid was not done"
     assert place.record("a").result["key"]
     assert place.effects() == {"a": 1}
@@ -352,9 +352,9 @@ def test_a_secret_redis_is_refused(here: Place, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("LEDGER_URL", "redis://:hunter2@localhost/0")
     options = {"mode": "transactional", "consumer": "tests", "ledger": "env:LEDGER_URL"}
     read = read_options(options | {"handler": "tests.spark.tasks:book"})
-    quarantine = Quarantine(str(here.folder), "0.parquet")
+    quarantine = Quarantine(str(here.folder), "0")
     with pytest.raises(ConfigError, match="redis has no transactions") as refused:
-        open_task(here.ledger, read, quarantine, TaskChannel(None, ""))
+        open_task(read, quarantine, TaskChannel(None, ""))
     assert "hunter2" not in str(refused.value)
 
 
@@ -363,17 +363,16 @@ def test_a_secret_redis_is_refused(here: Place, monkeypatch: pytest.MonkeyPatch)
     [
         ("transactional", "append", r"append takes .*; write `def append\(message, session\):`"),
         ("leased", "book", r"book takes .*; write `def book\(message\):`"),
-        ("leased", "wait", "write it without async"),
     ],
 )
 def test_handlers_that_cannot_be_meant(here: Place, mode: str, handler: str, wrong: str) -> None:
-    """A handler of another mode, and one that is async, are refused before anything is claimed."""
+    """A handler of another mode is refused before anything is claimed."""
     read = read_options(
         {"consumer": "tests", "ledger": here.url, "mode": mode}
         | {"handler": f"tests.spark.tasks:{handler}"}
     )
     with pytest.raises(ConfigError, match=wrong):
-        open_task(here.ledger, read, Quarantine(str(here.folder), "0"), TaskChannel(None, ""))
+        open_task(read, Quarantine(str(here.folder), "0"), TaskChannel(None, ""))
 
 
 # ---- On Spark ----------------------------------------------------------------------------------
@@ -387,7 +386,12 @@ def test_on_spark(
     ids = [f"m{number}" for number in range(300)]
     rows = [(id_, '{"breaks": true}' if id_ == "m7" else "{}") for id_ in [*ids, *ids[:50]]]
     counts = write(
-        frame(*rows, partitions=3), function, mode="transactional", ledger=here.url, since="0"
+        frame(*rows, partitions=3),
+        function,
+        mode="transactional",
+        ledger=here.url,
+        since="0",
+        backoff="0s",
     )
     assert (counts.received, counts.handled + counts.duplicates_input) == (350, 350)
     assert here.effects() == dict.fromkeys(ids, 1)

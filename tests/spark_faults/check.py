@@ -24,7 +24,9 @@ TRANSACTIONAL = "transactional"
 """Effects are rows that the handler writes, committed with their claims."""
 ROWS = "rows"
 """Effects are the rows of the DataFrame, committed with their records."""
-MODES = (HELD, REPEATED, TRANSACTIONAL, ROWS)
+BATCHES = "batches"
+"""Effects are rows that a batch handler writes, with a probe that knows which batches it wrote."""
+MODES = (HELD, REPEATED, TRANSACTIONAL, ROWS, BATCHES)
 """Each is the name of a consumer, and of its log or table."""
 
 PUBLISHED = "published"
@@ -32,7 +34,7 @@ LOG = "effects-"
 AUDIT = "audit-"
 """The name of the mode follows."""
 
-_IN_DATABASE = (TRANSACTIONAL, ROWS)
+_IN_DATABASE = (TRANSACTIONAL, ROWS, BATCHES)
 _RECORDS = "SELECT message_id, status, attempts FROM processed_messages WHERE provider = %s"
 _ROWS = "SELECT message_id, fence FROM {}"
 _COUNT = "SELECT count(*) FROM {}"

@@ -4,14 +4,25 @@ Once its stream has come to its end, it writes all of them once more, and leaves
 """
 
 import json
+import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.spark_faults.check import AUDIT, HELD, MODES, REPEATED, ROWS, TRANSACTIONAL
-from tests.spark_faults.handlers import BEGUN
+from tests.spark_faults.check import (
+    AUDIT,
+    BATCHES,
+    HELD,
+    MODES,
+    REPEATED,
+    ROWS,
+    TRANSACTIONAL,
+)
+from tests.spark_faults.handlers import BEGUN, DATABASE_VARIABLE
 
+from oncely.spark import foreach_batch, process
 from oncely.spark.session import open_session
 from oncely.spark.sink.channel import DriverChannel
 
@@ -23,6 +34,7 @@ LEASE_S = 3.0
 PARTITIONS = 2
 _SCHEMA = "id string"
 _CHUNK = 20
+_AGAIN_S = 0.5
 _JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """What runs for seconds gains nothing by being compiled well."""
 _SETTINGS = {
@@ -43,6 +55,11 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
     REPEATED: {**_AT_LEAST_ONCE, "handler": "handlers:append"},
     TRANSACTIONAL: {"mode": "transactional", "handler": "handlers:insert"},
     ROWS: {"mode": "rows", "table": ROWS},
+    BATCHES: {
+        "handler_batch": "handlers:insert_batch",
+        "on_in_doubt": "handlers:asked",
+        "tries": "1000",
+    },
 }
 
 
@@ -95,14 +112,22 @@ def _messages(rows: "DataFrame", mode: str, slowest_ms: int) -> "DataFrame":
 def _stream(spark: "SparkSession", task: Task, mode: str) -> "StreamingQuery":
     """Begin to stream all that is there."""
     rows = spark.readStream.schema(_SCHEMA).option("maxFilesPerTrigger", 1).json(task.messages)
-    writer = _messages(rows, mode, task.slow_ms).writeStream.format("oncely")
-    writer = writer.options(**_options(task, mode))
+    stream = _messages(rows, mode, task.slow_ms).writeStream
+    options: dict[str, Any] = _options(task, mode)
+    if mode == BATCHES:
+        writer = stream.foreachBatch(foreach_batch(**options, partitions=PARTITIONS))
+    else:
+        writer = stream.format("oncely").options(**options)
     writer = writer.option("checkpointLocation", f"{task.checkpoint}/{mode}")
     return writer.trigger(availableNow=True).start()
 
 
 def _look_again(spark: "SparkSession", task: Task, mode: str) -> None:
     """Write all once more, and leave what that counted."""
+    if mode == BATCHES:
+        counts = _process_again(spark, task)
+        Path(task.folder, f"{AUDIT}{mode}").write_text(json.dumps(counts))
+        return
     channel = DriverChannel("127.0.0.1")
     told = {"channel": channel.address, "channel_token": channel.token}
     rows = _messages(spark.read.schema(_SCHEMA).json(task.messages), mode, 0)
@@ -112,10 +137,22 @@ def _look_again(spark: "SparkSession", task: Task, mode: str) -> None:
     channel.close()
 
 
+def _process_again(spark: "SparkSession", task: Task) -> dict[str, Any]:
+    """What a batch counts once no earlier one waits to be tried again."""
+    options: dict[str, Any] = _options(task, BATCHES)
+    rows = _messages(spark.read.schema(_SCHEMA).json(task.messages), BATCHES, 0)
+    while True:
+        report = process(rows, **options, partitions=PARTITIONS)
+        if report.received == report.duplicates + report.in_doubt:
+            return report.as_dict()
+        time.sleep(_AGAIN_S)
+
+
 def main(task: Task) -> None:
     """Stream all modes to their end, and look once more at each."""
     begun = Path(task.folder, BEGUN)
     begun.unlink(missing_ok=True)
+    os.environ[DATABASE_VARIABLE] = task.ledger_url
     spark = open_session("faults", {**_SETTINGS, **task.settings})
     queries = [_stream(spark, task, mode) for mode in task.modes]
     begun.touch()

@@ -4,14 +4,21 @@ import os
 import random
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import psycopg
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import oncely
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 LOG_VARIABLE = "ONCELY_TEST_EFFECTS"
 """The environment variable that says where the log is; the name of the consumer follows."""
+DATABASE_VARIABLE = "ONCELY_TEST_DATABASE"
+"""The environment variable that says where a batch handler writes."""
 BEGUN = "begun"
 """The file beside the logs that is there once a driver has begun all of its streams."""
 _POLL_S = 0.02
@@ -46,6 +53,28 @@ def insert(message: oncely.Message, session: Session) -> None:
     values = {"id": message.id, "fence": claim.fence, "n": claim.attempts, "p": os.getpid()}
     session.execute(_EFFECT, values)
     _take_time()
+
+
+def insert_batch(messages: "DataFrame", batch_key: str) -> None:
+    """An effect in a database, in a transaction of its own."""
+    _wait_for_all()
+    rows = [(row.id, batch_key) for row in messages.select("id").collect()]
+    with psycopg.connect(os.environ[DATABASE_VARIABLE]) as connection:
+        connection.cursor().executemany("INSERT INTO batches VALUES (%s, 1, %s)", rows)
+        _take_time()
+    _take_time()
+
+
+def asked(batch_key: str) -> str:
+    """A probe."""
+    try:
+        with psycopg.connect(os.environ[DATABASE_VARIABLE]) as connection:
+            found = connection.execute(
+                "SELECT 1 FROM batches WHERE batch_key = %s LIMIT 1", [batch_key]
+            ).fetchone()
+    except psycopg.Error:
+        return "unknown"
+    return "happened" if found else "not_happened"
 
 
 def _wait_for_all() -> None:

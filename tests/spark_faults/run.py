@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from tests.spark_faults.check import PUBLISHED, count_effects, faults, left_of
+from tests.spark_faults.check import BATCHES, PUBLISHED, count_effects, faults, left_of
 from tests.spark_faults.driver import Task
 from tests.spark_faults.processes import Programs
 
@@ -23,10 +23,12 @@ _COPIES = 0.2
 _MOST_DRIVERS = 10
 _TABLES = """
     CREATE TABLE transactional (message_id text, fence bigint, attempt bigint, pid bigint);
-    CREATE TABLE rows (id text, message_id text, fence bigint)
+    CREATE TABLE rows (id text, message_id text, fence bigint);
+    CREATE TABLE batches (message_id text, fence bigint, batch_key text);
+    CREATE INDEX ON batches (batch_key)
 """
 # All tasks of all modes can run at the same time.
-_LOCAL = {"spark.master": "local[8,10]"}
+_LOCAL = {"spark.master": "local[10,10]"}
 
 
 class Run:
@@ -75,13 +77,16 @@ class Run:
         return self.programs.start(*told)
 
     def reach(self, driver: "subprocess.Popen[bytes]", share: float) -> None:
-        """Wait until about that share of all effects is there, in each mode."""
+        """Wait until about that share of all effects is there, in each mode; a batch handler has
+        all of a batch at once.
+        """
 
         def has_come() -> bool:
             assert not driver.poll(), f"the driver has given up:\n{self.programs.last_words()}"
             return all(
                 count_effects(mode, self._folder, self._ledger_url) >= effects
                 for mode in self._task.modes
+                if mode != BATCHES
             )
 
         effects = round(self._messages * (1 - _COPIES) * share * self._random.uniform(0.8, 1.2))

@@ -5,9 +5,9 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from tests.servers import Postgresql, free_port
+from tests.servers import Postgresql
+from tests.spark_faults.cluster import MASTER, start_cluster
 from tests.spark_faults.driver import LEASE_S
-from tests.spark_faults.processes import Programs
 from tests.spark_faults.run import Run
 
 _FROZEN_S = 3 * LEASE_S
@@ -20,9 +20,6 @@ _ON_EXECUTORS = {
 }
 _CLUSTER = {"spark.master": "local-cluster[2,1,1024]", **_ON_EXECUTORS}
 _SLOW_MS = 60
-_MASTER = "127.0.0.1"
-_WORKERS = ("127.0.0.2", "127.0.0.3")
-"""Spark runs a second copy of a task on another host only."""
 _SPECULATION = {
     **_ON_EXECUTORS,
     "spark.storage.blockManagerHeartbeatTimeoutMs": "60s",
@@ -31,8 +28,8 @@ _SPECULATION = {
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.5",
     "spark.speculation.minTaskRuntime": "100ms",
-    "spark.driver.host": _MASTER,
-    "spark.driver.bindAddress": _MASTER,
+    "spark.driver.host": MASTER,
+    "spark.driver.bindAddress": MASTER,
     "spark.eventLog.enabled": "true",
     "spark.eventLog.compress": "false",
 }
@@ -81,7 +78,7 @@ def host_frozen(run: Run, _: Postgresql) -> None:
 
 def speculation(run: Run, _: Postgresql) -> None:
     """A slow task runs for the second time while the first is still at it."""
-    master = _start_cluster(run.programs, run)
+    master = start_cluster(run.programs, run.checkpoint.with_name("work"), cores=4)
     events = run.checkpoint.with_name("events")
     events.mkdir()
     told = {"spark.master": master, "spark.eventLog.dir": f"file:{events}"}
@@ -177,23 +174,3 @@ SCENARIOS: Mapping[str, Callable[[Run, Postgresql], None]] = {
 def _kill(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def _start_cluster(programs: Programs, run: Run) -> str:
-    """A master and two workers, each on an address of its own; return the master's URL."""
-    port = free_port()
-    url = f"spark://{_MASTER}:{port}"
-    _spark_class(programs, "master.Master", _MASTER, "--port", str(port))
-    folder = run.checkpoint.with_name("work")
-    for host in _WORKERS:
-        sizes = ["--cores", "4", "--memory", "1g", "--work-dir", f"{folder}-{host}"]
-        _spark_class(programs, "worker.Worker", host, *sizes, url)
-    return url
-
-
-def _spark_class(programs: Programs, name: str, host: str, *words: str) -> None:
-    import pyspark
-
-    program = f"{pyspark.__path__[0]}/bin/spark-class"
-    told = ["--host", host, "--webui-port", "0", *words]
-    programs.start(program, f"org.apache.spark.deploy.{name}", *told)

@@ -5,12 +5,21 @@ from typing import Any
 
 import pytest
 from tests.chaos.check import Standing
-from tests.spark_faults.check import HELD, MODES, REPEATED, ROWS, TRANSACTIONAL, Left, faults
+from tests.spark_faults.check import (
+    BATCHES,
+    HELD,
+    MODES,
+    REPEATED,
+    ROWS,
+    TRANSACTIONAL,
+    Left,
+    faults,
+)
 
 COMPLETED = Standing("sent", 1)
 COMPLETED_LATER = Standing("sent", 2)
 IN_DOUBT = Standing("processing", 1)
-ONCE = (HELD, TRANSACTIONAL, ROWS)
+ONCE = (HELD, TRANSACTIONAL, ROWS, BATCHES)
 
 Case = tuple[Sequence[int], Standing | None]
 """The fences of a message's effects, and what the ledger knows of it."""
@@ -27,7 +36,7 @@ WRONG: Mapping[str, tuple[Sequence[str], str, Case]] = {
     "no effect": (MODES, "lost", ([], COMPLETED)),
     "forgotten": (MODES, "lost", ([1], None)),
     "given up": (MODES, "lost", ([], Standing("failed", 5))),
-    "not ended": ([TRANSACTIONAL, REPEATED, ROWS], "lost", ([1], IN_DOUBT)),
+    "not ended": ([TRANSACTIONAL, REPEATED, ROWS, BATCHES], "lost", ([1], IN_DOUBT)),
     "twice, by other claims": (ONCE, "twice", ([1, 2], COMPLETED_LATER)),
     "twice, by one claim": (MODES, "twice", ([1, 1], COMPLETED_LATER)),
     "twice, and never in doubt": (MODES, "twice", ([1, 2], COMPLETED)),

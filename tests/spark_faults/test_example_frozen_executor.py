@@ -13,12 +13,12 @@ MESSAGES = 10
 
 
 @pytest.mark.timeout(1800)
-def test_what_is_sent_twice(tmp_path: Path) -> None:
+def test_what_is_sent_twice(tmp_path: Path, postgresql_url: str) -> None:
     """One partition is sent twice without oncely, nothing with it; and the table says so."""
     program = Path(shutil.copy(EXAMPLE, tmp_path))
     table = tmp_path / "table"
     with Programs(tmp_path) as programs, table.open("wb") as out:
-        process = programs.start(sys.executable, program, str(MESSAGES), stdout=out)
+        process = programs.start(sys.executable, program, postgresql_url, str(MESSAGES), stdout=out)
         programs.wait_for(lambda: process.poll() is not None, "the example does not end")
         assert process.returncode == 0, programs.last_words()
     _, without, with_ = (line.split()[2:] for line in table.read_text().splitlines())

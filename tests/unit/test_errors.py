@@ -29,7 +29,7 @@ def test_later_and_never_are_apart() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     known = [kind for kind in kinds if issubclass(kind, OncelyError) and kind is not OncelyError]
     assert not [kind for kind in known if issubclass(kind, LATER) and issubclass(kind, NEVER)]
-    apart = {errors.FencedError, errors.EndedError}
+    apart = {errors.FencedError, errors.EndedError, errors.HandlerDied}
     assert not [kind for kind in known if not issubclass(kind, LATER + NEVER) and kind not in apart]
     for later in (errors.BusyError, errors.StoreUnavailable, errors.ContentionError):
         assert not issubclass(later, NEVER)

@@ -87,6 +87,7 @@ def test_defaults() -> None:
         "wait_unknown": "15m",
         "retention": "30d",
         "results": "off",
+        "count_duplicates": "each",
     }
     assert tuple(dataclasses.asdict(Policy())) == POLICY_FIELDS
 

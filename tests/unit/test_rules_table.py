@@ -240,6 +240,7 @@ def about(finding: Finding, fence: int) -> Ask:
 OTHER = replace(ASK, fingerprint="two")
 UNCHECKED = replace(under(on_mismatch="ignore"), fingerprint="two")
 BARE = replace(ASK, fingerprint=None)
+DAILY = under(count_duplicates="daily")
 ENDLESS = replace(ASK, lease_s=None)
 
 FIRST = CLAIM._replace(former=None)
@@ -280,6 +281,11 @@ POLICIES: list[Row] = [
     (IN_DOUBT,  under(tries=2),                    12,  Exhausted, {**GIVEN_UP, "metadata": SPENT}),
     (HANDLED,   under(tries=1),                    12,  Handled,   SEND),
     (COMPLETED, under(tries=1),                    12,  Duplicate, then(duplicates=1)),
+    # Duplicates that most of all cost no write.
+    (COMPLETED, DAILY,                             86_404, Duplicate, SAME),
+    (COMPLETED, DAILY,                             86_405, Duplicate, then(duplicates=1)),
+    (COMPLETED, under(count_duplicates="daily", retention="60s"), 7, Duplicate, then(duplicates=1)),
+    (HANDLED,   DAILY,                             12,  Handled,   SEND),
     # The same id with another payload.
     (HELD,      OTHER,                             9,   Mismatch,  SAME),
     (IN_DOUBT,  OTHER,                             12,  Mismatch,  SAME),

@@ -1,8 +1,11 @@
 """Forks: what has locks or threads begins afresh in the child, which has none of the threads."""
 
 import os
+import sys
+import traceback
 import weakref
-from typing import Protocol
+from contextlib import suppress
+from typing import NoReturn, Protocol
 
 
 class Fresh(Protocol):
@@ -57,3 +60,19 @@ def _go_on_all() -> None:
 
 
 os.register_at_fork(before=_pause_all, after_in_parent=_go_on_all, after_in_child=_start_all_afresh)
+
+
+def end_child(error: BaseException | None) -> NoReturn:
+    """End a process that was forked inside a handler, where it would leave that, with `error`.
+
+    What would follow is its parent's: claims, connections, and the transactions on them.
+    """
+    if error is not None and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    code = error.code if isinstance(error, SystemExit) else int(error is not None)
+    if isinstance(code, str):
+        sys.stderr.write(f"{code}\n")
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

@@ -6,6 +6,7 @@ import logging
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Sequence
 
 from oncely.cli.arguments import parse
@@ -68,9 +69,22 @@ def _say(error: Exception, code: int, parsed: argparse.Namespace | None) -> int:
         # Then every line on stderr is an object.
         text = told_as_json("command_failed", error=text, exit_code=code)
     else:
-        text = f"oncely: {text}"
+        text = f"oncely: {text}{_where_more_is(error, code, parsed)}"
     print(text, file=sys.stderr)
+    if getattr(parsed, "verbose", False):
+        print(mask_passwords(_whole(error)), file=sys.stderr)
     return code
+
+
+def _where_more_is(error: Exception, code: int, parsed: argparse.Namespace | None) -> str:
+    has_more = error.__cause__ is not None and getattr(parsed, "verbose", None) is False
+    return "; run with --verbose for the traceback" if has_more and code == FAILURES else ""
+
+
+def _whole(error: Exception) -> str:
+    """The traceback; or what Spark said, with those of its own, where that was noted."""
+    notes = getattr(error, "__notes__", ())
+    return "\n".join(notes) or "".join(traceback.format_exception(error))
 
 
 def _one_line(error: Exception) -> str:

@@ -101,6 +101,10 @@ def _add_pipeline(commands: Any) -> None:
     run = _ledger_command(actions, "run", "pipeline:run", text)
     _add_table(run, of_file=True)
     run.set_defaults(extra="spark")
+    text = "go on until no message of the consumer waits to be tried again"
+    run.add_argument("--drain", action="store_true", help=text)
+    text = "print the traceback of what ends the run, Python's and Java's"
+    run.add_argument("--verbose", action="store_true", help=text)
     run.add_argument("file", metavar="FILE.toml")
 
 

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely.cli.progress import Progress
+from oncely.core.errors import ConfigError
 from oncely.core.shown import shown
 from oncely.spark.pipeline.config import read_config
-from oncely.spark.pipeline.run import run_pipeline
+from oncely.spark.pipeline.run import WHOLE_ERRORS, run_pipeline
 from oncely.spark.sink.counts import Counts
 from oncely.spark.spark_report import Report
 
@@ -20,9 +21,15 @@ from oncely.spark.spark_report import Report
 def run(parsed: argparse.Namespace) -> int:
     """Run the pipeline; return 1 where messages failed or are in doubt, else 0."""
     config = read_config(Path(parsed.file), parsed.ledger, parsed.table, parsed.schema)
+    if parsed.drain and config.pipeline.handler_batch is not None:
+        raise ConfigError("--drain: a batch that failed is run again by the next run; drop --drain")
+    if parsed.verbose:
+        config.spark |= WHOLE_ERRORS
     with Progress("starting Spark") as progress:
         report = run_pipeline(
-            config, lambda counts: progress.show(_progress_line(counts, progress.took_s))
+            config,
+            lambda counts: progress.show(_progress_line(counts, progress.took_s)),
+            drains=parsed.drain,
         )
     if parsed.json:
         print(json.dumps(report.as_dict()))
@@ -34,11 +41,14 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _progress_line(counts: Counts, took_s: float) -> str:
+    if counts.received == 0:
+        return f"Spark has started; no messages yet  {took_s:.0f} s"
     duplicates = counts.duplicates_input + counts.duplicates_ledger
     return (
         f"received {counts.received:,}  handled {counts.handled:,}  duplicates {duplicates:,}  "
         f"quarantined {counts.quarantined.total():,}  failed {counts.failed:,}  "
-        f"in doubt {counts.in_doubt:,}  waiting {counts.received - counts.settled:,}  "
+        f"in doubt {counts.in_doubt:,}  waiting {counts.waiting:,}  "
+        f"to do {counts.received - counts.settled:,}  "
         f"{took_s:.0f} s"
     )
 
@@ -59,7 +69,8 @@ def report_table(name: str, report: Report) -> Table:
     if not counts.quarantined:
         table.add_row("quarantined", "0")
     table.add_row("failed", f"{counts.failed:,}")
-    table.add_row("in doubt", f"{counts.in_doubt:,}", end_section=True)
+    table.add_row("in doubt", f"{counts.in_doubt:,}")
+    table.add_row("waiting", f"{counts.waiting:,}", end_section=True)
     table.add_row("seconds", f"{report.seconds:.1f}")
     table.add_row("messages/s", f"{counts.received / max(report.seconds, 0.001):,.0f}")
     return table

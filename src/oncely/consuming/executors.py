@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from oncely.consuming.turn import DeliveryTurn
 from oncely.core.verdicts import Phase
+from oncely.lifecycle.turn import Turn
 
 _log = logging.getLogger(__name__)
 
@@ -23,10 +23,10 @@ _SHARES = 4
 _CLOSE_S = 1.0
 """How long cancelled tasks may take to end."""
 
-RunMany = Callable[[Sequence[DeliveryTurn]], None]
+T_Turn = TypeVar("T_Turn", bound=Turn)
 
 
-class Executor(ABC):
+class Executor(ABC, Generic[T_Turn]):
     """Runs turns, so many at a time, and tells which have ended.
 
     Nothing here outlives its process, nor keeps that from ending.
@@ -36,16 +36,16 @@ class Executor(ABC):
     """Whether turns that have not started are given back as they are."""
 
     def __init__(self) -> None:
-        self._ended: deque[DeliveryTurn] = deque()
+        self._ended: deque[T_Turn] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
         """Rung when several have ended: whoever collects is not woken for each."""
         self._collect_at = 0.0
 
     @abstractmethod
-    def start(self, turns: Sequence[DeliveryTurn]) -> None:
+    def start(self, turns: Sequence[T_Turn]) -> None:
         """Run these, in their order as far as that goes."""
 
-    def collect(self, timeout_s: float) -> list[DeliveryTurn]:
+    def collect(self, timeout_s: float) -> list[T_Turn]:
         """What has ended since; waits at most so long for the bell."""
         is_rung = self._is_rung(timeout_s)
         now = time.monotonic()
@@ -76,25 +76,28 @@ class Executor(ABC):
         """Nothing more is to be run."""
 
 
-class ThreadExecutor(Executor):
+class ThreadExecutor(Executor[T_Turn]):
     """`count` threads. With `run_many`, turns that were started together are first tried together:
     those that it stores are done with.
     """
 
     def __init__(
-        self, run: Callable[[DeliveryTurn], None], count: int, run_many: RunMany | None = None
+        self,
+        run: Callable[[T_Turn], None],
+        count: int,
+        run_many: Callable[[Sequence[T_Turn]], None] | None = None,
     ) -> None:
         super().__init__()
         self._run = run
         self._run_many = run_many
         self._count = count
         self._pid = os.getpid()
-        self._waiting: SimpleQueue[Sequence[DeliveryTurn] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[Sequence[T_Turn] | None] = SimpleQueue()
         for number in range(count):
             name = f"oncely-handler-{number + 1}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
-    def start(self, turns: Sequence[DeliveryTurn]) -> None:
+    def start(self, turns: Sequence[T_Turn]) -> None:
         """As Executor says; each window is parted among the threads."""
         if self._run_many is not None:
             size = -(-len(turns) // self._count)
@@ -121,23 +124,21 @@ class ThreadExecutor(Executor):
             self.ring()
 
 
-class LoopExecutor(Executor):
+class LoopExecutor(Executor[T_Turn]):
     """A loop of asyncio on a thread of its own, in which at most `count` turns run at a time."""
 
-    def __init__(
-        self, run: Callable[[DeliveryTurn], Coroutine[Any, Any, None]], count: int
-    ) -> None:
+    def __init__(self, run: Callable[[T_Turn], Coroutine[Any, Any, None]], count: int) -> None:
         super().__init__()
         self._run = run
         self._free = count
-        self._waiting: deque[DeliveryTurn] = deque()
+        self._waiting: deque[T_Turn] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ringing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._turn_round, name="oncely-loop", daemon=True)
         self._thread.start()
 
-    def start(self, turns: Sequence[DeliveryTurn]) -> None:
+    def start(self, turns: Sequence[T_Turn]) -> None:
         """As Executor says."""
         self._loop.call_soon_threadsafe(self._accept, turns)
 
@@ -168,7 +169,7 @@ class LoopExecutor(Executor):
                 # its end, and asyncio ends the loop besides, which the other turns still need.
                 _log.exception("task_has_exited")
 
-    def _accept(self, turns: Sequence[DeliveryTurn]) -> None:
+    def _accept(self, turns: Sequence[T_Turn]) -> None:
         self._waiting.extend(turns)
         for _ in range(min(len(turns), self._free)):
             # Counted here, and not by the tasks: one that has ended is a task a little longer.
@@ -185,7 +186,7 @@ class LoopExecutor(Executor):
             self._tell(turn)
         self._free += 1
 
-    def _tell(self, turn: DeliveryTurn) -> None:
+    def _tell(self, turn: T_Turn) -> None:
         self._ended.append(turn)
         # Those that end in one round of the loop are told of together.
         if not self._is_ringing:

@@ -298,7 +298,7 @@ class Consuming:
             self._sending.send(keys)
 
 
-def _place(parts: Parts, concurrency: int) -> Executor:
+def _place(parts: Parts, concurrency: int) -> Executor[DeliveryTurn]:
     if parts.are_async:
         return LoopExecutor(AsyncRunning(parts).run, concurrency)
     running = RunningTogether(parts) if parts.is_together else Running(parts)

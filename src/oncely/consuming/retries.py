@@ -5,14 +5,13 @@ from collections.abc import Sequence
 
 from oncely.consuming.health import Outage
 from oncely.consuming.turn import DeliveryTurn
-from oncely.core.errors import StoreError, WaitingError
+from oncely.core.errors import StoreError
 from oncely.core.rules import AFTER_DOUBT, BEHIND
-from oncely.core.verdicts import Ack, Delay, Requeue, Told
-from oncely.core.waiting import WaitingMessage, retry_name
+from oncely.core.verdicts import Delay
 from oncely.engine.mailbox import LedgerMailbox
 from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.patience import AWAY
-from oncely.stores.store import PutBack
+from oncely.lifecycle.taken import settle_taken
 from oncely.transports.transport import Delivery
 
 _LOOK_S = 0.5
@@ -110,24 +109,4 @@ class Retries:
         """Let the ledger know what becomes of what was taken, where it does not yet. Raises
         StoreError.
         """
-        done: list[WaitingMessage] = []
-        left: list[PutBack] = []
-        for turn in turns:
-            if isinstance(turn.refusal, WaitingError):
-                continue  # It has failed since it was taken, and waits anew.
-            match turn.taken, turn.verdict:
-                case WaitingMessage() as taken, Ack() if not _is_stored(turn):
-                    done.append(taken)
-                case WaitingMessage() as taken, Delay(delay_s) if not _is_stored(turn):
-                    left.append(PutBack(taken, None, delay_s, is_try=False))
-                case WaitingMessage() as taken, Requeue() | None:
-                    left.append(PutBack(taken, None, 0.0, is_try=False))
-        if done or left:
-            self._mailbox.let_go(done, left)
-
-
-def _is_stored(turn: DeliveryTurn) -> bool:
-    """Whether that was written with the end of its handler."""
-    told = turn.ending.told if turn.ending else Told.NOTHING
-    is_own = turn.taken is not None and turn.taken.name == retry_name(turn.taken.queue)
-    return is_own and told in (Told.COMPLETED, Told.FAILED, Told.EXHAUSTED)
+        settle_taken(self._mailbox, turns)

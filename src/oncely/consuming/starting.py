@@ -30,7 +30,7 @@ class Starting:
         settings: ConsumerSettings,
         claims: Claims | None,
         retries: Retries | None,
-        place: Executor,
+        place: Executor[DeliveryTurn],
         *,
         drains: bool,
     ) -> None:

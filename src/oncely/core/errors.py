@@ -67,6 +67,10 @@ class KeysLocked(ContentionError):
         """Those of them that are stored."""
 
 
+class HandlerDied(OncelyError):
+    """The process in which a handler ran has died, before the handler had ended."""
+
+
 class EndedError(OncelyError):
     """The transaction that a handler was to work in was committed or rolled back meanwhile, by the
     handler or by the database, or can only be rolled back.

@@ -23,6 +23,7 @@ OnMissingId = Literal["dead_letter", "fingerprint", "untracked"]
 OnTooOld = Literal["dead_letter", "run"]
 OnUnknownType = Literal["wait", "dead_letter"]
 Results = Literal["off", "keep"]
+CountDuplicates = Literal["each", "daily"]
 
 
 class _UsualTries(int):
@@ -62,6 +63,9 @@ class Policy:
     retention: Duration = "30d"
     """How long a record is kept after its message was last seen, by whoever purges the ledger."""
     results: Results = "off"
+    count_duplicates: CountDuplicates = "each"
+    """Whether a completed record takes down each duplicate, and when it came, or the first of a
+    day: then most cost no write."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -127,6 +131,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "on_too_old": get_args(OnTooOld),
     "on_unknown_type": get_args(OnUnknownType),
     "results": get_args(Results),
+    "count_duplicates": get_args(CountDuplicates),
 }
 POLICY_FIELDS = tuple(field.name for field in fields(Policy))
 

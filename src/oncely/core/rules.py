@@ -379,7 +379,21 @@ def while_locked(record: Record | None, command: Command, now: float) -> Busy | 
     return Busy(seen._replace(lease_until=None) if record is None else seen, None)
 
 
-def _duplicate(record: Record, _: Ask, now: float) -> Decision:
+_DAY_S = 86_400.0
+_SMALL_PART = 30
+"""Of a retention, which goes by when a record was last seen: what is not noticed is to be less."""
+
+
+def spared_s(policy: Policy) -> float:
+    """For so long after it was last seen, a completed record takes down no duplicate."""
+    if policy.count_duplicates == "each":
+        return 0.0
+    return min(_DAY_S, policy.retention_s / _SMALL_PART)
+
+
+def _duplicate(record: Record, ask: Ask, now: float) -> Decision:
+    if now - record.last_seen < spared_s(ask.policy):
+        return Decision(Duplicate(record), record)
     counted = record._replace(
         duplicates=record.duplicates + 1, last_seen=now, version=record.version + 1
     )

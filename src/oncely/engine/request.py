@@ -73,7 +73,7 @@ def to_claim(
     metadata: Metadata,
     finding: Finding | None,
     in_doubt: Record | None,
-    token: int | None = None,
+    token: int | Sequence[int] | None = None,
     sent_at: Sequence[float | None] | None = None,
     *,
     taken: Sequence[bool] | None = None,
@@ -103,10 +103,12 @@ def to_claim(
     ]
 
 
-def _tokens(keys: Sequence[Key], token: int) -> Iterable[int]:
-    """One token for all, as stores write what is alike the fastest; but of a key that stands twice
-    only one is to be granted.
+def _tokens(keys: Sequence[Key], token: int | Sequence[int]) -> Iterable[int]:
+    """Each one's own, or one token for all, as stores write what is alike the fastest; but of a key
+    that stands twice only one is to be granted.
     """
+    if not isinstance(token, int):
+        return map(birth_of, token)
     if len(set(keys)) == len(keys):
         return repeat(birth_of(token), len(keys))
     asked: Counter[Key] = Counter()

@@ -66,12 +66,15 @@ class Settler:
         self.horizons = {} if horizons is None else horizons
         """As they were read last, for all who settle in the same store."""
 
-    def settle(self, requests: Sequence[Request]) -> list[Outcome]:
-        """One outcome for each, in order. After an error some may be settled all the same."""
+    def settle(self, requests: Sequence[Request], now: float | None = None) -> list[Outcome]:
+        """One outcome for each, in order. After an error some may be settled all the same.
+
+        `now`: when what is believed was loaded, by the store's clock, where all of it was.
+        """
         outcomes: _Outcomes = [None] * len(requests)
         began = time.perf_counter()
         try:
-            self._settle(requests, outcomes)
+            self._settle(requests, outcomes, now)
             _raise_first(outcomes)
         except Exception as error:
             self._show(requests, [error] * len(requests), began)
@@ -118,10 +121,11 @@ class Settler:
             return error
         return None
 
-    def _settle(self, requests: Sequence[Request], outcomes: _Outcomes) -> None:
+    def _settle(
+        self, requests: Sequence[Request], outcomes: _Outcomes, now: float | None = None
+    ) -> None:
         """Fill in the outcomes, also where it ends in an error those that hold."""
         pending = list(enumerate(requests))
-        now = None
         lost = 0
         horizons = self._believed_horizons(requests)
         locked: set[Key] = set()

@@ -2,15 +2,13 @@
 
 import os
 import random
-import sys
-import traceback
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from oncely._util import clock
+from oncely._util.forking import end_child
 from oncely.core.commands import ClaimOutcome, Outcome
 from oncely.core.destination import check_destination
 from oncely.core.durations import Duration, seconds
@@ -19,7 +17,7 @@ from oncely.core.ids import check_ids
 from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, check_key
-from oncely.core.rules import completed, decide
+from oncely.core.rules import completed, decide, spared_s
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.calls import Calls
@@ -103,14 +101,23 @@ class Inbox(Calls):
         assert claimed is not None  # noqa: S101 - a first claim is always granted.
         return self._inside.insert_alike(completed(claimed, 0.0), message_ids)
 
+    def lately_completed(
+        self, consumer: str, message_ids: Collection[str], policy: Policy = Policy()
+    ) -> Mapping[str, float]:
+        """Those of these messages that are duplicates of which the policy has nothing taken down,
+        and when each was first seen: for those that have no fingerprint. No observer is told.
+        """
+        spared = spared_s(policy)
+        return self._inside.completed(consumer, message_ids, spared) if spared else {}
+
     def claim_known(self, keys: Sequence[Key], policy: Policy = Policy()) -> list[ClaimOutcome]:
         """As `claim_many`, for messages of which nearly all have a record: those are looked for
         first, where `claim_many` takes them for new.
         """
-        found = self._inside.load(set(keys)).records
+        loaded = self._inside.load(set(keys))
         requests = to_claim(keys, None, policy, None, None, None, None)
-        believed = [each._replace(believed=found.get(each.key)) for each in requests]
-        return cast(list[ClaimOutcome], self._settle(believed))
+        believed = [each._replace(believed=loaded.records.get(each.key)) for each in requests]
+        return cast(list[ClaimOutcome], self._settler.settle(believed, loaded.now))
 
     def put(self, queue: str, messages: Sequence[Message]) -> None:
         """Put messages into the queue of that name in this database: whoever consumes it gets them
@@ -195,7 +202,7 @@ class JoinedTransaction:
         trace: TracebackType | None,
     ) -> None:
         if os.getpid() != self._pid:
-            _end_child(error)
+            end_child(error)
         self._joining.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> AsyncInbox:
@@ -211,29 +218,13 @@ class JoinedTransaction:
         trace: TracebackType | None,
     ) -> None:
         if os.getpid() != self._pid:
-            _end_child(error)
+            end_child(error)
         await self._connection.run_sync(lambda _: self._joining.__exit__(kind, error, trace))
 
     def _enter(self, connection: Any) -> Inbox:
         self._pid = os.getpid()
         self._joining = self._store.within(connection)
         return Inbox(self._ledger, self._joining.__enter__(), self._observer, self._horizons)
-
-
-def _end_child(error: BaseException | None) -> NoReturn:
-    """End a process that was forked inside the block, where it would leave that.
-
-    Its connection is its parent's: whoever began the transaction would end it there, too.
-    """
-    if error is not None and not isinstance(error, SystemExit):
-        traceback.print_exception(error)
-    code = error.code if isinstance(error, SystemExit) else int(error is not None)
-    if isinstance(code, str):
-        sys.stderr.write(f"{code}\n")
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _is_async(connection: Any) -> bool:

@@ -14,6 +14,7 @@ from oncely.core.commands import (
     ClaimOutcome,
     Complete,
     Duplicate,
+    Extend,
     Fail,
     Fenced,
     Granted,
@@ -24,6 +25,7 @@ from oncely.core.commands import (
     Outcome,
     Release,
     WriteOutcome,
+    Written,
 )
 from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import (
@@ -40,7 +42,7 @@ from oncely.core.errors import (
 from oncely.core.ids import check_id, fingerprint_of
 from oncely.core.message import Message
 from oncely.core.policy import Finding, Policy
-from oncely.core.record import Claim, Key, Record
+from oncely.core.record import Claim, Key, Record, State
 from oncely.core.refusals import refusal
 from oncely.core.rules import (
     AFTER_DOUBT,
@@ -54,7 +56,7 @@ from oncely.core.rules import (
 from oncely.core.verdicts import Delay, Ending, Phase, Told
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.async_calls import AsyncCalls
-from oncely.engine.request import Request, Write, json_value, to_claim, to_write
+from oncely.engine.request import Request, Write, json_value, new_token, to_claim, to_write
 from oncely.ledger import Ledger
 from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.held_message import HeldMessage, Untracked
@@ -91,6 +93,9 @@ class Handling:
     """What of its messages waits in the ledger; None where whoever brings them has them."""
     finishes_handled: bool = True
     """What was handled before, and has nothing left to send, is completed by whoever meets it."""
+    completes: bool = True
+    """With the handler's success nothing is left to do; else the message is handled, and whoever
+    drives it completes it."""
     is_stopping: Callable[[], bool] = is_process_stopping
     """Whether this process is being stopped."""
     patience: Patience = field(default_factory=Patience)
@@ -145,11 +150,16 @@ class Handling:
     # ---- Before --------------------------------------------------------------------------------
 
     async def begin(
-        self, calls: AsyncCalls, turns: Sequence[Turn], *, is_joined: bool = False
+        self,
+        calls: AsyncCalls,
+        turns: Sequence[Turn],
+        *,
+        is_joined: bool = False,
     ) -> None:
         """Ask for all of these: each is `begun`, its claim extended from now on, or is refused.
 
-        To ask again for the same turns after an error is safe: each keeps what it asks with. Where
+        To ask
+        again for the same turns after an error is safe: each keeps what it asks with. Where
         it `is_joined`, the transaction of `calls`, and no lease, keeps others away. Raises
         StoreUnavailable where the store cannot be reached, unless the policy lets messages run.
         """
@@ -163,6 +173,26 @@ class Handling:
             for turn in asking:
                 if turn.is_asking:
                     self._run_untracked(turn, is_outage=True)
+
+    async def resume(self, calls: AsyncCalls, turn: Turn, fence: int) -> bool:
+        """Hold the claim of that fence, which a process that has died leaves to this one; whether
+        nobody else has taken the message over.
+        """
+        turn.key = key = Key(self.consumer, check_id(turn.asked.message_id))
+        asked_at = clock.monotonic()
+        record = await calls.find(key)
+        if record is None or record.state is not State.PROCESSING or record.fence != fence:
+            return False
+        extend = Extend(Claim(record, self.lease_s), self.lease_s)
+        [outcome] = await calls.settle([to_write(extend)])
+        if not isinstance(outcome, Written) or outcome.record is None:
+            return False
+        claim = Claim(outcome.record, self.lease_s)
+        turn.outcome = Granted(claim)
+        hold = Hold(self.heartbeat, claim, self.patience)
+        turn.begun = HeldMessage(claim, calls, turn.asked.message, hold)
+        self.heartbeat.hold([claim], asked_at)
+        return True
 
     async def _ask(self, calls: AsyncCalls, turns: Sequence[Turn], *, is_joined: bool) -> None:
         if not turns:
@@ -280,7 +310,10 @@ class Handling:
         return turn.key is not None
 
     def _requests(
-        self, turns: Sequence[Turn], finding: Finding | None = None, doubt: Record | None = None
+        self,
+        turns: Sequence[Turn],
+        finding: Finding | None = None,
+        doubt: Record | None = None,
     ) -> list[Request]:
         keys = [cast(Key, turn.key) for turn in turns]
         fingerprints = [turn.asked.fingerprint for turn in turns]
@@ -288,6 +321,8 @@ class Handling:
         kept = metadata if any(metadata) else None
         sent_at = [turn.sent_at for turn in turns]
         taken = [turn.taken is not None for turn in turns]
+        tokens = [new_token() if turn.token is None else turn.token for turn in turns]
+        has_own = any(turn.token is not None for turn in turns)
         return to_claim(
             keys,
             self._lease,
@@ -296,6 +331,7 @@ class Handling:
             kept,
             finding,
             doubt,
+            tokens if has_own else None,
             sent_at=sent_at,
             taken=taken,
         )
@@ -602,7 +638,8 @@ class Handling:
     def _command(self, turn: Turn, claim: Claim) -> Held:
         told, verdict, _ = cast(Ending, turn.ending)
         if told is Told.COMPLETED:
-            return Complete(claim, turn.result if self.keeps_result else None)
+            result = turn.result if self.keeps_result else None
+            return Complete(claim, result) if self.completes else MarkHandled(claim, result)
         if told is Told.RELEASED or self.forgets_failures:
             return Release(claim)
         waits = self.keeping is not None and isinstance(verdict, Delay)

@@ -44,6 +44,8 @@ class Turn:
 
     key: Key | None = None
     """What the ledger knows it by; None where it runs untracked."""
+    token: int | None = None
+    """What it is asked for with, where another process may come to ask in its place."""
     request: Request | None = None
     """What the ledger is asked, however often."""
     outcome: Outcome | None = None
@@ -101,7 +103,8 @@ class Turn:
     def start_over(self) -> None:
         """Forget what has happened in a transaction that is undone."""
         self.begun = self.refusal = self.result = self.error = self.ending = None
-        self.request = self.outcome = self.finding = None
+        # Not with the same token: what of a transaction is stored after all is not granted again.
+        self.request = self.outcome = self.finding = self.token = None
         self.phase = Phase.WAITING
 
 

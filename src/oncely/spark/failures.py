@@ -1,28 +1,78 @@
-"""What Spark's errors say, without their plans and stacks."""
+"""What Spark's errors say: the one line of what really happened, out of its plans and stacks."""
+
+import re
+
+from py4j.protocol import Py4JNetworkError
 
 from oncely.core.errors import ConfigError, OncelyError
 
-_CONFIG_ERROR = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
+_OWN = f"{OncelyError.__module__}."
+_CONFIG_ERROR = f"{_OWN}{ConfigError.__qualname__}: "
+_OWN_ERROR = f"{_OWN}{OncelyError.__qualname__}: "
+_TRACEBACK = "Traceback (most recent call last):"
+_AFTER = re.compile(
+    r"^(\s+at |\s*SQLSTATE: |=== Streaming Query|Driver stacktrace:|JVM stacktrace:|Caused by: )"
+)
+"""How lines begin that come after what an error says."""
+_SQLSTATE = re.compile(r"\.?( SQLSTATE: \w{5})+\b.*$")
+_JAVA_CLASS = re.compile(r"^\(?(?:[a-z]\w*\.)+(?:\w+\$)?(\w+)[):]+ ")
+_STREAM = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
+_TASK = re.compile(r"^Job aborted due to stage failure: .* failed (\d+) times, .*?\(([^()]*)\): ")
+_SHUT_DOWN = re.compile(r"^Job \d+ cancelled because SparkContext was shut down")
+"""All that is left to say of a driver whose Java has run out of memory."""
+_HINT = re.compile(r"\.? Consider setting .*$")
 
 
 def first_line(error: Exception) -> str:
     """What a Spark error says, without its plan and its stack."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return _SQLSTATE.sub("", lines[0]) if lines else type(error).__name__
 
 
 def cause_of(error: Exception) -> str:
-    """The innermost line of a Spark error that says what happened."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line.startswith("oncely.") or "Error: " in line]
-    # Of an error that is all of Java's, py4j begins the second line so.
-    javas = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
-    return (*javas, *told)[-1] if javas or told else first_line(error)
+    """The one line of a Spark error that says what happened: Python's own, where it was Python."""
+    text = str(error)
+    return _python_says(text) or _java_says(text) or type(error).__name__
 
 
 def as_own(error: Exception) -> OncelyError:
     """A Spark error as ours: a ConfigError where one was raised on the driver or in a task."""
+    if isinstance(error, ConnectionError | Py4JNetworkError):
+        return OncelyError("Spark gave up: its Java process has ended: killed, or out of memory")
     cause = cause_of(error)
     if cause.startswith(_CONFIG_ERROR):
         return ConfigError(cause.removeprefix(_CONFIG_ERROR))
-    return OncelyError(f"Spark gave up: {cause}")
+    if cause.startswith(_OWN_ERROR):
+        return OncelyError(cause.removeprefix(_OWN_ERROR))
+    return OncelyError(f"Spark gave up: {cause.removeprefix(_OWN)}")
+
+
+def _python_says(text: str) -> str:
+    """What stands below the frames of the last traceback, if there is any."""
+    _, found, after = text.rpartition(_TRACEBACK)
+    told = [line for line in after.splitlines() if line.strip() and not line.startswith("  ")]
+    return told[0].strip() if found and told and not _AFTER.match(told[0]) else ""
+
+
+def _java_says(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip() and not _AFTER.match(line)]
+    # Of an error that is all of Java's, py4j has the first line, and Java's begins so.
+    lines = [line.removeprefix(": ") for line in lines if line.startswith(": ")] or lines
+    said = _STREAM.sub("", lines[0] if lines else "")
+    said = _SQLSTATE.sub("", _HINT.sub("", _without_class(said))).strip()
+    if _SHUT_DOWN.match(said):
+        return f"{said}; out of memory? then set spark.driver.memory"
+    task = _TASK.match(said)
+    if task is None:
+        return said
+    times, where = task.groups()
+    return f"{_without_class(said[task.end() :])} ({times} times, at last on {where})"
+
+
+def _without_class(said: str) -> str:
+    """Without the package of a Java class, and without the class where that is Spark's."""
+    named = _JAVA_CLASS.match(said)
+    if named is None:
+        return said
+    rest = said[named.end() :]
+    return rest if "spark" in named[0] else f"{named[1]}: {rest}"

@@ -18,15 +18,18 @@ from pyspark.sql.types import StructType
 
 from oncely._util.garbage import rarely_collecting
 from oncely.core.errors import ConfigError, OncelyError
-from oncely.spark.ledgers import migrated_ledger
+from oncely.spark.handler_process.supervisor import TaskSupervisor
 from oncely.spark.modes.open_task import check_columns, open_task
-from oncely.spark.reader import SCHEMA, LedgerReader, open_reader
+from oncely.spark.reader import SCHEMA, LedgerReader
 from oncely.spark.reader_options import read_reader_options
 from oncely.spark.sink.channel import TaskChannel, report_batch
 from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.driver_checks import check_here, check_on_driver
 from oncely.spark.sink.handover import hand_over
-from oncely.spark.sink.quarantine import Quarantine, remove_stale
-from oncely.spark.sink.sink_options import SinkOptions, read_options
+from oncely.spark.sink.judging import judge
+from oncely.spark.sink.message_rows import numbered
+from oncely.spark.sink.quarantine import Quarantine, forget_attempts, remove_stale
+from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, read_options
 
 
 @dataclass
@@ -35,7 +38,9 @@ class TaskReport(WriterCommitMessage):
 
     counts: Counts
     batch: str
-    """What the quarantine files of the batch start with."""
+    """Its name in the quarantine."""
+    over: str
+    """The batch that is not run again once this is committed."""
     quarantined_file: str | None
 
 
@@ -55,12 +60,16 @@ class OncelyDataSource(DataSource):
 
     def reader(self, schema: StructType) -> LedgerReader:  # noqa: ARG002 - Spark's own signature.
         """The reader of a batch; raises ConfigError for wrong options."""
-        return open_reader(read_reader_options(self.options))
+        return LedgerReader(read_reader_options(self.options))
 
-    def writer(self, schema: StructType, overwrite: bool) -> "OncelyWriter":
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The writer of a batch; raises ConfigError for wrong options or columns."""
         if overwrite:
             raise ConfigError('mode overwrite: effects cannot be undone; write .mode("append")')
+        if BATCH_JOB in self.options:
+            from oncely.spark.batches.member_jobs import JobWriter
+
+            return JobWriter(self.options)
         return OncelyWriter(_checked(self.options, schema))
 
     def streamWriter(  # noqa: N802 - Spark's name.
@@ -74,6 +83,12 @@ class OncelyDataSource(DataSource):
 
 def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
     read = read_options(options)
+    if read.handler_batch is not None:
+        raise ConfigError(
+            "option handler_batch: it runs in your program, not in tasks; write "
+            ".writeStream.foreachBatch(oncely.spark.foreach_batch(handler_batch=...))"
+        )
+    check_on_driver(read)
     check_columns(read, schema)
     return read
 
@@ -86,7 +101,7 @@ class _Committing:
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: ARG002, N803
         """Add up what the tasks report."""
-        _commit(self._options, messages)
+        commit_batch(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
         """Undo nothing: effects have happened, and the ledger knows which."""
@@ -101,7 +116,7 @@ class OncelyWriter(_Committing, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskReport:
         """Settle the rows of one partition."""
-        return _run_task(self._options, f"{self._run}-", iterator)
+        return _run_task(self._options, self._run, self._run, iterator)
 
 
 class OncelyStreamWriter(_Committing, DataSourceStreamArrowWriter):
@@ -109,9 +124,10 @@ class OncelyStreamWriter(_Committing, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskReport:
         """Settle the rows of one partition of one batch."""
-        batch = _property("streaming.sql.batchId")
+        batch = int(_property("streaming.sql.batchId") or 0)
         query = _property("sql.streaming.queryId")
-        return _run_task(self._options, f"{query}-{batch}-", iterator)
+        # What is committed here Spark may not come to hear of, until it begins the next.
+        return _run_task(self._options, f"{query}-{batch}", f"{query}-{batch - 1}", iterator)
 
 
 def _property(name: str) -> str | None:
@@ -119,36 +135,52 @@ def _property(name: str) -> str | None:
     return None if context is None else context.getLocalProperty(name)
 
 
-def _run_task(options: SinkOptions, batch: str, batches: Iterator[RecordBatch]) -> TaskReport:
+def _run_task(
+    options: SinkOptions, batch: str, over: str, batches: Iterator[RecordBatch]
+) -> TaskReport:
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
-    ledger = migrated_ledger(options.place)
-    quarantine = Quarantine(options.quarantine, f"{batch}{partition:05d}.parquet")
-    channel = TaskChannel(options.channel, options.channel_token)
-    whole = None
+    check_here(options)
+    task = f"{batch}-{partition:05d}"
+    quarantine = Quarantine(options.quarantine, batch, partition)
     try:
-        ledger.keep_retention(options.consumer, options.policy.retention)
-        task = open_task(ledger, options, quarantine, channel)
-        with rarely_collecting():
-            task.run(batches)
-        report = TaskReport(task.counts, batch, quarantine.close())
-        whole = task.counts
-        return report
+        if options.mode == "rows":
+            counts = _run_here(options, quarantine, task, batches)
+        else:
+            counts = TaskSupervisor(options, quarantine, task).run(batches)
+        return TaskReport(counts, batch, over, quarantine.close())
     except BaseException:
         quarantine.discard()
         raise
+
+
+def _run_here(
+    options: SinkOptions, quarantine: Quarantine, name: str, batches: Iterator[RecordBatch]
+) -> Counts:
+    """Where no handler runs, there is nothing to be kept apart."""
+    channel = TaskChannel(options.channel, options.channel_token, name)
+    whole = None
+    try:
+        task = open_task(options, quarantine, channel)
+        with rarely_collecting():
+            task.run(numbered(batches))
+        whole = task.counts
+        return whole
     finally:
         channel.close(whole)
 
 
-def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+def commit_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Add up what the tasks of a batch report. Raises OncelyError where a delivery is left out."""
     reports = [message for message in messages if isinstance(message, TaskReport)]
     total = sum((report.counts for report in reports), Counts())
     if len(reports) != len(messages) or total.received != total.settled:
         raise OncelyError(f"of {total.received} deliveries {total.settled} are accounted for")
     whole = {report.quarantined_file for report in reports}
-    for batch in {report.batch for report in reports}:
+    for batch, over in {(report.batch, report.over) for report in reports}:
         remove_stale(options.quarantine, batch, whole)
+        forget_attempts(options.quarantine, over)
+    judge(options, total)
     if options.channel is not None:
         report_batch(options.channel, options.channel_token, total)
     if options.report is not None:

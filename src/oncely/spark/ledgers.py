@@ -6,16 +6,22 @@ them.
 """
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 
-from pyspark import TaskContext
+from pyspark import SparkFiles, TaskContext
+from pyspark.sql import SparkSession
 
 from oncely.core.errors import ConfigError
 from oncely.ledger import Ledger, open_ledger
 from oncely.locations import LedgerPlace, hidden, read_secret
+from oncely.spark.jvm import is_local
 from oncely.stores.open_store import sqlite_file
+
+_AN_EXECUTORS = "."
+"""Where an executor keeps the files that come with a job. The driver, and with a local master that
+runs the tasks, has a folder of its own for them."""
 
 _opened = lru_cache(maxsize=8)(open_ledger)
 _migrate = lru_cache(maxsize=8)(Ledger.migrate)
@@ -47,11 +53,30 @@ def existing_ledger(place: LedgerPlace) -> Ledger:
 def url_here(location: str) -> Iterator[str]:
     """The URL that `location` stands for on this machine; a ConfigError meanwhile does not show it.
 
-    Raises ConfigError, which says on what machine a secret is missing.
+    Raises ConfigError, which says on what machine a secret is missing; and in a task on a cluster,
+    for a file.
     """
     url = _read_here(location)
+    if TaskContext.get() is not None and SparkFiles.getRootDirectory() == _AN_EXECUTORS:
+        check_for_cluster(url, "ledger")
     with hidden(url, location):
         yield url
+
+
+def check_master(spark: SparkSession, options: Mapping[str, str | None]) -> None:
+    """Raise ConfigError for a ledger or queue that the tasks of this session cannot share."""
+    if not is_local(spark.conf.get("spark.master") or ""):
+        for name in ("ledger", "transport"):
+            check_for_cluster(options.get(name) or "", name)
+
+
+def check_for_cluster(url: str, what: str) -> None:
+    """Raise ConfigError for a URL that means another file on each machine."""
+    if url.startswith("sqlite:"):
+        raise ConfigError(
+            f"{what}: {url!r} is a file of one machine, and Spark's tasks run on a cluster; write "
+            'the URL of a server, such as "postgresql://user@host/db"'
+        )
 
 
 def _read_here(location: str) -> str:

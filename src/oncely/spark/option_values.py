@@ -53,6 +53,19 @@ def check_consumer(name: str) -> str:
         raise ConfigError(f"option consumer: {error}") from error
 
 
+def share(given: Mapping[str, str], name: str) -> float | None:
+    """An option that is a share; None where it is not given. Raises ConfigError."""
+    if name not in given:
+        return None
+    try:
+        value = float(given[name])
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise ConfigError(f"option {name}: {given[name]!r} is not a share; write one such as 0.5")
+    return value
+
+
 def whole_number(given: Mapping[str, str], name: str, default: int) -> int:
     """An option that counts something. Raises ConfigError for less than 1."""
     text = given.get(name, str(default))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from oncely.core.record import State
-from oncely.locations import LedgerPlace, check_shared
+from oncely.locations import LedgerPlace, absolute_location, check_shared
 from oncely.spark.option_values import (
     check_consumer,
     choice,
@@ -31,8 +31,6 @@ class ReaderOptions:
     """Which records; None for all."""
     partitions: int
     """Into how many ranges of keys the records are parted, at most."""
-    push_filters: bool
-    """Whether a query's own filters are told to the store."""
 
     @property
     def place(self) -> LedgerPlace:
@@ -45,14 +43,14 @@ def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
     given = {name.lower(): value for name, value in options.items()}
     refuse_unknown(given, [each.name for each in fields(ReaderOptions)])
     return ReaderOptions(
-        ledger=check_shared(required(given, "ledger", "sqlite:////var/lib/ledger.db")),
+        ledger=check_shared(
+            absolute_location(required(given, "ledger", "sqlite:////var/lib/ledger.db"))
+        ),
         table=given.get("table", TABLE_NAME),
         schema=given.get("schema"),
         consumer=check_consumer(given["consumer"]) if "consumer" in given else None,
         state=_state(given.get("state")),
         partitions=whole_number(given, "partitions", _DEFAULT_PARTITIONS),
-        push_filters=choice("push_filters", given.get("push_filters", "false"), ("true", "false"))
-        == "true",
     )
 
 

@@ -1,26 +1,24 @@
-"""A Spark session as oncely wants it: this Python on the workers, quiet, retrying tasks."""
+"""A Spark session as oncely wants it, as far as its user has not said otherwise: quiet, retrying
+tasks, this Python on the workers.
+"""
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from py4j.protocol import Py4JError
-from pyspark import StorageLevel
+from pyspark import SparkConf, SparkContext, StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from oncely.core.errors import OncelyError
 from oncely.spark.failures import as_own
-from oncely.spark.java import ensure_java
+from oncely.spark.jvm import MASTER, is_local, is_submitted, local_defaults, start_jvm
 
-_LOOPBACK = "127.0.0.1"
+_CONSOLE = "spark.ui.showConsoleProgress"
 _DEFAULTS = {
-    # A task that fails is tried again, four times in all; plain local[*] would not.
-    "spark.master": "local[*,4]",
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
+    _CONSOLE: "false",
     "spark.sql.session.timeZone": "UTC",
     # A value that cannot be cast is a NULL in its row, and does not end the query.
     "spark.sql.ansi.enabled": "false",
@@ -49,28 +47,44 @@ def session(
 
 
 def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
-    """A session with our defaults and, over them, `settings`.
+    """A session with `settings`, over what Spark's own configuration says, over our defaults; with
+    SPARK_REMOTE, or `spark.remote`, a client of that server. The master is spark-submit's, where
+    that has started this program.
 
     Raises ConfigError without Java, and OncelyError when Spark cannot be started.
     """
-    ensure_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    chosen = {**_DEFAULTS, **_submitted(), **settings}
-    if chosen["spark.master"].startswith("local"):
-        # Spark looks up the machine's own name otherwise, and that need not resolve.
-        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-        chosen.setdefault("spark.driver.host", _LOOPBACK)
-        chosen.setdefault("spark.driver.bindAddress", _LOOPBACK)
-    quiet = Path(__file__).with_name("log4j2.properties")
-    java = chosen.get("spark.driver.extraJavaOptions", "")
-    chosen["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile=file:{quiet} {java}"
-    builder = SparkSession.builder.appName(name)
-    for key, value in chosen.items():
-        builder = builder.config(key, value)
     try:
-        return builder.getOrCreate()
+        if "SPARK_REMOTE" in os.environ or "spark.remote" in settings:
+            return _connected(name, settings)
+        return _started(name, settings)
     except (PySparkException, Py4JError, OSError) as error:
         raise OncelyError(f"Spark cannot be started: {str(error).splitlines()[0]}") from error
+
+
+def _started(name: str, settings: Mapping[str, str]) -> SparkSession:
+    gateway = start_jvm(settings)
+    said = SparkConf() if gateway is None else gateway.jvm.SparkConf()
+    chosen = dict(settings)
+    if gateway is not None or is_submitted():
+        # The JVM has weighed all who say something of it.
+        chosen.pop(MASTER, None)
+    master = str(chosen.get(MASTER) or said.get(MASTER))
+    defaults = _DEFAULTS | (local_defaults() if is_local(master) else {})
+    unsaid = {key: value for key, value in defaults.items() if not said.contains(key)}
+    if not is_submitted():
+        # What PySpark starts is taken for a shell, which is told to show it.
+        unsaid |= {_CONSOLE: _DEFAULTS[_CONSOLE]}
+    conf = SparkConf().setAppName(name).setAll(list((unsaid | chosen).items()))
+    if gateway is not None:
+        SparkContext(conf=conf, gateway=gateway)
+    return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+def _connected(name: str, settings: Mapping[str, str]) -> SparkSession:
+    url = os.environ.get("SPARK_REMOTE") or settings["spark.remote"]
+    spark = SparkSession.builder.appName(name).remote(url).getOrCreate()
+    _set(spark, _unsaid_in(spark) | dict(settings))
+    return spark
 
 
 def _active() -> SparkSession | None:
@@ -82,15 +96,24 @@ def _active() -> SparkSession | None:
 
 
 def _beside(active: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """What was said when that Spark was started holds over our defaults, but not `settings`."""
-    said = active.sparkContext.getConf()
-    defaults = {name: value for name, value in _DEFAULTS.items() if not said.contains(name)}
+    """What that session was told holds over our defaults, but not over `settings`."""
     spark = active.newSession()
-    for name, value in {**defaults, **settings}.items():
-        if spark.conf.isModifiable(name):
-            spark.conf.set(name, value)
+    _set(spark, _unsaid_in(active) | active.conf.getAll | dict(settings))
     make_active(spark)
     return spark
+
+
+def _unsaid_in(spark: SparkSession) -> dict[str, str]:
+    """Our defaults, as far as nobody has said otherwise."""
+    said = spark.conf.getAll
+    return {name: value for name, value in _DEFAULTS.items() if name not in said}
+
+
+def _set(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    """As far as they can be set in a session that there is."""
+    for name, value in settings.items():
+        if spark.conf.isModifiable(name):
+            spark.conf.set(name, value)
 
 
 def make_active(spark: SparkSession) -> None:
@@ -110,11 +133,3 @@ def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
     finally:
         with suppress(Py4JError, OSError):
             kept.unpersist()
-
-
-def _submitted() -> dict[str, str]:
-    """The master that spark-submit was given, which then is not ours to choose."""
-    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "").split()
-    if "--master" in arguments[:-1]:
-        return {"spark.master": arguments[arguments.index("--master") + 1]}
-    return {}

@@ -1,6 +1,7 @@
 """Options for the sink from a program: its own values, over the session's `spark.oncely.*`."""
 
 import pkgutil
+import re
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pyspark.sql import SparkSession
 from oncely.core.errors import ConfigError
 
 _PREFIX = "spark.oncely."
+_QUOTED = re.compile(r"`((?:[^`]|``)+)`")
 _DURATIONS = ("backoff", "lease")
 """Of which numbers are seconds."""
 
@@ -46,6 +48,17 @@ def as_text(options: dict[str, Any]) -> dict[str, str]:
 def as_names(text: str) -> tuple[str, ...]:
     """The names in an option that holds several, as `as_text` writes them."""
     return tuple(filter(None, map(str.strip, text.split(","))))
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark SQL has it where it may have any characters."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def unquoted(expression: str) -> str:
+    """The name that an expression is in backticks, else the expression itself."""
+    found = _QUOTED.fullmatch(expression.strip())
+    return expression if found is None else found[1].replace("``", "`")
 
 
 def _as_text(name: str, value: Any) -> str:

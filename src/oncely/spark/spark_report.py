@@ -8,7 +8,7 @@ from oncely.spark.sink.counts import Counts
 
 @dataclass
 class Report:
-    """received = handled + duplicates + quarantined + failed + in_doubt, once all are settled."""
+    """What is received is, once all is settled, the sum of all the others."""
 
     counts: Counts
     seconds: float
@@ -44,6 +44,11 @@ class Report:
     def in_doubt(self) -> int:
         """Deliveries of messages of which nobody knows whether the effect happened."""
         return self.counts.in_doubt
+
+    @property
+    def waiting(self) -> int:
+        """Deliveries of messages that have failed, and wait in the ledger to be tried again."""
+        return self.counts.waiting
 
     @property
     def has_failures(self) -> bool:

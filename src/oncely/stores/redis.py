@@ -238,10 +238,6 @@ class RedisStore(Store):
 
     def _wanted_keys(self, wanted: Wanted) -> Iterator[Collection[Key]]:
         """The keys of the records that may be wanted, page by page."""
-        if wanted.ids is not None:
-            for owner in {owner for owner, _ in self.tallies()}:
-                yield [Key(owner, message_id) for message_id in wanted.ids]
-            return
         consumers: Collection[str | None] = [None] if wanted.consumers is None else wanted.consumers
         for consumer in consumers:
             yield from self._all_keys(consumer)

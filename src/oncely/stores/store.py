@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from oncely.core.binding import Binding
+from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
 
@@ -66,42 +67,16 @@ class KeyRange(NamedTuple):
         )
 
 
-class Span(NamedTuple):
-    """A time from the first to the second, in seconds since 1970; None sets no bound."""
-
-    since: float | None = None
-    until: float | None = None
-
-    def holds(self, moment: float) -> bool:
-        """Whether a moment is within."""
-        return (self.since is None or self.since <= moment) and (
-            self.until is None or moment <= self.until
-        )
-
-    def within(self, other: "Span") -> "Span":
-        """The time that is in both."""
-        sinces = [since for since in (self.since, other.since) if since is not None]
-        untils = [until for until in (self.until, other.until) if until is not None]
-        return Span(max(sinces, default=None), min(untils, default=None))
-
-
 class Wanted(NamedTuple):
     """Which records are read: those that fit every field that is set."""
 
     consumers: Collection[str] | None = None
-    ids: Collection[str] | None = None
     states: Collection[State] | None = None
-    first_seen: Span = Span()
-    last_seen: Span = Span()
 
     def holds(self, record: Record) -> bool:
         """Whether `record` fits."""
-        return (
-            (self.consumers is None or record.key.consumer in self.consumers)
-            and (self.ids is None or record.key.message_id in self.ids)
-            and (self.states is None or record.state in self.states)
-            and self.first_seen.holds(record.first_seen)
-            and self.last_seen.holds(record.last_seen)
+        return (self.consumers is None or record.key.consumer in self.consumers) and (
+            self.states is None or record.state in self.states
         )
 
 
@@ -280,6 +255,13 @@ class Joined(Inside, Protocol):
         of those that were written.
         """
 
+    def completed(
+        self, consumer: str, message_ids: Collection[str], seen_within_s: float
+    ) -> Mapping[str, float]:
+        """Those of these messages whose records are completed, and were last seen less than so long
+        ago: when each was first seen. It holds nothing.
+        """
+
 
 class Store(Records, Protocol):
     """Where records live. Holds no rule: those are in core/rules.py.
@@ -329,6 +311,10 @@ class Store(Records, Protocol):
         be done again.
         """
         return False
+
+    def is_outage(self, error: Exception) -> bool:
+        """Whether `error`, of whatever uses the same database, says that it cannot be reached."""
+        return isinstance(error, StoreUnavailable)
 
     def beside(self) -> Records:
         """The same records over connections of their own, for what must not wait until others give

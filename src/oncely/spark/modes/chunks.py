@@ -1,7 +1,8 @@
 """What tasks of all modes with a handler have in common: chunks, waiting, and what is counted.
 
-Messages that another worker holds, and those that are retried, wait until the task's own rows are
-through. No delivery is left out: each is counted exactly once.
+A message that fails waits in the ledger, and holds up no batch: whoever finds it due takes it. What
+another worker holds waits in the task, until its own rows are through. No delivery is left out:
+each is counted exactly once.
 """
 
 import heapq
@@ -10,34 +11,58 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pyarrow import RecordBatch
 
 from oncely.archive.lookup import Archive
+from oncely.consuming.health import Outage
 from oncely.consuming.sending import Sending
-from oncely.core.commands import Granted, Outcome, TooOld
+from oncely.core.commands import (
+    Duplicate,
+    Exhausted,
+    Granted,
+    InDoubt,
+    Mismatch,
+    Outcome,
+    TooOld,
+    Waiting,
+)
 from oncely.core.control import Reject
 from oncely.core.errors import MessageError, StoreError, reason_of
 from oncely.core.ids import check_id
-from oncely.core.verdicts import Counted, Delay, Ending
+from oncely.core.record import birth_of
+from oncely.core.verdicts import Counted, Delay, Ending, Phase, SetAside
+from oncely.core.waiting import WaitingMessage
+from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.keeping import Keeping
+from oncely.lifecycle.patience import AWAY
+from oncely.lifecycle.taken import settle_taken
 from oncely.locations import open_named_transport
 from oncely.outbox import Relay
+from oncely.spark.modes.due_retries import DueRetries, TakenRow
 from oncely.spark.modes.row_turn import RowTurn
-from oncely.spark.modes.tally import FIRST_POLL_S, RunTally
+from oncely.spark.modes.start import Start
+from oncely.spark.modes.steady import steadily
+from oncely.spark.modes.tally import FIRST_POLL_S, Aside, RunTally
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.horizon import Horizon
+from oncely.spark.sink.journal import CAPACITY, Entry
 from oncely.spark.sink.message_rows import Row, read_chunks
-from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import SinkOptions
+
+T = TypeVar("T")
 
 _FIRST_CHUNK = 100
 _QUICK_S = 0.5
 _SLOW_S = 2.0
 _SEND_S = 10.0
 """How long the end of a task waits for what its handlers have sent."""
+_RETRY_S = 5.0
+"""How long a task that is through goes on taking what is due: the next batch does, too."""
 MAX_WAITING = 10_000
 
 
@@ -56,18 +81,29 @@ class ChunkTask(ABC):
         ledger: Ledger,
         options: SinkOptions,
         handler: Callable[..., Any],
-        quarantine: Quarantine,
+        aside: Aside,
         channel: TaskChannel,
+        start: Start | None = None,
     ) -> None:
         self._ledger = ledger
         self._handler = handler
         self._options = options
         self._policy = options.whole_policy()
         self._channel = channel
-        since = ledger.now() if options.since is None else options.since
-        self._tally = RunTally(self._policy, quarantine, since)
+        self._start = start = start or Start()
+        since = ledger.now() - (time.monotonic() - start.began_at)
+        self._since = since if options.since is None else options.since
+        self._tally = RunTally(self._policy, aside, self._since, start.counts)
         self.counts = self._tally.counts
-        self._chunk = min(_FIRST_CHUNK, options.chunk)
+        self._lost: set[int] = set()
+        """The numbers of rows whose claims were held, and lost."""
+        self._settled: list[int] = []
+        """The numbers of rows that were settled since that was told."""
+        self._begun = {entry.number: entry for entry in start.inherited}
+        """Rows whose handlers a process had begun that has died."""
+        self._adopted = itertools.count(start.first_adopted, -1)
+        self._largest_chunk = min(options.chunk, CAPACITY)
+        self._chunk = min(_FIRST_CHUNK, self._largest_chunk)
         self._waiting: list[tuple[float, int, Row]] = []
         """A heap of deliveries by when they are due."""
         self._order = itertools.count()
@@ -76,6 +112,12 @@ class ChunkTask(ABC):
         archive = None if options.archive is None else Archive(options.archive, options.consumer)
         self._horizon = Horizon(self._policy, archive)
         self._handling = Handling.under(ledger, options.consumer, self._horizon.policy)
+        self._calls = InlineCalls(ledger)
+        self._outage = Outage("store", options.consumer)
+        self._retries: DueRetries | None = None
+        if ledger.can_defer:
+            keeping = self._handling.keeping = Keeping(options.consumer)
+            self._retries = DueRetries(ledger.mailbox, keeping.queue, self._policy.lease)
         self._opened = ExitStack()
         """What is closed when the run is over."""
         self._sending: Sending | None = None
@@ -85,16 +127,22 @@ class ChunkTask(ABC):
             self._sending = Sending(relay, ledger.mailbox, options.consumer)
             self._opened.callback(self._sending.close, _SEND_S)
 
-    def run(self, batches: Iterable[RecordBatch]) -> None:
-        """Settle every row. Raises Stopped; StoreError and whatever ends a process come through."""
+    def run(self, batches: Iterable[tuple[Sequence[int], RecordBatch]]) -> None:
+        """Settle every row, which come with their numbers. Raises Stopped, and StoreError."""
         with self._opened:
+            self._take_adopted()
             for chunk in read_chunks(batches, lambda: self._chunk):
                 self.counts.received += len(chunk)
                 self._take_in_pace(chunk)
                 self._take_due()
-                # Where most messages fail, the input waits for them, and not they in memory.
+                self._take_retries(at_once=False)
+                # The input waits for what others hold, and not that in memory.
                 self._wait_for_all_but(MAX_WAITING)
             self._wait_for_all_but(0)
+            until = time.monotonic() + _RETRY_S
+            while self._take_retries(at_once=True) and time.monotonic() < until:
+                pass
+            self._tell()
             if self._sending is not None:
                 # What this cannot send, a relay does.
                 self._sending.finish(_SEND_S)
@@ -105,6 +153,10 @@ class ChunkTask(ABC):
         what came of it.
         """
 
+    @abstractmethod
+    def _inherit(self, row: Row, entry: Entry) -> bool:
+        """Settle a row whose handler a process had begun that has died; whether it is."""
+
     # ---- Chunks --------------------------------------------------------------------------------
 
     def _take_in_pace(self, chunk: Sequence[Row]) -> None:
@@ -113,16 +165,16 @@ class ChunkTask(ABC):
         self._take(chunk)
         took_s = time.monotonic() - began
         if took_s < _QUICK_S and len(chunk) >= self._chunk:
-            self._chunk = min(self._chunk * 2, self._options.chunk)
+            self._chunk = min(self._chunk * 2, self._largest_chunk)
         elif took_s > _SLOW_S:
             self._chunk = max(self._chunk // 2, 1)
-        self._channel.report(self.counts)
+        self._tell()
 
     def _take(self, chunk: Sequence[Row]) -> None:
         firsts: dict[str, Row] = {}
         copies = []
         now = time.monotonic()
-        for row in self._usable(chunk):
+        for row in self._left_after_death(self._usable(chunk)):
             delay = self._delays.get(row.id)
             if delay is not None and delay.due > now:
                 # Asking now would spend a try of the copy that waits, before its time.
@@ -139,12 +191,31 @@ class ChunkTask(ABC):
         """Set aside rows that are not messages; return the rest."""
         usable = []
         for row in chunk:
-            reason = _unusable(row)
+            reason = unusable(row)
             if reason is None:
                 usable.append(row)
             else:
-                self._tally.set_aside(row, reason)
+                self._set_aside(row, reason)
         return usable
+
+    def _left_after_death(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Those of these that are to be asked for, as no process has begun with them."""
+        if not self._begun:
+            return rows
+        left = []
+        for row in rows:
+            entry = self._begun.pop(row.number, None)
+            if entry is None or not self._inherit(row, entry):
+                left.append(row)
+        return left
+
+    def _take_adopted(self) -> None:
+        """Settle what the process had taken that has died."""
+        numbers = {key: number for number, key in self._start.adopted.items()}
+        if numbers:
+            there = self._steadily(partial(self._ledger.mailbox.retries, [*numbers]))
+            rows = [TakenRow.of(each, numbers[key]) for key, each in there.items()]
+            self._settle(self._left_after_death(rows))
 
     def _settle_copies(self, copies: Sequence[Row]) -> None:
         free = []
@@ -170,7 +241,21 @@ class ChunkTask(ABC):
             self._channel.wait(self._waiting[0][0], self.counts)
             self._take_due()
 
+    def _take_retries(self, *, at_once: bool) -> bool:
+        """Take what has failed before and is due; whether there was any."""
+        retries = self._retries
+        if retries is None:
+            return False
+        taken = self._steadily(lambda: retries.take(self._chunk, at_once=at_once))
+        rows = [TakenRow.of(each, next(self._adopted)) for each in taken]
+        for row in rows:
+            self._start.adopt(row.number, row.taken.parent)
+        self._settle(rows)
+        return bool(rows)
+
     def _put_off(self, row: Row, delay: _Delay) -> None:
+        if row.taken is not None:
+            return  # It goes on waiting in the ledger.
         self._delays[row.id] = delay
         heapq.heappush(self._waiting, (delay.due, next(self._order), row))
 
@@ -181,26 +266,114 @@ class ChunkTask(ABC):
             self._channel.raise_if_stopping()
             self._process(rows)
 
+    def _begin(self, turns: Sequence[RowTurn]) -> None:
+        """Ask for these, as long as the store is away."""
+        self._steadily(lambda: run_inline(self._handling.begin(self._calls, turns)))
+
+    def _tell(self) -> None:
+        """Say how far the task has come."""
+        self._channel.report(self.counts)
+        settled, self._settled = self._settled, []
+        self._start.tell(settled, self.counts)
+
+    def _set_aside(self, row: Row, reason: str) -> None:
+        self._tally.set_aside(row, reason)
+        self._settled.append(row.number)
+
+    def _steadily(self, ask: Callable[[], T]) -> T:
+        """What `ask` returns, as soon as the store answers. Raises Stopped."""
+        return steadily(ask, self._channel, self._outage, self.counts, self._ledger)
+
     def _turns(self, rows: Sequence[Row]) -> list[RowTurn]:
         is_compared = self._policy.on_mismatch != "ignore"
         sent_at = self._horizon.sent_at
-        return [RowTurn(row, sent_at(row), is_compared=is_compared) for row in rows]
+        return [
+            RowTurn(row, sent_at(row), self._token_of(row), is_compared=is_compared) for row in rows
+        ]
+
+    def _token_of(self, row: Row) -> int | None:
+        """Whoever follows a process that died is granted again what this was granted; but once a
+        claim was held and lost, that of another is asked for.
+        """
+        if row.number in self._lost:
+            return None
+        # Two apart: the birth after a token is that of a claim that was released.
+        return birth_of(self._start.token + 2 * row.number)
 
     def _count_ended(self, turns: Sequence[RowTurn]) -> None:
         """Count what came of these, or put them off."""
+        for turn in turns:
+            turn.ending = turn.ending or self._handling.ending_of(turn)
+        if self._handling.keeping is not None:
+            self._keep_dead([turn for turn in turns if _is_dead_unheard(turn)])
+        taken = [turn for turn in turns if turn.taken is not None]
+        if taken:
+            self._steadily(lambda: settle_taken(self._ledger.mailbox, taken))
         too_old = []
         for turn in turns:
-            ending = turn.ending or self._handling.ending_of(turn)
-            if isinstance(turn.outcome, TooOld):
+            if isinstance(turn.outcome, TooOld) and turn.taken is None:
                 too_old.append((turn.row, turn.outcome))
-            elif turn.outcome is not None and not isinstance(turn.outcome, Granted):
-                self._count_outcome(turn.row, turn.outcome)
             else:
-                self._count_end(turn, ending)
-        self._channel.report(self.counts)
+                self._count_one(turn)
+        self._start.journal.forget({turn.row.number for turn in turns})
+        self._tell()
         if self._sending is not None:
             self._sending.send([turn.key for turn in turns if turn.key and turn.may_have_sent])
         self._count_too_old(too_old)
+
+    def _keep_dead(self, turns: Sequence[RowTurn]) -> None:
+        """Keep for people, with its body, what will not run without them."""
+        if not turns:
+            return
+        keys = [turn.key for turn in turns if turn.key is not None]
+        # What is a dead letter says there why.
+        there = self._steadily(lambda: self._ledger.mailbox.retries(keys))
+        new = [turn for turn in turns if turn.key not in there or not _is_known_dead(turn)]
+        for turn in new:
+            turn.asked.message = turn.row.message(None)
+        run_inline(self._handling.keep(self._calls, new))
+
+    def _count_one(self, turn: RowTurn) -> None:
+        settled = self.counts.settled
+        ending = cast(Ending, turn.ending)
+        if turn.token is None:
+            # What it was granted with that may be stored, though its transaction was not.
+            self._lost.add(turn.row.number)
+        if _was_done_before(turn):
+            # By a process that died before it could tell.
+            self._count_done_before(turn)
+        elif turn.outcome is None or isinstance(turn.outcome, Granted) or _is_unkept(turn):
+            self._count_end(turn, ending)
+        elif turn.taken is not None and isinstance(turn.outcome, Mismatch | TooOld):
+            # It has no place in the quarantine: it is no row of the source.
+            self.counts.failed += 1
+        else:
+            self._count_outcome(turn.row, turn.outcome)
+        if self.counts.settled == settled:
+            return
+        self._settled.append(turn.row.number)
+        if turn.taken is not None:
+            self._count_taken(turn, turn.taken)
+
+    def _count_done_before(self, turn: RowTurn) -> None:
+        self._delays.pop(turn.row.id, None)
+        if isinstance(turn.outcome, Waiting):
+            self.counts.waiting += 1
+        else:
+            self.counts.handled += 1
+
+    def _count_taken(self, turn: RowTurn, taken: WaitingMessage) -> None:
+        """A message was counted that was delivered before: in this run, where it was counted as
+        waiting, or in one before it.
+        """
+        former = None if turn.held is None else turn.held.claim.former
+        failed_at = taken.since if former is None else former.last_seen
+        # A reset leaves no attempts: what was dead was not counted as waiting.
+        was_reset = former is not None and not former.attempts
+        if failed_at is not None and failed_at >= self._since and not was_reset:
+            self.counts.waiting -= 1
+        else:
+            self.counts.received += 1
 
     def _count_too_old(self, answers: Sequence[tuple[Row, TooOld]]) -> None:
         """Set aside what the ledger may have forgotten, or count it as the archive knows it; ask
@@ -214,15 +387,18 @@ class ChunkTask(ABC):
                 again.append(row)
             elif isinstance(why, str):
                 self._delays.pop(row.id, None)
-                self._tally.set_aside(row, why)
+                self._set_aside(row, why)
             else:
+                settled = self.counts.settled
                 self._count_outcome(row, why)
-        self._channel.report(self.counts)
+                if self.counts.settled > settled:
+                    self._settled.append(row.number)
+        self._tell()
         self._settle(again)
 
     def _count_end(self, turn: RowTurn, ending: Ending) -> None:
         self._delays.pop(turn.row.id, None)
-        if isinstance(turn.refusal, StoreError):
+        if isinstance(turn.refusal, StoreError) and not isinstance(turn.refusal, AWAY):
             raise turn.refusal
         match ending.counted:
             case Counted.HANDLED:
@@ -231,8 +407,14 @@ class ChunkTask(ABC):
                 self._tally.set_aside(turn.row, reason_of(turn.error or Reject()))
             case Counted.FAILED:
                 self.counts.failed += 1
+                self._tally.erred(turn.row.id, turn.error)
+            case Counted.RETRIED if self._retries is not None and turn.phase is Phase.STORED:
+                self.counts.waiting += 1
+                self._tally.erred(turn.row.id, turn.error)
             case _:
-                # To be tried again; or another worker took over, and settles it.
+                # To be tried again, where nothing waits in the ledger; or another worker took over,
+                # and settles it.
+                self._lost.add(turn.row.number)
                 now = time.monotonic()
                 delay_s = ending.verdict.delay_s if isinstance(ending.verdict, Delay) else 0.0
                 wait_s = delay_s if ending.counted is Counted.RETRIED else FIRST_POLL_S
@@ -248,7 +430,37 @@ class ChunkTask(ABC):
             self._put_off(row, _Delay(now + wait_s, since))
 
 
-def _unusable(row: Row) -> str | None:
+def _is_dead_unheard(turn: RowTurn) -> bool:
+    """Whether it is for people, and was not kept for them with its end."""
+    if turn.held is not None or turn.ending is None:
+        return False
+    # What is no message of the source is for the quarantine.
+    is_message = turn.taken is not None or isinstance(turn.outcome, Exhausted | InDoubt)
+    return is_message and isinstance(turn.ending.verdict, SetAside)
+
+
+def _is_known_dead(turn: RowTurn) -> bool:
+    """Whether it was set aside by an earlier delivery."""
+    is_first = isinstance(turn.outcome, Exhausted) and turn.outcome.is_first
+    return turn.taken is None and not is_first
+
+
+def _was_done_before(turn: RowTurn) -> bool:
+    """Whether its record was brought to where it is under this very asking."""
+    match turn.outcome:
+        case Duplicate(record) | Waiting(record):
+            return turn.token is not None and record.birth == turn.token
+        case _:
+            return False
+
+
+def _is_unkept(turn: RowTurn) -> bool:
+    """Whether it was to be kept for people, and could not be."""
+    is_dead = isinstance(turn.outcome, Exhausted | InDoubt)
+    return is_dead and cast(Ending, turn.ending).counted is Counted.GIVEN_BACK
+
+
+def unusable(row: Row) -> str | None:
     """Why no message can be made of `row`, if so."""
     if row.broken is not None:
         return row.broken

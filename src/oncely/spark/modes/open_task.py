@@ -1,22 +1,31 @@
 """Modes: what a task of the sink does with its rows, by the option `mode`."""
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pyarrow import RecordBatch
 from pyspark.sql.types import StructType
 
-from oncely.core.errors import ConfigError
+from oncely.consuming.health import Outage
+from oncely.core.errors import StoreUnavailable, describe
 from oncely.ledger import Ledger
-from oncely.lifecycle.wrapping import check_function, check_takes, is_async
-from oncely.spark.ledgers import url_here
+from oncely.lifecycle.patience import AWAY, PAUSE_S
+from oncely.lifecycle.wrapping import check_function, check_takes
+from oncely.spark.ledgers import migrated_ledger, url_here
+from oncely.spark.modes.start import Start
+from oncely.spark.modes.tally import Aside
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.message_rows import check_schema
-from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import SinkOptions, import_function
 from oncely.stores.open_store import open_sessions
+
+if TYPE_CHECKING:
+    from oncely.spark.modes.target_table import TargetTable
+
+T = TypeVar("T")
 
 _sessions_at = lru_cache(maxsize=8)(open_sessions)
 """One engine for a Python worker, however many tasks it runs."""
@@ -27,8 +36,11 @@ class Task(Protocol):
 
     counts: Counts
 
-    def run(self, batches: Iterable[RecordBatch]) -> None:
-        """Settle every row: none is left uncounted. Raises Stopped where it is told to stop."""
+    def run(self, batches: Iterable[tuple[Sequence[int], RecordBatch]]) -> None:
+        """Settle every row, which come with their numbers in the task: none is left uncounted.
+
+        Raises Stopped where it is told to stop.
+        """
 
 
 def check_columns(options: SinkOptions, schema: StructType) -> None:
@@ -37,40 +49,83 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
         case "leased" | "transactional":
             check_schema(schema)
         case "rows":
-            from oncely.spark.modes.table_columns import check_table, open_table
+            from oncely.spark.modes.table_columns import check_table
 
-            check_table(open_table(options), schema)
+            check_table(_awaited_table(options), schema)
+
+
+def _awaited_table(options: SinkOptions) -> "TargetTable":
+    """A batch of a stream may begin while the database is away."""
+    return _awaited(
+        lambda: _table(options, migrated_ledger(options.place)), options, TaskChannel(None, "")
+    )
+
+
+def _awaited(ask: Callable[[], T], options: SinkOptions, channel: TaskChannel) -> T:
+    until = time.monotonic() + (options.policy.lease_s or 0.0)
+    outage = Outage("store", options.consumer)
+    while True:
+        try:
+            return ask()
+        except AWAY as error:
+            if time.monotonic() > until:
+                raise
+            outage.met(error)
+        channel.wait(time.monotonic() + PAUSE_S, Counts())
 
 
 def open_task(
-    ledger: Ledger, options: SinkOptions, quarantine: Quarantine, channel: TaskChannel
+    options: SinkOptions, aside: Aside, channel: TaskChannel, start: Start | None = None
 ) -> Task:
-    """The task of the mode. Raises ConfigError where its handler cannot be imported."""
+    """The task of the mode, as soon as the ledger answers, which is waited for as long as a lease
+    lasts: it may not be there at all. Raises ConfigError where its handler cannot be imported,
+    StoreUnavailable, and Stopped.
+    """
+    return _awaited(lambda: _open(options, aside, channel, start), options, channel)
+
+
+def _open(options: SinkOptions, aside: Aside, channel: TaskChannel, start: Start | None) -> Task:
     match options.mode:
         case "leased":
             from oncely.spark.modes.leased import LeasedTask
 
             handler = _handler(options, "message")
-            return LeasedTask(ledger, options, handler, quarantine, channel)
+            return LeasedTask(_ledger(options), options, handler, aside, channel, start)
         case "transactional":
             from oncely.spark.modes.transactional import TransactionalTask
 
             handler = _handler(options, "message", "session")
             with url_here(options.ledger) as url:
                 begins = _sessions_at(url)
-            return TransactionalTask(ledger, options, handler, quarantine, channel, begins)
+            ledger = _ledger(options)
+            return TransactionalTask(ledger, options, handler, aside, channel, begins, start)
         case "rows":
-            from oncely.spark.modes.table_columns import open_table
             from oncely.spark.modes.table_rows import TableRowsTask
 
-            return TableRowsTask(ledger, options, quarantine, channel, open_table(options))
+            ledger = _ledger(options)
+            return TableRowsTask(ledger, options, aside, channel, _table(options, ledger))
+
+
+def _table(options: SinkOptions, ledger: Ledger) -> "TargetTable":
+    from oncely.spark.modes.table_columns import open_table
+
+    try:
+        return open_table(options)
+    except Exception as error:
+        if ledger.is_outage(error):
+            raise StoreUnavailable(describe(error)) from error
+        raise
+
+
+def _ledger(options: SinkOptions) -> Ledger:
+    ledger = migrated_ledger(options.place)
+    ledger.keep_retention(options.consumer, options.policy.retention)
+    return ledger
 
 
 def _handler(options: SinkOptions, *takes: str) -> Callable[..., Any]:
-    """Raises ConfigError for what cannot be imported, called with these, or is never done."""
+    """Raises ConfigError for what cannot be imported, or called with these."""
     handler = import_function(options.handler, "handler", options.handler_path)
-    if is_async(handler):
-        raise ConfigError("handler: it is called, and not awaited; write it without async")
     check_function(handler, "handler")
     check_takes(handler, "handler", takes)
     return handler

@@ -1,8 +1,10 @@
 """RowTurn: a row of a message DataFrame on its way through a task."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
+from oncely._util.forking import end_child
 from oncely.core.message import Message, entered
 from oncely.core.verdicts import Phase
 from oncely.engine.request import json_value
@@ -14,9 +16,14 @@ from oncely.spark.sink.message_rows import Row
 class RowTurn(Turn):
     """The turn of a row's message."""
 
-    def __init__(self, row: Row, sent_at: float | None, *, is_compared: bool) -> None:
+    def __init__(
+        self, row: Row, sent_at: float | None, token: int | None, *, is_compared: bool
+    ) -> None:
         super().__init__(Asked(row.id, row.fingerprint() if is_compared else None))
         self.row = row
+        self.token = token
+        self.taken = row.taken
+        self._pid = os.getpid()
         self._sent_at = sent_at
 
     @property
@@ -30,8 +37,7 @@ class RowTurn(Turn):
 
     def run(self, held: HeldMessage, call: Callable[[Message], Any], *, keeps_result: bool) -> None:
         """Call the handler, so that the message has steps and can be sent; note how that ended."""
-        held.message = message = self.row.message(held.claim)
-        self.phase = Phase.CALLED
+        message = self._entering(held)
         try:
             with entered(held):
                 result = call(message)
@@ -40,4 +46,29 @@ class RowTurn(Turn):
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything.
             self.error = error
         finally:
-            held.end()
+            self._leaving(held)
+
+    async def run_async(
+        self, held: HeldMessage, call: Callable[[Message], Any], *, keeps_result: bool
+    ) -> None:
+        """The same for a handler that is async."""
+        message = self._entering(held)
+        try:
+            with entered(held):
+                result = await call(message)
+            self.result = json_value(result) if keeps_result else None
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything.
+            self.error = error
+        finally:
+            self._leaving(held)
+
+    def _entering(self, held: HeldMessage) -> Message:
+        held.message = self.asked.message = message = self.row.message(held.claim)
+        self.phase = Phase.CALLED
+        return message
+
+    def _leaving(self, held: HeldMessage) -> None:
+        if os.getpid() != self._pid:
+            # What follows is the parent's.
+            end_child(self.error)
+        held.end()

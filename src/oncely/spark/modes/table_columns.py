@@ -40,7 +40,9 @@ _ID = "id"
 def open_table(options: SinkOptions) -> TargetTable:
     """The table that the options name. Raises ConfigError where there is none."""
     with url_here(options.ledger) as url:
-        return open_target(shared_engine(url), options.table or "", options.upsert)
+        return open_target(
+            shared_engine(url), options.table or "", options.upsert, options.sequence_by
+        )
 
 
 def written_columns(table: TargetTable, names: Sequence[str]) -> list[str]:

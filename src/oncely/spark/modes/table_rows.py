@@ -10,7 +10,7 @@ import heapq
 import itertools
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,12 +28,13 @@ from oncely.ledger import Ledger
 from oncely.lifecycle.transacting import retried
 from oncely.spark.modes.chunks import MAX_WAITING
 from oncely.spark.modes.copying import as_csv, as_values, sorted_by_id
+from oncely.spark.modes.row_refusal import refusal
 from oncely.spark.modes.table_columns import written_columns
-from oncely.spark.modes.tally import RunTally
-from oncely.spark.modes.target_table import TargetTable, refusal
+from oncely.spark.modes.tally import Aside, RunTally
+from oncely.spark.modes.target_table import TargetTable
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, ROW_COLUMN, Row, values_of
-from oncely.spark.sink.quarantine import Quarantine, plain
+from oncely.spark.sink.quarantine import plain
 from oncely.spark.sink.sink_options import SinkOptions
 
 
@@ -73,6 +74,8 @@ class _Settled(NamedTuple):
 
     stored: Sequence[int]
     others: Sequence[tuple[int, ClaimOutcome]]
+    first_seen: Sequence[float] = ()
+    """When each of those was that are duplicates, and no more is to be said of them."""
 
 
 class _BusyDelay(NamedTuple):
@@ -91,7 +94,7 @@ class TableRowsTask:
         self,
         ledger: Ledger,
         options: SinkOptions,
-        quarantine: Quarantine,
+        quarantine: Aside,
         channel: TaskChannel,
         table: TargetTable,
     ) -> None:
@@ -103,13 +106,17 @@ class TableRowsTask:
         self._policy = options.policy
         self._channel = channel
         self._table = table
+        self._wanted = [*options.upsert, *filter(None, [options.sequence_by])]
+        """The columns without which a row cannot be written."""
+        self._meets_duplicates = False
+        """Whether most were that came last: then those are looked for first."""
         self._waiting: list[_BusyDelay] = []
         """A heap."""
         self._order = itertools.count()
 
-    def run(self, batches: Iterable[RecordBatch]) -> None:
-        """Settle every row. Raises Stopped; StoreError and whatever ends a process come through."""
-        for batch in sorted_by_id(batches):
+    def run(self, batches: Iterable[tuple[Sequence[int], RecordBatch]]) -> None:
+        """Settle every row. Raises Stopped, and StoreError."""
+        for batch in sorted_by_id(batch for _, batch in batches):
             for start in range(0, batch.num_rows, self._options.chunk):
                 chunk = batch.slice(start, self._options.chunk)
                 self.counts.received += chunk.num_rows
@@ -122,7 +129,7 @@ class TableRowsTask:
         """The rows that are messages; the others are set aside."""
         unreadable: dict[int, str] = {}
         rows = TableChunk(values_of("id", chunk.column("id"), unreadable), chunk)
-        bad = {**_bad_rows(rows, self._options.upsert), **unreadable}
+        bad = {**_bad_rows(rows, self._wanted), **unreadable}
         if not bad:
             return rows
         for n, reason in bad.items():
@@ -136,23 +143,32 @@ class TableRowsTask:
         if not rows.ids:
             return
         self._channel.raise_if_stopping()
+        reason = None
         try:
-            settled = retried(self._ledger, self._table, partial(self._store, rows))
+            settled = self._transact(partial(self._store, rows))
         except Exception as error:
             reason = _refusal(error)
             if reason is None:
                 raise
-            if len(rows.ids) > 1:
-                for half in rows.halves():
-                    self._settle(half, since)
-                return
-            settled = retried(self._ledger, self._table, partial(self._reject, rows, reason))
+        # Not while that error is at hand: it would stand behind every other.
+        if reason is not None and len(rows.ids) > 1:
+            for half in rows.halves():
+                self._settle(half, since)
+            return
+        if reason is not None:
+            settled = self._transact(partial(self._reject, rows, reason))
             if not settled.others:
                 self._tally.set_aside(rows.row(0), reason)
         reached("after_commit")
+        self._meets_duplicates = len(settled.first_seen) > len(rows.ids) // 2
         self.counts.handled += len(settled.stored)
+        self._tally.duplicates(settled.first_seen)
         self._count(rows, settled.others, time.monotonic() if since is None else since)
         self._channel.report(self.counts)
+
+    def _transact(self, work: Callable[[Any, Inbox], _Settled]) -> _Settled:
+        """What `work` does in a transaction."""
+        return retried(self._ledger, self._table, work)
 
     def _store(self, rows: TableChunk, connection: Any, inbox: Inbox) -> _Settled:
         """Write the rows whose messages can be claimed, with their records, in one transaction."""
@@ -165,7 +181,13 @@ class TableRowsTask:
 
     def _claim(self, inbox: Inbox, rows: TableChunk) -> _Settled:
         consumer = self._options.consumer
-        new = inbox.complete_new(consumer, set(rows.ids), self._policy)
+        known: Mapping[str, float] = {}
+        if self._meets_duplicates:
+            known = inbox.lately_completed(consumer, rows.ids, self._policy)
+        unknown = set(rows.ids) - known.keys()
+        if not unknown:
+            return _Settled((), (), [known[id_] for id_ in rows.ids])
+        new = inbox.complete_new(consumer, unknown, self._policy)
         if len(new) == len(rows.ids):
             return _Settled(range(len(rows.ids)), ())
         stored: list[int] = []
@@ -174,6 +196,12 @@ class TableRowsTask:
             # Of the copies of a message the first is written, and the others are duplicates.
             (stored if id_ in new else left).append(n)
             new.discard(id_)
+        if not self._meets_duplicates:
+            known = inbox.lately_completed(consumer, {rows.ids[n] for n in left}, self._policy)
+        first_seen = [known[rows.ids[n]] for n in left if rows.ids[n] in known]
+        left = [n for n in left if rows.ids[n] not in known]
+        if not left:
+            return _Settled(stored, (), first_seen)
         keys = [Key(consumer, rows.ids[n]) for n in left]
         answers = list(zip(left, inbox.claim_known(keys, self._policy), strict=True))
         granted = [(n, said.claim) for n, said in answers if isinstance(said, Granted)]
@@ -183,7 +211,8 @@ class TableRowsTask:
             stored = sorted([*stored, *(n for n, _ in granted)])
         if handled:
             inbox.mailbox.finish(handled)
-        return _Settled(stored, [(n, a) for n, a in answers if not isinstance(a, Granted)])
+        others = [(n, a) for n, a in answers if not isinstance(a, Granted)]
+        return _Settled(stored, others, first_seen)
 
     def _write(self, connection: Any, batch: RecordBatch) -> None:
         columns = written_columns(self._table, batch.schema.names)
@@ -237,15 +266,15 @@ class TableRowsTask:
             self._take_due()
 
 
-def _bad_rows(rows: TableChunk, key: Sequence[str]) -> dict[int, str]:
-    """By their places, why rows are no messages, or have no key to be written under."""
+def _bad_rows(rows: TableChunk, wanted: Sequence[str]) -> dict[int, str]:
+    """By their places, why rows are no messages, or lack a value that is wanted."""
     bad = {}
     for n, id_ in enumerate(() if are_plain_ids(rows.ids) else rows.ids):
         try:
             check_id(id_)
         except MessageError as error:
             bad[n] = str(error)
-    for name in key:
+    for name in wanted:
         column = rows.batch.column(name)
         if column.null_count:
             nulls = enumerate(column.is_null().to_pylist())

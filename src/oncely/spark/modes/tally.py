@@ -1,7 +1,8 @@
 """A task's tally: what is counted for rows that were not granted, the same in all modes."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from oncely.core.commands import (
     Busy,
@@ -11,14 +12,14 @@ from oncely.core.commands import (
     InDoubt,
     Mismatch,
     Outcome,
+    Waiting,
 )
 from oncely.core.control import Reject
-from oncely.core.errors import MessageError
+from oncely.core.errors import MessageError, describe
 from oncely.core.policy import Policy
 from oncely.core.record import Claim
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.message_rows import Row
-from oncely.spark.sink.quarantine import Quarantine
 
 FIRST_POLL_S = 0.2
 """How soon what another worker holds is asked about again, at first."""
@@ -26,16 +27,24 @@ _LAST_POLL_S = 5.0
 MISMATCH = "mismatch: the id was seen before with another body"
 REJECTED = f"^({Reject.__name__}|{MessageError.__name__}): "
 """How the error of a rejected message begins: it is kept behind the name of its type."""
-MAX_REASONS = 50
-"""So many are counted by name."""
-OTHER_REASONS = "other reasons"
+
+
+class Aside(Protocol):
+    """Where rows go that are no messages."""
+
+    def add(self, row: Row, reason: str) -> None:
+        """Set `row` aside."""
 
 
 class RunTally:
-    """Counts of one task. Duplicates of what was first seen `since` then are in the input."""
+    """Counts of one task, added to `counts`. Duplicates of what was first seen `since` then are in
+    the input.
+    """
 
-    def __init__(self, policy: Policy, quarantine: Quarantine, since: float) -> None:
-        self.counts = Counts()
+    def __init__(
+        self, policy: Policy, quarantine: Aside, since: float, counts: Counts | None = None
+    ) -> None:
+        self.counts = counts or Counts()
         self._policy = policy
         self._quarantine = quarantine
         self._since = since
@@ -55,15 +64,23 @@ class RunTally:
             case InDoubt():
                 self.counts.in_doubt += 1
             case Duplicate(record) | Handled(Claim(record)):
-                if record.first_seen >= self._since:
-                    self.counts.duplicates_input += 1
-                else:
-                    self.counts.duplicates_ledger += 1
+                self.duplicates([record.first_seen])
+            case Waiting(record) if record.first_seen >= self._since:
+                # Its first delivery, of this run, says whether it still waits.
+                self.counts.duplicates_input += 1
+            case Waiting():
+                self.counts.waiting += 1
             case Exhausted(record):
                 self._exhausted(row, record.error or "")
             case Mismatch():
                 self.set_aside(row(), MISMATCH)
         return None
+
+    def duplicates(self, first_seen: Sequence[float]) -> None:
+        """Count duplicates of messages that were first seen then."""
+        in_input = sum(moment >= self._since for moment in first_seen)
+        self.counts.duplicates_input += in_input
+        self.counts.duplicates_ledger += len(first_seen) - in_input
 
     def _exhausted(self, row: Callable[[], Row], error: str) -> None:
         """Count a message that has failed permanently; what was rejected is set aside again."""
@@ -72,8 +89,12 @@ class RunTally:
         else:
             self.counts.failed += 1
 
+    def erred(self, message_id: str, error: BaseException | None) -> None:
+        """Take down that a handler has failed, beside what its message is counted as."""
+        self.counts.errors += 1
+        self.counts.last_error = f"message {message_id[:100]!r}: {describe(error or '', 200)}"
+
     def set_aside(self, row: Row, reason: str) -> None:
         """Put a row into the quarantine, and count it under its reason."""
         self._quarantine.add(row, reason)
-        known = reason in self.counts.quarantined or len(self.counts.quarantined) < MAX_REASONS
-        self.counts.quarantined[reason if known else OTHER_REASONS] += 1
+        self.counts.set_aside(reason)

@@ -30,12 +30,6 @@ _KINDS: Sequence[tuple[Kind, tuple[type[Any], ...]]] = (
     ("bytes", (types.LargeBinary, types.BINARY, types.VARBINARY)),
     ("text", (types.String,)),
 )
-_REFUSED_STATES = ("22", "23", "44", "P0")
-"""The classes of PostgreSQL's states that say what is wrong with a row."""
-_REFUSED_NUMBERS = (1366, 1644, 3819, 4025)
-"""Those of MariaDB's and MySQL's errors that do, and that their driver calls operational: a value
-of the wrong kind, a trigger's own word, and constraints that are not held."""
-_REFUSED_KINDS = {"DataError", "IntegrityError"}
 
 
 class TargetColumn(NamedTuple):
@@ -53,10 +47,13 @@ class TargetColumn(NamedTuple):
 class TargetTable:
     """A table that is there. Rows are written in transactions that `begin` begins."""
 
-    def __init__(self, engine: Engine, table: Table, key: Sequence[str]) -> None:
+    def __init__(
+        self, engine: Engine, table: Table, key: Sequence[str], sequence_by: str | None
+    ) -> None:
         self._engine = engine
         self._table = table
         self._key = key
+        self._sequence_by = sequence_by
         self.columns = {column.name: _described(column, engine) for column in table.columns}
         self.is_copied_to = engine.dialect.name == "postgresql"
         """Whether rows come as CSV, to `copy`; else as values, to `insert`."""
@@ -72,7 +69,8 @@ class TargetTable:
     def check(self, columns: Sequence[str]) -> None:
         """Raise ConfigError where rows of these columns do not have the key, or it is none."""
         if self._key:
-            check_columns(self._table, columns, self._key, ())
+            renewed = [name for name in columns if name not in self._key]
+            check_columns(self._table, columns, self._key, renewed, self._sequence_by)
 
     def copy(self, connection: Connection, columns: Sequence[str], csv: Any) -> None:
         """Write rows in CSV, by COPY; an empty value without quotes is null. None in the key is."""
@@ -87,7 +85,7 @@ class TargetTable:
     def insert(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows, all of the same columns. Nothing in the key is None."""
         if self._key:
-            upsert(connection, self._table, rows, self._key)
+            upsert(connection, self._table, rows, self._key, sequence_by=self._sequence_by)
         else:
             connection.execute(self._table.insert(), list(rows))
 
@@ -107,21 +105,30 @@ class TargetTable:
         return f"pg_temp.{heap}"
 
     def _renewal(self, heap: str, columns: Sequence[str], names: str) -> str:
-        """The statement that moves rows on from there: of those with one key, the last."""
+        """The statement that moves rows on from there: of those with one key, the newest."""
         key = ", ".join(map(_quoted, self._key))
+        newest, condition = "", ""
+        if self._sequence_by is not None:
+            sequence = _quoted(self._sequence_by)
+            newest = f" {sequence} DESC,"
+            condition = f" WHERE t.{sequence} IS NULL OR t.{sequence} <= excluded.{sequence}"
         renewed = [_quoted(name) for name in columns if name not in self._key]
         values = ", ".join(f"{name} = excluded.{name}" for name in renewed)
         # In the order of the keys: no two writers wait for each other.
         return (
-            f"INSERT INTO {self.name} ({names})"  # noqa: S608 - names are quoted.
+            f"INSERT INTO {self.name} AS t ({names})"  # noqa: S608 - names are quoted.
             f" SELECT DISTINCT ON ({key}) {names} FROM {heap}"
-            f" ORDER BY {key}, {heap.partition('.')[2]}.ctid DESC"
-            f" ON CONFLICT ({key}) DO {f'UPDATE SET {values}' if values else 'NOTHING'}"
+            f" ORDER BY {key},{newest} {heap.partition('.')[2]}.ctid DESC"
+            f" ON CONFLICT ({key}) DO"
+            f" {f'UPDATE SET {values}{condition}' if values else 'NOTHING'}"
         )
 
 
-def open_target(engine: Engine, name: str, key: Sequence[str] = ()) -> TargetTable:
-    """The table `name`; with a `key`, what is written renews the rows that are there under it.
+def open_target(
+    engine: Engine, name: str, key: Sequence[str] = (), sequence_by: str | None = None
+) -> TargetTable:
+    """The table `name`; with a `key`, what is written renews the rows that are there under it, or
+    those that are not newer by the column `sequence_by`.
 
     `engine` is one of `work_engine`. Raises ConfigError where there is no such table.
     """
@@ -141,19 +148,7 @@ def open_target(engine: Engine, name: str, key: Sequence[str] = ()) -> TargetTab
         near = get_close_matches(table, inspect(engine).get_table_names(schema or None), n=1)
         hint = f"did you mean {near[0]!r}?" if near else "create it first"
         raise ConfigError(f"table: the ledger's database has no table {name!r}; {hint}") from None
-    return TargetTable(engine, found, key)
-
-
-def refusal(error: Exception) -> str | None:
-    """What the database says of a row that it does not take; None for any other error."""
-    cause = getattr(error, "orig", None) or error
-    kinds = {kind.__name__ for kind in type(cause).__mro__}
-    state = getattr(cause, "sqlstate", None) or ""
-    number = cause.args[0] if cause.args else None
-    if not (kinds & _REFUSED_KINDS or state[:2] in _REFUSED_STATES or number in _REFUSED_NUMBERS):
-        return None
-    text = str(cause.args[-1] if isinstance(number, int) else cause)
-    return next(iter(text.strip().splitlines()), type(cause).__name__)
+    return TargetTable(engine, found, key, sequence_by)
 
 
 def work_engine(url: str) -> Engine:

@@ -4,17 +4,27 @@ Claims, what handlers write and send, and completions commit together, or none o
 Where one of a chunk fails, each of it gets a transaction of its own.
 """
 
+import asyncio
+import time
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Any
 
+from oncely.core.commands import Busy
+from oncely.core.errors import HandlerDied
 from oncely.core.message import Message
+from oncely.core.verdicts import Phase
+from oncely.engine.inline_calls import run_inline
 from oncely.ledger import Ledger
 from oncely.lifecycle.transacting import Begins, run, run_together
+from oncely.lifecycle.wrapping import is_async
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
+from oncely.spark.modes.start import Start
+from oncely.spark.modes.tally import FIRST_POLL_S, Aside
 from oncely.spark.sink.channel import Stopped, TaskChannel
+from oncely.spark.sink.journal import Entry
 from oncely.spark.sink.message_rows import Row
-from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import SinkOptions
 
 
@@ -26,20 +36,44 @@ class TransactionalTask(ChunkTask):
         ledger: Ledger,
         options: SinkOptions,
         handler: Callable[[Message, Any], Any],
-        quarantine: Quarantine,
+        aside: Aside,
         channel: TaskChannel,
         begins: Begins,
+        start: Start | None = None,
     ) -> None:
-        super().__init__(ledger, options, handler, quarantine, channel)
+        super().__init__(ledger, options, handler, aside, channel, start)
         self._begins = begins
+        if is_async(handler):
+            runner = self._opened.enter_context(asyncio.Runner())
+            # In the context of the caller, where it is known what is being processed.
+            self._handler = lambda message, session: runner.run(
+                handler(message, session), context=copy_context()
+            )
 
     def _process(self, rows: Sequence[Row]) -> None:
         turns = self._turns(rows)
-        if not self._are_stored_together(turns):
-            for turn in turns:
-                self._channel.raise_if_stopping()
-                self._run_alone(turn)
-        self._count_ended(turns)
+        if not self._start.is_alone and self._are_stored_together(turns):
+            self._count_ended(turns)
+            return
+        for turn in turns:
+            self._channel.raise_if_stopping()
+            self._run_alone(turn)
+            self._count_ended([turn])
+
+    def _inherit(self, row: Row, entry: Entry) -> bool:
+        if entry.has_returned:
+            # It was undone with its transaction, and not its own fault.
+            return False
+        error = HandlerDied(f"its process {self._start.death}")
+        while True:
+            [turn] = self._turns([row])
+            turn.asked.message, turn.error, turn.phase = row.message(None), error, Phase.CALLED
+            run_inline(self._handling.after_rollback(self._calls, turn, error))
+            if not isinstance(turn.outcome, Busy):
+                self._count_ended([turn])
+                return True
+            # The database has not noticed yet that nobody is at the other end.
+            self._channel.wait(time.monotonic() + FIRST_POLL_S, self.counts)
 
     def _are_stored_together(self, turns: Sequence[RowTurn]) -> bool:
         """Whether all of them succeeded in one transaction; else nothing of it is stored."""
@@ -55,6 +89,8 @@ class TransactionalTask(ChunkTask):
         if len(turns) < 2:
             return False
         are_stored = run_together(self._handling, self._begins, turns, run_all)
+        if not are_stored:
+            self._start.journal.clear()
         if stopped:
             raise stopped[0]
         return are_stored
@@ -64,22 +100,29 @@ class TransactionalTask(ChunkTask):
             return True
         self._channel.raise_if_stopping()
         keeps_result = self._handling.keeps_result
+        self._start.journal.begin(turn.row.number, turn.held.claim.fence)
         turn.run(turn.held, lambda m: self._handler(m, session), keeps_result=keeps_result)
+        self._start.journal.returned(turn.row.number)
         return turn.error is None
 
     def _run_alone(self, turn: RowTurn) -> None:
-        """In a transaction of its own, which is begun again where it only lost against another.
-
-        Raises what is the database's fault, and no message's.
+        """In a transaction of its own, which is begun again where it only lost against another, and
+        for as long as the database is away. Raises what else is its fault, and no message's.
         """
 
         def call(session: Any) -> Any:
             claim = None if turn.held is None else turn.held.claim
-            return self._handler(turn.row.message(claim), session)
+            message = turn.asked.message = turn.row.message(claim)
+            self._start.journal.begin(turn.row.number, 0)
+            return self._handler(message, session)
 
-        try:
-            run(self._handling, self._begins, turn, call)
-        except Exception as error:
-            # Where the ledger has not answered, or what it granted is lost, no message is at fault.
-            if turn.ending is None or (error is turn.refusal and turn.outcome is None):
-                raise
+        def try_once() -> None:
+            try:
+                run(self._handling, self._begins, turn, call)
+            except BaseException as error:
+                # Where the ledger has not answered, or what it granted is lost, no message is at
+                # fault.
+                if turn.ending is None or (error is turn.refusal and turn.outcome is None):
+                    raise
+
+        self._steadily(try_once)

@@ -12,11 +12,12 @@ from pyspark.sql import functions as f
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import check_id, fingerprint_of
 from oncely.locations import absolute
-from oncely.spark.modes.tally import MAX_REASONS, MISMATCH, OTHER_REASONS, REJECTED
+from oncely.spark.modes.tally import MISMATCH, REJECTED
 from oncely.spark.operations.ledger_frames import check_archive, read_records
 from oncely.spark.operations.reconcile_file import ReconcileConfig
 from oncely.spark.pipeline.pipeline_source import read_messages
 from oncely.spark.session import on_disk, session
+from oncely.spark.sink.counts import MAX_REASONS, OTHER_REASONS
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, ROW_COLUMN
 
 _MAX_REASON = 200

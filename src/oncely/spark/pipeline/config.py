@@ -12,8 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from oncely.core.durations import seconds
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import check_id
+from oncely.lifecycle.wrapping import check_called
 from oncely.locations import (
     LedgerPlace,
+    absolute_location,
     check_shared_transport,
     open_named_ledger,
     read_secret,
@@ -22,9 +24,10 @@ from oncely.spark.option_values import unknown
 from oncely.spark.rabbitmq.source_options import FORMAT as RABBITMQ
 from oncely.spark.rabbitmq.source_options import beside, read_rabbitmq_options
 from oncely.spark.settings import as_text
+from oncely.spark.sink.places import check_scheme, check_writable
 from oncely.spark.sink.sink_options import Mode, check_ledger, import_function, read_policy
 from oncely.stores.names import TABLE_NAME
-from oncely.stores.open_store import sqlite_file
+from oncely.stores.open_store import check_transactions, sqlite_file
 
 Scalar = str | int | float | bool
 Text = Annotated[str, Field(min_length=1)]
@@ -45,18 +48,32 @@ class PipelineTable(Table):
     ledger_table: Text = TABLE_NAME
     ledger_schema: Text | None = None
     handler: Text | None = None
+    handler_batch: Text | None = None
+    """Called on the driver, for a batch, in place of a handler."""
     mode: Mode = "leased"
     table: Text | None = None
     """In mode `rows`: where the columns of [columns] go."""
     upsert: list[Text] = []
     """In mode `rows`: the key under which rows that are there are renewed."""
+    sequence_by: Text | None = None
+    """With `upsert`: the column by which a row that is there is newer, and stays as it is."""
     transport: Text | None = None
     """What sends the messages that handlers send; without one, a relay does."""
     trigger: str = "available_now"
     checkpoint: Text
     quarantine: Text
+    staging: Text | None = None
+    """Where a batch is kept until its handler is through; without one, beside the quarantine."""
     archive: Text | None = None
     chunk: int | None = Field(default=None, ge=1)
+    concurrency: int | None = Field(default=None, ge=1)
+    """How many handlers a task runs at a time."""
+    partitions: int | None = Field(default=None, ge=1)
+    """How many tasks a batch has."""
+    writers: int | None = Field(default=None, ge=1)
+    """How many of them write at a time, at most."""
+    max_failures: float | None = Field(default=None, ge=0, lt=1)
+    """The share of a batch that may fail; more, and the run ends."""
 
 
 class SourceTable(Table):
@@ -136,7 +153,9 @@ class SourceConfig:
         """The source's options as Spark takes them; those of our own source checked."""
         options = as_text(self.source.options)
         if self.source.format != RABBITMQ:
-            return options
+            # `file:` may be meant as it stands: it is how many formats name their files.
+            with self.checking("[source] options"):
+                return {name: _from_environment(name, value) for name, value in options.items()}
         options = beside(options, self.folder)
         with self.checking("[source] options", "option "):
             read_rabbitmq_options(options)
@@ -149,12 +168,9 @@ class SourceConfig:
         """Where a ledger or transport is: a file's URL made absolute, a server's with its secrets
         still unread. Raises ConfigError.
         """
-        kind, _, name = place.partition(":")
-        location = f"file:{self._absolute(name)}" if kind == "file" else place
+        location = absolute_location(place, self.folder)
         url = read_secret(location, "ledger")
-        if not url.startswith("sqlite:"):
-            return location
-        return f"sqlite:///{self.folder / sqlite_file(url)}"
+        return absolute_location(url, self.folder) if url.startswith("sqlite:") else location
 
 
 class PipelineConfig(SourceConfig):
@@ -174,8 +190,9 @@ class PipelineConfig(SourceConfig):
             self._check_handler()
         self.place = self._place()
         self.transport = self._transport()
-        self.checkpoint = self._folder("checkpoint", self.pipeline.checkpoint)
-        self.quarantine = self._folder("quarantine", self.pipeline.quarantine)
+        self.checkpoint = self._written("checkpoint", self.pipeline.checkpoint)
+        self.quarantine = self._written("quarantine", self.pipeline.quarantine)
+        self.staging = self._staging()
         self.archive = self._archive()
         self.trigger = self._trigger()
 
@@ -186,25 +203,46 @@ class PipelineConfig(SourceConfig):
             raise ConfigError(f"{self.file}: [policy] {error}") from error
 
     def _check_handler(self) -> None:
-        if self.pipeline.handler is None:
+        which = "handler" if self.pipeline.handler_batch is None else "handler_batch"
+        handler = self.pipeline.handler or self.pipeline.handler_batch
+        if handler is None:
             raise self.wrong("[pipeline] handler", 'is missing; write "module:function"')
-        for name, value in (("table", self.pipeline.table), ("upsert", self.pipeline.upsert)):
-            if value:
+        if which == "handler_batch":
+            self._check_batch()
+        for name in ("table", "upsert", "sequence_by"):
+            if getattr(self.pipeline, name):
                 raise self.wrong(f"[pipeline] {name}", 'is for mode = "rows"')
         if self.columns:
             raise self.wrong("[columns]", 'is for mode = "rows"')
-        key = f"{self.file}: [pipeline] handler"
-        import_function(self.pipeline.handler, key, str(self.folder))
+        function = import_function(handler, f"{self.file}: [pipeline] {which}", str(self.folder))
+        if which == "handler_batch":
+            with self.checking("[pipeline] handler_batch", "handler_batch: "):
+                check_called(function, "handler_batch", ("messages", "batch_key"))
+
+    def _check_batch(self) -> None:
+        others = {
+            "handler": self.pipeline.handler,
+            "transport": self.pipeline.transport,
+            'mode = "transactional"': self.pipeline.mode == "transactional",
+        }
+        for name, value in others.items():
+            if value:
+                raise self.wrong(f"[pipeline] {name}", "does not go with handler_batch; drop it")
+        with self.checking("[pipeline] ledger", "ledger: "):
+            check_transactions(read_secret(self._located(self.pipeline.ledger), "ledger"))
 
     def _check_rows(self) -> None:
-        if self.pipeline.handler is not None:
-            raise self.wrong("[pipeline] handler", 'mode = "rows" calls none; drop it')
+        for name in ("handler", "handler_batch"):
+            if getattr(self.pipeline, name) is not None:
+                raise self.wrong(f"[pipeline] {name}", 'mode = "rows" calls none; drop it')
         if self.pipeline.archive:
             raise self.wrong("[pipeline] archive", 'mode = "rows" looks nothing up there; drop it')
         if self.pipeline.table is None:
             raise self.wrong("[pipeline] table", 'is missing; write table = "payments"')
         if not self.columns:
             raise self.wrong("[columns]", 'is missing; write a line such as amount = "amount"')
+        if self.pipeline.sequence_by and not self.pipeline.upsert:
+            raise self.wrong("[pipeline] sequence_by", 'wants a key; write upsert = ["account"]')
         if "id" in self.columns:
             raise self.wrong("[columns] id", "is the message's, under [message]; drop it here")
         for name in self.message.model_dump(exclude_none=True):
@@ -236,11 +274,28 @@ class PipelineConfig(SourceConfig):
             raise self.wrong(f"[pipeline] {key}", f"{folder!r} is a file; name a folder")
         return folder
 
+    def _staging(self) -> str | None:
+        if self.pipeline.staging is None:
+            return None
+        if self.pipeline.handler_batch is None:
+            raise self.wrong("[pipeline] staging", "is for handler_batch; drop it")
+        return self._written("staging", self.pipeline.staging)
+
+    def _written(self, key: str, path: str) -> str:
+        """A folder that can be written; of a checkpoint's URI only Spark can tell."""
+        folder = self._folder(key, path)
+        if key != "checkpoint" or "://" not in folder:
+            with self.checking(f"[pipeline] {key}"):
+                check_writable(folder)
+        return folder
+
     def _archive(self) -> str | None:
         """Where messages are looked up; it must be there, or it would know none of them."""
         if self.pipeline.archive is None:
             return None
         folder = self._folder("archive", self.pipeline.archive)
+        with self.checking("[pipeline] archive"):
+            check_scheme(folder)
         if "://" not in folder and not Path(folder).exists():
             raise self.wrong(
                 "[pipeline] archive",
@@ -264,6 +319,11 @@ class PipelineConfig(SourceConfig):
                         f'{interval!r} is none; write "available_now", "once" or a time ("5s")',
                     ) from error
                 return {"processingTime": f"{int(length_s * 1000)} milliseconds"}
+
+
+def _from_environment(name: str, value: str) -> str:
+    """What env:NAME stands for. Raises ConfigError."""
+    return read_secret(value, name) if value.startswith("env:") else value
 
 
 def _make_folder(file: Path) -> None:

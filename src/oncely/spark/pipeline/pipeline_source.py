@@ -13,6 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType, VariantType
 from oncely.core.ids import ID_IS_NO_STRING
 from oncely.spark.failures import first_line
 from oncely.spark.pipeline.config import SourceConfig
+from oncely.spark.settings import quoted, unquoted
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
 
 _CORRUPT = "_corrupt_record"
@@ -93,7 +94,7 @@ def _with_raw_id(schema: StructType, config: SourceConfig) -> StructType:
     return StructType(
         [
             StructField(field.name, VariantType())
-            if field.name == config.message.id and field.dataType == StringType()
+            if field.name == unquoted(config.message.id) and field.dataType == StringType()
             else field
             for field in schema.fields
         ]
@@ -102,10 +103,10 @@ def _with_raw_id(schema: StructType, config: SourceConfig) -> StructType:
 
 def _with_text_id(rows: DataFrame, config: SourceConfig) -> DataFrame:
     """The rows with the id's column as the string that it is declared to be, and raw beside it."""
-    name = config.message.id
+    name = unquoted(config.message.id)
     if name not in rows.columns or rows.schema[name].dataType.simpleString() != "variant":
         return rows
-    return rows.withColumn(_RAW_ID, f.col(name)).withColumn(
+    return rows.withColumn(_RAW_ID, f.col(quoted(name))).withColumn(
         name, f.variant_get(_RAW_ID, "$", "string")
     )
 
@@ -147,9 +148,9 @@ def _diagnosis(rows: DataFrame, config: SourceConfig) -> list[Column]:
 
 
 def _original_columns(rows: DataFrame, config: SourceConfig) -> list[Column]:
-    raw = {config.message.id: _RAW_ID} if _RAW_ID in rows.columns else {}
+    raw = {unquoted(config.message.id): _RAW_ID} if _RAW_ID in rows.columns else {}
     return [
-        f.col(f"`{raw.get(name, name)}`").alias(name)
+        f.col(quoted(raw.get(name, name))).alias(name)
         for name in rows.columns
         if name not in (_CORRUPT, _RAW_ID)
     ]

@@ -2,122 +2,210 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import KW_ONLY, dataclass
+from uuid import uuid4
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from oncely._util.signals import told_to_stop
-from oncely.core.errors import ConfigError, OncelyError
+from oncely.core.errors import ConfigError, OncelyError, mask_passwords
+from oncely.ledger import Ledger
 from oncely.locations import open_named_ledger
-from oncely.spark.failures import as_own
+from oncely.spark.failures import as_own, cause_of
+from oncely.spark.ledgers import check_master
 from oncely.spark.pipeline.config import PipelineConfig
+from oncely.spark.pipeline.due_runs import DueRuns
 from oncely.spark.pipeline.pipeline_source import read_messages
 from oncely.spark.session import session
 from oncely.spark.settings import as_text
 from oncely.spark.sink.channel import DriverChannel
 from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.handover import fetch_any
 from oncely.spark.sink.spreading import spread
 from oncely.spark.spark_report import Report
+from oncely.spark.stream_counts import driver_channel
 
 _LOOK_S = 0.2
 _GRACE_S = 60.0
 
+WHOLE_ERRORS = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}
+"""A setting of Spark: then its errors have Java's stack, and ours have all of that as a note."""
+
 OnProgress = Callable[[Counts], None]
 
 
-def run_pipeline(config: PipelineConfig, on_progress: OnProgress = lambda _: None) -> Report:
+def run_pipeline(
+    config: PipelineConfig, on_progress: OnProgress = lambda _: None, *, drains: bool = False
+) -> Report:
     """Run the pipeline until its trigger ends it, or SIGINT or SIGTERM.
 
-    `on_progress` is called a few times a second. Raises ConfigError for what is wrong with the
-    file, StoreError when the ledger cannot be opened, OncelyError when Spark gives up.
+    `on_progress` is called a few times a second. Where it `drains`, it goes on until no message
+    waits to be tried again. Raises ConfigError for what is wrong with the file, StoreError when the
+    ledger cannot be opened, OncelyError when Spark gives up.
     """
     with closing(open_named_ledger(*config.place)) as ledger:
         ledger.migrate()
-        since = ledger.now()
-    with (
-        told_to_stop() as stop,
-        session(config.pipeline.name, config.spark, lambda error: _told(error, config)) as spark,
-        # Spark has set a SIGINT handler of its own meanwhile.
-        told_to_stop(stop),
-    ):
-        return _run(spark, config, since, stop, on_progress)
+        with (
+            told_to_stop() as stop,
+            session(config.pipeline.name, config.spark, lambda each: _told(each, config)) as spark,
+            # Spark has set a SIGINT handler of its own meanwhile.
+            told_to_stop(stop),
+        ):
+            began = time.monotonic()
+            run = _PipelineRun(config, spark, ledger, stop, on_progress, drains=drains)
+            committed = run.on_driver() if hasattr(spark, "sparkContext") else run.on_server()
+            on_progress(committed)
+            return Report(committed, time.monotonic() - began, stop.is_set())
 
 
-def _run(
-    spark: SparkSession,
-    config: PipelineConfig,
-    since: float,
-    stop: threading.Event,
-    on_progress: OnProgress,
-) -> Report:
-    began = time.monotonic()
-    channel = DriverChannel(spark.conf.get("spark.driver.host") or "127.0.0.1")
-    try:
-        query = _start(spark, config, since, channel)
-        _follow(query, channel, stop, on_progress)
-    finally:
-        channel.close()
-    committed = channel.committed()
-    on_progress(committed)
-    return Report(committed, time.monotonic() - began, stop.is_set())
+@dataclass
+class _PipelineRun:
+    """One run of a pipeline."""
+
+    config: PipelineConfig
+    spark: SparkSession
+    ledger: Ledger
+    stop: threading.Event
+    on_progress: OnProgress
+    _: KW_ONLY
+    drains: bool
+
+    def __post_init__(self) -> None:
+        self._since = self.ledger.now()
+
+    def on_driver(self) -> Counts:
+        """In the driver, with which tasks talk."""
+        channel = driver_channel(self.spark)
+        settings = self._settings({"channel": channel.address, "channel_token": channel.token})
+        due = DueRuns(self.spark, self.ledger, self.config.pipeline.consumer, settings)
+        try:
+            query = _start(self.spark, self.config, settings)
+            self._follow(query, channel, due)
+        finally:
+            # Whatever has ended the query: what is run beside it is not to go on.
+            channel.stop(0)
+            due.close()
+            channel.close()
+        return channel.committed()
+
+    def on_server(self) -> Counts:
+        """In a client of Spark Connect, whom no task can reach."""
+        if self.drains:
+            raise ConfigError("--drain: a Spark Connect server cannot be waited for; drop it")
+        run = uuid4().hex
+        query = _start(self.spark, self.config, self._settings({"report": run}))
+        try:
+            while query.isActive and not self.stop.wait(_LOOK_S):
+                pass
+            error = query.exception()
+        finally:
+            query.stop()
+        if error is not None:
+            raise error
+        return fetch_any(self.spark, run) or Counts()
+
+    def _follow(self, query: StreamingQuery, channel: DriverChannel, due: DueRuns) -> None:
+        """Wait for the query's end, or bring it about."""
+        try:
+            while query.isActive and not self.stop.wait(_LOOK_S):
+                self.on_progress(channel.progress())
+                if self._is_idle(query):
+                    due.look()
+            error = query.exception()
+            while error is None and self._has_more(due) and not self.stop.wait(_LOOK_S):
+                self.on_progress(channel.progress())
+            if error is None and self.stop.is_set():
+                channel.stop(_GRACE_S)
+        finally:
+            # The session may be somebody's, who goes on with it.
+            query.stop()
+        if error is not None:
+            raise error
+
+    def _is_idle(self, query: StreamingQuery) -> bool:
+        """Whether no batch is at work, which would take what is due, nor will be soon."""
+        has_interval = "processingTime" in self.config.trigger
+        return has_interval and self._waits and not query.status["isTriggerActive"]
+
+    def _has_more(self, due: DueRuns) -> bool:
+        return self.drains and self._waits and due.look()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether messages that fail wait for tasks."""
+        pipeline = self.config.pipeline
+        return pipeline.handler is not None and self.ledger.can_defer
+
+    def _settings(self, told: Mapping[str, str]) -> dict[str, str]:
+        """Those of the sink, by which a run is told what tasks do."""
+        config, pipeline = self.config, self.config.pipeline
+        options = {
+            "consumer": pipeline.consumer,
+            "ledger": config.place.location,
+            "ledger_table": config.place.table,
+            "ledger_schema": config.place.schema,
+            "handler": pipeline.handler,
+            "handler_batch": pipeline.handler_batch,
+            "staging": config.staging,
+            "handler_path": config.folder,
+            "mode": pipeline.mode,
+            "table": pipeline.table,
+            "upsert": pipeline.upsert or None,
+            "sequence_by": pipeline.sequence_by,
+            "chunk": pipeline.chunk,
+            "concurrency": pipeline.concurrency,
+            "max_failures": pipeline.max_failures,
+            "transport": config.transport,
+            "quarantine": config.quarantine,
+            "archive": config.archive,
+            "since": self._since,
+            **told,
+        }
+        return {**as_text(options), **config.policy_options}
 
 
 def _start(
-    spark: SparkSession, config: PipelineConfig, since: float, channel: DriverChannel
+    spark: SparkSession, config: PipelineConfig, settings: Mapping[str, str]
 ) -> StreamingQuery:
     pipeline = config.pipeline
+    for name, place in (("ledger", config.place.location), ("transport", config.transport)):
+        with config.checking(f"[pipeline] {name}", f"{name}: "):
+            check_master(spark, {name: place})
     messages = read_messages(spark, config, columns=config.columns)
-    options = {
-        "consumer": pipeline.consumer,
-        "ledger": config.place.location,
-        "ledger_table": config.place.table,
-        "ledger_schema": config.place.schema,
-        "handler": pipeline.handler,
-        "handler_path": config.folder,
-        "mode": pipeline.mode,
-        "table": pipeline.table,
-        "upsert": pipeline.upsert or None,
-        "chunk": pipeline.chunk,
-        "transport": config.transport,
-        "quarantine": config.quarantine,
-        "archive": config.archive,
-        "since": since,
-        "channel": channel.address,
-        "channel_token": channel.token,
-    }
-    return (
-        spread(messages, upsert=pipeline.upsert)
-        .writeStream.format("oncely")
-        .queryName(pipeline.name)
+    if pipeline.handler_batch is None:
+        dealt = spread(messages, pipeline.partitions, pipeline.upsert, pipeline.writers)
+        sink = dealt.writeStream.format("oncely").options(**settings)
+    else:
+        from oncely.spark.pipeline.each_batch import each_batch, take_up
+
+        take_up(spark, settings)
+        sink = messages.writeStream.foreachBatch(each_batch(settings))
+    writer = (
+        sink.queryName(pipeline.name)
         .trigger(**config.trigger)
         .option("checkpointLocation", config.checkpoint)
-        .options(**as_text(options), **config.policy_options)
-        .start()
     )
-
-
-def _follow(
-    query: StreamingQuery, channel: DriverChannel, stop: threading.Event, on_progress: OnProgress
-) -> None:
-    """Wait for the query's end, or bring it about."""
     try:
-        while query.isActive and not stop.wait(_LOOK_S):
-            on_progress(channel.progress())
-        error = query.exception()
-        if error is None and query.isActive:
-            channel.stop(_GRACE_S)
-    finally:
-        # The session may be somebody's, who goes on with it.
-        query.stop()
-    if error is not None:
-        raise error
+        return writer.start()
+    except Py4JError as error:
+        # What is wrong with the query itself is PySpark's to tell.
+        if "://" not in config.checkpoint:
+            raise
+        shown = mask_passwords(config.checkpoint)
+        text = f"{shown!r} cannot be used: {cause_of(error)}"
+        raise config.wrong("[pipeline] checkpoint", text) from error
 
 
 def _told(error: Exception, config: PipelineConfig) -> OncelyError:
     """An error of Spark's as ours; what only Spark has found wrong with the file names it."""
     own = as_own(error)
     if isinstance(own, ConfigError):
-        return ConfigError(f"{config.file}: {str(own).removeprefix('option ')}")
+        own = ConfigError(f"{config.file}: {str(own).removeprefix('option ')}")
+    if config.spark.items() >= WHOLE_ERRORS.items():
+        # Now: Spark does not tell the stack any more once it is stopped.
+        own.add_note(str(error))
     return own

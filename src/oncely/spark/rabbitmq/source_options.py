@@ -6,7 +6,7 @@ from pathlib import Path
 
 from oncely.core.durations import seconds
 from oncely.core.errors import ConfigError, mask_passwords
-from oncely.locations import hidden, read_secret
+from oncely.locations import absolute_location, hidden, read_secret
 from oncely.spark.option_values import refuse_unknown, required, whole_number
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Transport
@@ -55,7 +55,7 @@ def read_rabbitmq_options(options: Mapping[str, str]) -> RabbitmqOptions:
     given = {name.lower(): value for name, value in options.items()}
     refuse_unknown(given, _NAMES, passed_over=())
     read = RabbitmqOptions(
-        location=required(given, "url", _EXAMPLE),
+        location=absolute_location(required(given, "url", _EXAMPLE)),
         queue=required(given, "queue", "orders"),
         spool=_folder(required(given, "spool", "/var/spool/orders")),
         max_messages=whole_number(given, "max_messages_per_batch", _MAX_MESSAGES),
@@ -71,9 +71,8 @@ def beside(options: Mapping[str, str], folder: Path) -> dict[str, str]:
     located = dict(options)
     if "spool" in located:
         located["spool"] = str(folder / located["spool"])
-    kind, colon, name = located.get("url", "").partition(":")
-    if colon and kind == "file":
-        located["url"] = f"file:{folder / name}"
+    if "url" in located:
+        located["url"] = absolute_location(located["url"], folder)
     return located
 
 

@@ -2,56 +2,89 @@
 
 Spark kills a task without a word; a task that holds claims wants to be asked. And the counts of
 a batch are added up in a process of Spark's own, from where the pipeline has to hear of them.
+
+A task calls now and then, says how far it is, hears whether to stop and when to call again, and
+hangs up: however many tasks there are, the driver has one thread and a few open connections. A
+caller proves first that it knows the token; until then nothing that it says is looked at.
 """
 
+import asyncio
 import contextlib
 import hmac
 import json
 import logging
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Mapping
-from multiprocessing.connection import Client, Connection, Listener
+from dataclasses import dataclass, replace
 from typing import Any
+from uuid import uuid4
 
 from oncely.core.errors import OncelyError
 from oncely.spark.sink.counts import Counts
 
 _log = logging.getLogger(__name__)
 
-_GO, _STOP, _HEARD = b"go", b"stop", b"heard"
-_BACKLOG = 128
+_BACKLOG = 1_024
 _POLL_S = 0.1
-_REPORT_EVERY_S = 0.25
-_ANSWER_WITHIN_S = 30.0
+_CALL_EVERY_S = 0.25
+_CALLS_PER_S = 400
+"""So many come to the driver: more tasks call less often."""
+_ANSWER_WITHIN_S = 10.0
+_SILENT_S = 10.0
+"""Of a task that is that much late with its call, nobody expects more: it was killed."""
+_CALLS = 3
+"""So many in a row that fail mean that nobody is there any more."""
+_CALL_AGAIN_S = 0.2
+_CHALLENGE = 32
+_PROOF = 64
+_MAX_CALLERS = 256
+"""Where there are more at once, the one that is there for longest is sent away."""
+_MAX_BYTES = 256 * 1024
+"""Of what a caller says: counts with every reason they can have take less."""
 
 
 class Stopped(OncelyError):
     """The task was told to stop. What was done is completed, what was not begun is released."""
 
 
+@dataclass
+class _Attempt:
+    """What a task has said last; Spark may run it twice, after a failure or at once."""
+
+    task: str
+    number: int
+    """Of the call: one that comes late tells nothing new."""
+    counts: Counts
+    heard_at: float
+    is_running: bool
+    is_of_open_batch: bool
+
+
 class DriverChannel:
-    """The driver's end. Counts what tasks report, and tells all of them to stop."""
+    """The driver's end. Counts what tasks report, and tells all of them to stop.
 
-    def __init__(self, host: str) -> None:
+    `host` is what tasks call, `bind` where the driver listens, where that is not the same.
+    """
+
+    def __init__(self, host: str, bind: str | None = None) -> None:
         self.token = secrets.token_hex(16)
-        self._listener = Listener((host, 0), backlog=_BACKLOG)
-        self._address: tuple[str, int] = self._listener.address
-        self._lock = threading.Lock()
-        self._open: set[Connection] = set()
-        self._tasks: dict[Connection, Counts] = {}
-        """What each task of the open batch has come to, also those that have ended."""
-        self._committed = Counts()
-        self._stopping = False
-        self._closed = False
-        threading.Thread(target=self._accept, name="oncely-channel", daemon=True).start()
-
-    @property
-    def address(self) -> str:
+        self._listener = _listening_at(bind or host)
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
         """host:port, for the sink's option."""
-        host, port = self._address
-        return f"{host}:{port}"
+        self._lock = threading.Lock()
+        self._attempts: dict[str, _Attempt] = {}
+        self._committed = Counts()
+        self._last_batch = ""
+        self._stopping = False
+        self._callers: dict[asyncio.StreamWriter, None] = {}
+        """In the order in which they came."""
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="oncely-channel", daemon=True)
+        self._thread.start()
 
     def committed(self) -> Counts:
         """What became of the deliveries of all batches that are committed."""
@@ -61,108 +94,158 @@ class DriverChannel:
     def progress(self) -> Counts:
         """The same, and what the open batch has come to so far."""
         with self._lock:
-            return sum(self._tasks.values(), self._committed)
+            self._forget_silent()
+            furthest: dict[str, Counts] = {}
+            for attempt in self._attempts.values():
+                known = furthest.get(attempt.task)
+                if attempt.is_of_open_batch and (
+                    known is None or known.received < attempt.counts.received
+                ):
+                    furthest[attempt.task] = attempt.counts
+            return sum(furthest.values(), self._committed)
 
     def stop(self, grace_s: float) -> None:
         """Tell all tasks to stop; return when they have, or after `grace_s`."""
         with self._lock:
             self._stopping = True
-            for connection in self._open:
-                _send(connection, _STOP)
         deadline = time.monotonic() + grace_s
-        while self._running() and time.monotonic() < deadline:
+        while self._are_running() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """Accept no further task."""
-        if not self._closed:
-            self._closed = True
-            # Closing alone does not wake the thread that accepts; a late task may have woken it.
-            with contextlib.suppress(OSError):
-                Client(self._address).close()
+        """Hear no more."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join()
 
-    def _running(self) -> int:
+    def _are_running(self) -> bool:
         with self._lock:
-            return len(self._open)
+            self._forget_silent()
+            return self._number_running() > 0
 
-    def _accept(self) -> None:
-        while not self._closed:
-            connection = self._listener.accept()
-            threading.Thread(target=self._serve, args=[connection], daemon=True).start()
-        self._listener.close()
+    def _number_running(self) -> int:
+        return sum(attempt.is_running for attempt in self._attempts.values())
 
-    def _serve(self, connection: Connection) -> None:
-        """Serve one task, or turn away who does not know the token. Nobody holds up the others."""
-        with connection:
-            try:
-                if not self._closed and self._greet(connection):
-                    self._listen(connection)
-            except (EOFError, OSError, ValueError):
-                _log.debug("channel_broken")
+    def _call_every_s(self) -> float:
+        return max(_CALL_EVERY_S, self._number_running() / _CALLS_PER_S)
 
-    def _greet(self, connection: Connection) -> bool:
-        if not connection.poll(_ANSWER_WITHIN_S):
-            return False
-        if not hmac.compare_digest(connection.recv_bytes(), self.token.encode()):
-            return False
-        with self._lock:
-            connection.send_bytes(_STOP if self._stopping else _GO)
-            self._open.add(connection)
-        return True
+    def _forget_silent(self) -> None:
+        """Forget tasks that were killed; one that was only slow is known again by its next call."""
+        heard_since = time.monotonic() - _SILENT_S - self._call_every_s()
+        self._attempts = {
+            name: attempt
+            for name, attempt in self._attempts.items()
+            if not attempt.is_running or attempt.heard_at >= heard_since
+        }
 
-    def _listen(self, connection: Connection) -> None:
+    # ---- Calls ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._listen())
+
+    async def _listen(self) -> None:
+        # Such as: no file descriptor is left. asyncio goes on accepting a second later.
+        self._loop.set_exception_handler(
+            lambda _, told: _log.warning("channel_stumbled", extra={"error": str(told)})
+        )
+        # asyncio accepts, and fails to, as many times in a row as its backlog says.
+        server = await asyncio.start_server(
+            self._take_call, sock=self._listener, limit=_MAX_BYTES, backlog=1
+        )
+        self._listener.listen(_BACKLOG)
+        await self._over.wait()
+        server.close()
+
+    async def _take_call(self, reader: asyncio.StreamReader, caller: asyncio.StreamWriter) -> None:
+        self._callers[caller] = None
+        if len(self._callers) > _MAX_CALLERS:
+            oldest = next(iter(self._callers))
+            del self._callers[oldest]
+            oldest.transport.abort()
         try:
-            while self._hear(connection, json.loads(connection.recv_bytes())):
-                pass
-        except (EOFError, OSError):
-            with self._lock:
-                # It did not come to its end: what it had counted, its next attempt counts.
-                self._tasks.pop(connection, None)
-            raise
+            async with asyncio.timeout(_ANSWER_WITHIN_S):
+                await self._answer_call(reader, caller)
+        except (OSError, EOFError, ValueError, KeyError, TypeError, asyncio.LimitOverrunError):
+            # A TimeoutError is an OSError.
+            _log.debug("channel_broken")
         finally:
-            with self._lock:
-                self._open.discard(connection)
+            self._callers.pop(caller, None)
+            caller.close()
 
-    def _hear(self, connection: Connection, said: Mapping[str, Any]) -> bool:
-        """Take in what a task says; return whether it will say more."""
+    async def _answer_call(
+        self, reader: asyncio.StreamReader, caller: asyncio.StreamWriter
+    ) -> None:
+        challenge = secrets.token_bytes(_CHALLENGE // 2).hex().encode()
+        caller.write(challenge)
+        proof = await reader.readexactly(_PROOF)
+        if not hmac.compare_digest(proof, _proof(self.token, challenge)):
+            return
+        said = json.loads(await reader.readuntil(b"\n"))
+        caller.write(_line(self._hear(said)))
+        await caller.drain()
+
+    def _hear(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Take in what a caller says, and return what it is told."""
         counts = Counts(**said["counts"])
         with self._lock:
-            if said["is"] == "batch":
-                self._committed += counts
-                self._tasks.clear()
-                connection.send_bytes(_HEARD)
+            if "batch" in said:
+                self._commit(said["batch"], counts)
             else:
-                self._tasks[connection] = counts
-        return bool(said["is"] == "progress")
+                self._note(said["attempt"], said, counts)
+            return {"stop": self._stopping, "again_s": self._call_every_s()}
+
+    def _commit(self, batch: str, counts: Counts) -> None:
+        # Who has not heard the answer says it again.
+        if batch != self._last_batch:
+            self._last_batch = batch
+            self._committed += counts
+            # What still runs is a second attempt: it is told to stop as the others, and no more.
+            self._attempts = {
+                name: replace(attempt, is_of_open_batch=False)
+                for name, attempt in self._attempts.items()
+                if attempt.is_running
+            }
+
+    def _note(self, name: str, said: Mapping[str, Any], counts: Counts) -> None:
+        known = self._attempts.get(name)
+        if known is None or known.number < said["number"]:
+            self._attempts[name] = _Attempt(
+                task=said["task"],
+                number=said["number"],
+                counts=counts,
+                heard_at=time.monotonic(),
+                is_running=said["is_running"],
+                is_of_open_batch=known is None or known.is_of_open_batch,
+            )
 
 
 class TaskChannel:
     """A task's end. Without an address it reports to nobody and is never told to stop.
 
-    Raises OncelyError where there is an address and nobody answers: the driver is gone.
+    `task` is the same for all attempts of a task. Raises OncelyError where there is an address and
+    nobody answers: the driver is gone.
     """
 
-    def __init__(self, address: str | None, token: str) -> None:
+    def __init__(self, address: str | None, token: str, task: str | None = None) -> None:
         self.stopping = threading.Event()
         self._ended = threading.Event()
-        self._connection: Connection | None = None
-        self._thread: threading.Thread | None = None
-        self._reported_at = 0.0
-        if address is not None:
-            self._connection, answer = _call(address, token)
-            if answer == _STOP:
-                self.stopping.set()
-            self._thread = threading.Thread(
-                target=self._listen, args=[self._connection], name="oncely-channel", daemon=True
-            )
+        self._attempt = uuid4().hex
+        self._task = task or self._attempt
+        self._number = 0
+        self._counts = Counts()
+        self._again_s = 0.0
+        self._line = None if address is None else (address, token)
+        self._thread = threading.Thread(target=self._call_again, name="oncely-channel", daemon=True)
+        if self._line is not None:
+            self._take(_ask_patiently(*self._line, self._said(is_running=True)))
             self._thread.start()
 
     def report(self, counts: Counts) -> None:
-        """Say how far the task has come; not more often than the driver looks."""
-        now = time.monotonic()
-        if self._connection is not None and now - self._reported_at >= _REPORT_EVERY_S:
-            self._reported_at = now
-            _send(self._connection, _said("progress", counts))
+        """Let the next call say how far the task has come."""
+        if self._line is not None:
+            # A copy: `counts` goes on.
+            self._counts = replace(counts)
 
     def raise_if_stopping(self) -> None:
         """Raises Stopped where the task is told to stop."""
@@ -176,60 +259,96 @@ class TaskChannel:
         self.raise_if_stopping()
 
     def close(self, counts: Counts | None = None) -> None:
-        """Hang up; with `counts` where the task has come to its end."""
-        if self._connection is None or self._thread is None:
+        """Hang up for good; with `counts` where the task has come to its end."""
+        if self._line is None:
             return
-        if counts is not None:
-            _send(self._connection, _said("end", counts))
         self._ended.set()
         self._thread.join()
-        self._connection.close()
+        # What it had counted that came to no end, its next attempt counts.
+        self._counts = counts or Counts()
+        with contextlib.suppress(OSError, ValueError):
+            _ask(*self._line, self._said(is_running=False))
 
-    def _listen(self, connection: Connection) -> None:
-        try:
-            while not self._ended.is_set():
-                if connection.poll(_POLL_S) and connection.recv_bytes() == _STOP:
+    def _call_again(self) -> None:
+        """Call until the task has ended, also once it is told to stop: then it is waited for."""
+        failed = 0
+        while self._line is not None and not self._ended.wait(self._again_s):
+            try:
+                self._take(_ask(*self._line, self._said(is_running=True)))
+                failed = 0
+            except (OSError, ValueError):
+                failed += 1
+                if failed == _CALLS:
+                    # The driver is gone: nobody will commit what this task still does.
                     self.stopping.set()
                     return
-        except (EOFError, OSError):
-            # The driver is gone: nobody will commit what this task still does.
-            if not self._ended.is_set():
-                self.stopping.set()
+
+    def _said(self, *, is_running: bool) -> dict[str, Any]:
+        self._number += 1
+        return {
+            "attempt": self._attempt,
+            "task": self._task,
+            "number": self._number,
+            "is_running": is_running,
+            "counts": vars(self._counts),
+        }
+
+    def _take(self, told: Mapping[str, Any]) -> None:
+        self._again_s = float(told["again_s"])
+        if told["stop"]:
+            self.stopping.set()
 
 
 def report_batch(address: str, token: str, counts: Counts) -> None:
-    """Tell the driver what a committed batch came to. Raises OncelyError when it cannot hear."""
-    connection, _ = _call(address, token)
-    with connection:
-        connection.send_bytes(_said("batch", counts))
-        # Once this returns Spark may end the query, and the pipeline reads what it has heard.
-        if _answer(connection) != _HEARD:
-            raise OncelyError("the pipeline's driver did not hear of a batch")
+    """Tell the driver what a committed batch came to. Raises OncelyError when it cannot hear.
+
+    Once this returns Spark may end the query, and the pipeline reads what it has heard.
+    """
+    _ask_patiently(address, token, {"batch": uuid4().hex, "counts": vars(counts)})
 
 
-def _call(address: str, token: str) -> tuple[Connection, bytes]:
-    """A connection to the driver, and how it greets."""
+def _listening_at(host: str) -> socket.socket:
+    [(family, _, _, _, address), *_] = socket.getaddrinfo(
+        _plain(host), 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+
+
+def _plain(host: str) -> str:
+    """Without the brackets that Spark has around an IPv6 address."""
+    return host.strip("[]")
+
+
+def _ask_patiently(address: str, token: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to a call. Raises OncelyError where nobody is there, however often it is tried."""
+    for _ in range(_CALLS):
+        try:
+            return _ask(address, token, said)
+        except (OSError, ValueError) as error:
+            last = error
+            time.sleep(_CALL_AGAIN_S)
+    raise OncelyError(f"the pipeline's driver at {address} cannot be reached: {last}") from last
+
+
+def _ask(address: str, token: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to a call. Raises OSError and ValueError."""
     host, _, port = address.rpartition(":")
-    try:
-        connection = Client((host, int(port)))
-        connection.send_bytes(token.encode())
-        return connection, _answer(connection)
-    except (OSError, EOFError) as error:
-        raise OncelyError("the pipeline's driver cannot be reached") from error
+    with (
+        socket.create_connection((_plain(host), int(port)), _ANSWER_WITHIN_S) as connection,
+        connection.makefile("rb") as answers,
+    ):
+        challenge = answers.read(_CHALLENGE)
+        connection.sendall(_proof(token, challenge) + _line(said))
+        told = answers.readline(_MAX_BYTES)
+    if not told:
+        raise ConnectionAbortedError("it hung up")
+    answer: dict[str, Any] = json.loads(told)
+    return answer
 
 
-def _answer(connection: Connection) -> bytes:
-    if not connection.poll(_ANSWER_WITHIN_S):
-        raise OncelyError("the pipeline's driver does not answer")
-    return connection.recv_bytes()
+def _proof(token: str, challenge: bytes) -> bytes:
+    return hmac.new(token.encode(), challenge, "sha256").hexdigest().encode()
 
 
-def _said(what: str, counts: Counts) -> bytes:
-    return json.dumps({"is": what, "counts": vars(counts)}).encode()
-
-
-def _send(connection: Connection, said: bytes) -> None:
-    try:
-        connection.send_bytes(said)
-    except OSError:
-        _log.debug("channel_broken")
+def _line(said: Mapping[str, Any]) -> bytes:
+    return json.dumps(said).encode() + b"\n"

@@ -23,7 +23,11 @@ _reading: WeakSet[SparkSession] = WeakSet()
 
 
 def hand_over(run: str, counts: Counts) -> None:
-    """Leave the counts of `run` on this machine, for who knows its name."""
+    """Leave the counts of `run` on this machine, for who knows its name, with those that earlier
+    batches of it have left.
+    """
+    if _file(run).exists():
+        counts += Counts(**json.loads(_file(run).read_text()))
     unfinished = _file(run).with_suffix(".unfinished")
     # Others on this machine may not read along, nor have put something in its place.
     with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -33,30 +37,42 @@ def hand_over(run: str, counts: Counts) -> None:
 
 def fetch(spark: SparkSession, run: str) -> Counts:
     """The counts that a commit has handed over, once. Raises OncelyError where there are none."""
+    counts = fetch_any(spark, run)
+    if counts is None:
+        raise OncelyError("the counts of the run are not where it was committed")
+    return counts
+
+
+def fetch_any(spark: SparkSession, run: str) -> Counts | None:
+    """The same; None where no commit has handed any over."""
     if hasattr(spark, "sparkContext"):
-        return Counts(**json.loads(_take(run)))
+        return _counts_of(_take(run))
     if spark not in _reading:
         spark.dataSource.register(HandedOver)
         _reading.add(spark)
     [row] = spark.read.format(HandedOver.name()).option("run", run).load().collect()
-    return Counts(**json.loads(row.counts))
+    return _counts_of(row.counts)
+
+
+def _counts_of(text: str | None) -> Counts | None:
+    return None if text is None else Counts(**json.loads(text))
 
 
 def _file(run: str) -> Path:
     return Path(tempfile.gettempdir(), f"oncely-{run}.json")
 
 
-def _take(run: str) -> str:
+def _take(run: str) -> str | None:
     try:
         text = _file(run).read_text()
-    except OSError as error:
-        raise OncelyError("the counts of the run are not where it was committed") from error
+    except OSError:
+        return None
     _file(run).unlink()
     return text
 
 
 class HandedOver(DataSource):
-    """`format("oncely-counts")`: one row, with the counts of the option `run`."""
+    """`format("oncely-counts")`: one row, with the counts of the option `run`, if there are any."""
 
     @classmethod
     def name(cls) -> str:
@@ -82,6 +98,6 @@ class CountsReader(DataSourceReader):
         """What was handed over: this is asked for on the driver."""
         return [InputPartition(_take(self._run))]
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
+    def read(self, partition: InputPartition) -> Iterator[tuple[str | None]]:
         """The row."""
         yield (partition.value,)

@@ -1,6 +1,6 @@
 """Rows of a message DataFrame: checked by schema, read from Arrow in chunks, made messages."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +11,7 @@ from oncely.core.errors import ConfigError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message
 from oncely.core.record import Claim
+from oncely.core.waiting import WaitingMessage
 
 if TYPE_CHECKING:
     # A pipeline's driver does without it.
@@ -41,12 +42,19 @@ class Row(NamedTuple):
     id: str
     type: str | None
     body: str | bytes | None
-    headers: list[tuple[str, str]] | None
+    headers: Sequence[tuple[str, str | None]] | None
     source: str | None
     time: datetime | None
     key: str | None
     original: str | None
     broken: str | None
+    number: int = -1
+    """Its place in the input of its task."""
+
+    @property
+    def taken(self) -> WaitingMessage | None:
+        """As what it waited in the ledger, where it did."""
+        return None
 
     def body_bytes(self) -> bytes:
         """The body; empty where there is none."""
@@ -64,7 +72,8 @@ class Row(NamedTuple):
             self.id,
             self.body_bytes(),
             self.type or "",
-            dict(self.headers or ()),
+            # A header is text: one without a value is left out.
+            {name: value for name, value in self.headers or () if value is not None},
             self.source or "",
             self.time,
             key=self.key,
@@ -74,39 +83,60 @@ class Row(NamedTuple):
 
 def check_schema(schema: StructType) -> None:
     """Raises ConfigError for a DataFrame that is none of messages."""
-    types = {field.name: field.dataType.simpleString() for field in schema.fields}
-    if "id" not in types:
-        raise ConfigError(f"the DataFrame has no column 'id', only {', '.join(sorted(types))}")
-    for name, type_ in types.items():
+    check_types(schema)
+    for name in schema.names:
         if name not in COLUMN_TYPES:
             raise ConfigError(
                 f"column {name!r} is no part of a message; drop it, or put it into 'body'"
             )
-        if type_ not in COLUMN_TYPES[name]:
+
+
+def check_types(schema: StructType) -> None:
+    """Raises ConfigError where a column that has the name of a message's cannot be it."""
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if "id" not in types:
+        raise ConfigError(f"the DataFrame has no column 'id', only {', '.join(sorted(types))}")
+    for name, type_ in types.items():
+        if type_ not in COLUMN_TYPES.get(name, (type_,)):
             raise ConfigError(f"column {name!r} is {type_}; it must be {COLUMN_TYPES[name][0]}")
 
 
-def read_chunks(batches: Iterable["RecordBatch"], size: Callable[[], int]) -> Iterator[list[Row]]:
-    """The rows of `batches` in lists of at most `size()`, asked anew for each.
+def numbered(
+    batches: Iterable["RecordBatch"],
+) -> Iterator[tuple[Sequence[int], "RecordBatch"]]:
+    """Batches with the numbers of their rows."""
+    start = 0
+    for batch in batches:
+        end = start + batch.num_rows
+        yield range(start, end), batch
+        start = end
+
+
+def read_chunks(
+    batches: Iterable[tuple[Sequence[int], "RecordBatch"]], size: Callable[[], int]
+) -> Iterator[list[Row]]:
+    """The rows of `batches`, which come with their numbers, in lists of at most `size()`, asked
+    anew for each.
 
     A row with a value that Python cannot hold is marked broken, and the value left out.
     """
-    for batch in batches:
+    for numbers, batch in batches:
         start = 0
         while start < batch.num_rows:
             chunk = batch.slice(start, size())
-            start += chunk.num_rows
-            yield _rows(chunk)
+            end = start + chunk.num_rows
+            yield _rows(numbers[start:end], chunk)
+            start = end
 
 
-def _rows(chunk: "RecordBatch") -> list[Row]:
+def _rows(numbers: Sequence[int], chunk: "RecordBatch") -> list[Row]:
     broken: dict[int, str] = {}
     names = set(chunk.schema.names)
     columns = [
         values_of(name, chunk.column(name), broken) if name in names else repeat(None)
         for name in COLUMN_TYPES
     ]
-    rows = list(map(Row._make, zip(*columns, strict=False)))
+    rows = list(map(Row._make, zip(*columns, numbers, strict=False)))
     for index, reason in broken.items():
         if rows[index].broken is None:
             rows[index] = rows[index]._replace(broken=reason)
@@ -114,7 +144,10 @@ def _rows(chunk: "RecordBatch") -> list[Row]:
 
 
 def values_of(name: str, column: "Array", broken: dict[int, str]) -> list[Any]:
-    """Python's values; None for one that it cannot hold, which is put down as `broken`."""
+    """Python's values, times in UTC; None for one that it cannot hold, which is put down as
+    `broken`.
+    """
+    column = _in_utc(column)
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
     except (ValueError, OverflowError):
@@ -128,11 +161,20 @@ def values_of(name: str, column: "Array", broken: dict[int, str]) -> list[Any]:
         return values
 
 
+def _in_utc(column: "Array") -> "Array":
+    """Times come in the zone of Spark's session, such as "UTC+3", which Python may not know."""
+    if getattr(column.type, "tz", None) is None:
+        return column
+    from pyarrow import timestamp
+
+    return column.cast(timestamp("us", "UTC"))
+
+
 def _value(scalar: "Scalar") -> Any:
     try:
         return scalar.as_py()
     except UnicodeDecodeError:
-        if scalar.type != "string":
+        if scalar.type not in ("string", "large_string"):
             raise
         # Spark does not look into the bytes of a string. Those that are no UTF-8 become lone
         # surrogates here: no id has one, and a body gets its own bytes back.

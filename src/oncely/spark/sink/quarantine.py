@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -29,26 +29,25 @@ class Quarantine:
 
     The name is the same for every attempt of a task, so that the rows of an attempt that failed
     are replaced and not doubled. `folder` is a path, or a URI that Arrow knows (s3:, gs:, hdfs:).
+    In a hidden folder of the batch stands what its attempts have begun, and under which names.
     """
 
-    def __init__(self, folder: str, name: str) -> None:
+    def __init__(self, folder: str, batch: str, partition: int = 0) -> None:
         self._folder = folder
-        self._name = name
+        self._beside = _beside(batch)
+        self._name = f"{batch}-{partition:05d}.parquet"
         # Two attempts of one task may run at a time.
-        self._unfinished_name = f".{name}.{uuid4().hex}"
+        self._unfinished_name = f"{self._beside}/{self._name}.{uuid4().hex}"
         self._rows: list[dict[str, Any]] = []
         self._writer: Any = None
 
     def add(self, row: Row, reason: str) -> None:
         """Set `row` aside."""
-        self._rows.append(
-            {
-                "reason": reason,
-                "id": row.id and _storable(row.id),
-                "row": _as_text(row) if row.original is None else _storable(row.original),
-                "quarantined_at": datetime.now(UTC),
-            }
-        )
+        self.add_entry(entry_of(row, reason))
+
+    def add_entry(self, entry: Mapping[str, str | None]) -> None:
+        """Set a row aside, as `entry_of` has it."""
+        self._rows.append({**entry, "quarantined_at": datetime.now(UTC)})
         if len(self._rows) >= _BUFFERED_ROWS:
             self._flush()
 
@@ -60,6 +59,7 @@ class Quarantine:
             return None
         self._writer.close()
         files, path = FileSystem.from_uri(self._folder)
+        files.open_output_stream(f"{path}/{self._beside}/{self._name}").close()
         files.move(f"{path}/{self._unfinished_name}", f"{path}/{self._name}")
         return self._name
 
@@ -74,25 +74,48 @@ class Quarantine:
     def _flush(self) -> None:
         if self._writer is None:
             files, path = FileSystem.from_uri(self._folder)
-            files.create_dir(path, recursive=True)
-            # Readers of Parquet folders pass over names with a dot in front.
+            files.create_dir(f"{path}/{self._beside}", recursive=True)
             unfinished = f"{path}/{self._unfinished_name}"
             self._writer = pq.ParquetWriter(unfinished, _SCHEMA, filesystem=files)
         self._writer.write_table(pa.Table.from_pylist(self._rows, schema=_SCHEMA))
         self._rows.clear()
 
 
-def remove_stale(folder: str, prefix: str, whole: Collection[str | None]) -> None:
-    """Remove the files of one batch that an earlier attempt at it wrote under other names."""
+def entry_of(row: Row, reason: str) -> dict[str, str | None]:
+    """What the quarantine keeps of a row."""
+    return {
+        "reason": reason,
+        "id": row.id and _storable(row.id),
+        "row": _as_text(row) if row.original is None else _storable(row.original),
+    }
+
+
+def _beside(batch: str) -> str:
+    # Readers of Parquet folders pass over names with a dot in front.
+    return f".{batch}"
+
+
+def remove_stale(folder: str, batch: str, whole: Collection[str | None]) -> None:
+    """Remove the files of a batch that an earlier attempt at it wrote under other names."""
     files, path = FileSystem.from_uri(folder)
-    for found in files.get_file_info(FileSelector(path, allow_not_found=True)):
-        if found.base_name.lstrip(".").startswith(prefix) and found.base_name not in whole:
-            files.delete_file(found.path)
+    begun = FileSelector(f"{path}/{_beside(batch)}", allow_not_found=True)
+    for name in {found.base_name for found in files.get_file_info(begun)} - set(whole):
+        # It was begun, and may never have come there.
+        with contextlib.suppress(FileNotFoundError):
+            files.delete_file(f"{path}/{name}")
+
+
+def forget_attempts(folder: str, batch: str) -> None:
+    """Remove what stands beside for a batch of which there are no more attempts."""
+    files, path = FileSystem.from_uri(folder)
+    with contextlib.suppress(FileNotFoundError):
+        files.delete_dir(f"{path}/{_beside(batch)}")
 
 
 def _as_text(row: Row) -> str:
     """What is known of a row that came without its original."""
-    columns = {name: value for name, value in row._asdict().items() if value is not None}
+    values = row._replace(number=None)._asdict().items()  # type: ignore[arg-type]
+    columns = {name: value for name, value in values if value is not None}
     return json.dumps(columns, default=plain)
 
 

@@ -3,7 +3,7 @@
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.machinery import PathFinder
 from typing import Any, Literal, cast, get_args
@@ -11,25 +11,45 @@ from typing import Any, Literal, cast, get_args
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import POLICY_FIELDS, Policy
-from oncely.locations import LedgerPlace, absolute, check_shared, check_shared_transport
+from oncely.locations import LedgerPlace, check_shared, check_shared_transport
 from oncely.spark.option_values import (
     check_consumer,
     choice,
     refuse_unknown,
     required,
+    share,
     unknown,
     whole_number,
 )
 from oncely.spark.settings import as_names
+from oncely.spark.sink.places import absolute_places
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import check_transactions
 
 Handler = Callable[[Message], Any]
 Mode = Literal["leased", "transactional", "rows"]
+FailIf = Literal["all", "any", "never"]
 
+BATCH_JOB = "batch_job"
+"""An option of the sink that only a batch handler's jobs have."""
 _DEFAULT_CHUNK = 1_000
 _DEFAULT_CHUNK_OF_ROWS = 5_000
 _TABLE = re.compile(r"(?:[^\W\d]\w*\.)?[^\W\d]\w*")
+_WITH_HANDLER: Sequence[Mode] = ("leased", "transactional")
+_ONLY_IN: Mapping[str, tuple[Sequence[Mode], str]] = {
+    "table": (("rows",), 'writes no rows; write .option("mode", "rows")'),
+    "upsert": (("rows",), 'writes no rows; write .option("mode", "rows")'),
+    "sequence_by": (("rows",), 'writes no rows; write .option("mode", "rows")'),
+    "archive": (_WITH_HANDLER, "looks nothing up there; drop it"),
+    "handler": (_WITH_HANDLER, "calls none; drop it, or write another mode"),
+    "max_failures": (_WITH_HANDLER, "calls no handler; drop it"),
+    "handler_batch": (("leased",), 'calls none; drop it, or "mode"'),
+    "concurrency": (
+        ("leased",),
+        'works on one transaction at a time in a task; write .option("mode", "leased")',
+    ),
+}
+"""Options that are not of every mode: of which, and why not of the others."""
 _FIXED = ("on_outage", "on_missing_id")
 
 
@@ -44,7 +64,12 @@ class SinkOptions:
     ledger_table: str
     ledger_schema: str | None
     handler: str
-    """module:function; empty in mode `rows`, which calls none."""
+    """module:function; empty where none is called: in mode `rows`, and with a batch handler."""
+    handler_batch: str | None
+    """What is called for a batch, on the driver; None where a handler is called for a message."""
+    staging: str | None
+    """Where a batch is kept until its handler is through: a folder, or a URI; None: beside the
+    quarantine."""
     handler_path: str | None
     """A folder to import the handler from."""
     policy: Policy
@@ -53,6 +78,8 @@ class SinkOptions:
     without it: a function from `handler_path` can be imported only where that is known."""
     chunk: int
     """How many messages are claimed at once, at most."""
+    concurrency: int
+    """How many handlers a task runs at a time, in mode `leased`."""
     quarantine: str
     """Where rows that are no message go, as Parquet."""
     since: float | None
@@ -70,8 +97,15 @@ class SinkOptions:
     """Where messages are looked up that are older than the retention: a folder, or a URI."""
     upsert: tuple[str, ...]
     """In mode `rows`: the columns of a key under which rows that are there are renewed."""
+    sequence_by: str | None
+    """With `upsert`: the column by which a row that is there is newer, and stays as it is."""
     report: str | None
     """The name under which a commit hands its counts over, on the driver's machine."""
+    fail_if: FailIf | None
+    """When a commit raises: of what is new nothing was handled, or not all of it; None: the first
+    is only a warning."""
+    max_failures: float | None
+    """The share of the handlers' runs of a batch that may fail; more, and its commit raises."""
 
     @property
     def place(self) -> LedgerPlace:
@@ -91,54 +125,73 @@ _NAMES = {each.name for each in fields(SinkOptions)} - {"policy", "probe"} | set
 
 def read_options(options: Mapping[str, str]) -> SinkOptions:
     """Check the options of the sink. Raises ConfigError, which names the option."""
-    given = {name.lower(): value for name, value in options.items()}
+    given = absolute_places({name.lower(): value for name, value in options.items()})
     refuse_unknown(given, _NAMES)
     policy = read_policy(_policy_values(given), given.get("handler_path"))
     mode = cast(Mode, choice("mode", given.get("mode", "leased"), get_args(Mode)))
     _check_mode(mode, given, policy)
     transport = given.get("transport")
+    calls_none = mode == "rows" or "handler_batch" in given
     return SinkOptions(
         mode=mode,
         consumer=check_consumer(required(given, "consumer", "billing")),
         ledger=check_ledger(required(given, "ledger", "sqlite:////var/lib/ledger.db"), mode),
         ledger_table=given.get("ledger_table", TABLE_NAME),
         ledger_schema=given.get("ledger_schema"),
-        handler="" if mode == "rows" else required(given, "handler", "shop.billing:charge"),
+        handler="" if calls_none else required(given, "handler", "shop.billing:charge"),
+        handler_batch=given.get("handler_batch"),
+        staging=given.get("staging"),
         handler_path=given.get("handler_path"),
         policy=replace(policy, on_in_doubt="hold") if callable(policy.on_in_doubt) else policy,
         probe=given["on_in_doubt"] if callable(policy.on_in_doubt) else None,
         chunk=whole_number(
             given, "chunk", _DEFAULT_CHUNK_OF_ROWS if mode == "rows" else _DEFAULT_CHUNK
         ),
-        quarantine=absolute(given.get("quarantine") or "oncely-quarantine"),
+        concurrency=whole_number(given, "concurrency", 1),
+        quarantine=given["quarantine"],
         since=float(given["since"]) if "since" in given else None,
         transport=None if transport is None else check_shared_transport(transport),
         channel=given.get("channel"),
         channel_token=given.get("channel_token", ""),
         table=_table(given) if mode == "rows" else None,
-        archive=absolute(given["archive"]) if given.get("archive") else None,
+        archive=given.get("archive") or None,
         upsert=as_names(given.get("upsert", "")),
+        sequence_by=given.get("sequence_by"),
         report=given.get("report"),
+        fail_if=choice("fail_if", given["fail_if"], get_args(FailIf))
+        if "fail_if" in given
+        else None,
+        max_failures=share(given, "max_failures"),
     )
 
 
 def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
     """Raise ConfigError for options that are another mode's."""
-    if mode != "rows":
-        for name in ("table", "upsert"):
-            if name in given:
-                raise ConfigError(
-                    f'option {name}: mode {mode!r} writes no rows; write .option("mode", "rows")'
-                )
-    elif given.get("archive"):
-        raise ConfigError('option archive: mode "rows" looks nothing up there; drop it')
-    elif given.get("handler"):
-        raise ConfigError('option handler: mode "rows" calls none; drop it, or write another mode')
-    elif callable(policy.on_in_doubt):
+    for name, (modes, why) in _ONLY_IN.items():
+        if given.get(name) and mode not in modes:
+            raise ConfigError(f'option {name}: mode "{mode}" {why}')
+    if "handler_batch" in given:
+        _check_batch(given)
+    elif given.get("staging"):
+        raise ConfigError("option staging: only a batch handler needs it; write handler_batch")
+    if "sequence_by" in given and not given.get("upsert"):
+        raise ConfigError(
+            "option sequence_by: it says which of the rows of one key stays; name the key by"
+            ' .option("upsert", "account")'
+        )
+    if mode == "rows" and callable(policy.on_in_doubt):
         raise ConfigError(
             'on_in_doubt: mode "rows" has no message to ask a probe about; write "retry", "hold"'
             ' or "dead_letter"'
         )
+
+
+def _check_batch(given: Mapping[str, str]) -> None:
+    """Raise ConfigError for what does not go with a batch handler."""
+    for name in ("handler", "transport"):
+        if given.get(name):
+            raise ConfigError(f"option {name}: a batch handler runs in its place; drop one of them")
+    check_transactions(given.get("ledger", ""))
 
 
 def _table(given: Mapping[str, str]) -> str:
@@ -167,7 +220,8 @@ def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
     """
     for name in table.keys() - set(POLICY_FIELDS):
         raise ConfigError(unknown(name, POLICY_FIELDS))
-    values = dict(table)
+    # A file that is read once more is nothing but duplicates.
+    values = {"count_duplicates": "daily", **table}
     if ":" in str(values.get("on_in_doubt")):
         values["on_in_doubt"] = import_function(values["on_in_doubt"], "on_in_doubt", folder)
     policy = Policy(**values)

@@ -21,7 +21,14 @@ from sqlalchemy import ColumnElement, Connection, Engine, bindparam, func, liter
 from oncely.core.record import Key, Record
 from oncely.stores.news import Hearing
 from oncely.stores.sql.batches import Split, batches
-from oncely.stores.sql.record_rows import LOADED, RENEWED, Pair, by_place, record_of
+from oncely.stores.sql.record_rows import (
+    LOADED,
+    RENEWED,
+    Pair,
+    by_place,
+    completed_since,
+    record_of,
+)
 from oncely.stores.sql.table import SqlTables
 from oncely.stores.store import Clock, Loaded
 
@@ -175,6 +182,14 @@ class Database(ABC):
         """The records that exist, locked by nobody."""
         rows = self._rows_by_batch(link, keys, locks=False)
         return {record.key: record for record in map(record_of, rows)}
+
+    def completed(
+        self, link: Link, consumer: str, message_ids: Sequence[str], seen_within_s: float
+    ) -> Mapping[str, float]:
+        """One of `batches` of messages, as the Joined protocol says."""
+        since = self.time(link) - seen_within_s
+        keys = [Key(consumer, message_id) for message_id in message_ids]
+        return completed_since(self.rows_of(link, keys, locks=False), since)
 
     def _rows_by_batch(
         self, link: Link, keys: Collection[Key], *, locks: bool

@@ -9,7 +9,7 @@ from typing import Any, cast
 import psycopg
 from sqlalchemy import ColumnElement, Connection, Select, literal_column, select
 
-from oncely.core.record import Key, Record
+from oncely.core.record import Key, Record, State
 from oncely.core.waiting import digest
 from oncely.stores.news import Hearing
 from oncely.stores.sql.batches import MOST_ROWS, Split, split
@@ -114,6 +114,15 @@ class Postgresql(Database):
         if cursor.rowcount == len(message_ids):
             return set(message_ids)
         return {message_id for _, message_id in cursor.fetchall()}
+
+    def completed(
+        self, link: Link, consumer: str, message_ids: Sequence[str], seen_within_s: float
+    ) -> Mapping[str, float]:
+        values = {"message_ids": message_ids, "provider": consumer, "within_s": seen_within_s}
+        statement = self._text(self._build_completed, (), ())
+        cursor: psycopg.Cursor[tuple[str, float]] = raw_cursor(link)
+        cursor.execute(statement, {**values, "now": self.now}, prepare=True, binary=True)
+        return dict(cursor.fetchall())
 
     def swap(self, link: Link, pairs: Sequence[Pair]) -> set[Key]:
         cursor = self._executed(link, self._build_swap, swapped(pairs))
@@ -358,6 +367,16 @@ class Postgresql(Database):
 
     def _build_load(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         return f"SELECT {self._loaded} {self._found(varying, constant)}"
+
+    def _build_completed(self, _: tuple[str, ...], __: tuple[str, ...]) -> str:
+        # Only what is asked is read, and by the server: to look through rows takes longer.
+        return (
+            f"SELECT t.message_id, {self.epoch_text('t.first_processed_at')} FROM (SELECT * FROM"
+            f" unnest((SELECT %(message_ids)s::text[])) AS u (message_id) {_FEW}) AS k,"
+            f" {self.name} AS t WHERE t.message_id = k.message_id AND t.provider = %(provider)s"
+            f" AND t.status = '{State.COMPLETED.value}'"
+            f" AND t.last_processed_at > {_NOW} - %(within_s)s * interval '1 second'"
+        )
 
     def _build_locking(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         locked_at = self.epoch_text("k.now")

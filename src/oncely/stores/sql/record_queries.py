@@ -21,7 +21,7 @@ from oncely.core.record import Key, Record, State
 from oncely.stores.sql.access import Access
 from oncely.stores.sql.database import Database
 from oncely.stores.sql.record_rows import record_of
-from oncely.stores.store import KeyRange, Query, Span, Tally, Wanted
+from oncely.stores.store import KeyRange, Query, Tally, Wanted
 
 _PAGE = 1_000
 """Records that are read, and held, at a time."""
@@ -124,22 +124,9 @@ def wanted_of(database: Database, keys: KeyRange, wanted: Wanted) -> ColumnEleme
         conditions.append(c.message_id <= keys.until)
     if wanted.consumers is not None:
         conditions.append(c.provider.in_(wanted.consumers))
-    if wanted.ids is not None:
-        conditions.append(c.message_id.in_(wanted.ids))
     if wanted.states is not None:
         conditions.append(c.status.in_([state.value for state in wanted.states]))
-    conditions += _within(database.epoch("first_processed_at"), wanted.first_seen)
-    conditions += _within(database.epoch("last_processed_at"), wanted.last_seen)
     return and_(*conditions)
-
-
-def _within(moment: ColumnElement[float], span: Span) -> list[ColumnElement[bool]]:
-    bounds = []
-    if span.since is not None:
-        bounds.append(moment >= span.since)
-    if span.until is not None:
-        bounds.append(moment <= span.until)
-    return bounds
 
 
 def _is_known(database: Database) -> ColumnElement[bool]:

@@ -1,7 +1,7 @@
 """Between records and rows."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from oncely.core.errors import StoreError
@@ -62,7 +62,8 @@ class RowValues(NamedTuple):
 
 
 _STATUSES = {state: state.value for state in State}
-"""To ask a state for its value takes as long as the rest of its row."""
+_STATES = {state.value: state for state in State}
+"""To ask a state for its value, or the other way about, takes as long as the rest of its row."""
 _BELIEVED = ("message_id", "provider", "believed")
 _WRITTEN = ("status", "attempts", "metadata", "fence", "version", "lease_s", "fingerprint")
 
@@ -89,11 +90,23 @@ def record_of(row: Sequence[Any]) -> Record:
     )
 
 
+def completed_since(rows: Iterable[Sequence[Any]], since: float) -> dict[str, float]:
+    """Of rows of `LOADED` that are completed, and were last seen after `since`, the message ids and
+    when they were first seen. To make records of them would take longer than to read them.
+    """
+    is_completed = State.COMPLETED.value
+    return {
+        message_id: first_seen
+        for _, message_id, status, _, _, first_seen, last_seen, *_ in rows
+        if status == is_completed and last_seen > since
+    }
+
+
 def state_of(status: str) -> State:
     """The state that a status column means. Raises StoreError where it means none."""
     try:
-        return State(status)
-    except ValueError:
+        return _STATES[status]
+    except KeyError:
         known = ", ".join(State)
         raise StoreError(f"a row has the status {status!r}, which is none of {known}") from None
 

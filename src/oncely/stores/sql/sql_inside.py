@@ -88,6 +88,15 @@ class SqlInside(Access[Link]):
         return written
 
     @guarded
+    def completed(
+        self, consumer: str, message_ids: Collection[str], seen_within_s: float
+    ) -> Mapping[str, float]:
+        found: dict[str, float] = {}
+        for batch in batches(sorted(message_ids)):
+            found |= self.database.completed(self.link, consumer, batch, seen_within_s)
+        return found
+
+    @guarded
     def load(self, keys: Collection[Key]) -> Loaded:
         return self.database.load(self.link, keys)
 

@@ -38,6 +38,7 @@ from oncely.stores.sql.database import Database, Fault
 from oncely.stores.sql.drivers import is_driver_error
 from oncely.stores.sql.engines import database_of, engine_beside
 from oncely.stores.sql.record_rows import Pair, by_key, parted
+from oncely.stores.sql.revision import is_current
 from oncely.stores.sql.sources import check_joined_source
 from oncely.stores.sql.sql_inside import SqlInside
 from oncely.stores.sql.table import tables
@@ -194,6 +195,10 @@ class SqlStore:
         lost = self._fault(error) in (Fault.ROLLED_BACK, Fault.LOCKED, Fault.LOST)
         return lost or isinstance(error, ContentionError) or is_locked(_of_driver(error))
 
+    def is_outage(self, error: Exception) -> bool:
+        is_fault = self._fault(error) in (Fault.LOST, Fault.UNAVAILABLE)
+        return is_fault or isinstance(error, StoreUnavailable)
+
     def _transact(self, work: Callable[[Inside], T]) -> T:
         with self._connected() as connection:
             translate = partial(self._translated, connection=connection, lost=TryAgain)
@@ -269,6 +274,8 @@ class SqlStore:
     # ---- Schema --------------------------------------------------------------------------------
 
     def migrate(self) -> None:
+        if self._read(lambda at: is_current(at.link, self._name)):
+            return
         from oncely.stores.sql import migrating
 
         def migrate(at: Access[Connection]) -> None:

@@ -20,7 +20,7 @@ from oncely.testing.simulation.scheduler import Scheduler
 T = TypeVar("T")
 
 _Fault = type[Exception]
-_HERE = ("is_contention", "wait_for_messages", "close")
+_HERE = ("is_contention", "is_outage", "wait_for_messages", "close")
 """What no message goes over the wire for."""
 _CUT_OFF = 0.3
 """How likely a process whose line breaks does not reach the store for a while."""

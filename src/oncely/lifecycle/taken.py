@@ -1,0 +1,37 @@
+"""Taken: what becomes, in the ledger, of messages that waited there and were taken to be tried."""
+
+from collections.abc import Sequence
+
+from oncely.core.errors import WaitingError
+from oncely.core.verdicts import Ack, Delay, Requeue, Told
+from oncely.core.waiting import WaitingMessage, retry_name
+from oncely.engine.mailbox import LedgerMailbox
+from oncely.lifecycle.turn import Turn
+from oncely.stores.store import PutBack
+
+
+def settle_taken(mailbox: LedgerMailbox, turns: Sequence[Turn]) -> None:
+    """Let the ledger know what becomes of what was taken, where it does not yet: with the end of a
+    handler that was written. Raises StoreError.
+    """
+    done: list[WaitingMessage] = []
+    left: list[PutBack] = []
+    for turn in turns:
+        if isinstance(turn.refusal, WaitingError):
+            continue  # It has failed since it was taken, and waits anew.
+        match turn.taken, None if turn.ending is None else turn.ending.verdict:
+            case WaitingMessage() as taken, Ack() if not _is_stored(turn):
+                done.append(taken)
+            case WaitingMessage() as taken, Delay(delay_s) if not _is_stored(turn):
+                left.append(PutBack(taken, None, delay_s, is_try=False))
+            case WaitingMessage() as taken, Requeue() | None:
+                left.append(PutBack(taken, None, 0.0, is_try=False))
+    if done or left:
+        mailbox.let_go(done, left)
+
+
+def _is_stored(turn: Turn) -> bool:
+    """Whether that was written with the end of its handler."""
+    told = turn.ending.told if turn.ending else Told.NOTHING
+    is_own = turn.taken is not None and turn.taken.name == retry_name(turn.taken.queue)
+    return is_own and told in (Told.COMPLETED, Told.FAILED, Told.EXHAUSTED)

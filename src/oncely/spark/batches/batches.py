@@ -1,0 +1,287 @@
+"""Batches: a handler that is given all new messages of a batch at once, as a DataFrame.
+
+A batch is a message itself: it is claimed, run and ended as any other, under the consumer's name
+with `/batches` behind it. Its own messages are claimed for it by tasks of the sink, without an end;
+that its handler has succeeded is marked on the batch alone, and then rolled forward to them.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from pyspark.sql import DataFrame, SparkSession
+
+from oncely._util import clock
+from oncely._util.crash_points import reached
+from oncely._util.signals import is_process_stopping
+from oncely.core.commands import Exhausted, Granted, InDoubt
+from oncely.core.errors import OncelyError, RefusedError
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Key, Record, State
+from oncely.core.rules import recorded
+from oncely.core.verdicts import Counted, Phase, Told
+from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.held_message import HeldMessage
+from oncely.lifecycle.probing import asked_probe
+from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.wrapping import check_called
+from oncely.locations import absolute
+from oncely.spark.batches.due_messages import with_due
+from oncely.spark.batches.member_jobs import JobReport, read_report
+from oncely.spark.batches.one_batch import CLAIMED, Batch, claimed_by
+from oncely.spark.batches.staging import Staging
+from oncely.spark.ledgers import migrated_ledger
+from oncely.spark.modes.steady import patiently
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.message_rows import check_types
+from oncely.spark.sink.sink_options import import_function, read_options
+
+_log = logging.getLogger(__name__)
+
+BatchHandler = Callable[[DataFrame, str], Any]
+"""Given the messages that are new, and the key of the batch, which is the same when the same
+messages are handed over again."""
+
+_STAGING = "staging"
+"""Under which the record of a batch names its folder."""
+_BEGUN = "begun under fence {}"
+"""The step that says that the handler may have had an effect."""
+_AT_ONCE = "1ms"
+_POLL_S = 0.2
+_MOST_UNFINISHED = 10_000
+_alive: set[Key] = set()
+"""Batches of other programs whose leases were seen to be extended."""
+
+
+class Batches:
+    """The batches of the consumer that `settings` name, which are those of the sink.
+
+    `handler` replaces the function that they name. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, str],
+        handler: BatchHandler | None = None,
+        partitions: int | None = None,
+    ) -> None:
+        options = read_options(settings)
+        name = options.handler_batch or ""
+        found = handler or import_function(name, "handler_batch", options.handler_path)
+        self._handler = check_called(found, "handler_batch", ("messages", "batch_key"))
+        self._policy = options.whole_policy()
+        self._folder = absolute(options.staging or f"{options.quarantine.rstrip('/')}-batches")
+        self._ledger = patiently(lambda: migrated_ledger(options.place), options.consumer)
+        self._calls = InlineCalls(self._ledger)
+        self._consumer = options.consumer
+        handling = Handling.under(self._ledger, f"{self._consumer}/batches", self._policy)
+        self._handling = replace(handling, completes=False, finishes_handled=False)
+        self._since = self._ledger.now() if options.since is None else options.since
+        self._settings = {**settings, "since": str(self._since)}
+        self._partitions = partitions
+
+    def process(self, messages: DataFrame) -> Counts:
+        """Take up what earlier programs left, and then let the handler have what is new."""
+        check_types(messages.schema)
+        counts = self.take_up(messages.sparkSession)
+        deliveries = with_due(messages, self._ledger, self._consumer, self._policy.lease)
+        key = uuid4().hex
+        staging = Staging(f"{self._folder}/{key}")
+        batch = Batch(
+            messages.sparkSession, key, staging, self._settings, deliveries, self._partitions
+        )
+        return counts + self._run(batch, self._policy)
+
+    # ---- What earlier programs left ------------------------------------------------------------
+
+    def take_up(self, spark: SparkSession) -> Counts:
+        """See the batches through that were begun, and are due; return what they came to.
+
+        Waits for the leases of those whose program may be gone, and for no batch that was seen to
+        be alive.
+        """
+        total = Counts()
+        for found in patiently(lambda: list(self._unfinished()), self._consumer):
+            record = self._waited_for(found)
+            folder = (found.metadata or {}).get(_STAGING)
+            if record is not None and folder is not None and not is_process_stopping():
+                key = record.key.message_id
+                batch = Batch(spark, key, Staging(folder), self._settings, None, self._partitions)
+                total += self._see_through(batch, record)
+        return total
+
+    def _unfinished(self) -> Iterator[Record]:
+        for state in (State.PROCESSING, State.HANDLED, State.FAILED):
+            yield from self._ledger.scan(self._handling.consumer, state, limit=_MOST_UNFINISHED)
+
+    def _waited_for(self, record: Record) -> Record | None:
+        """The record as it is once its lease is over, or is seen to be extended."""
+        found: Record | None = record
+        while found is not None and record.key not in _alive and self._is_held(found):
+            if is_process_stopping():
+                return None
+            clock.sleep(_POLL_S)
+            found = self._ledger.find(record.key)
+            if found is not None and found.lease_until != record.lease_until:
+                _alive.add(record.key)
+        return found
+
+    def _is_held(self, record: Record) -> bool:
+        until = record.lease_until
+        return record.state is State.PROCESSING and (until is None or self._ledger.now() < until)
+
+    def _see_through(self, batch: Batch, record: Record) -> Counts:
+        if record.state is State.HANDLED:
+            return self._complete(batch, self._claimed(batch))
+        if record.state is State.PROCESSING:
+            return Counts() if self._is_held(record) else self._after_doubt(batch, record)
+        if not batch.staging.is_there:
+            # All is said of it.
+            return Counts()
+        if record.exhausted:
+            return self._fail(batch, self._claimed(batch), record.error or "")
+        due = record.last_seen + self._policy.delay_s(record.attempts) if record.attempts else 0.0
+        if self._ledger.now() < due:
+            return Counts()
+        return self._run(batch, self._policy, has_waited=record.first_seen >= self._since)
+
+    def _after_doubt(self, batch: Batch, record: Record) -> Counts:
+        """By policy, and by what the probe says; where the handler was not begun nobody doubts."""
+        anew = replace(self._policy, on_in_doubt="retry", tries=None)
+        if _BEGUN.format(record.fence) not in self._ledger.steps(record.key):
+            if batch.staging.is_staged:
+                return self._run(batch, anew)
+            # None of its messages is claimed. Who has taken it up meanwhile goes on with it.
+            with suppress(RefusedError):
+                self._ledger.forget(record.key, found=record)
+                batch.staging.remove()
+            return Counts()
+        probe = self._policy.on_in_doubt
+        if not callable(probe):
+            return self._run(batch, self._policy)
+        told = Message(batch.key)
+        match asked_probe(lambda message: probe(message.id), told):
+            case "happened":
+                return self._complete_probed(batch)
+            case "not_happened":
+                return self._run(batch, replace(self._policy, on_in_doubt="retry"))
+            case _:
+                return self._run(batch, replace(self._policy, on_in_doubt="hold"))
+
+    def _complete_probed(self, batch: Batch) -> Counts:
+        """A probe knows that the handler has succeeded. Until all is completed the batch stays in
+        doubt: whoever comes after a crash asks the probe again.
+        """
+        claimed = self._claimed(batch)
+        batch.complete(claimed)
+        policy = replace(self._policy, on_in_doubt=lambda _: "happened")
+        handling = replace(self._handling, policy=policy)
+        run_inline(handling.begin(self._calls, [self._turn(batch)]))
+        return Counts(received=claimed.messages, handled=claimed.messages)
+
+    # ---- One batch -----------------------------------------------------------------------------
+
+    def _turn(self, batch: Batch) -> Turn:
+        metadata = {_STAGING: batch.staging.folder}
+        return Turn(Asked(batch.key, message=Message(batch.key), metadata=metadata))
+
+    def _run(self, batch: Batch, policy: Policy, *, has_waited: bool = False) -> Counts:
+        """`has_waited`: its messages were counted as waiting in this run."""
+        turn = self._turn(batch)
+        handling = replace(self._handling, policy=policy)
+        patiently(lambda: run_inline(handling.begin(self._calls, [turn])), self._consumer)
+        match turn.outcome:
+            case Granted() if turn.held is not None:
+                reached("batch_claimed")
+                is_known = CLAIMED in self._ledger.steps(turn.held.claim.key)
+                claimed = self._run_held(batch, turn, turn.held, handling)
+                counts = claimed.counts
+                if is_known:
+                    # What was counted when they were claimed is not counted again.
+                    number = claimed.messages
+                    counts = Counts(waiting=-number) if has_waited else Counts(received=number)
+                return self._ended(batch, turn, claimed, counts)
+            case InDoubt():
+                return self._hold(batch, self._claimed(batch))
+            case Exhausted(record):
+                return self._fail(batch, self._claimed(batch), record.error or "")
+            case _:
+                # Another program sees it through.
+                return Counts()
+
+    def _run_held(
+        self, batch: Batch, turn: Turn, held: HeldMessage, handling: Handling
+    ) -> JobReport:
+        """Claim its messages, and call the handler; store how that ended."""
+        try:
+            batch.stage()
+            claimed = read_report(held.step(CLAIMED, batch.claim))
+            reached("members_claimed")
+            if claimed.messages:
+                held.step(_BEGUN.format(held.claim.fence), lambda: None)
+                self._call(batch, claimed, turn)
+        except BaseException:
+            self._leave(held)
+            raise
+        turn.phase = Phase.CALLED
+        run_inline(handling.end(self._calls, [turn]))
+        return claimed
+
+    def _call(self, batch: Batch, claimed: JobReport, turn: Turn) -> None:
+        """Call the handler. Raises what ends this process, and nothing else."""
+        reached("before_batch_handler")
+        try:
+            self._handler(batch.new(claimed), batch.key)
+        except BaseException as error:
+            if is_process_stopping() or isinstance(error, KeyboardInterrupt):
+                # That is no failure of the handler: it is in doubt what it has written.
+                raise
+            names = {"consumer": self._handling.consumer, "message_id": batch.key}
+            _log.warning("batch_handler_failed", exc_info=error, extra=names)
+            turn.error = error
+        reached("after_batch_handler")
+
+    def _leave(self, held: HeldMessage) -> None:
+        """Let others take the batch up at once, and not wait for its lease."""
+        claim = self._handling.heartbeat.let_go(held.claim)
+        with suppress(OncelyError):
+            self._ledger.extend(claim, _AT_ONCE)
+
+    def _ended(self, batch: Batch, turn: Turn, claimed: JobReport, counts: Counts) -> Counts:
+        """What a batch came to whose handler has ended; `counts` knows nothing of that yet."""
+        if turn.refusal is not None:
+            raise turn.refusal
+        if turn.ending is not None and turn.ending.told is Told.COMPLETED:
+            reached("batch_handled")
+            self._complete(batch, claimed)
+            return counts + Counts(handled=claimed.messages)
+        if turn.ending is not None and turn.ending.counted is Counted.RETRIED:
+            return counts + Counts(waiting=claimed.messages)
+        self._fail(batch, claimed, recorded(turn.error))
+        return counts + Counts(failed=claimed.messages)
+
+    # ---- What becomes of its messages ----------------------------------------------------------
+
+    def _claimed(self, batch: Batch) -> JobReport:
+        key = Key(self._handling.consumer, batch.key)
+        return claimed_by(self._ledger.steps(key)) or JobReport(Counts(), 0, [])
+
+    def _complete(self, batch: Batch, claimed: JobReport) -> Counts:
+        batch.complete(claimed)
+        self._ledger.mailbox.finish([Key(self._handling.consumer, batch.key)])
+        return Counts(received=claimed.messages, handled=claimed.messages)
+
+    def _fail(self, batch: Batch, claimed: JobReport, error: str) -> Counts:
+        batch.fail(claimed, error)
+        return Counts(received=claimed.messages, failed=claimed.messages)
+
+    def _hold(self, batch: Batch, claimed: JobReport) -> Counts:
+        if batch.staging.is_told_in_doubt:
+            return Counts()
+        batch.doubt(claimed)
+        return Counts(received=claimed.messages, in_doubt=claimed.messages)

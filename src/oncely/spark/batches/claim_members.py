@@ -1,0 +1,222 @@
+"""What one Spark task does with the deliveries of a batch: it claims each message for the batch,
+and writes those that are granted, and so new, to a file.
+
+Claims have no end, since only their batch has a heartbeat; and they have the batch's token: a task
+that is run again is granted the same messages again.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import RecordBatch
+from pyarrow.fs import FileSystem
+
+from oncely._util import clock
+from oncely._util.crash_points import reached
+from oncely.archive.lookup import Archive
+from oncely.core.commands import Busy, Granted, Outcome, TooOld
+from oncely.core.record import Key
+from oncely.ledger import Ledger
+from oncely.spark.batches.staging import Staging
+from oncely.spark.modes.chunks import unusable
+from oncely.spark.modes.steady import patiently
+from oncely.spark.modes.tally import MISMATCH, RunTally
+from oncely.spark.sink.horizon import Horizon
+from oncely.spark.sink.message_rows import Row, numbered, read_chunks
+from oncely.spark.sink.quarantine import Quarantine
+from oncely.spark.sink.sink_options import SinkOptions
+
+BATCH = "batch"
+"""Under which a record's metadata name the batch that claimed it."""
+_POLL_S = 0.5
+
+
+class PlacedRow(NamedTuple):
+    """A row, and where it stands in what Spark has handed over."""
+
+    row: Row
+    source: RecordBatch
+    place: int
+
+
+class NewFile:
+    """The file of a task's new messages, with all columns of theirs."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self.name = staging.new_file()
+        self._writer: Any = None
+
+    def write(self, granted: Sequence[PlacedRow]) -> None:
+        """Add these, which are of one chunk and in its order, or fewer."""
+        if not granted:
+            return
+        source = granted[0].source
+        if self._writer is None:
+            files, path = FileSystem.from_uri(self._staging.path_of(self.name))
+            files.create_dir(path.rpartition("/")[0], recursive=True)
+            self._writer = pq.ParquetWriter(path, source.schema, filesystem=files)
+        places = pa.array([each.place for each in granted], pa.int64())
+        self._writer.write_table(pa.Table.from_batches([source]).take(places))
+
+    def close(self) -> str | None:
+        """Finish the file; return its name, None where nothing was written."""
+        if self._writer is None:
+            return None
+        self._writer.close()
+        return self.name
+
+
+class ClaimTask:
+    """One run over the deliveries of one partition, the copies of an id beside each other."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        options: SinkOptions,
+        batch_key: str,
+        token: int,
+        quarantine: Quarantine,
+        new: NewFile,
+    ) -> None:
+        self._ledger = ledger
+        self._options = options
+        self._batch_key = batch_key
+        self._token = token
+        self._new = new
+        archive = None if options.archive is None else Archive(options.archive, options.consumer)
+        self._horizon = Horizon(options.policy, archive)
+        self._since = ledger.now() if options.since is None else options.since
+        self._tally = RunTally(options.policy, quarantine, self._since)
+        self.counts = self._tally.counts
+        self.granted = 0
+        self._granted: dict[str, str | None] = {}
+        """The fingerprints of what was granted, by id, as long as copies may follow."""
+        self._busy: list[PlacedRow] = []
+        """What another worker holds, and is to be asked for again."""
+
+    def run(self, batches: Iterable[RecordBatch]) -> None:
+        """Count every delivery but those granted, which are written."""
+        for chunk in _chunks(batches, self._options.chunk):
+            self.counts.received += len(chunk)
+            self._take(self._usable(chunk))
+            last = chunk[-1].row.id
+            self._granted = {last: self._granted[last]} if last in self._granted else {}
+        self._wait_for_busy()
+
+    def _usable(self, chunk: Sequence[PlacedRow]) -> list[PlacedRow]:
+        usable = []
+        for delivery in chunk:
+            reason = unusable(delivery.row)
+            if reason is None:
+                usable.append(delivery)
+            else:
+                self._tally.set_aside(delivery.row, reason)
+        return usable
+
+    def _take(self, deliveries: Sequence[PlacedRow], waited_s: float = 0.0) -> None:
+        """Ask for each message once: what its first delivery is granted, the others are copies
+        of.
+        """
+        while deliveries:
+            firsts: dict[str, PlacedRow] = {}
+            copies = []
+            for delivery in deliveries:
+                if delivery.row.id in self._granted:
+                    self._count_copy(delivery.row)
+                elif firsts.setdefault(delivery.row.id, delivery) is not delivery:
+                    copies.append(delivery)
+            # In the order of their ids: two tasks that claim the same ones cannot deadlock.
+            self._ask([firsts[id_] for id_ in sorted(firsts)], waited_s)
+            deliveries = copies
+
+    def _count_copy(self, row: Row) -> None:
+        first, own = self._granted[row.id], row.fingerprint()
+        is_other = None not in (first, own) and first != own
+        if is_other and self._options.policy.on_mismatch != "ignore":
+            self._tally.set_aside(row, MISMATCH)
+        else:
+            self.counts.duplicates_input += 1
+
+    def _ask(self, deliveries: Sequence[PlacedRow], waited_s: float) -> None:
+        if not deliveries:
+            return
+        rows = [delivery.row for delivery in deliveries]
+        ask = partial(
+            self._ledger.claim_many,
+            [Key(self._options.consumer, row.id) for row in rows],
+            "none",
+            self._horizon.policy,
+            fingerprints=[row.fingerprint() for row in rows],
+            metadata={BATCH: self._batch_key},
+            token=self._token,
+            sent_at=[self._horizon.sent_at(row) for row in rows],
+        )
+        outcomes = patiently(ask, self._options.consumer)
+        reached("some_members_claimed")
+        answered = list(zip(deliveries, outcomes, strict=True))
+        self._write_granted([each for each, outcome in answered if isinstance(outcome, Granted)])
+        too_old = [(each, outcome) for each, outcome in answered if isinstance(outcome, TooOld)]
+        for delivery, outcome in answered:
+            if not isinstance(outcome, Granted | TooOld):
+                self._count_refused(delivery, outcome, waited_s)
+        self._judge_too_old(too_old)
+
+    def _write_granted(self, granted: Sequence[PlacedRow]) -> None:
+        for delivery in granted:
+            self._granted[delivery.row.id] = delivery.row.fingerprint()
+        self.granted += len(granted)
+        # What waited stands in chunks of their own.
+        sources = {id(delivery.source): delivery.source for delivery in granted}
+        for name in sources:
+            of_source = [each for each in granted if id(each.source) == name]
+            self._new.write(of_source)
+
+    def _count_refused(self, delivery: PlacedRow, outcome: Outcome, waited_s: float) -> None:
+        # Another batch sees its messages through, and may itself wait for what this one has.
+        if isinstance(outcome, Busy) and BATCH in (outcome.record.metadata or {}):
+            if outcome.record.first_seen >= self._since:
+                # Its first delivery, of this run, says whether it still waits.
+                self.counts.duplicates_input += 1
+            else:
+                self.counts.waiting += 1
+        elif self._tally.refused(outcome, lambda: delivery.row, waited_s) is not None:
+            self._busy.append(delivery)
+
+    def _judge_too_old(self, answered: Sequence[tuple[PlacedRow, TooOld]]) -> None:
+        """Set aside what the ledger may have forgotten, or count it as the archive knows it; ask
+        again for what may run all the same.
+        """
+        if not answered:
+            return
+        again = []
+        asked = [(delivery.row, outcome) for delivery, outcome in answered]
+        for (delivery, _), why in zip(answered, self._horizon.judge(asked), strict=True):
+            if why is None:
+                again.append(delivery)
+            elif isinstance(why, str):
+                self._tally.set_aside(delivery.row, why)
+            else:
+                self._count_refused(delivery, cast(Outcome, why), 0.0)
+        self._ask(again, 0.0)
+
+    def _wait_for_busy(self) -> None:
+        """Ask again for what another worker holds, until it lets go of it or its lease is over."""
+        began = time.monotonic()
+        while self._busy:
+            clock.sleep(_POLL_S)
+            busy, self._busy = self._busy, []
+            self._take(busy, time.monotonic() - began)
+
+
+def _chunks(batches: Iterable[RecordBatch], size: int) -> Iterator[list[PlacedRow]]:
+    for batch in batches:
+        start = 0
+        for rows in read_chunks(numbered([batch]), lambda: size):
+            source = batch.slice(start, len(rows))
+            start += len(rows)
+            yield [PlacedRow(row, source, place) for place, row in enumerate(rows)]

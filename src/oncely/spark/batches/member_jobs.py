@@ -1,0 +1,154 @@
+"""Jobs on the messages of a batch: the program asks for one, and tasks of the sink do it."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+from uuid import uuid4
+
+from pyarrow import RecordBatch
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from oncely._util.garbage import rarely_collecting
+from oncely.core.errors import OncelyError
+from oncely.core.record import birth_of
+from oncely.ledger import Ledger
+from oncely.spark.batches.claim_members import ClaimTask, NewFile
+from oncely.spark.batches.end_members import DoubtTask, EndTask
+from oncely.spark.batches.staging import Staging
+from oncely.spark.ledgers import migrated_ledger
+from oncely.spark.modes.steady import patiently
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.quarantine import Quarantine, forget_attempts
+from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, read_options
+
+Does = Literal["claim", "complete", "fail", "doubt"]
+
+
+class Job(NamedTuple):
+    """What is to be done with the rows that are written."""
+
+    does: Does
+    batch_key: str
+    folder: str
+    """Where the batch is staged."""
+    name: str
+    """By which what it comes to is found there."""
+    error: str = ""
+    """Why the messages have failed."""
+
+    @property
+    def staging(self) -> Staging:
+        """Where the batch is staged."""
+        return Staging(self.folder)
+
+    @property
+    def token(self) -> int:
+        """Under which the batch's messages are claimed, however often."""
+        return birth_of(int(self.batch_key, 16))
+
+
+@dataclass
+class JobReport(WriterCommitMessage):
+    """What a task, or all of them, came to: deliveries counted, and messages claimed or ended."""
+
+    counts: Counts
+    messages: int
+    files: list[str]
+    """Those with new messages."""
+
+    def __add__(self, other: "JobReport") -> "JobReport":
+        return JobReport(
+            self.counts + other.counts, self.messages + other.messages, self.files + other.files
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """What `read_report` reads."""
+        return {"counts": vars(self.counts), "messages": self.messages, "files": self.files}
+
+
+def run_job(
+    rows: DataFrame,
+    options: Mapping[str, str],
+    does: Does,
+    batch_key: str,
+    staging: Staging,
+    error: str = "",
+) -> JobReport:
+    """Let tasks do that with each of the rows; return what it came to."""
+    job = Job(does, batch_key, staging.folder, f"{uuid4().hex}.json", error)
+    told = {**options, BATCH_JOB: json.dumps(job)}
+    rows.write.format("oncely").options(**told).mode("append").save()
+    return read_report(staging.told(job.name))
+
+
+def read_report(told: Mapping[str, Any]) -> JobReport:
+    """A report that was `as_json`."""
+    return JobReport(Counts(**told["counts"]), told["messages"], told["files"])
+
+
+class JobWriter(DataSourceArrowWriter):
+    """Writes to the sink, where its options name a job. Lives on the driver, and as a copy in every
+    task.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        given = {name.lower(): value for name, value in options.items()}
+        self._job = Job(*json.loads(given.pop(BATCH_JOB)))
+        self._options = read_options(given)
+
+    def write(self, iterator: Iterator[RecordBatch]) -> JobReport:
+        """Do the job with the rows of one partition."""
+        options = self._options
+        ledger = patiently(lambda: migrated_ledger(options.place), options.consumer)
+        with rarely_collecting():
+            if self._job.does == "claim":
+                return _claim(ledger, self._options, self._job, iterator)
+            return _end(ledger, self._options, self._job, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Leave in the staging what all tasks came to."""
+        reports = [message for message in messages if isinstance(message, JobReport)]
+        if len(reports) != len(messages):
+            raise OncelyError(f"of {len(messages)} tasks {len(reports)} have told what they did")
+        total = sum(reports, JobReport(Counts(), 0, []))
+        forget_attempts(self._options.quarantine, self._job.batch_key)
+        self._job.staging.tell(self._job.name, total.as_json())
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Undo nothing: the job is done again."""
+
+
+def _claim(
+    ledger: Ledger, options: SinkOptions, job: Job, batches: Iterator[RecordBatch]
+) -> JobReport:
+    context = TaskContext.get()
+    partition = 0 if context is None else context.partitionId()
+    new = NewFile(job.staging)
+    quarantine = Quarantine(options.quarantine, job.batch_key, partition)
+    try:
+        task = ClaimTask(ledger, options, job.batch_key, job.token, quarantine, new)
+        task.run(batches)
+        quarantine.close()
+    except BaseException:
+        quarantine.discard()
+        raise
+    if task.counts.settled + task.granted != task.counts.received:
+        raise OncelyError(f"of {task.counts.received} deliveries some are not accounted for")
+    file = new.close()
+    return JobReport(task.counts, task.granted, [] if file is None else [file])
+
+
+def _end(
+    ledger: Ledger, options: SinkOptions, job: Job, batches: Iterator[RecordBatch]
+) -> JobReport:
+    error = job.error if job.does == "fail" else None
+    task = (
+        DoubtTask(ledger, options, job.token)
+        if job.does == "doubt"
+        else EndTask(ledger, options, job.token, error)
+    )
+    task.run(batches)
+    return JobReport(Counts(), task.ended, [])

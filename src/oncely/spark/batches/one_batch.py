@@ -1,0 +1,111 @@
+"""One batch: its messages, where they are staged, and the jobs that are done with them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from oncely._util.crash_points import reached
+from oncely.core.errors import ConfigError
+from oncely.spark.batches.member_jobs import Does, JobReport, read_report, run_job
+from oncely.spark.batches.staging import Staging
+from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
+from oncely.spark.sink.spreading import spread
+
+
+class Batch:
+    """What belongs to one batch key. `deliveries` are those that it begins with; None where it was
+    begun by a program that is gone. `settings` are those of the sink.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        key: str,
+        staging: Staging,
+        settings: Mapping[str, str],
+        deliveries: DataFrame | None = None,
+        partitions: int | None = None,
+    ) -> None:
+        self.key = key
+        self.staging = staging
+        self._spark = spark
+        self._settings = settings
+        self._deliveries = deliveries
+        self._partitions = partitions
+
+    def stage(self) -> None:
+        """Keep the deliveries, where that is not done."""
+        if self._deliveries is not None:
+            self._deliveries.write.mode("overwrite").parquet(self.staging.rows)
+            self.staging.mark_staged()
+            reached("batch_staged")
+
+    def claim(self) -> dict[str, Any]:
+        """Claim what is new among the deliveries; return a report, as JSON. To be done again where
+        that came to no end: the same messages are granted.
+        """
+        rows = spread(self._spark.read.parquet(self.staging.rows), self._partitions)
+        # Copies stand beside each other, so that a task knows them without keeping all ids.
+        sorted_ = rows.sortWithinPartitions("id")
+        return run_job(sorted_, self._settings, "claim", self.key, self.staging).as_json()
+
+    def new(self, claimed: JobReport) -> DataFrame:
+        """The messages that are new: the same however often the handler is called."""
+        return self._read(claimed).drop(ROW_COLUMN, BROKEN_COLUMN)
+
+    def complete(self, claimed: JobReport) -> None:
+        """All its messages are completed; nothing of it is needed any more."""
+        self._end(claimed, "complete", ["id"])
+        reached("members_completed")
+        self.staging.remove()
+
+    def fail(self, claimed: JobReport, error: str) -> None:
+        """All its messages have failed permanently, and are dead letters."""
+        self._end(claimed, "fail", list(COLUMN_TYPES), f"batch {self.key}: {error}")
+        reached("members_failed")
+        self.staging.remove()
+
+    def doubt(self, claimed: JobReport) -> None:
+        """All its messages are in doubt."""
+        ids = self._read(claimed).select("id")
+        run_job(ids, self._settings, "doubt", self.key, self.staging)
+        self.staging.mark_told_in_doubt()
+
+    def _end(self, claimed: JobReport, does: Does, columns: Sequence[str], error: str = "") -> None:
+        """Do the job, unless another program has done it: the files go only after that."""
+        if not self._are_there(claimed):
+            return
+        try:
+            rows = self._read(claimed)
+            there = [name for name in columns if name in rows.columns]
+            run_job(rows.select(there), self._settings, does, self.key, self.staging, error)
+        except (PySparkException, Py4JError, ConfigError):
+            if self._are_there(claimed):
+                raise
+
+    def _read(self, claimed: JobReport) -> DataFrame:
+        if not self.staging.is_staged:
+            raise ConfigError(
+                f"staging: batch {self.key} is not in {self.staging.folder!r}; name a folder that "
+                "all machines share"
+            )
+        schema = self._spark.read.parquet(self.staging.rows).schema
+        paths = [self.staging.path_of(name) for name in claimed.files]
+        return self._spark.read.schema(schema).parquet(*paths)
+
+    def _are_there(self, claimed: JobReport) -> bool:
+        """Whether there is anything to do; they are removed only once that is done."""
+        return bool(claimed.files) and self.staging.has(claimed.files)
+
+
+def claimed_by(steps: Mapping[str, Any]) -> JobReport | None:
+    """What a batch with these steps has claimed; None where it has not come so far."""
+    told = steps.get(CLAIMED)
+    return None if told is None else read_report(told)
+
+
+CLAIMED = "claimed"
+"""The step of a batch in which its messages are claimed."""

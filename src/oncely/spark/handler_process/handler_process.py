@@ -1,0 +1,221 @@
+"""The process in which a Spark worker's handlers run, and the ledger's calls around them.
+
+It lives as long as the worker, whatever tasks that runs, so that what handlers keep open stays
+open. When the worker is gone, it brings its task to a stop: what was not begun is given back.
+"""
+
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import invalidate_caches
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from oncely._util.garbage import rarely_collecting
+from oncely.core.record import Key
+from oncely.spark.handler_process.link import DONE, RAISED, TaskLink, send
+from oncely.spark.handler_process.task_context import enter_task
+from oncely.spark.modes.open_task import open_task
+from oncely.spark.modes.start import Start
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.journal import Entry, Journal
+from oncely.spark.sink.sink_options import SinkOptions
+
+_LOOK_S = 0.2
+_BURY_S = 5.0
+_GRACE_S = 60.0
+"""How long a handler may go on whose worker is gone."""
+
+
+class TaskOrder(NamedTuple):
+    """What a task is, and where it begins."""
+
+    name: str
+    """The same for all attempts of the task."""
+    options: SinkOptions
+    context: Mapping[str, Any] | None
+    path: Sequence[str]
+    """`sys.path` of Spark's worker."""
+    token: int
+    counts: Counts
+    inherited: Sequence[Entry]
+    adopted: Mapping[int, Key]
+    is_alone: bool
+    culprit: int | None
+    first_adopted: int
+    began_at: float
+    death: str
+
+
+class HandlerProcess:
+    """A worker's end: the process, and what it has begun. Raises OSError where none can be made."""
+
+    def __init__(self) -> None:
+        self.journal = Journal()
+        self.connection, others = Pipe()
+        worker = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _leave_worker(others)
+                _serve(others, self.journal, worker)
+            except BaseException:  # noqa: BLE001 - nobody else is there to say it.
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        others.close()
+        self._code: int | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it lives, and can be talked to."""
+        return not self.connection.closed and self.death() is None
+
+    def death(self) -> str | None:
+        """How it died; None while it lives."""
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                # Somebody has set SIGCHLD so that nobody is told.
+                return "ended"
+            if pid == 0:
+                return None
+            self._code = os.waitstatus_to_exitcode(status)
+        if self._code >= 0:
+            return f"exited with {self._code}"
+        names = {each.value: each.name for each in signal.Signals}
+        return f"was killed by {names.get(-self._code, f'signal {-self._code}')}"
+
+    def leave(self) -> None:
+        """Let it bring its task to a stop, and end: it has nobody to talk to."""
+        if not self.connection.closed:
+            self.connection.close()
+
+    def buried(self) -> str:
+        """How it died, once it has; it is ended where it has nobody to talk to, and goes on."""
+        self.leave()
+        deadline = time.monotonic() + _BURY_S
+        while (death := self.death()) is None:
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.01)
+        return death
+
+
+def _leave_worker(own: Connection) -> None:
+    """Leave to the worker what is between it and Spark: as long as anybody else has that open,
+    Spark does not see a worker die.
+    """
+    # What ends the worker with its executor is not to end this before it has given back.
+    os.setpgrp()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in [*Path("/dev/fd").iterdir()]:
+        file = int(name.name)
+        with suppress(OSError):
+            if file not in (own.fileno(), nothing) and stat.S_ISSOCK(os.fstat(file).st_mode):
+                # Not closed: the objects that are about it would close another under its number.
+                os.dup2(nothing, file)
+
+
+def _keep_from_children(connection: Connection) -> None:
+    """What a handler forks does not hold the line, should this die: the worker would not see it."""
+
+    def let_go() -> None:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, connection.fileno())
+
+    os.register_at_fork(after_in_child=let_go)
+
+
+def _serve(connection: Connection, journal: Journal, worker: int) -> None:
+    _keep_from_children(connection)
+    watch = _Watch(worker)
+    with suppress(EOFError, OSError):
+        while True:
+            # Pickled, as Spark has it on its way here.
+            order = connection.recv()
+            send(connection, _run(order, TaskLink(connection), journal, watch))
+    os._exit(0)
+
+
+def _run(order: TaskOrder, link: TaskLink, journal: Journal, watch: "_Watch") -> dict[str, Any]:
+    """Run a task; how it ended."""
+    journal.clear()
+    # Files that were added to the session since this was forked.
+    sys.path[:] = order.path
+    invalidate_caches()
+    enter_task(order.context)
+    try:
+        counts = _run_task(order, link, journal, watch)
+        return {"is": DONE, "counts": vars(counts)}
+    except BaseException as error:  # noqa: BLE001 - it is raised where Spark sees it.
+        kind = type(error)
+        return {
+            "is": RAISED,
+            "type": f"{kind.__module__}.{kind.__qualname__}",
+            "text": str(error),
+            "trace": traceback.format_exc(),
+        }
+
+
+def _run_task(order: TaskOrder, link: TaskLink, journal: Journal, watch: "_Watch") -> Counts:
+    options = order.options
+    channel = TaskChannel(options.channel, options.channel_token, order.name)
+    watch.task(channel)
+    whole = None
+    try:
+        start = Start(
+            token=order.token,
+            counts=order.counts,
+            inherited=order.inherited,
+            adopted=order.adopted,
+            is_alone=order.is_alone,
+            culprit=order.culprit,
+            first_adopted=order.first_adopted,
+            began_at=order.began_at,
+            death=order.death,
+            journal=journal,
+            tell=link.tell,
+            adopt=link.adopt,
+        )
+        task = open_task(options, link, channel, start)
+        with rarely_collecting():
+            task.run(link.batches())
+        whole = task.counts
+        return whole
+    finally:
+        watch.task(None)
+        channel.close(whole)
+
+
+class _Watch:
+    """Stops the task at hand when the worker is gone."""
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+        self._channel: TaskChannel | None = None
+        threading.Thread(target=self._look, name="oncely-watch", daemon=True).start()
+
+    def task(self, channel: TaskChannel | None) -> None:
+        """What the task hears by that it is to stop."""
+        self._channel = channel
+
+    def _look(self) -> None:
+        while os.getppid() == self._worker:
+            time.sleep(_LOOK_S)
+        deadline = time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline:
+            if (channel := self._channel) is not None:
+                channel.stopping.set()
+            time.sleep(_LOOK_S)
+        os._exit(1)

@@ -1,0 +1,251 @@
+"""The supervisor: feeds a task that runs in a process of its own, and starts another if that dies.
+
+It lives in Spark's Python worker. Which rows are settled it is told; the others it gives again.
+"""
+
+import logging
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple, cast
+
+import pyarrow as pa
+from pyarrow import RecordBatch
+
+from oncely.core import errors
+from oncely.core.errors import OncelyError
+from oncely.core.record import Key
+from oncely.engine.request import new_token
+from oncely.spark.handler_process.handler_process import HandlerProcess, TaskOrder
+from oncely.spark.handler_process.link import (
+    ADOPTED,
+    BROKEN,
+    DONE,
+    END,
+    NEXT,
+    RAISED,
+    TOLD,
+    receive,
+    send,
+    send_rows,
+)
+from oncely.spark.handler_process.task_context import context_of_task
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.journal import Entry
+from oncely.spark.sink.quarantine import Quarantine
+from oncely.spark.sink.sink_options import SinkOptions
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
+_MOST_DEATHS = 3
+"""In a row, without a handler that had begun: it is not a message that kills."""
+
+_processes: list[HandlerProcess] = []
+"""That of this worker, once there is one."""
+_left: list[HandlerProcess] = []
+"""Those that are about to end."""
+
+
+class _Given(NamedTuple):
+    """Rows that were given, and how many of them are not settled."""
+
+    first: int
+    rows: RecordBatch
+    is_settled: bytearray
+
+    def left(self) -> list[int]:
+        """The places of those that are not."""
+        return [place for place, settled in enumerate(self.is_settled) if not settled]
+
+
+class TaskSupervisor:
+    """Of one task, whose rows that are no messages go to `quarantine`; `name` is the same for all
+    its attempts.
+    """
+
+    def __init__(self, options: SinkOptions, quarantine: Quarantine, name: str) -> None:
+        self._options = options
+        self._quarantine = quarantine
+        self._name = name
+        self._token = new_token()
+        self._given: list[_Given] = []
+        self._again: list[_Given] = []
+        """Those to be given to the next process first."""
+        self._next = 0
+        self._counts = Counts()
+        self._adopted: dict[int, Key] = {}
+        self._inherited: dict[int, Entry] = {}
+        """What processes that died had begun, and none has settled since."""
+        self._deaths = 0
+        self._is_alone = False
+        self._culprit: int | None = None
+        self._began_at = time.monotonic()
+
+    def run(self, batches: Iterator[RecordBatch]) -> Counts:
+        """Run the task over these rows; what it has come to. Raises what it raises."""
+        death = ""
+        while True:
+            process = _living()
+            try:
+                self._start(process, death)
+                ended = self._oversee(process, batches)
+            except _LineBrokenError as error:
+                _log.debug("line_broken", exc_info=error)
+                death = process.buried()
+                begun = process.journal.entries()
+                self._inherited |= {entry.number: entry for entry in begun}
+                self._note_death(death, begun)
+            except BaseException:
+                # It is in the midst of the task.
+                process.leave()
+                _left.append(process)
+                raise
+            else:
+                if isinstance(ended, Counts):
+                    return ended
+                raise ended
+
+    def _start(self, process: HandlerProcess, death: str) -> None:
+        self._counts.received = self._counts.settled
+        self._again = [given for given in self._given if given.left()]
+        order = TaskOrder(
+            name=self._name,
+            options=self._options,
+            context=context_of_task(),
+            path=sys.path,
+            token=self._token,
+            counts=self._counts,
+            inherited=[*self._inherited.values()],
+            adopted=self._adopted,
+            is_alone=self._is_alone,
+            culprit=self._culprit,
+            first_adopted=min(self._adopted, default=0) - 1,
+            began_at=self._began_at,
+            death=death,
+        )
+        with _line():
+            process.connection.send(order)
+
+    def _oversee(
+        self, process: HandlerProcess, batches: Iterator[RecordBatch]
+    ) -> Counts | BaseException:
+        """What the task has come to, or has raised."""
+        broken: BaseException | None = None
+        while True:
+            said = _hear(process)
+            match said["is"]:
+                case str(what) if what == NEXT:
+                    broken = self._give(process, batches)
+                case str(what) if what == TOLD:
+                    self._note(said)
+                case str(what) if what == ADOPTED:
+                    self._adopted[said["number"]] = Key(*said["key"])
+                case str(what) if what == DONE:
+                    return Counts(**said["counts"])
+                case str(what) if what == RAISED:
+                    return broken or _as_raised(said)
+
+    def _give(
+        self, process: HandlerProcess, batches: Iterator[RecordBatch]
+    ) -> BaseException | None:
+        """Give the next rows, if there are any; what Spark raises instead of giving them."""
+        if self._again:
+            given = self._again.pop(0)
+            places = given.left()
+            again = [given.first + place for place in places]
+            with _line():
+                send_rows(process.connection, again, given.rows.take(pa.array(places, pa.int64())))
+            return None
+        try:
+            rows = next((each for each in batches if each.num_rows), None)
+        except BaseException as error:  # noqa: BLE001 - raised once the task is at rest.
+            with _line():
+                send(process.connection, {"is": BROKEN})
+            return error
+        if rows is None:
+            with _line():
+                send(process.connection, {"is": END})
+            return None
+        numbers = range(self._next, self._next + rows.num_rows)
+        self._given = [given for given in self._given if given.left()]
+        self._given.append(_Given(self._next, rows, bytearray(rows.num_rows)))
+        self._next = numbers.stop
+        with _line():
+            send_rows(process.connection, numbers, rows)
+        return None
+
+    def _note(self, said: Mapping[str, Any]) -> None:
+        if said["settled"]:
+            self._deaths = 0
+        self._counts = Counts(**said["counts"])
+        for entry in said["aside"]:
+            self._quarantine.add_entry(entry)
+        firsts = [given.first for given in self._given]
+        for number in said["settled"]:
+            self._inherited.pop(number, None)
+            if number < 0:
+                self._adopted.pop(number, None)
+                continue
+            given = self._given[bisect_right(firsts, number) - 1]
+            given.is_settled[number - given.first] = 1
+
+    def _note_death(self, death: str, begun: Sequence[Entry]) -> None:
+        _log.warning("handler_process_died", extra={"death": death})
+        at_work = [entry.number for entry in begun if not entry.has_returned]
+        if begun:
+            self._culprit = at_work[0] if len(at_work) == 1 else None
+        has_culprit = bool(at_work)
+        self._is_alone |= bool(begun) and not has_culprit
+        self._deaths = 0 if has_culprit else self._deaths + 1
+        if self._deaths >= _MOST_DEATHS:
+            raise OncelyError(
+                f"the process of the handlers {death}, {self._deaths} times, and none was at work"
+            )
+
+
+def _living() -> HandlerProcess:
+    """The process of this worker: the one that there is, or a new one."""
+    _left[:] = [process for process in _left if process.death() is None]
+    if not _processes or not _processes[0].is_usable:
+        _processes[:] = [HandlerProcess()]
+    return _processes[0]
+
+
+def _hear(process: HandlerProcess) -> dict[str, Any]:
+    """What it says next."""
+    with _line():
+        while not wait([process.connection], _LOOK_S):
+            # What its handlers have forked may live on, and hold its end of the line.
+            if process.death() is not None and not wait([process.connection], 0):
+                raise EOFError
+        return receive(process.connection)
+
+
+class _LineBrokenError(Exception):
+    """The process does not answer any more."""
+
+
+@contextmanager
+def _line() -> Iterator[None]:
+    """Raises _LineBrokenError, and nothing else, where the process has died."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise _LineBrokenError from error
+
+
+def _as_raised(said: Mapping[str, Any]) -> Exception:
+    """What a task has raised, as it is known here."""
+    module, _, name = said["type"].rpartition(".")
+    kind = getattr(errors, name, None) if module == errors.__name__ else None
+    error = OncelyError(f"{name}: {said['text']}") if kind is None else kind(said["text"])
+    error.__cause__ = _RemoteError(f"\n{said['trace']}")
+    return cast(Exception, error)
+
+
+class _RemoteError(Exception):
+    """The traceback of what was raised in the other process."""

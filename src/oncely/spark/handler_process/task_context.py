@@ -1,0 +1,26 @@
+"""Spark's TaskContext in a process that Spark has not started.
+
+Of pyspark, the names here are private; tests/spark/test_handler_process.py fails when they change.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark import TaskContext
+
+_FIELDS = ("_stageId", "_partitionId", "_attemptNumber", "_taskAttemptId", "_localProperties")
+
+
+def context_of_task() -> Mapping[str, Any] | None:
+    """What is known of the task that this process runs, as JSON takes it; None outside of one."""
+    context = TaskContext.get()
+    return None if context is None else {name: getattr(context, name) for name in _FIELDS}
+
+
+def enter_task(fields: Mapping[str, Any] | None) -> None:
+    """Let `TaskContext.get()` tell of that task from now on."""
+    TaskContext._setTaskContext(None)
+    if fields is not None:
+        context = TaskContext._getOrCreate()
+        for name, value in fields.items():
+            setattr(context, name, value)

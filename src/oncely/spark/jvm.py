@@ -1,0 +1,107 @@
+"""Spark's JVM: the one that spark-submit has started, or one of our own; and what it was told.
+
+Whoever starts Spark configures it: spark-submit's arguments, spark-defaults.conf and what is in the
+environment hold over oncely's defaults, which fill in what nobody has said.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from pyspark import SparkConf
+from pyspark.java_gateway import launch_gateway
+
+from oncely.spark.java import ensure_java
+
+MASTER = "spark.master"
+# A task that fails is tried again, four times in all; plain local[*] would not.
+_MASTER_UNSAID = "local[*,4]"
+_LOOPBACK = "127.0.0.1"
+_SET_BY_EVERY_START = "spark.submit.deployMode"
+
+
+def is_local(master: str) -> bool:
+    """Whether the tasks run in the driver's own JVM; those of local-cluster do not."""
+    return master == "local" or master.startswith("local[")
+
+
+def is_submitted() -> bool:
+    """Whether spark-submit has started this program."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def start_jvm(settings: Mapping[str, str]) -> Any | None:
+    """The gateway to a JVM that has been told `settings`, or to that of spark-submit; None where
+    this process has one already, whose Spark was stopped.
+
+    Raises ConfigError without Java.
+    """
+    if SparkConf().contains(_SET_BY_EVERY_START):
+        return None
+    if is_submitted():
+        return _launch(None)
+    ensure_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # PySpark's first call to Java imports it, and pandas with it; meanwhile Java starts.
+    Thread(target=import_module, args=["pyspark.testing.utils"], daemon=True).start()
+    with _environment(_unsaid()):
+        return _launch(SparkConf(loadDefaults=False).setAll(list(settings.items())))
+
+
+def _launch(conf: SparkConf | None) -> Any:
+    return launch_gateway(conf)  # type: ignore[no-untyped-call]
+
+
+def local_defaults() -> dict[str, str]:
+    """What a master on this machine alone wants, where nobody has said where it is to listen."""
+    if "SPARK_LOCAL_IP" in os.environ:
+        return {}
+    return {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+
+
+def _unsaid() -> dict[str, str]:
+    """The environment of a JVM of our own; what Spark finds elsewhere holds over all of it."""
+    quiet = Path(__file__).with_name("log4j2.properties")
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    unsaid = {"MASTER": os.environ.get("MASTER", _MASTER_UNSAID)}
+    if not _has_logging():
+        unsaid["SPARK_SUBMIT_OPTS"] = f"-Dlog4j2.configurationFile=file:{quiet} {options}"
+    if "SPARK_LOCAL_IP" not in os.environ and not _has_address():
+        unsaid["SPARK_LOCAL_IP"] = _LOOPBACK
+    return unsaid
+
+
+def _has_logging() -> bool:
+    """Whether the user's configuration of Spark says what is logged."""
+    home = os.environ.get("SPARK_HOME")
+    folder = os.environ.get("SPARK_CONF_DIR") or (home and str(Path(home, "conf")))
+    return bool(folder) and Path(str(folder), "log4j2.properties").exists()
+
+
+def _has_address() -> bool:
+    """Whether the machine's own name can be looked up, which Spark does."""
+    try:
+        socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

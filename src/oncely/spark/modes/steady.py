@@ -1,0 +1,48 @@
+"""Steadily: work goes on when its store is back, however long that is away."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from oncely.consuming.health import Outage
+from oncely.core.errors import ContentionError, StoreUnavailable
+from oncely.ledger import Ledger
+from oncely.lifecycle.patience import PAUSE_S
+from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.counts import Counts
+
+T = TypeVar("T")
+
+
+def steadily(
+    ask: Callable[[], T],
+    channel: TaskChannel,
+    outage: Outage,
+    counts: Counts,
+    ledger: Ledger | None = None,
+) -> T:
+    """What `ask` returns, as soon as the store answers; it is safe to ask again. With a `ledger`
+    it may also raise what drivers do, of connections to the same database. Raises Stopped.
+    """
+    while True:
+        try:
+            answer = ask()
+        except Exception as error:
+            if not _is_passing(error, ledger):
+                raise
+            outage.met(error)
+        else:
+            outage.over()
+            return answer
+        channel.wait(time.monotonic() + PAUSE_S, counts)
+
+
+def patiently(ask: Callable[[], T], consumer: str) -> T:
+    """The same where nobody tells to stop."""
+    return steadily(ask, TaskChannel(None, ""), Outage("store", consumer), Counts())
+
+
+def _is_passing(error: Exception, ledger: Ledger | None) -> bool:
+    if isinstance(error, StoreUnavailable | ContentionError):
+        return True
+    return ledger is not None and (ledger.is_outage(error) or ledger.is_contention(error))

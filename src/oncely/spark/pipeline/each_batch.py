@@ -1,0 +1,39 @@
+"""Each batch of a pipeline's stream, handed to its batch handler."""
+
+from collections.abc import Callable, Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+
+from oncely.spark.batches.batches import Batches
+from oncely.spark.sink.channel import TaskChannel, report_batch
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.handover import hand_over
+
+
+def each_batch(settings: Mapping[str, str]) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch`, which tells the pipeline what a batch came to. `settings` are
+    those of the sink.
+    """
+
+    def take(messages: DataFrame, _: int) -> None:
+        # As a task's, so that who stops the pipeline waits for it.
+        own = TaskChannel(settings.get("channel"), settings.get("channel_token", ""))
+        try:
+            own.raise_if_stopping()
+            _tell(settings, Batches(settings).process(messages))
+        finally:
+            own.close()
+
+    return take
+
+
+def take_up(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    """See the batches through that an earlier run has left, also where no other comes."""
+    _tell(settings, Batches(settings).take_up(spark))
+
+
+def _tell(settings: Mapping[str, str], counts: Counts) -> None:
+    if "channel" in settings:
+        report_batch(settings["channel"], settings["channel_token"], counts)
+    if "report" in settings:
+        hand_over(settings["report"], counts)

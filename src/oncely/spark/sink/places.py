@@ -1,0 +1,79 @@
+"""The places that options name: absolute, as every process finds them, and fit for what is done
+there.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from uuid import uuid4
+
+from oncely.core.errors import ConfigError, mask_passwords
+from oncely.locations import absolute, absolute_location, read_secret
+
+_FOLDERS = ("quarantine", "archive", "handler_path", "staging")
+_LOCATIONS = ("ledger", "transport")
+_HADOOPS_OWN = ("s3a://", "s3n://")
+
+
+def absolute_places(options: Mapping[str, str]) -> dict[str, str]:
+    """The options of the sink, their relative paths made absolute from the working directory here,
+    which is to be the driver's: those of other processes differ.
+
+    Raises ConfigError for a sqlite URL without a file.
+    """
+    options = {"quarantine": "oncely-quarantine", **options}
+    folders = {name: absolute(options[name]) for name in _FOLDERS if options.get(name)}
+    locations = {name: _located(options[name]) for name in _LOCATIONS if options.get(name)}
+    return {**options, **folders, **locations}
+
+
+def _located(location: str) -> str:
+    location = absolute_location(location)
+    # The driver need not have a secret of the executors'.
+    with suppress(ConfigError):
+        url = read_secret(location, "")
+        if url.startswith("sqlite:"):
+            return absolute_location(url)
+    return location
+
+
+def check_writable(folder: str) -> None:
+    """Make a folder, by a path or a URI that Arrow knows, and write into it.
+
+    Raises ConfigError where that cannot be done.
+    """
+    try:
+        if "://" in folder:
+            _write_with_arrow(folder)
+        else:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder):
+                pass
+    except OSError as error:
+        reason = error.strerror or str(error).splitlines()[0]
+        raise ConfigError(f"{mask_passwords(folder)!r} cannot be written: {reason}") from error
+
+
+def check_scheme(folder: str) -> None:
+    """Raise ConfigError for a URI that only Spark itself knows."""
+    if folder.startswith(_HADOOPS_OWN):
+        raise ConfigError(f"{mask_passwords(folder)!r} cannot be opened; write s3:// here")
+
+
+def _write_with_arrow(folder: str) -> None:
+    from pyarrow import ArrowException
+    from pyarrow.fs import FileSystem
+
+    check_scheme(folder)
+    try:
+        files, path = FileSystem.from_uri(folder)
+    except ArrowException as error:
+        raise ConfigError(
+            f"{mask_passwords(folder)!r} cannot be opened: {str(error).splitlines()[0]}; write a "
+            "path, or a URI with s3://, gs://, abfss:// or hdfs://"
+        ) from error
+    probe = f"{path}/.oncely-{uuid4().hex}"
+    files.create_dir(path, recursive=True)
+    files.open_output_stream(probe).close()
+    files.delete_file(probe)

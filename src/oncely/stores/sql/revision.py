@@ -1,0 +1,16 @@
+"""Which migration a schema is at: what every worker asks, without Alembic, which takes its time."""
+
+from sqlalchemy import Connection, column, inspect, select, table
+
+from oncely.stores.names import TableName
+
+HEAD = "0005"
+"""The newest migration."""
+
+
+def is_current(connection: Connection, name: TableName) -> bool:
+    """Whether no migration is missing."""
+    if not inspect(connection).has_table(name.version_table, schema=name.schema):
+        return False
+    revision = table(name.version_table, column("version_num"), schema=name.schema)
+    return connection.execute(select(revision)).scalars().all() == [HEAD]

@@ -1,0 +1,287 @@
+"""A batch handler: what it is given, what becomes of a batch, and of its messages."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from oncely import ConfigError, Key, Ledger, State, open_ledger
+from oncely.spark import Report, foreach_batch, process
+
+HERE = Path(__file__).parent
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Frame = Callable[..., "DataFrame"]
+
+
+class Shop:
+    """A batch handler with its target: a folder of Parquet for each batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.keys: list[str] = []
+        self.given: list[set[str]] = []
+        self.error: BaseException | None = None
+        """What the handler raises once it has written."""
+
+    def __call__(self, messages: "DataFrame", batch_key: str) -> None:
+        self.keys.append(batch_key)
+        self.given.append({row.id for row in messages.collect()})
+        messages.write.mode("overwrite").parquet(str(self.folder / batch_key))
+        if self.error is not None:
+            raise self.error
+
+    def ids(self, spark: "SparkSession") -> list[str]:
+        """What is in the target."""
+        if not self.folder.exists():
+            return []
+        return sorted(row.id for row in spark.read.parquet(str(self.folder / "*")).collect())
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    """The target of a test."""
+    return Shop(tmp_path / "target")
+
+
+@pytest.fixture
+def settings(ledger_url: str, tmp_path: Path) -> dict[str, Any]:
+    """What `process` is told, if a test wants nothing else."""
+    return {
+        "consumer": "tests",
+        "ledger": ledger_url,
+        "quarantine": str(tmp_path / "quarantine"),
+        "partitions": 2,
+        "backoff": "1ms",
+    }
+
+
+def told(report: Report) -> dict[str, Any]:
+    """What of a report is not zero."""
+    counts = {
+        **report.as_dict(),
+        "duplicates": report.duplicates,
+        "quarantined": report.quarantined,
+    }
+    return {name: count for name, count in counts.items() if count and name != "seconds"}
+
+
+def states(ledger: Ledger, consumer: str = "tests") -> dict[State, int]:
+    """How many records the consumer has in each state."""
+    return {state: n for (name, state), n in ledger.counts().items() if name == consumer}
+
+
+def test_what_is_new(
+    frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger, spark: "SparkSession"
+) -> None:
+    """The handler gets each new message once, whatever stands in the input, and has written it;
+    nothing of the batch is left but its record.
+    """
+    rows = [(f"m{n:03}", "{}") for n in range(300)]
+    messages = frame(*rows, *rows[:50], ("m200", '{"other": 1}'), (None, "{}"), partitions=3)
+    report = process(messages, handler_batch=shop, **settings)
+    assert told(report) == {"received": 352, "handled": 300, "duplicates": 50, "quarantined": 2}
+    assert shop.ids(spark) == [id_ for id_, _ in rows]
+    assert states(ledger) == {State.COMPLETED: 300}
+    assert states(ledger, "tests/batches") == {State.COMPLETED: 1}
+    assert list(Path(f"{settings['quarantine']}-batches").iterdir()) == []
+    assert told(process(messages.where("false"), handler_batch=shop, **settings)) == {}
+    again = process(messages, handler_batch=shop, **settings)
+    assert told(again) == {"received": 352, "duplicates": 350, "quarantined": 2}
+    assert len(shop.keys) == 1
+
+
+def test_a_handler_of_the_session(
+    frame: Frame, shop: Shop, settings: dict[str, Any], spark: "SparkSession"
+) -> None:
+    """What the program says comes before it."""
+    spark.conf.set("spark.oncely.handler", "no_such:thing")
+    try:
+        assert process(frame("a"), handler_batch=shop, **settings).handled == 1
+    finally:
+        spark.conf.unset("spark.oncely.handler")
+
+
+def test_columns_of_ones_own(
+    shop: Shop, settings: dict[str, Any], spark: "SparkSession", tmp_path: Path
+) -> None:
+    """All columns come through, of whatever type; those of the pipeline's own do not."""
+    messages = spark.sql(
+        "SELECT 'a' id, 1.50BD amount, array(1, 2) `its parts`,"
+        " TIMESTAMP '2026-01-02 03:04:05' time,"
+        " map('k', 'v') headers, named_struct('x', DATE '2026-01-01') s, 'raw' oncely_row"
+    )
+    taken: list[Any] = []
+    process(messages, handler_batch=lambda new, _: taken.extend(new.collect()), **settings)
+    assert taken == messages.drop("oncely_row").collect()
+
+
+def test_a_batch_that_fails_waits(
+    frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger, spark: "SparkSession"
+) -> None:
+    """It is handed over again by a later call, with the same key and the same messages; and what
+    comes meanwhile is a batch of its own.
+    """
+    shop.error = ValueError("the target is away")
+    slow = settings | {"backoff": "1h"}
+    assert told(process(frame("a", "b"), handler_batch=shop, **slow)) == {
+        "received": 2,
+        "waiting": 2,
+    }
+    shop.error = None
+    meanwhile = process(frame("b", "c"), handler_batch=shop, **slow)
+    assert told(meanwhile) == {"received": 2, "handled": 1, "waiting": 1}
+    assert shop.given == [{"a", "b"}, {"c"}]
+    last = process(frame("a", "d"), handler_batch=shop, **settings)
+    assert told(last) == {"received": 4, "handled": 3, "duplicates": 1}
+    assert shop.given == [{"a", "b"}, {"c"}, {"a", "b"}, {"d"}]
+    assert shop.keys[2] == shop.keys[0]
+    assert shop.ids(spark) == ["a", "b", "c", "d"]
+    assert states(ledger) == {State.COMPLETED: 4}
+
+
+def test_a_batch_that_fails_permanently(
+    frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger
+) -> None:
+    """Its messages have failed with its error, and are dead letters with their bodies; those that
+    somebody retries are in the next batch.
+    """
+    shop.error = ValueError("password=hunter2 is wrong")
+    messages = frame(("a", '{"n": 1}'), "b")
+    report = process(messages, handler_batch=shop, **settings | {"tries": 1})
+    assert told(report) == {"received": 2, "failed": 2}
+    again = process(messages, handler_batch=shop, **settings | {"tries": 1})
+    assert told(again) == {"received": 2, "failed": 2}
+    assert len(shop.keys) == 1
+    letters = {letter.key.message_id: letter for letter in ledger.dead("tests")}
+    assert letters.keys() == {"a", "b"}
+    assert letters["a"].message.body == b'{"n": 1}'
+    assert "ValueError: password=*** is wrong" in (letters["a"].error or "")
+    record = ledger.find(Key("tests", "a"))
+    assert record is not None
+    assert shop.keys[0] in (record.error or "")
+    shop.error = None
+    ledger.retry_dead([letter.id for letter in letters.values()])
+    last = process(frame("c"), handler_batch=shop, **settings)
+    assert told(last) == {"received": 3, "handled": 3}
+    assert shop.given[-1] == {"a", "b", "c"}
+    assert states(ledger) == {State.COMPLETED: 3}
+    assert list(ledger.waiting("tests")) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "becomes", "calls"),
+    [
+        ("retry", {"received": 4, "handled": 2, "duplicates": 2}, 2),
+        ("hold", {"received": 4, "in_doubt": 4}, 1),
+        ("dead_letter", {"received": 4, "failed": 4}, 1),
+        ("handlers:batch_happened", {"received": 4, "handled": 2, "duplicates": 2}, 1),
+        ("handlers:batch_down", {"received": 4, "in_doubt": 4}, 1),
+    ],
+)
+def test_in_doubt(
+    policy: str,
+    becomes: dict[str, int],
+    calls: int,
+    frame: Frame,
+    shop: Shop,
+    settings: dict[str, Any],
+    ledger: Ledger,
+) -> None:
+    """What a handler has written that was broken off the policy decides, or a probe of its key:
+    for the batch, and so for each of its messages. What was held runs again when somebody says so.
+    """
+    told_all = settings | {"handler_batch": shop, "on_in_doubt": policy, "handler_path": HERE}
+    shop.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        process(frame("a", "b"), **told_all)
+    shop.error = None
+    assert told(process(frame("a", "b"), **told_all)) == becomes
+    assert len(shop.keys) == calls
+    assert len(set(shop.keys)) == 1
+    if "in_doubt" in becomes:
+        assert told(process(frame("a"), **told_all)) == {"received": 1, "in_doubt": 1}
+        ledger.reset(Key("tests/batches", shop.keys[0]))
+        assert process(frame("a"), **told_all).handled == 2
+        assert shop.given == [{"a", "b"}, {"a", "b"}]
+
+
+@pytest.mark.parametrize("server", ["postgresql_url", "mysql_url"])
+def test_on_a_server(
+    server: str,
+    request: pytest.FixtureRequest,
+    frame: Frame,
+    shop: Shop,
+    settings: dict[str, Any],
+) -> None:
+    """Claims, steps and marks are the same in every ledger that has transactions."""
+    url = request.getfixturevalue(server)
+    there = settings | {"ledger": url}
+    shop.error = ValueError("not yet")
+    rows = [f"m{n}" for n in range(100)]
+    assert process(frame(*rows, *rows[:9]), handler_batch=shop, **there).waiting == 100
+    shop.error = None
+    again = process(frame(*rows, "new"), handler_batch=shop, **there)
+    assert (again.handled, again.duplicates) == (101, 100)
+    assert shop.given == [{*rows}, {*rows}, {"new"}]
+    with closing(open_ledger(url)) as ledger:
+        assert states(ledger) == {State.COMPLETED: 101}
+
+
+def test_in_a_stream(
+    spark: "SparkSession", shop: Shop, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """`foreach_batch` takes it as `process` does; each batch of the query has a key of its own."""
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "0.json").write_text('{"id": "a"}\n{"id": "b"}\n')
+    (source / "1.json").write_text('{"id": "b"}\n{"id": "c"}\n')
+    reports: list[Report] = []
+    query = (
+        spark.readStream.schema("id string")
+        .option("maxFilesPerTrigger", 1)
+        .json(str(source))
+        .writeStream.foreachBatch(
+            foreach_batch(handler_batch=shop, on_report=lambda r, _: reports.append(r), **settings)
+        )
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert sorted(map(sorted, shop.given)) in ([["a", "b"], ["c"]], [["a"], ["b", "c"]])
+    assert sum(report.handled for report in reports) == 3
+    assert len(set(shop.keys)) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"handler": "a:b"}, "option handler: a batch handler runs in its place"),
+        ({"mode": "transactional"}, 'option handler_batch: mode "transactional" calls none'),
+        ({"ledger": "redis://localhost"}, "ledger: redis has no transactions"),
+        ({"handler_batch": "no_such:thing"}, "handler_batch: 'no_such:thing' cannot be imported"),
+        ({"handler_batch": lambda messages: None}, "takes (messages); write `def"),
+        ({"handler_batch": None, "staging": "x", "handler": "a:b"}, "option staging: only a batch"),
+    ],
+)
+def test_mistakes(
+    frame: Frame, shop: Shop, settings: dict[str, Any], wrong: dict[str, Any], words: str
+) -> None:
+    """Each is one line, before anything runs."""
+    with pytest.raises(ConfigError) as raised:
+        process(frame("a"), **{**settings, "handler_batch": shop, **wrong})
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_sink_calls_none(frame: Frame, settings: dict[str, Any]) -> None:
+    """Tasks cannot call what is to be called on the driver."""
+    settings = {name: str(value) for name, value in settings.items() if name != "partitions"}
+    writer = frame("a").write.format("oncely").options(**settings, handler_batch="a:b")
+    with pytest.raises(Exception, match="it runs in your program, not in tasks"):
+        writer.mode("append").save()

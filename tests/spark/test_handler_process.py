@@ -1,0 +1,258 @@
+"""Handlers run in a process of their own: its death is an attempt, and no end of a task."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, text
+from tests.servers import Postgresql
+from tests.spark.conftest import HERE
+
+from oncely import Key, Ledger, State
+from oncely.spark import process
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from tests.spark.conftest import Effects, Write
+
+Frame = Callable[..., "DataFrame"]
+
+DEADLINE_S = 120.0
+BAD = '{"bad": true}'
+
+
+@pytest.mark.parametrize("handler", ["kill_at_bad", "leave_at_bad"])
+def test_a_message_that_kills_is_given_up(
+    frame: Frame, write: "Write", effects: "Effects", ledger: Ledger, handler: str
+) -> None:
+    """Each death is an attempt of the message, the others run once, and Spark sees none of it."""
+    ids = [f"m{n:02}" for n in range(20)]
+    messages = frame(*ids[:10], ("m09b", BAD), *ids[10:])
+    counts = write(messages, handler, tries="3", backoff="0s")
+    assert (counts.received, counts.handled, counts.failed) == (21, 20, 1)
+    assert effects.per_message() == dict.fromkeys(ids, 1) | {"m09b": 3}
+    [letter] = ledger.dead()
+    assert letter.key == Key("tests", "m09b")
+    how = "was killed by SIGKILL" if handler == "kill_at_bad" else "exited with 0"
+    assert letter.error is not None
+    assert f"HandlerDied: its process {how}" in letter.error
+
+
+def test_hold_reports_who_killed(
+    frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
+) -> None:
+    """Its effect may have happened: it is in doubt at once, and not when its lease is over."""
+    began = time.monotonic()
+    counts = write(frame("a", ("b", BAD), "c"), "kill_at_bad", on_in_doubt="hold", lease="5m")
+    assert (counts.handled, counts.in_doubt) == (2, 1)
+    assert time.monotonic() - began < 60
+    assert effects.per_message() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_many_that_kill(frame: Frame, write: "Write", effects: "Effects") -> None:
+    """More than a task of Spark may fail."""
+    bad = [(f"b{n}", BAD) for n in range(8)]
+    counts = write(frame("a", *bad, "c"), "kill_at_bad", tries="1")
+    assert (counts.handled, counts.failed) == (2, 8)
+    assert set(effects.per_message().values()) == {1}
+
+
+def test_in_a_transaction(
+    spark: "SparkSession", write: "Write", ledger: Ledger, ledger_url: str
+) -> None:
+    """The database undoes what was written; the attempt counts all the same."""
+    engine = create_engine(ledger_url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE effects (name VARCHAR(255))"))
+    rows = [(f"m{n}", BAD if n == 5 else "{}") for n in range(10)]
+    messages = spark.createDataFrame(rows, "id string, body string").coalesce(1)
+    options = {"mode": "transactional", "tries": "2", "backoff": "0s"}
+    counts = write(messages, "book_and_kill_at_bad", **options)
+    assert (counts.handled, counts.failed) == (9, 1)
+    with engine.connect() as connection:
+        names = connection.execute(text("SELECT name FROM effects")).scalars().all()
+    assert sorted(names) == [f"m{n}" for n in range(10) if n != 5]
+    record = ledger.find(Key("tests", "m5"))
+    assert record is not None
+    assert (record.state, record.attempts, record.exhausted) == (State.FAILED, 2, True)
+    more = spark.createDataFrame([("n1", "{}"), ("n2", "{}")], "id string, body string")
+    assert write(more.coalesce(1), "book_async", mode="transactional").handled == 2
+
+
+def test_a_forked_child_has_no_effects(frame: Frame, write: "Write", effects: "Effects") -> None:
+    """Whatever way it leaves the handler."""
+    ids = [f"m{n}" for n in range(6)]
+    assert write(frame(*ids), "fork_and_exit").handled == 6
+    assert effects.per_message() == dict.fromkeys(ids, 1)
+
+
+@pytest.mark.parametrize("handler", ["sleep_a_while", "wait_a_while"])
+def test_several_at_a_time(frame: Frame, write: "Write", effects: "Effects", handler: str) -> None:
+    """As many handlers of a task as `concurrency` says wait at the same time."""
+    ids = [f"m{n}" for n in range(40)]
+    write(frame("first"), handler)
+    began = time.monotonic()
+    assert write(frame(*ids), handler, concurrency="8").handled == 40
+    took_s = time.monotonic() - began
+    # One after another they take 8 s, eight at a time 1 s.
+    assert took_s < 5
+    assert effects.per_message() == dict.fromkeys([*ids, "first"], 1)
+
+
+def test_what_spark_says_of_a_task(frame: Frame, write: "Write", effects: "Effects") -> None:
+    """A handler asks TaskContext as it would in Spark's own process; one process has many tasks."""
+    for number in range(3):
+        ids = [f"{number}-{n}" for n in range(8)]
+        assert write(frame(*ids, partitions=2), "tell_of_task").handled == 8
+    lines = effects.lines()
+    assert {line["partition"] for line in lines} == {0, 1}
+    assert {line["attempt"] for line in lines} == {0}
+    assert len({line["pid"] for line in lines}) <= 2 * len({line["worker"] for line in lines})
+    assert len({line["pid"] for line in lines}) < 6
+    assert all(line["worker"] != os.getpid() for line in lines)
+
+
+def test_a_handler_that_cannot_be_imported(frame: Frame, write: "Write", tmp_path: Path) -> None:
+    """The error is the import's own; the process goes on to serve the next task."""
+    with pytest.raises(Exception, match="handlers:nobody") as raised:
+        write(frame("a"), "nobody")
+    assert "ConfigError" in str(raised.value)
+    assert write(frame("a"), "work").handled == 1
+
+
+def _stream(spark: "SparkSession", folder: Path, name: str, **options: str) -> "StreamingQuery":
+    rows = spark.readStream.schema("id string, body string, source string").json(str(folder / "in"))
+    given = {"consumer": "tests", "handler_path": str(HERE), "quarantine": str(folder / "aside")}
+    return (
+        rows.coalesce(1)
+        .writeStream.format("oncely")
+        .options(**given | options)
+        .option("checkpointLocation", str(folder / name))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def _publish(effects: "Effects", ids: list[str]) -> None:
+    folder = effects.path.parent / "in"
+    folder.mkdir()
+    rows = [{"id": id_, "body": "{}", "source": str(effects.path)} for id_ in ids]
+    (folder / "rows.json").write_text("\n".join(map(json.dumps, rows)))
+
+
+def _wait_for_effects(effects: "Effects", count: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while len(effects.lines()) < count:
+        assert time.monotonic() < deadline, "no effects"
+        time.sleep(0.01)
+
+
+def test_a_query_that_is_stopped_gives_back(
+    spark: "SparkSession", effects: "Effects", tmp_path: Path, ledger_url: str
+) -> None:
+    """What it had claimed and not begun is free at once: nobody waits for its lease."""
+    ids = [f"m{n:03}" for n in range(60)]
+    _publish(effects, ids)
+    options = {"ledger": ledger_url, "lease": "5m"}
+    query = _stream(spark, tmp_path, "first", handler="handlers:sleep_a_while", **options)
+    _wait_for_effects(effects, 3)
+    query.stop()
+    began = time.monotonic()
+    assert len(effects.lines()) < len(ids)
+    again = _stream(spark, tmp_path, "second", handler="handlers:work", **options)
+    assert again.awaitTermination(240)
+    assert time.monotonic() - began < 120
+    assert effects.per_message() == dict.fromkeys(ids, 1)
+
+
+AWAY_S = float(os.environ.get("ONCELY_TEST_OUTAGE_S", "4"))
+
+
+@pytest.mark.timeout(300 + 4 * int(AWAY_S))
+def test_a_ledger_that_is_away_is_waited_for(
+    spark: "SparkSession", effects: "Effects", tmp_path: Path, private_postgresql: Postgresql
+) -> None:
+    """It delays a stream and a batch, and ends neither: every message has one effect."""
+    ids = [f"m{n:02}" for n in range(40)]
+    _publish(effects, ids)
+    server = private_postgresql
+    options: dict[str, Any] = {"ledger": server.url, "lease": "5m", "chunk": "5"}
+    query = _stream(spark, tmp_path, "checkpoint", handler="handlers:very_slowly", **options)
+    _wait_for_effects(effects, 3)
+    server.stop()
+    time.sleep(AWAY_S)
+    server.start()
+    assert query.awaitTermination(240)
+    assert effects.per_message() == dict.fromkeys(ids, 1)
+    batch = spark.read.schema("id string, body string, source string").json(str(tmp_path / "in"))
+    messages = batch.selectExpr("concat('b', id) AS id", "body", "source").coalesce(1)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(
+            process,
+            messages,
+            consumer="tests",
+            handler="handlers:very_slowly",
+            handler_path=HERE,
+            partitions=1,
+            quarantine=str(tmp_path / "aside"),
+            **options,
+        )
+        _wait_for_effects(effects, len(ids) + 3)
+        server.stop()
+        time.sleep(AWAY_S)
+        server.start()
+        assert done.result(240).handled == len(ids)
+    assert effects.per_message() == dict.fromkeys([*ids, *(f"b{id_}" for id_ in ids)], 1)
+
+
+@pytest.mark.timeout(300 + 2 * int(AWAY_S))
+@pytest.mark.parametrize("mode", ["transactional"])
+def test_a_database_that_is_away_between_batches_and_in_them(
+    spark: "SparkSession", tmp_path: Path, private_postgresql: Postgresql, mode: str
+) -> None:
+    """A stream of many batches goes on when it is back; each row is there once."""
+    server = private_postgresql
+    own = {"rows": {"table": "effects"}, "transactional": {"handler": "handlers:book"}}[mode]
+    ids = [f"m{n:03}" for n in range(240)]
+    (tmp_path / "in").mkdir()
+    for first in range(0, len(ids), 20):
+        rows = [json.dumps({"id": id_, "name": id_}) for id_ in ids[first : first + 20]]
+        (tmp_path / "in" / f"{first:03}.json").write_text("\n".join(rows))
+    with psycopg.connect(server.url) as connection:
+        connection.execute("CREATE TABLE effects (name text)")
+    messages = (
+        spark.readStream.schema("id string, name string")
+        .option("maxFilesPerTrigger", 1)
+        .json(str(tmp_path / "in"))
+        .coalesce(1)
+    )
+    query = (
+        (messages if mode == "rows" else messages.drop("name"))
+        .writeStream.format("oncely")
+        .options(consumer="tests", mode=mode, ledger=server.url, handler_path=str(HERE))
+        .options(quarantine=str(tmp_path / "aside"), **own)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    deadline = time.monotonic() + DEADLINE_S
+    while not _names(server):
+        assert time.monotonic() < deadline, "no effects"
+        time.sleep(0.01)
+    server.stop()
+    time.sleep(AWAY_S)
+    server.start()
+    assert query.awaitTermination(240)
+    assert sorted(_names(server)) == ids
+
+
+def _names(server: Postgresql) -> list[str]:
+    with psycopg.connect(server.url) as connection:
+        return [name for (name,) in connection.execute("SELECT name FROM effects")]

@@ -1,0 +1,193 @@
+"""A task in a handler's process, without Spark: what its supervisor does when something breaks."""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import RecordBatch
+from tests.spark.conftest import HERE, Effects
+
+from oncely import Ledger, State, open_ledger
+from oncely.core.errors import OncelyError
+from oncely.spark.handler_process.supervisor import TaskSupervisor
+from oncely.spark.modes.leased import LeasedTask
+from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.journal import Entry, Journal, size
+from oncely.spark.sink.message_rows import Row
+from oncely.spark.sink.quarantine import Quarantine
+from oncely.spark.sink.sink_options import SinkOptions, read_options
+
+BAD = '{"bad": true}'
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Mapping[str, str]:
+    """Of the sink, without a handler."""
+    return {
+        "consumer": "tests",
+        "ledger": f"sqlite:///{tmp_path}/ledger.db",
+        "handler_path": str(HERE),
+        "quarantine": str(tmp_path / "quarantine"),
+    }
+
+
+@pytest.fixture
+def ledger(options: Mapping[str, str]) -> Iterator[Ledger]:
+    """The ledger there."""
+    with closing(open_ledger(options["ledger"])) as opened:
+        opened.migrate()
+        yield opened
+
+
+def batches(effects: Effects, *rows: tuple[str | None, str]) -> list[RecordBatch]:
+    """Rows as Spark hands them over, two in each batch."""
+    given = [{"id": id_, "body": body, "source": str(effects.path)} for id_, body in rows]
+    made: list[RecordBatch] = pa.Table.from_pylist(given).to_batches(max_chunksize=2)
+    return made
+
+
+def run(options: SinkOptions, rows: list[RecordBatch]) -> Counts:
+    """Run a task to its end."""
+    quarantine = Quarantine(options.quarantine, "batch")
+    counts = TaskSupervisor(options, quarantine, "batch-0").run(iter(rows))
+    quarantine.close()
+    return counts
+
+
+def test_deaths_one_after_another(
+    options: Mapping[str, str],
+    ledger: Ledger,
+    effects: Effects,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a process had begun is known to the next but one, where the next dies before it says
+    what becomes of it.
+    """
+    once, whole = tmp_path / "once", LeasedTask._inherit
+
+    def inherit(task: LeasedTask, row: Row, entry: Entry) -> bool:
+        if not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(task, row, entry)
+
+    monkeypatch.setattr(LeasedTask, "_inherit", inherit)
+    rows = batches(effects, ("a", "{}"), ("b", BAD), ("c", "{}"), ("d", "{}"))
+    read = read_options({**options, "handler": "handlers:kill_at_bad", "tries": "1"})
+    counts = run(read, rows)
+    assert once.exists()
+    assert (counts.received, counts.handled, counts.failed) == (4, 3, 1)
+    assert effects.per_message() == {"a": 1, "b": 1, "c": 1, "d": 1}
+    assert ledger.counts() == {("tests", State.COMPLETED): 3, ("tests", State.FAILED): 1}
+
+
+def test_a_process_that_cannot_begin(options: Mapping[str, str], tmp_path: Path) -> None:
+    """Where it dies before any handler runs, that is told, and not tried for ever."""
+    (tmp_path / "deadly.py").write_text("import os\nos._exit(7)\n")
+    given = {**options, "handler": "deadly:work", "handler_path": str(tmp_path)}
+    rows = batches(Effects(tmp_path / "log"), ("a", "{}"))
+    with pytest.raises(OncelyError, match="exited with 7, 3 times"):
+        run(read_options(given), rows)
+
+
+def test_a_quarantine_that_breaks(
+    options: Mapping[str, str], effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error is the task's, and no death of the process; the next task goes on."""
+    read = read_options({**options, "handler": "handlers:work"})
+    rows = batches(effects, ("a", "{}"), (None, "{}"), ("b", "{}"), ("c", "{}"))
+    with monkeypatch.context() as broken:
+
+        def break_(_: Quarantine, __: Mapping[str, str | None]) -> None:
+            raise OSError("the disk is full")
+
+        broken.setattr(Quarantine, "add_entry", break_)
+        with pytest.raises(OSError, match="the disk is full"):
+            run(read, rows)
+    counts = run(read, rows)
+    assert (counts.settled, counts.quarantined.total()) == (4, 1)
+    assert effects.per_message() == Counter("abc")
+
+
+def test_an_input_that_breaks(options: Mapping[str, str], effects: Effects) -> None:
+    """What Spark raises instead of giving rows comes through; what was handled is stored."""
+
+    def give() -> Iterator[RecordBatch]:
+        yield from batches(effects, ("a", "{}"), ("b", "{}"))
+        raise KeyError("spark")
+
+    read = read_options({**options, "handler": "handlers:work"})
+    with pytest.raises(KeyError, match="spark"):
+        TaskSupervisor(read, Quarantine(read.quarantine, "batch"), "batch-0").run(give())
+    assert run(read, batches(effects, ("a", "{}"), ("b", "{}"))).handled == 0
+    assert effects.per_message() == {"a": 1, "b": 1}
+
+
+def test_the_journal_outlives_its_writer() -> None:
+    """Who reads its memory knows what was begun and not stored."""
+    memory = bytearray(size())
+    journal = Journal(memory)
+    for number in range(4):
+        journal.begin(number, fence=number + 1)
+    journal.returned(0)
+    journal.returned(2)
+    journal.forget({0, 1})
+    journal.begin(9, fence=1)
+    journal.returned(9)
+    assert sorted(journal.entries()) == [Entry(2, 3, True), Entry(3, 4, False), Entry(9, 1, True)]
+
+
+def test_a_copy_of_what_is_in_doubt(options: Mapping[str, str], effects: Effects) -> None:
+    """It is in doubt, too: that the task has asked for its id before gives it no claim."""
+    given = {**options, "handler": "handlers:kill_at_bad", "on_in_doubt": "hold", "chunk": "2"}
+    rows = batches(effects, ("k", BAD), ("a", "{}"), ("b", "{}"), ("k", BAD), ("c", "{}"))
+    counts = run(read_options(given), rows)
+    assert (counts.handled, counts.in_doubt) == (3, 2)
+    assert effects.per_message() == {"k": 1, "a": 1, "b": 1, "c": 1}
+
+
+def test_neighbours_of_one_that_kills(options: Mapping[str, str], effects: Effects) -> None:
+    """Those that were at work beside it are run again, and lose no try."""
+    given = {**options, "handler": "handlers:kill_at_bad_slowly", "tries": "1", "concurrency": "8"}
+    rows = [(f"m{n:02}", BAD if n % 20 == 5 else "{}") for n in range(60)]
+    made = pa.Table.from_pylist(
+        [{"id": id_, "body": body, "source": str(effects.path)} for id_, body in rows]
+    ).to_batches()
+    counts = run(read_options(given), made)
+    assert (counts.handled, counts.failed) == (57, 3)
+
+
+def test_what_was_taken_and_not_begun(
+    options: Mapping[str, str], ledger: Ledger, effects: Effects
+) -> None:
+    """A process that dies over one of the messages that were due leaves the others to the next."""
+    given = {**options, "handler": "handlers:fail_or_kill", "backoff": "0s", "lease": "5m"}
+    held = read_options({**given, "tries": "2", "on_in_doubt": "hold"})
+    rows = batches(effects, *((id_, BAD if id_ == "b" else "{}") for id_ in "abcdef"))
+    counts = run(held, rows)
+    assert (counts.received, counts.handled, counts.in_doubt) == (6, 5, 1)
+    assert effects.per_message() == dict.fromkeys("abcdef", 1)
+
+
+def test_a_child_that_lives_on(options: Mapping[str, str], effects: Effects) -> None:
+    """It does not hold the line of the process that has died."""
+    given = {**options, "handler": "handlers:fork_and_be_killed", "tries": "1"}
+    rows = batches(effects, ("a", BAD), ("b", "{}"))
+    began = time.monotonic()
+    counts = run(read_options(given), rows)
+    assert (counts.handled, counts.failed) == (1, 1)
+    assert time.monotonic() - began < 25
+
+
+def test_an_empty_batch(options: Mapping[str, str], effects: Effects) -> None:
+    """Spark may hand over one without rows."""
+    [batch] = batches(effects, ("a", "{}"))
+    read = read_options({**options, "handler": "handlers:work"})
+    assert run(read, [batch.slice(0, 0), batch, batch.slice(0, 0)]).handled == 1

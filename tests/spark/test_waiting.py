@@ -1,0 +1,201 @@
+"""Messages that fail in a task wait in the ledger: they hold up nothing, and come to an end."""
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.spark.tasks import CONSUMER, append, is_killed_at, key_of, run_task, use
+
+from oncely import Ledger, Message, Retry, State, StoreUnavailable, open_ledger
+from oncely.core.waiting import retries_of
+from oncely.spark.sink.counts import Counts
+from oncely.stores.memory_store import MemoryStore
+from oncely.stores.open_store import open_sessions
+from oncely.testing import MeddlingStore
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Of a ledger in a file."""
+    return f"sqlite:///{tmp_path / 'ledger.db'}"
+
+
+@pytest.fixture
+def ledger(url: str) -> Iterator[Ledger]:
+    """The ledger there."""
+    with closing(open_ledger(url)) as opened:
+        opened.migrate()
+        yield opened
+
+
+Run = Callable[..., Counts]
+
+
+@pytest.fixture(params=["leased", "transactional"])
+def run(request: pytest.FixtureRequest, ledger: Ledger, url: str, tmp_path: Path) -> Run:
+    """Run a task in each mode with a handler; what its handler is given is a message alone."""
+
+    def run_leased(handler: Callable[[Message], Any], *rows: Any, **options: Any) -> Counts:
+        return run_task(ledger, handler, tmp_path, rows, **options)
+
+    begins = open_sessions(url)
+
+    def run_transactional(handler: Callable[[Message], Any], *rows: Any, **options: Any) -> Counts:
+        def handle(message: Message, _: object) -> Any:
+            return handler(message)
+
+        return run_task(ledger, handle, tmp_path, rows, 1_000, begins, **options)
+
+    return run_leased if request.param == "leased" else run_transactional
+
+
+def fail(message: Message) -> None:
+    """Never succeed."""
+    raise ValueError("never")
+
+
+def fail_b(message: Message) -> None:
+    """Succeed with every message but one."""
+    if message.id == "b":
+        raise ValueError("never")
+
+
+def test_a_failure_holds_up_nothing(run: Run, ledger: Ledger) -> None:
+    """The task ends while its message waits for the next try; the record tells since when."""
+    began = time.monotonic()
+    counts = run(fail_b, "a", "b", "c", backoff="15s")
+    assert time.monotonic() - began < 10
+    assert (counts.handled, counts.waiting, counts.failed) == (2, 1, 0)
+    [waiting] = ledger.waiting()
+    assert (waiting.key, waiting.attempts) == (key_of("b"), 1)
+    assert waiting.error == "ValueError: never"
+
+
+def test_a_later_task_takes_what_is_due(run: Run, ledger: Ledger) -> None:
+    """Whoever comes when it is due; its delivery counts where it was received before this run."""
+    ran: list[int] = []
+
+    def handle(message: Message) -> None:
+        assert message.claim is not None
+        ran.append(message.claim.attempts)
+        assert (message.body, message.headers) == (b"whole", {"as": "it came"})
+        if len(ran) == 1:
+            raise Retry(delay="200ms")
+
+    a, b = ({"id": id_, "body": "whole", "headers": [("as", "it came")]} for id_ in "ab")
+    assert run(handle, a).waiting == 1
+    while ledger.mailbox.free_in_s(retries_of(CONSUMER)):
+        time.sleep(0.01)
+    counts = run(handle, b)
+    assert (counts.received, counts.handled, counts.waiting) == (2, 2, 0)
+    assert ran == [1, 1, 2]
+
+
+def test_a_redelivery_of_what_waits_waits(run: Run) -> None:
+    """It spends no try, and says that its message is not handled yet."""
+    assert run(fail, "a", backoff="1h").waiting == 1
+    counts = run(fail_b, "a", "c", backoff="1h")
+    assert (counts.handled, counts.waiting) == (1, 1)
+
+
+def test_what_comes_to_an_end_in_its_run(run: Run) -> None:
+    """It waits no more in the counts: a message is counted once however often it is tried."""
+    counts = run(fail_b, "a", "b", drains=True, tries="3", backoff="10ms")
+    assert (counts.received, counts.handled, counts.failed, counts.waiting) == (2, 1, 1, 0)
+
+
+def test_a_dead_letter_has_the_body(run: Run, ledger: Ledger) -> None:
+    """And the error; a retry of it makes a later task run it."""
+    row = {"id": "b", "body": "whole", "headers": [("as", "it came")]}
+    assert run(fail_b, row, tries="1").failed == 1
+    [letter] = ledger.dead()
+    assert (letter.key, letter.message.body) == (key_of("b"), b"whole")
+    assert letter.message.headers == {"as": "it came"}
+    assert "ValueError: never" in (letter.error or "")
+    ledger.retry_dead(letter.id)
+    seen: list[bytes] = []
+    counts = run(lambda message: seen.append(message.body))
+    assert (counts.received, counts.handled) == (1, 1)
+    assert seen == [b"whole"]
+    assert not [*ledger.dead()]
+
+
+def test_what_is_in_doubt_is_kept_for_people(tmp_path: Path, ledger: Ledger, url: str) -> None:
+    """With its body, as its delivery is over; where a person lets it run again, a task does."""
+    use(tmp_path)
+    rows = [{"id": "a", "body": "whole"}]
+    hold: dict[str, Any] = {"on_in_doubt": "hold", "lease": "300ms"}
+
+    def work() -> None:
+        run_task(open_ledger(url), append, tmp_path, rows, **hold)
+
+    assert is_killed_at("in_handler", 1, work)
+    assert run_task(ledger, append, tmp_path, rows, **hold).in_doubt == 1
+    [letter] = ledger.dead()
+    assert (letter.key, letter.message.body) == (key_of("a"), b"whole")
+    ledger.retry_dead(letter.id)
+    assert run_task(ledger, append, tmp_path, [], **hold).handled == 1
+    assert (tmp_path / "effects").read_text().split() == ["a", "a"]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_whatever_a_handler_raises_is_a_failure(
+    run: Run, ledger: Ledger, error: BaseException
+) -> None:
+    """It counts as an attempt, and those behind it run."""
+
+    def handle(message: Message) -> None:
+        if message.id == "b":
+            raise error
+
+    counts = run(handle, "a", "b", "c", drains=True, tries="2", backoff="10ms")
+    assert (counts.handled, counts.failed) == (2, 1)
+    record = ledger.find(key_of("b"))
+    assert record is not None
+    assert (record.attempts, record.exhausted) == (2, True)
+
+
+@pytest.mark.parametrize("way", ["exit", "return", "raise"])
+def test_a_forked_child_goes_no_further(run: Run, tmp_path: Path, way: str) -> None:
+    """A child that leaves the handler ends there: what follows is its parent's."""
+    log = tmp_path / "ran"
+
+    def handle(message: Message) -> None:
+        with log.open("a") as file:
+            file.write(f"{message.id}\n")
+        child = os.fork()
+        if child == 0:
+            if way == "exit":
+                sys.exit(0)
+            if way == "raise":
+                raise ValueError("of the child")
+            return
+        os.waitpid(child, 0)
+
+    assert run(handle, *"abcdef").handled == 6
+    assert Counter(log.read_text().split()) == dict.fromkeys("abcdef", 1)
+
+
+def test_a_store_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    """No handler runs meanwhile, no attempt is spent, and the task goes on when it is back."""
+    store = MeddlingStore(MemoryStore())
+    ledger = Ledger(store)
+    away = iter(range(5))
+
+    def be_away() -> None:
+        for _ in away:
+            raise StoreUnavailable("for a while")
+
+    def work(message: Message) -> None:
+        assert message.claim is not None
+        assert message.claim.attempts == 1
+
+    store.meddle = be_away
+    assert run_task(ledger, work, tmp_path, ["a", "b"], tries="1").handled == 2
+    assert ledger.counts() == {(CONSUMER, State.COMPLETED): 2}
