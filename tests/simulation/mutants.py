@@ -30,6 +30,7 @@ CALLS = "engine/calls.py"
 HANDLING = "lifecycle/handling.py"
 KEEPING = "lifecycle/keeping.py"
 RETRIES = "consuming/retries.py"
+TAKEN = "lifecycle/taken.py"
 TABLES = "stores/memory_tables.py"
 
 MUTANTS = [
@@ -192,9 +193,9 @@ MUTANTS = [
     ),
     Mutant(
         "what another worker has is gone from where it waits",
-        RETRIES,
-        "                    left.append(PutBack(taken, None, delay_s, is_try=False))",
-        "                    done.append(taken)",
+        TAKEN,
+        "                left.append(PutBack(taken, None, delay_s, is_try=False))",
+        "                done.append(taken)",
     ),
     Mutant(
         "what is done goes on waiting",

@@ -213,7 +213,7 @@ def test_a_ledger_that_is_away_is_waited_for(
 
 
 @pytest.mark.timeout(300 + 2 * int(AWAY_S))
-@pytest.mark.parametrize("mode", ["transactional"])
+@pytest.mark.parametrize("mode", ["transactional", "rows"])
 def test_a_database_that_is_away_between_batches_and_in_them(
     spark: "SparkSession", tmp_path: Path, private_postgresql: Postgresql, mode: str
 ) -> None:

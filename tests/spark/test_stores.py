@@ -124,15 +124,13 @@ def counting(url: str) -> Iterator[tuple[list[Counter[int]], set[int]]]:
 
 
 def workers() -> set[int]:
-    """The Python workers of this process's Spark: forked from a process that it has for that."""
+    """The Python workers of this process's Spark, and the processes of their handlers."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         # It may end meanwhile.
         with suppress(OSError):
-            manager = _parent(int(folder.name))
-            if _is_of_workers(folder) and _is_of_workers(Path(f"/proc/{manager}")):
-                java = _parent(manager)
-                found |= {int(folder.name)} if _parent(java) == os.getpid() else set()
+            if _is_of_workers(folder) and os.getpid() in _parents(int(folder.name)):
+                found.add(int(folder.name))
     return found
 
 
@@ -140,8 +138,10 @@ def _is_of_workers(process: Path) -> bool:
     return b"pyspark.worker" in (process / "cmdline").read_bytes()
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def _parents(pid: int) -> Iterator[int]:
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        yield pid
 
 
 def owners_of(ports: set[int]) -> list[int]:

@@ -282,6 +282,8 @@ POLICIES: list[Row] = [
     (HANDLED,   under(tries=1),                    12,  Handled,   SEND),
     (COMPLETED, under(tries=1),                    12,  Duplicate, then(duplicates=1)),
     # Duplicates that most of all cost no write.
+    (COMPLETED, ASK,                               4,   Duplicate, then(duplicates=1)),
+    (COMPLETED, DAILY,                             4,   Duplicate, SAME),
     (COMPLETED, DAILY,                             86_404, Duplicate, SAME),
     (COMPLETED, DAILY,                             86_405, Duplicate, then(duplicates=1)),
     (COMPLETED, under(count_duplicates="daily", retention="60s"), 7, Duplicate, then(duplicates=1)),

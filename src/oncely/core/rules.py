@@ -392,7 +392,9 @@ def spared_s(policy: Policy) -> float:
 
 
 def _duplicate(record: Record, ask: Ask, now: float) -> Decision:
-    if now - record.last_seen < spared_s(ask.policy):
+    spared = spared_s(ask.policy)
+    # A transaction's time is when it began: what it waited for may have been seen after that.
+    if spared and now - record.last_seen < spared:
         return Decision(Duplicate(record), record)
     counted = record._replace(
         duplicates=record.duplicates + 1, last_seen=now, version=record.version + 1

@@ -18,13 +18,15 @@ import pyarrow as pa
 from pyarrow import RecordBatch
 
 from oncely._util.crash_points import reached
+from oncely.consuming.health import Outage
 from oncely.core.commands import ClaimOutcome, Granted, Handled
 from oncely.core.control import Reject
-from oncely.core.errors import MessageError
+from oncely.core.errors import MessageError, StoreUnavailable
 from oncely.core.ids import are_plain_ids, check_id
 from oncely.core.record import Key
 from oncely.engine.transaction import Inbox
 from oncely.ledger import Ledger
+from oncely.lifecycle.patience import PAUSE_S
 from oncely.lifecycle.transacting import retried
 from oncely.spark.modes.chunks import MAX_WAITING
 from oncely.spark.modes.copying import as_csv, as_values, sorted_by_id
@@ -105,6 +107,7 @@ class TableRowsTask:
         self._options = options
         self._policy = options.policy
         self._channel = channel
+        self._outage = Outage("store", options.consumer)
         self._table = table
         self._wanted = [*options.upsert, *filter(None, [options.sequence_by])]
         """The columns without which a row cannot be written."""
@@ -167,8 +170,33 @@ class TableRowsTask:
         self._channel.report(self.counts)
 
     def _transact(self, work: Callable[[Any, Inbox], _Settled]) -> _Settled:
-        """What `work` does in a transaction."""
-        return retried(self._ledger, self._table, work)
+        """What `work` does in a transaction, once its database is back where that is away. Raises
+        Stopped.
+        """
+        was_there = False
+        while True:
+            try:
+                settled = retried(self._ledger, self._table, work)
+            except Exception as error:
+                if _refusal(error) is not None or not self._ledger.is_outage(error):
+                    raise
+                is_there = self._answers()
+                if is_there and was_there:
+                    # It answers everybody else: over these rows it hangs up.
+                    raise
+                was_there = is_there
+                self._outage.met(error)
+            else:
+                self._outage.over()
+                return settled
+            self._channel.wait(time.monotonic() + PAUSE_S, self.counts)
+
+    def _answers(self) -> bool:
+        try:
+            self._ledger.now()
+        except StoreUnavailable:
+            return False
+        return True
 
     def _store(self, rows: TableChunk, connection: Any, inbox: Inbox) -> _Settled:
         """Write the rows whose messages can be claimed, with their records, in one transaction."""

@@ -265,7 +265,7 @@ class World:
         worker.process.frozen_until = self.scheduler.now + self.draws.uniform(0.3, 3.0) * lease_s
         if self.draws.random() < 0.7:
             self.scheduler.later(1.0, lambda: self.broker.give_back(holder))
-        if self.draws.random() < 0.3:
+        if self.draws.random() < 0.6:
             self.scheduler.later(1.1 * lease_s, lambda: self._operate("forget"))
 
     @property
