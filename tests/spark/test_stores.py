@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -13,6 +14,8 @@ import pytest
 from tests.conformance.conftest import SHARED, url_of
 
 from oncely import State, open_ledger
+from oncely.locations import LedgerPlace
+from oncely.spark.ledgers import migrated_ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,6 +74,26 @@ def test_connections_are_bounded_by_running_tasks(
             assert write(messages, ledger=postgresql_url, mode=mode, **own).handled == 400
     assert 1 <= max(max(count.values(), default=0) for count in counts) <= 2
     assert max(len({*count} - seen) for count in counts) <= 1
+
+
+def test_ledgers_of_many_places_are_closed(postgresql_url: str) -> None:
+    """A process keeps those open that were asked for last; one that was closed opens again."""
+    places = [LedgerPlace(postgresql_url, f"messages_{n}") for n in range(12)]
+    first = migrated_ledger(places[0])
+    for place in places:
+        migrated_ledger(place).now()
+    with psycopg.connect(postgresql_url) as connection:
+        asked = (
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        deadline = time.monotonic() + 10
+        # A server takes its time to end what was hung up.
+        while connection.execute(asked).fetchone() != (8,):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert first.now() > 0
+    first.close()
 
 
 def test_workers_outlive_their_server(

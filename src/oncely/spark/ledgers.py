@@ -6,6 +6,7 @@ them.
 """
 
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,8 +24,11 @@ _AN_EXECUTORS = "."
 """Where an executor keeps the files that come with a job. The driver, and with a local master that
 runs the tasks, has a folder of its own for them."""
 
-_opened = lru_cache(maxsize=8)(open_ledger)
-_migrate = lru_cache(maxsize=8)(Ledger.migrate)
+_MOST_OPEN = 8
+_ledgers: dict[tuple[str, str, str | None], Ledger] = {}
+"""Those of this process, in the order in which they were asked for last."""
+_opening = threading.Lock()
+_migrate = lru_cache(maxsize=_MOST_OPEN)(Ledger.migrate)
 
 
 def migrated_ledger(place: LedgerPlace) -> Ledger:
@@ -34,7 +38,7 @@ def migrated_ledger(place: LedgerPlace) -> Ledger:
     Raises ConfigError, which says on what machine a secret is missing.
     """
     with url_here(place.location) as url:
-        ledger = _opened(url, table=place.table, schema=place.schema)
+        ledger = _opened(url, place.table, place.schema)
     _migrate(ledger)
     return ledger
 
@@ -46,7 +50,20 @@ def existing_ledger(place: LedgerPlace) -> Ledger:
     with url_here(place.location) as url:
         if url.startswith("sqlite:") and not sqlite_file(url).is_file():
             raise ConfigError(f"ledger: there is no file {str(sqlite_file(url))!r}")
-        return _opened(url, table=place.table, schema=place.schema)
+        return _opened(url, place.table, place.schema)
+
+
+def _opened(url: str, table: str, schema: str | None) -> Ledger:
+    """The one of this process. Which was not asked for longest is closed where there are too many:
+    should anybody still be at it, it opens again.
+    """
+    place = (url, table, schema)
+    with _opening:
+        ledger = _ledgers.pop(place, None) or open_ledger(url, table=table, schema=schema)
+        _ledgers[place] = ledger
+        if len(_ledgers) > _MOST_OPEN:
+            _ledgers.pop(next(iter(_ledgers))).close()
+        return ledger
 
 
 @contextmanager
