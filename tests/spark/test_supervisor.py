@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from tests.spark.conftest import HERE, Effects
 
 from oncely import Ledger, State, open_ledger
 from oncely.core.errors import OncelyError
+from oncely.core.record import Key
 from oncely.spark.handler_process.supervisor import TaskSupervisor
 from oncely.spark.modes.leased import LeasedTask
 from oncely.spark.sink.counts import Counts
@@ -22,7 +23,9 @@ from oncely.spark.sink.journal import Entry, Journal, size
 from oncely.spark.sink.message_rows import Row
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import SinkOptions, read_options
+from oncely.testing import granted
 
+_MANY = 40
 BAD = '{"bad": true}'
 
 
@@ -52,7 +55,7 @@ def batches(effects: Effects, *rows: tuple[str | None, str]) -> list[RecordBatch
     return made
 
 
-def run(options: SinkOptions, rows: list[RecordBatch]) -> Counts:
+def run(options: SinkOptions, rows: Iterable[RecordBatch]) -> Counts:
     """Run a task to its end."""
     quarantine = Quarantine(options.quarantine, "batch")
     counts = TaskSupervisor(options, quarantine, "batch-0").run(iter(rows))
@@ -191,3 +194,26 @@ def test_an_empty_batch(options: Mapping[str, str], effects: Effects) -> None:
     [batch] = batches(effects, ("a", "{}"))
     read = read_options({**options, "handler": "handlers:work"})
     assert run(read, [batch.slice(0, 0), batch, batch.slice(0, 0)]).handled == 1
+
+
+def test_rows_that_wait_hold_nothing_else(
+    options: Mapping[str, str], ledger: Ledger, effects: Effects
+) -> None:
+    """Of a batch whose other rows are settled only what another worker holds is kept."""
+    held = [Key("tests", f"{n}-0") for n in range(_MANY)]
+    claims = [granted(outcome) for outcome in ledger.claim_many(held, lease="5m")]
+    before, most = pa.total_allocated_bytes(), 0
+
+    def rows() -> Iterator[RecordBatch]:
+        nonlocal most
+        for n in range(_MANY):
+            same = {"body": "x" * 10_000, "source": str(effects.path)}
+            given = [{"id": f"{n}-{row}", **same} for row in range(100)]
+            yield pa.RecordBatch.from_pylist(given)
+            most = max(most, pa.total_allocated_bytes() - before)
+        for claim in claims:
+            ledger.complete(claim)
+
+    counts = run(read_options({**options, "handler": "handlers:work"}), rows())
+    assert (counts.handled, counts.duplicates_ledger) == (99 * _MANY, _MANY)
+    assert most < 10_000_000

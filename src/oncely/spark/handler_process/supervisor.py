@@ -6,7 +6,7 @@ It lives in Spark's Python worker. Which rows are settled it is told; the others
 import logging
 import sys
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -51,15 +51,28 @@ _left: list[HandlerProcess] = []
 
 
 class _Given(NamedTuple):
-    """Rows that were given, and how many of them are not settled."""
+    """Rows that were given, by their numbers, and which of them are settled."""
 
-    first: int
+    numbers: Sequence[int]
+    """Ascending."""
     rows: RecordBatch
     is_settled: bytearray
 
-    def left(self) -> list[int]:
-        """The places of those that are not."""
-        return [place for place, settled in enumerate(self.is_settled) if not settled]
+    def settle(self, number: int) -> None:
+        """Take note that one of them is."""
+        place = bisect_left(self.numbers, number)
+        assert self.numbers[place] == number  # noqa: S101 - it is told once.
+        self.is_settled[place] = 1
+
+    def left(self) -> "_Given":
+        """Those that are not."""
+        places = [place for place, settled in enumerate(self.is_settled) if not settled]
+        rows = self.rows.take(pa.array(places, pa.int64()))
+        return _Given([self.numbers[place] for place in places], rows, bytearray(len(places)))
+
+    def kept(self) -> "_Given":
+        """The same with less memory, where few are left: they may wait for long."""
+        return self.left() if sum(self.is_settled) > len(self.is_settled) // 2 else self
 
 
 class TaskSupervisor:
@@ -111,7 +124,8 @@ class TaskSupervisor:
 
     def _start(self, process: HandlerProcess, death: str) -> None:
         self._counts.received = self._counts.settled
-        self._again = [given for given in self._given if given.left()]
+        self._given = [given.left() for given in self._given if not all(given.is_settled)]
+        self._again = [*self._given]
         order = TaskOrder(
             name=self._name,
             options=self._options,
@@ -155,10 +169,8 @@ class TaskSupervisor:
         """Give the next rows, if there are any; what Spark raises instead of giving them."""
         if self._again:
             given = self._again.pop(0)
-            places = given.left()
-            again = [given.first + place for place in places]
             with _line():
-                send_rows(process.connection, again, given.rows.take(pa.array(places, pa.int64())))
+                send_rows(process.connection, given.numbers, given.rows)
             return None
         try:
             rows = next((each for each in batches if each.num_rows), None)
@@ -171,8 +183,8 @@ class TaskSupervisor:
                 send(process.connection, {"is": END})
             return None
         numbers = range(self._next, self._next + rows.num_rows)
-        self._given = [given for given in self._given if given.left()]
-        self._given.append(_Given(self._next, rows, bytearray(rows.num_rows)))
+        self._given = [given.kept() for given in self._given if not all(given.is_settled)]
+        self._given.append(_Given(numbers, rows, bytearray(rows.num_rows)))
         self._next = numbers.stop
         with _line():
             send_rows(process.connection, numbers, rows)
@@ -184,14 +196,13 @@ class TaskSupervisor:
         self._counts = Counts(**said["counts"])
         for entry in said["aside"]:
             self._quarantine.add_entry(entry)
-        firsts = [given.first for given in self._given]
+        firsts = [given.numbers[0] for given in self._given]
         for number in said["settled"]:
             self._inherited.pop(number, None)
             if number < 0:
                 self._adopted.pop(number, None)
                 continue
-            given = self._given[bisect_right(firsts, number) - 1]
-            given.is_settled[number - given.first] = 1
+            self._given[bisect_right(firsts, number) - 1].settle(number)
 
     def _note_death(self, death: str, begun: Sequence[Entry]) -> None:
         _log.warning("handler_process_died", extra={"death": death})

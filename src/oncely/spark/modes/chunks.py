@@ -5,14 +5,13 @@ another worker holds waits in the task, until its own rows are through. No deliv
 each is counted exactly once.
 """
 
-import heapq
 import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pyarrow import RecordBatch
 
@@ -20,10 +19,7 @@ from oncely.archive.lookup import Archive
 from oncely.consuming.health import Outage
 from oncely.consuming.sending import Sending
 from oncely.core.commands import (
-    Duplicate,
-    Exhausted,
     Granted,
-    InDoubt,
     Mismatch,
     Outcome,
     TooOld,
@@ -33,7 +29,7 @@ from oncely.core.control import Reject
 from oncely.core.errors import MessageError, StoreError, reason_of
 from oncely.core.ids import check_id
 from oncely.core.record import birth_of
-from oncely.core.verdicts import Counted, Delay, Ending, Phase, SetAside
+from oncely.core.verdicts import Counted, Delay, Ending, Phase
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.ledger import Ledger
@@ -43,6 +39,7 @@ from oncely.lifecycle.patience import AWAY
 from oncely.lifecycle.taken import settle_taken
 from oncely.locations import open_named_transport
 from oncely.outbox import Relay
+from oncely.spark.modes.delayed_rows import Delayed, DelayedRows
 from oncely.spark.modes.due_retries import DueRetries, TakenRow
 from oncely.spark.modes.row_turn import RowTurn
 from oncely.spark.modes.start import Start
@@ -64,13 +61,6 @@ _SEND_S = 10.0
 _RETRY_S = 5.0
 """How long a task that is through goes on taking what is due: the next batch does, too."""
 MAX_WAITING = 10_000
-
-
-class _Delay(NamedTuple):
-    """When to ask for an id again, and since when that goes on (both monotonic)."""
-
-    due: float
-    since: float
 
 
 class ChunkTask(ABC):
@@ -104,11 +94,7 @@ class ChunkTask(ABC):
         self._adopted = itertools.count(start.first_adopted, -1)
         self._largest_chunk = min(options.chunk, CAPACITY)
         self._chunk = min(_FIRST_CHUNK, self._largest_chunk)
-        self._waiting: list[tuple[float, int, Row]] = []
-        """A heap of deliveries by when they are due."""
-        self._order = itertools.count()
-        self._delays: dict[str, _Delay] = {}
-        """For every id that waits, until it is settled."""
+        self._delayed = DelayedRows()
         archive = None if options.archive is None else Archive(options.archive, options.consumer)
         self._horizon = Horizon(self._policy, archive)
         self._handling = Handling.under(ledger, options.consumer, self._horizon.policy)
@@ -175,10 +161,10 @@ class ChunkTask(ABC):
         copies = []
         now = time.monotonic()
         for row in self._left_after_death(self._usable(chunk)):
-            delay = self._delays.get(row.id)
+            delay = self._delayed.of(row.id)
             if delay is not None and delay.due > now:
                 # Asking now would spend a try of the copy that waits, before its time.
-                self._put_off(row, delay)
+                self._delayed.put_off(row, delay)
             elif row.id in firsts:
                 copies.append(row)
             else:
@@ -220,25 +206,22 @@ class ChunkTask(ABC):
     def _settle_copies(self, copies: Sequence[Row]) -> None:
         free = []
         for row in copies:
-            delay = self._delays.get(row.id)
+            delay = self._delayed.of(row.id)
             if delay is None:
                 free.append(row)
             else:
-                self._put_off(row, delay)
+                self._delayed.put_off(row, delay)
         self._settle(free)
 
     def _take_due(self) -> None:
         """Ask again for what is due."""
-        due: list[Row] = []
-        now = time.monotonic()
-        while self._waiting and self._waiting[0][0] <= now and len(due) < self._chunk:
-            due.append(heapq.heappop(self._waiting)[2])
+        due = self._delayed.due(self._chunk)
         if due:
             self._take(due)
 
     def _wait_for_all_but(self, number: int) -> None:
-        while len(self._waiting) > number:
-            self._channel.wait(self._waiting[0][0], self.counts)
+        while len(self._delayed) > number:
+            self._channel.wait(self._delayed.next_due, self.counts)
             self._take_due()
 
     def _take_retries(self, *, at_once: bool) -> bool:
@@ -252,12 +235,6 @@ class ChunkTask(ABC):
             self._start.adopt(row.number, row.taken.parent)
         self._settle(rows)
         return bool(rows)
-
-    def _put_off(self, row: Row, delay: _Delay) -> None:
-        if row.taken is not None:
-            return  # It goes on waiting in the ledger.
-        self._delays[row.id] = delay
-        heapq.heappush(self._waiting, (delay.due, next(self._order), row))
 
     # ---- Turns ---------------------------------------------------------------------------------
 
@@ -305,7 +282,7 @@ class ChunkTask(ABC):
         for turn in turns:
             turn.ending = turn.ending or self._handling.ending_of(turn)
         if self._handling.keeping is not None:
-            self._keep_dead([turn for turn in turns if _is_dead_unheard(turn)])
+            self._keep_dead([turn for turn in turns if turn.is_dead_unheard])
         taken = [turn for turn in turns if turn.taken is not None]
         if taken:
             self._steadily(lambda: settle_taken(self._ledger.mailbox, taken))
@@ -328,7 +305,7 @@ class ChunkTask(ABC):
         keys = [turn.key for turn in turns if turn.key is not None]
         # What is a dead letter says there why.
         there = self._steadily(lambda: self._ledger.mailbox.retries(keys))
-        new = [turn for turn in turns if turn.key not in there or not _is_known_dead(turn)]
+        new = [turn for turn in turns if turn.key not in there or not turn.is_known_dead]
         for turn in new:
             turn.asked.message = turn.row.message(None)
         run_inline(self._handling.keep(self._calls, new))
@@ -339,10 +316,10 @@ class ChunkTask(ABC):
         if turn.token is None:
             # What it was granted with that may be stored, though its transaction was not.
             self._lost.add(turn.row.number)
-        if _was_done_before(turn):
+        if turn.was_done_before:
             # By a process that died before it could tell.
             self._count_done_before(turn)
-        elif turn.outcome is None or isinstance(turn.outcome, Granted) or _is_unkept(turn):
+        elif turn.outcome is None or isinstance(turn.outcome, Granted) or turn.is_unkept:
             self._count_end(turn, ending)
         elif turn.taken is not None and isinstance(turn.outcome, Mismatch | TooOld):
             # It has no place in the quarantine: it is no row of the source.
@@ -356,7 +333,7 @@ class ChunkTask(ABC):
             self._count_taken(turn, turn.taken)
 
     def _count_done_before(self, turn: RowTurn) -> None:
-        self._delays.pop(turn.row.id, None)
+        self._delayed.forget(turn.row.id)
         if isinstance(turn.outcome, Waiting):
             self.counts.waiting += 1
         else:
@@ -386,7 +363,7 @@ class ChunkTask(ABC):
             if why is None:
                 again.append(row)
             elif isinstance(why, str):
-                self._delays.pop(row.id, None)
+                self._delayed.forget(row.id)
                 self._set_aside(row, why)
             else:
                 settled = self.counts.settled
@@ -397,7 +374,7 @@ class ChunkTask(ABC):
         self._settle(again)
 
     def _count_end(self, turn: RowTurn, ending: Ending) -> None:
-        self._delays.pop(turn.row.id, None)
+        self._delayed.forget(turn.row.id)
         if isinstance(turn.refusal, StoreError) and not isinstance(turn.refusal, AWAY):
             raise turn.refusal
         match ending.counted:
@@ -418,46 +395,16 @@ class ChunkTask(ABC):
                 now = time.monotonic()
                 delay_s = ending.verdict.delay_s if isinstance(ending.verdict, Delay) else 0.0
                 wait_s = delay_s if ending.counted is Counted.RETRIED else FIRST_POLL_S
-                self._put_off(turn.row, _Delay(now + wait_s, now))
+                self._delayed.put_off(turn.row, Delayed(now + wait_s, now))
 
     def _count_outcome(self, row: Row, outcome: Outcome) -> None:
         """Count what was not granted, or put it off."""
         now = time.monotonic()
-        delay = self._delays.pop(row.id, None)
+        delay = self._delayed.forget(row.id)
         since = now if delay is None else delay.since
         wait_s = self._tally.refused(outcome, lambda: row, now - since)
         if wait_s is not None:
-            self._put_off(row, _Delay(now + wait_s, since))
-
-
-def _is_dead_unheard(turn: RowTurn) -> bool:
-    """Whether it is for people, and was not kept for them with its end."""
-    if turn.held is not None or turn.ending is None:
-        return False
-    # What is no message of the source is for the quarantine.
-    is_message = turn.taken is not None or isinstance(turn.outcome, Exhausted | InDoubt)
-    return is_message and isinstance(turn.ending.verdict, SetAside)
-
-
-def _is_known_dead(turn: RowTurn) -> bool:
-    """Whether it was set aside by an earlier delivery."""
-    is_first = isinstance(turn.outcome, Exhausted) and turn.outcome.is_first
-    return turn.taken is None and not is_first
-
-
-def _was_done_before(turn: RowTurn) -> bool:
-    """Whether its record was brought to where it is under this very asking."""
-    match turn.outcome:
-        case Duplicate(record) | Waiting(record):
-            return turn.token is not None and record.birth == turn.token
-        case _:
-            return False
-
-
-def _is_unkept(turn: RowTurn) -> bool:
-    """Whether it was to be kept for people, and could not be."""
-    is_dead = isinstance(turn.outcome, Exhausted | InDoubt)
-    return is_dead and cast(Ending, turn.ending).counted is Counted.GIVEN_BACK
+            self._delayed.put_off(row, Delayed(now + wait_s, since))
 
 
 def unusable(row: Row) -> str | None:

@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from oncely._util.forking import end_child
+from oncely.core.commands import Duplicate, Exhausted, InDoubt, Waiting
 from oncely.core.message import Message, entered
-from oncely.core.verdicts import Phase
+from oncely.core.verdicts import Counted, Ending, Phase, SetAside
 from oncely.engine.request import json_value
 from oncely.lifecycle.held_message import HeldMessage
 from oncely.lifecycle.turn import Asked, Turn
@@ -34,6 +35,36 @@ class RowTurn(Turn):
     def probed(self) -> Message:
         """What a probe is asked with."""
         return self.row.message(None)
+
+    @property
+    def is_dead_unheard(self) -> bool:
+        """Whether it is for people, and was not kept for them with its end."""
+        if self.held is not None or self.ending is None:
+            return False
+        # What is not a message of the source is for the quarantine.
+        is_message = self.taken is not None or isinstance(self.outcome, Exhausted | InDoubt)
+        return is_message and isinstance(self.ending.verdict, SetAside)
+
+    @property
+    def is_known_dead(self) -> bool:
+        """Whether it was set aside by an earlier delivery."""
+        is_first = isinstance(self.outcome, Exhausted) and self.outcome.is_first
+        return self.taken is None and not is_first
+
+    @property
+    def was_done_before(self) -> bool:
+        """Whether its record was brought to where it is under this very asking."""
+        match self.outcome:
+            case Duplicate(record) | Waiting(record):
+                return self.token is not None and record.birth == self.token
+            case _:
+                return False
+
+    @property
+    def is_unkept(self) -> bool:
+        """Whether it was to be kept for people, and could not be."""
+        is_dead = isinstance(self.outcome, Exhausted | InDoubt)
+        return is_dead and cast(Ending, self.ending).counted is Counted.GIVEN_BACK
 
     def run(self, held: HeldMessage, call: Callable[[Message], Any], *, keeps_result: bool) -> None:
         """Call the handler, so that the message has steps and can be sent; note how that ended."""
