@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.tasks import CONSUMER, append, is_killed_at, key_of, run_task, use
+from tests.spark.tasks import CONSUMER, append, is_killed_at, key_of, run_task, task_of, use
 
 from oncely import Ledger, Message, Retry, State, StoreUnavailable, open_ledger
 from oncely.core.waiting import retries_of
+from oncely.spark.modes.due_retries import DueRetries
+from oncely.spark.sink.channel import Stopped, TaskChannel
 from oncely.spark.sink.counts import Counts
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.open_store import open_sessions
@@ -95,6 +97,28 @@ def test_a_later_task_takes_what_is_due(run: Run, ledger: Ledger) -> None:
     counts = run(handle, b)
     assert (counts.received, counts.handled, counts.waiting) == (2, 2, 0)
     assert ran == [1, 1, 2]
+
+
+def test_what_was_taken_when_it_is_told_to_stop(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there for the next task at once."""
+    queue = retries_of(CONSUMER)
+    run_task(ledger, fail, tmp_path, ["a", "b"], backoff="300ms")
+    while ledger.mailbox.free_in_s(queue):
+        time.sleep(0.01)
+    channel, take = TaskChannel(None, ""), DueRetries.take
+
+    def take_and_stop(retries: DueRetries, most: int, *, at_once: bool) -> Any:
+        taken = take(retries, most, at_once=at_once)
+        channel.stopping.set()
+        return taken
+
+    monkeypatch.setattr(DueRetries, "take", take_and_stop)
+    with pytest.raises(Stopped):
+        task_of(ledger, fail, tmp_path, channel, lease="5m").run([])
+    assert ledger.mailbox.free_in_s(queue) == 0
+    assert [waiting.attempts for waiting in ledger.waiting()] == [1, 1]
 
 
 def test_a_redelivery_of_what_waits_waits(run: Run) -> None:

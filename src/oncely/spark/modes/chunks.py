@@ -45,7 +45,7 @@ from oncely.spark.modes.row_turn import RowTurn
 from oncely.spark.modes.start import Start
 from oncely.spark.modes.steady import steadily
 from oncely.spark.modes.tally import FIRST_POLL_S, Aside, RunTally
-from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.channel import Stopped, TaskChannel
 from oncely.spark.sink.horizon import Horizon
 from oncely.spark.sink.journal import CAPACITY, Entry
 from oncely.spark.sink.message_rows import Row, read_chunks
@@ -233,7 +233,11 @@ class ChunkTask(ABC):
         rows = [TakenRow.of(each, next(self._adopted)) for each in taken]
         for row in rows:
             self._start.adopt(row.number, row.taken.parent)
-        self._settle(rows)
+        try:
+            self._settle(rows)
+        except Stopped:
+            retries.give_back(taken)
+            raise
         return bool(rows)
 
     # ---- Turns ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Self
 
@@ -10,7 +11,9 @@ from oncely.core.message import Message
 from oncely.core.record import Claim
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.mailbox import LedgerMailbox
+from oncely.lifecycle.patience import AWAY
 from oncely.spark.sink.message_rows import Row
+from oncely.stores.store import PutBack
 
 _LOOK_S = 1.0
 """How often a task looks for them between its own rows."""
@@ -69,3 +72,9 @@ class DueRetries:
         if self._mailbox.free_in_s(self._queue) != 0:
             return []
         return self._mailbox.take(most, self._hold, queue=self._queue)
+
+    def give_back(self, taken: Sequence[WaitingMessage]) -> None:
+        """Let others have these at once; not those of which it is settled what becomes of them."""
+        with suppress(*AWAY):
+            left = [PutBack(each, None, 0.0, is_try=False) for each in taken]
+            self._mailbox.let_go([], left)
