@@ -618,6 +618,14 @@ def test_waits(ask: Ask, at: float, answered: type[Outcome]) -> None:
         assert decision == (Waiting(DUE, 10.0), DUE, False)
 
 
+def test_taken_while_it_runs() -> None:
+    """What waited in the ledger and is at work is left there; any other copy may be discarded."""
+    held, discards = STORED[HELD], under(on_busy="discard")
+    assert held is not None
+    assert decide(held, discards, 9).outcome == Duplicate(held)
+    assert decide(held, replace(discards, is_taken=True), 9).outcome == Busy(held, 10.0)
+
+
 DATED = replace(ASK, sent_at=5.0)
 """Asks for a message that was sent at 5."""
 TOO_OLD = [

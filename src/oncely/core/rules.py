@@ -362,7 +362,9 @@ def _send_the_same(record: Record, ask: Ask, _: float) -> Decision:
 
 
 def _busy(record: Record, ask: Ask, _: float) -> Decision:
-    if ask.policy.on_busy == "discard":
+    # What waited in the ledger is no copy of what is at work: were it let go, nothing would be left
+    # of the message where that worker dies.
+    if ask.policy.on_busy == "discard" and not ask.is_taken:
         return Decision(Duplicate(record), record)
     return Decision(Busy(record, record.lease_until), record)
 
