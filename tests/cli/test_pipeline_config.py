@@ -170,7 +170,7 @@ def test_a_file_that_is_no_toml(main: "Main", tmp_path: Path) -> None:
     file.write_text("[pipeline\n")
     code, err = main("pipeline", "run", str(file))
     assert code == 2
-    assert "broken.toml: is no TOML: " in err
+    assert "broken.toml: not valid TOML: " in err
     assert "line 1" in err
 
 

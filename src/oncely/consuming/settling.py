@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 class Settling:
     """Settles turns that have ended. Without `retries` the ledger keeps nothing that waits, and no
-    dead letters. After `stop` what is to be redelivered is left to the end of the connection.
+    dead letters. After `stop` redeliveries are left to the end of the connection.
     """
 
     def __init__(

@@ -143,7 +143,7 @@ def json_value(value: Any) -> Any:
 
 
 def sent_message(content: Any, message_id: str, key: str | None = None) -> Message:
-    """What is to be sent: the message itself or, of anything else, one with that as its body.
+    """What is sent: the message itself or, of anything else, one with that as its body.
     Raises MessageError for what cannot be one.
     """
     if isinstance(content, Message):

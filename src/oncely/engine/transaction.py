@@ -121,7 +121,7 @@ class Inbox(Calls):
 
     def put(self, queue: str, messages: Sequence[Message]) -> None:
         """Put messages into the queue of that name in this database: whoever consumes it gets them
-        once the transaction is committed. Raises MessageError for what is no message.
+        once the transaction is committed. Raises MessageError for what is not a message.
         """
         for message in messages:
             check_message(message)

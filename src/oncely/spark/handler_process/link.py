@@ -19,7 +19,7 @@ from oncely.spark.sink.message_rows import Row
 from oncely.spark.sink.quarantine import entry_of
 
 NEXT, TOLD, ADOPTED, DONE, RAISED = "next", "told", "adopted", "done", "raised"
-"""What a task says: it wants rows; this is settled; this one is no row; it is through; it has
+"""What a task says: it wants rows; this is settled; this one is not a row; it is through; it has
 raised."""
 ROWS, END, BROKEN = "rows", "end", "broken"
 """What it is answered."""
@@ -82,5 +82,5 @@ class TaskLink:
         self._aside = []
 
     def adopt(self, number: int, key: Key) -> None:
-        """A message that was taken from where it waited has that number, which is no row's."""
+        """A message that was taken from where it waited has that number, none of a row."""
         send(self._connection, {"is": ADOPTED, "number": number, "key": key})

@@ -76,7 +76,7 @@ class _Given(NamedTuple):
 
 
 class TaskSupervisor:
-    """Of one task, whose rows that are no messages go to `quarantine`; `name` is the same for all
+    """Of one task, whose rows that are not messages go to `quarantine`; `name` is the same for all
     its attempts.
     """
 

@@ -295,7 +295,7 @@ class TableRowsTask:
 
 
 def _bad_rows(rows: TableChunk, wanted: Sequence[str]) -> dict[int, str]:
-    """By their places, why rows are no messages, or lack a value that is wanted."""
+    """By their places, why rows are not messages, or lack a value that is wanted."""
     bad = {}
     for n, id_ in enumerate(() if are_plain_ids(rows.ids) else rows.ids):
         try:

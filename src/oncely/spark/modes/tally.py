@@ -30,7 +30,7 @@ REJECTED = f"^({Reject.__name__}|{MessageError.__name__}): "
 
 
 class Aside(Protocol):
-    """Where rows go that are no messages."""
+    """Where rows go that are not messages."""
 
     def add(self, row: Row, reason: str) -> None:
         """Set `row` aside."""

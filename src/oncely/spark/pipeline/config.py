@@ -360,14 +360,14 @@ def read_config(
 def read_toml(file: Path) -> dict[str, Any]:
     """The tables of a file, with [message] where the source needs none.
 
-    Raises ConfigError where the file cannot be read, or is no TOML.
+    Raises ConfigError where the file cannot be read, or is not TOML.
     """
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: is no TOML: {error}") from error
+        raise ConfigError(f"{file}: not valid TOML: {error}") from error
     source = document.get("source")
     # Its columns are those of a message, each under its own name.
     if isinstance(source, dict) and source.get("format") == RABBITMQ:

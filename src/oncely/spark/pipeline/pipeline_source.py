@@ -135,7 +135,7 @@ def _typed(
 
 
 def _diagnosis(rows: DataFrame, config: SourceConfig) -> list[Column]:
-    """The original row as text, and why it is no message where the source already tells."""
+    """The original row as text, and why it is not a message where the source already tells."""
     original = f.to_json(f.struct(*_original_columns(rows, config)))
     broken = f.lit(None).cast("string")
     if _RAW_ID in rows.columns:

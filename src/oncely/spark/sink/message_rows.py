@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROW_COLUMN = "oncely_row"
 """The original row as text, for the quarantine; the pipeline adds it."""
 BROKEN_COLUMN = "oncely_broken"
-"""Why the row is no message, where the source's format already tells; the pipeline adds it."""
+"""Why the row is not a message, where the source's format already tells; the pipeline adds it."""
 
 COLUMN_TYPES = {
     "id": ("string",),

@@ -1,4 +1,4 @@
-"""The quarantine: rows that are no message, as Parquet, with the reason and the original row."""
+"""The quarantine: rows that are not messages, as Parquet, with the reason and the original row."""
 
 import contextlib
 import json

@@ -81,7 +81,7 @@ class SinkOptions:
     concurrency: int
     """How many handlers a task runs at a time, in mode `leased`."""
     quarantine: str
-    """Where rows that are no message go, as Parquet."""
+    """Where rows that are not messages go, as Parquet."""
     since: float | None
     """Duplicates of what was first seen from then on (the store's clock, seconds since 1970) are
     counted as duplicates in the input; None: from the start of the task."""
