@@ -362,8 +362,8 @@ class Ledger(Calls):
         and however: a claim that was committed by that runs out. Raises
         ConfigError for what is no such connection, and where the store has no transactions.
         """
-        horizons = self._settler.horizons
-        return JoinedTransaction(self, self._store, connection, self._metrics, horizons)
+        beliefs = self._settler.beliefs
+        return JoinedTransaction(self, self._store, connection, self._metrics, beliefs)
 
     def is_contention(self, error: Exception) -> bool:
         """Whether `error`, of a caller's transaction, says that it lost against another, or its

@@ -147,7 +147,7 @@ def _start_over(place: Place, turn: str) -> None:
         written = "DELETE FROM" if turn == "first" else "UPDATE"
         how = "" if turn == "first" else " SET forgotten_until = 1"
         connection.execute(text(f"{written} message_consumers{how}"))
-    place.ledger._settler.horizons.clear()
+    place.ledger._settler.beliefs.horizons.clear()
     place.ledger.complete(granted(place.ledger.claim(KEY)))
 
 

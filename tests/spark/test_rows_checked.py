@@ -19,7 +19,7 @@ from sqlalchemy import Engine, text
 from tests.conformance.conftest import url_of
 from tests.spark.payments import NUMBERED
 
-from oncely import Granted, Key, Ledger, Policy, State, open_ledger
+from oncely import Key, Ledger, Policy, State, open_ledger
 from oncely.core.errors import ConfigError, MessageError
 from oncely.spark.modes.table_columns import check_table
 from oncely.spark.modes.target_table import open_target, work_engine
@@ -251,17 +251,3 @@ def test_what_was_completed_lately(engine: Engine, ledger: Ledger) -> None:
         assert inbox.lately_completed("tests", [], daily) == {}
         short = Policy(count_duplicates="daily", retention="1ms")
         assert inbox.lately_completed("tests", names, short) == {}
-
-
-def test_claiming_what_is_known(engine: Engine, ledger: Ledger) -> None:
-    """The answers are those of `claim_many`, also for one that is new after all."""
-    names = ["done", "held", "failed", "new", "done"]
-    claims = {name: granted(ledger.claim(Key("tests", name))) for name in names[:3]}
-    ledger.complete(claims["done"])
-    ledger.fail(claims["failed"], "no")
-    with engine.begin() as connection, ledger.transaction(connection) as inbox:
-        said = inbox.claim_known([Key("tests", name) for name in names])
-        inbox.complete_many([outcome.claim for outcome in said if isinstance(outcome, Granted)])
-    kinds = [type(outcome).__name__ for outcome in said]
-    assert kinds == ["Duplicate", "Busy", "Granted", "Granted", "Duplicate"]
-    assert ledger.counts() == {("tests", State.COMPLETED): 3, ("tests", State.PROCESSING): 1}

@@ -227,3 +227,16 @@ def test_old_claims(settler: Settler, rival: Ledger) -> None:
     rival.release(claims[1])
     results = settler.settle_each([to_write(Complete(claim)) for claim in claims])
     assert kinds(results) == [Written, Fenced, Written]
+
+
+def test_what_has_records_is_looked_up_first(settler: Settler, meddling: MeddlingStore) -> None:
+    """Where most of the last claims met records, those of the next are looked up before anything is
+    written; where they met none, they are taken for new.
+    """
+    calls = []
+    for number in (4, 4, 4, 9, 9, 40, 80):
+        meddling.calls.clear()
+        settler.settle(asks(number))
+        calls.append([call for call in meddling.calls if call != "horizons"])
+    new, loses, known, mixed = ["insert"], ["insert", "load"], ["load"], ["load", "insert"]
+    assert calls == [new, loses, known, mixed, loses, mixed, loses]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from oncely.core.commands import Outcome
@@ -23,6 +24,16 @@ _Outcomes = list[Outcome | Exception | None]
 _Writes = dict[Key, tuple[int, Decision, Record | None]]
 BelievedHorizons = dict[str, float | None]
 """The horizon of each consumer, as it is believed to be; None where it has none."""
+
+
+@dataclass
+class Beliefs:
+    """What all who settle in one store believe of it. Where that is wrong, they try once more."""
+
+    horizons: BelievedHorizons = field(default_factory=dict)
+    """As they were read last."""
+    meets_records: bool = False
+    """Whether most of what was asked for last has a record: then that is looked up first."""
 
 
 class RelayObserver(Protocol):
@@ -59,22 +70,18 @@ class Settler:
         self,
         store: Records,
         observer: LedgerObserver | None = None,
-        horizons: BelievedHorizons | None = None,
+        beliefs: Beliefs | None = None,
     ) -> None:
         self._store = store
         self.observer = observer
-        self.horizons = {} if horizons is None else horizons
-        """As they were read last, for all who settle in the same store."""
+        self.beliefs = beliefs or Beliefs()
 
-    def settle(self, requests: Sequence[Request], now: float | None = None) -> list[Outcome]:
-        """One outcome for each, in order. After an error some may be settled all the same.
-
-        `now`: when what is believed was loaded, by the store's clock, where all of it was.
-        """
+    def settle(self, requests: Sequence[Request]) -> list[Outcome]:
+        """One outcome for each, in order. After an error some may be settled all the same."""
         outcomes: _Outcomes = [None] * len(requests)
         began = time.perf_counter()
         try:
-            self._settle(requests, outcomes, now)
+            self._settle(requests, outcomes)
             _raise_first(outcomes)
         except Exception as error:
             self._show(requests, [error] * len(requests), began)
@@ -121,15 +128,20 @@ class Settler:
             return error
         return None
 
-    def _settle(
-        self, requests: Sequence[Request], outcomes: _Outcomes, now: float | None = None
-    ) -> None:
+    def _settle(self, requests: Sequence[Request], outcomes: _Outcomes) -> None:
         """Fill in the outcomes, also where it ends in an error those that hold."""
         pending = list(enumerate(requests))
+        now = None
         lost = 0
         horizons = self._believed_horizons(requests)
         locked: set[Key] = set()
-        for _ in range(_ROUNDS):
+        are_new = all(request.believed is None for request in requests)
+        looks_first = are_new and self.beliefs.meets_records
+        found = 0
+        for number in range(_ROUNDS):
+            if number or looks_first:
+                now, pending = self._looked_up(pending, horizons)
+                found = found or sum(request.believed is not None for _, request in pending)
             try:
                 self._round(pending, outcomes, now, horizons, locked)
             except ReplyLost as error:
@@ -139,28 +151,35 @@ class Settler:
                     raise StoreUnavailable(str(error)) from error
             pending = [item for item in pending if outcomes[item[0]] is None]
             if not pending:
+                if are_new:
+                    self.beliefs.meets_records = found > len(requests) // 2
                 return
-            loaded = self._store.load({request.key for _, request in pending})
-            now = loaded.now
-            pending = [
-                (n, request._replace(believed=loaded.records.get(request.key)))
-                for n, request in pending
-            ]
-            horizons |= self._read_horizons(r for _, r in pending if r.believed is None)
         raise ContentionError(
             f"{len(pending)} records changed {_ROUNDS} times while they were being written"
         )
+
+    def _looked_up(self, pending: _Pending, horizons: BelievedHorizons) -> tuple[float, _Pending]:
+        """When these were looked up by the store's clock, and each with its record as it was then;
+        `horizons` as they are.
+        """
+        loaded = self._store.load({request.key for _, request in pending})
+        there = [
+            (n, request._replace(believed=loaded.records.get(request.key)))
+            for n, request in pending
+        ]
+        horizons |= self._read_horizons(r for _, r in there if r.believed is None)
+        return loaded.now, there
 
     def _believed_horizons(self, requests: Iterable[Request]) -> BelievedHorizons:
         """The horizons that these depend on, where they do. One that is not known is not asked
         for: most consumers have none, and the store says so where that is wrong.
         """
-        return {name: self.horizons.get(name) for name in _with_horizon(requests)}
+        return {name: self.beliefs.horizons.get(name) for name in _with_horizon(requests)}
 
     def _read_horizons(self, requests: Iterable[Request]) -> BelievedHorizons:
         names = _with_horizon(requests)
         read = self._store.horizons(names) if names else {}
-        self.horizons |= {name: read.get(name) for name in names}
+        self.beliefs.horizons |= {name: read.get(name) for name in names}
         return {name: read.get(name) for name in names}
 
     def _round(

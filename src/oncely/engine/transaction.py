@@ -5,11 +5,11 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from oncely._util import clock
 from oncely._util.forking import end_child
-from oncely.core.commands import ClaimOutcome, Outcome
+from oncely.core.commands import Outcome
 from oncely.core.destination import check_destination
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError
@@ -22,7 +22,7 @@ from oncely.core.waiting import WaitingMessage
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.calls import Calls
 from oncely.engine.request import Request, sent_message, to_claim
-from oncely.engine.settle import BelievedHorizons, LedgerObserver, Settler
+from oncely.engine.settle import Beliefs, LedgerObserver, Settler
 from oncely.stores.store import Inside, Joined, Store
 
 T = TypeVar("T")
@@ -41,11 +41,11 @@ class Inbox(Calls):
         ledger: Calls,
         inside: Joined,
         observer: LedgerObserver | None = None,
-        horizons: BelievedHorizons | None = None,
+        beliefs: Beliefs | None = None,
     ) -> None:
         self.ledger = ledger
         """Whose calls these are; its own are outside the transaction."""
-        self._settler = Settler(inside, observer, horizons)
+        self._settler = Settler(inside, observer, beliefs)
         self._inside = inside
 
     def _settle_one(self, request: Request) -> Outcome:
@@ -110,15 +110,6 @@ class Inbox(Calls):
         spared = spared_s(policy)
         return self._inside.completed(consumer, message_ids, spared) if spared else {}
 
-    def claim_known(self, keys: Sequence[Key], policy: Policy = Policy()) -> list[ClaimOutcome]:
-        """As `claim_many`, for messages of which nearly all have a record: those are looked for
-        first, where `claim_many` takes them for new.
-        """
-        loaded = self._inside.load(set(keys))
-        requests = to_claim(keys, None, policy, None, None, None, None)
-        believed = [each._replace(believed=loaded.records.get(each.key)) for each in requests]
-        return cast(list[ClaimOutcome], self._settler.settle(believed, loaded.now))
-
     def put(self, queue: str, messages: Sequence[Message]) -> None:
         """Put messages into the queue of that name in this database: whoever consumes it gets them
         once the transaction is committed. Raises MessageError for what is not a message.
@@ -182,13 +173,13 @@ class JoinedTransaction:
         store: Store,
         connection: Any,
         observer: LedgerObserver | None = None,
-        horizons: BelievedHorizons | None = None,
+        beliefs: Beliefs | None = None,
     ) -> None:
         self._ledger = ledger
         self._store = store
         self._connection = connection
         self._observer = observer
-        self._horizons = horizons
+        self._beliefs = beliefs
 
     def __enter__(self) -> Inbox:
         if _is_async(self._connection):
@@ -224,7 +215,7 @@ class JoinedTransaction:
     def _enter(self, connection: Any) -> Inbox:
         self._pid = os.getpid()
         self._joining = self._store.within(connection)
-        return Inbox(self._ledger, self._joining.__enter__(), self._observer, self._horizons)
+        return Inbox(self._ledger, self._joining.__enter__(), self._observer, self._beliefs)
 
 
 def _is_async(connection: Any) -> bool:

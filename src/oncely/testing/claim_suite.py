@@ -47,6 +47,21 @@ class ClaimConformance:
         assert record.metadata == {"tenant": "a"}
         assert claim.fence == 1
 
+    def test_answers_do_not_depend_on_those_before(self, ledger: Ledger) -> None:
+        """Whether those claimed last were new or known, what follows is answered alike."""
+        keys = {name: Key("billing", name) for name in ("done", "held", "failed", "new", "newer")}
+        claims = {name: granted(ledger.claim(keys[name])) for name in ("done", "held", "failed")}
+        ledger.complete(claims["done"])
+        ledger.fail(claims["failed"], "no")
+        known = [keys["done"]] * 2
+        for new in ("new", "newer"):
+            assert {type(outcome) for outcome in ledger.claim_many(known)} == {Duplicate}
+            asked = [keys["done"], keys["held"], keys[new], keys["done"]]
+            answers = [type(outcome) for outcome in ledger.claim_many(asked)]
+            assert answers == [Duplicate, Busy, Granted, Duplicate]
+        failed = granted(ledger.claim(keys["failed"]))
+        assert (failed.attempts, failed.fence) == (2, 2)
+
     def test_live_claim_makes_others_busy(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """While the lease lives every other claim is busy, and told when it ends."""
         ends = ledger.now() + 60

@@ -231,7 +231,7 @@ class TableRowsTask:
         if not left:
             return _Settled(stored, (), first_seen)
         keys = [Key(consumer, rows.ids[n]) for n in left]
-        answers = list(zip(left, inbox.claim_known(keys, self._policy), strict=True))
+        answers = list(zip(left, inbox.claim_many(keys, policy=self._policy), strict=True))
         granted = [(n, said.claim) for n, said in answers if isinstance(said, Granted)]
         handled = [said.claim.key for _, said in answers if isinstance(said, Handled)]
         if granted:
