@@ -215,5 +215,6 @@ def test_rows_that_wait_hold_nothing_else(
             ledger.complete(claim)
 
     counts = run(read_options({**options, "handler": "handlers:work"}), rows())
-    assert (counts.handled, counts.duplicates_ledger) == (99 * _MANY, _MANY)
+    assert counts.handled == 99 * _MANY
+    assert counts.duplicates_input + counts.duplicates_ledger == _MANY
     assert most < 10_000_000
