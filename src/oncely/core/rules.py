@@ -227,6 +227,13 @@ def after_end(
     return Ending(Told.COMPLETED, Ack(), Counted.HANDLED)
 
 
+def fails_by_death(policy: Policy) -> bool:
+    """Whether a handler whose process has died in it has failed, as by an exception. Else its
+    message is in doubt: the effect may have happened, and trying again is not for granted.
+    """
+    return policy.on_in_doubt == "retry"
+
+
 def recorded(error: BaseException | None) -> str:
     """What a record says of a failure. That a message is unusable stands in front of the reason
     alike, whatever type of its own an error has: whoever meets the message again tells by that.

@@ -11,6 +11,7 @@ from typing import Any
 
 from oncely.consuming.executors import Executor, LoopExecutor, ThreadExecutor
 from oncely.core.errors import HandlerDied
+from oncely.core.rules import fails_by_death
 from oncely.core.verdicts import Phase
 from oncely.engine.inline_calls import run_inline
 from oncely.ledger import Ledger
@@ -75,7 +76,7 @@ class LeasedTask(ChunkTask):
         ):
             return False
         assert turn.held is not None  # noqa: S101 - it was just resumed.
-        if not entry.has_returned and self._policy.on_in_doubt != "retry":
+        if not entry.has_returned and not fails_by_death(self._policy):
             # Nobody is at work on it any more; what follows is for the policy.
             [claim] = self._handling.heartbeat.let_go_many([turn.held.claim])
             self._steadily(lambda: self._ledger.extend(claim, _AT_ONCE))
