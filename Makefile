@@ -48,7 +48,7 @@ chaos: .venv/.ready servers ## N messages while workers, RabbitMQ and PostgreSQL
 	@ONCELY_TEST_CHAOS=$(or $(N),20000) scripts/pytest.sh -s tests/chaos
 
 test-spark-faults: .venv/.ready servers ## every fault on Spark with N messages in each mode, and a backfill (N=2000)
-	@ONCELY_TEST_SPARK_FAULTS=$(or $(N),2000) ONCELY_TEST_BACKFILL=20000 scripts/pytest.sh -s tests/spark_faults
+	@ONCELY_TEST_SPARK_FAULTS=$(or $(N),2000) ONCELY_TEST_BACKFILL=20000 scripts/pytest.sh -s tests/spark_faults tests/spark/test_batches_killed.py
 
 campaign: .venv/.ready servers ## the tests of kills, with many more, and of many keys
 	@ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 scripts/pytest.sh -k "kill or claim_the_same_keys" --timeout 3600

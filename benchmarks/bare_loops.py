@@ -1,8 +1,10 @@
 """What the benchmark holds against the sink: the same work with less around it."""
 
+import asyncio
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1_000
 WEIGH_EVERY = 20_000
+WAIT_S = 0.02
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 handled = 0
@@ -36,6 +39,16 @@ handled = 0
 
 def handle(message: oncely.Message) -> None:
     """Do nothing."""
+
+
+def wait(message: oncely.Message) -> None:
+    """Do nothing but wait, as for another machine."""
+    time.sleep(WAIT_S)
+
+
+async def wait_async(message: oncely.Message) -> None:
+    """The same."""
+    await asyncio.sleep(WAIT_S)
 
 
 def handle_and_weigh(message: oncely.Message) -> None:

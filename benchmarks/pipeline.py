@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from tests import servers
 
-from bare_loops import register
+from bare_loops import WAIT_S, register
 from oncely.spark.session import open_session
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ HERE = Path(__file__).parent
 BODY_BYTES = 200
 DUPLICATES = 0.1
 PARTITIONS = 4
+WAITING = 400
 AIM, REPLAY_AIM = 0.60, 1.5
 SINK = "oncely sink"
 REPLAY = "oncely sink, the same messages again"
@@ -173,6 +174,25 @@ def measure_memory(messages: "DataFrame", folder: Path) -> list[tuple[int, int]]
     return worker_memory(log)
 
 
+def measure_concurrency(messages: "DataFrame", folder: Path) -> dict[str, float]:
+    """How long one task takes for handlers that wait, by how many of them run at a time."""
+    took = {}
+    few = messages.limit(WAITING).coalesce(1)
+    for handler, concurrency in (("wait", 1), ("wait", 8), ("wait_async", 8)):
+        name = f"{handler}, {concurrency} at a time"
+        options = {
+            "consumer": name,
+            "ledger": f"sqlite:///{folder}/concurrency.db",
+            "handler": f"bare_loops:{handler}",
+            "handler_path": str(HERE),
+            "concurrency": str(concurrency),
+        }
+        began = time.perf_counter()
+        few.write.format("oncely").options(**options).mode("append").save()
+        took[name] = time.perf_counter() - began
+    return took
+
+
 def as_table(rates: dict[str, list[float]]) -> Table:
     """The medians, and what they are of the others."""
     medians = {name: statistics.median(values) for name, values in rates.items()}
@@ -213,10 +233,14 @@ def main() -> int:
         messages = generate(spark, asked.rows, folder / "messages")
         rates = measure(variants(places), messages, asked, folder)
         memory = measure_memory(messages, folder)
+        took = measure_concurrency(messages, folder)
     Console().print(as_table(rates))
     print("memory of one Python worker: " + ", ".join(f"{mib} MiB at {n:,}" for n, mib in memory))
+    shown = ", ".join(f"{name}: {took_s:.1f} s" for name, took_s in took.items())
+    print(f"one task, {WAITING:,} handlers that wait for {WAIT_S} s: {shown}")
     if asked.json:
-        Path(asked.json).write_text(json.dumps({"rates": rates, "memory": memory}, indent=1))
+        told = {"rates": rates, "memory": memory, "concurrency": took}
+        Path(asked.json).write_text(json.dumps(told, indent=1))
     ratio = statistics.median(rates[SINK]) / statistics.median(rates[BARE])
     print(f"the sink reaches {ratio:.0%} of the bare loop; the aim is {AIM:.0%}")
     again = statistics.median(b / a for a, b in zip(rates[SINK], rates[REPLAY], strict=True))
