@@ -20,6 +20,7 @@ from oncely.core.commands import Ask, Outcome
 from oncely.engine.request import Request
 from oncely.spark.modes.leased import LeasedTask
 from oncely.spark.sink.channel import TaskChannel
+from oncely.spark.sink.message_rows import numbered
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import read_options
 from oncely.stores.memory_store import MemoryStore
@@ -158,6 +159,9 @@ class NoLedger(Ledger):
             return [Granted(Claim(self._template._replace(key=each.key))) for each in requests]
         return [Written(None)] * len(requests)
 
+    def _settle_each(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
+        return [*self._settle(requests)]
+
     def extend_each(self, claims: Sequence[Claim], _: Any) -> list[Outcome | Exception]:
         """Written, they say."""
         return [Written(None)] * len(claims)
@@ -243,7 +247,9 @@ def _same_sink(ledger: NoLedger, batches: Iterator["RecordBatch"]) -> None:
     options = read_options(
         {"consumer": "bench", "ledger": "sqlite:///unused", "handler": "bare_loops:handle"}
     )
-    LeasedTask(ledger, options, handle, Quarantine("", ""), TaskChannel(None, "")).run(batches)
+    LeasedTask(ledger, options, handle, Quarantine("", ""), TaskChannel(None, "")).run(
+        numbered(batches)
+    )
 
 
 def register(spark: "SparkSession") -> None:
