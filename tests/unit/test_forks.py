@@ -3,12 +3,14 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
 
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
@@ -88,3 +90,21 @@ def test_fork_while_others_claim(ledger: Ledger) -> None:
             record = ledger.find(Key("billing", f"{claimer.name}-{number}"))
             assert record is not None
             assert record.state is State.COMPLETED
+
+
+def test_fork_of_a_fork(tmp_path: Path) -> None:
+    """A child forks as quickly as its parent, whatever that has of what joins transactions."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'ledger.db'}")
+    with closing(open_ledger(engine)) as ledger:
+        ledger.migrate()
+        with engine.begin() as connection, ledger.transaction(connection) as inbox:
+            granted(inbox.claim(Key("billing", "1")))
+        child = os.fork()
+        if child == 0:
+            began = time.monotonic()
+            if os.fork() == 0:
+                os._exit(0)
+            os.wait()
+            os._exit(int(time.monotonic() - began > 2))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    engine.dispose()

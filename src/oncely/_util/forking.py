@@ -23,13 +23,7 @@ def afresh_in_children(thing: Fresh) -> None:
     _things.add(thing)
 
 
-def _start_all_afresh() -> None:
-    _paused.clear()
-    for thing in list(_things):
-        thing.start_afresh()
-
-
-class Pausing(Protocol):
+class Pausing(Fresh, Protocol):
     """What is not to be in the midst of something when the process is forked."""
 
     def pause(self) -> None:
@@ -44,7 +38,9 @@ _paused: list[Pausing] = []
 
 
 def pause_at_forks(thing: Pausing) -> None:
-    """From now on, and as long as it lives, `thing` pauses while the process is forked."""
+    """From now on, and as long as it lives, `thing` pauses while the process is forked, and starts
+    afresh in the child.
+    """
     _pausing.add(thing)
 
 
@@ -57,6 +53,12 @@ def _pause_all() -> None:
 def _go_on_all() -> None:
     while _paused:
         _paused.pop().go_on()
+
+
+def _start_all_afresh() -> None:
+    _paused.clear()
+    for thing in [*_pausing, *_things]:
+        thing.start_afresh()
 
 
 os.register_at_fork(before=_pause_all, after_in_parent=_go_on_all, after_in_child=_start_all_afresh)

@@ -137,9 +137,6 @@ class Database(ABC):
     def prepare(self, connection: Any, _: object) -> None:  # noqa: B027 - not all have to.
         """Make a new connection fit for the ledger."""
 
-    def start_afresh(self) -> None:  # noqa: B027 - not all have locks.
-        """Leave locks to the parent: called in a forked child."""
-
     # ---- Records -------------------------------------------------------------------------------
 
     @abstractmethod

@@ -303,8 +303,7 @@ class SqlStore:
             engine.dispose()
 
     def start_afresh(self) -> None:
-        """Leave connections and locks to the parent: called in a forked child."""
-        self._database.start_afresh()
+        """Leave connections to the parent: called in a forked child."""
         self.news.start_afresh()
         for engine in (self._engine, self._engine_beside):
             engine.dispose(close=False)
