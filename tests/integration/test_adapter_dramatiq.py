@@ -180,7 +180,7 @@ def test_busy(
     claim = granted(rival.claim(Key("charge", message.message_id), "60s"))
     broker.enqueue(message)
     worker.start()
-    wait_until(lambda: meddling.calls.count("insert") >= 2)
+    wait_until(lambda: meddling.calls.count("load") >= 2)
     assert not actors.runs
     rival.release(claim)
     # None is not taken for its result meanwhile.
