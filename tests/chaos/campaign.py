@@ -33,6 +33,7 @@ from tests.servers import Postgresql, Rabbitmq, Server
 
 from oncely.core.errors import TransportError
 from oncely.core.message import Message
+from oncely.core.waiting import OUTBOX
 from oncely.ledger import Ledger, open_ledger
 from oncely.outbox import Relay
 from oncely.transports.open_transport import open_transport
@@ -89,9 +90,8 @@ class Campaign:
             self._strike_on_and_on(producer)
             self._workers.drain()
             self._await_the_end()
-        # What the killed have left.
         with self._opened() as (ledger, transport):
-            _tell(f"{Relay(ledger, transport).send_waiting().sent} are sent in the end")
+            _tell(f"{_send_the_rest(ledger, transport)} are sent in the end")
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Ledger, Transport]]:
@@ -231,6 +231,17 @@ def _alarm(rabbitmq: Rabbitmq) -> None:
         time.sleep(_ALARM_S)
     finally:
         rabbitmq.evaluate(limit.format(0.4))
+
+
+def _send_the_rest(ledger: Ledger, transport: Transport) -> int:
+    """Send what the killed have left, also what they hold for a while; return how many it was."""
+    sent, deadline = 0, time.monotonic() + DEADLINE_S
+    relay = Relay(ledger, transport)
+    while ledger.mailbox.free_in_s(OUTBOX) is not None:
+        assert time.monotonic() < deadline, "what waits to be sent is held for ever"
+        sent += relay.send_waiting().sent
+        time.sleep(_POLL_S)
+    return sent
 
 
 def _publish(transport: Transport, queues: Sequence[str], ids: Sequence[str]) -> None:
