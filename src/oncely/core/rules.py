@@ -284,6 +284,8 @@ BEHIND = Ending(Told.NOTHING, Delay(0.0), Counted.GIVEN_BACK)
 """What follows where a message is to wait for another of its order."""
 GIVEN_BACK = Ending(Told.NOTHING, Requeue(), Counted.GIVEN_BACK)
 """What follows where others are to have a message."""
+WITHDRAWN = Ending(Told.RELEASED, Ack(), Counted.SKIPPED)
+"""What follows where a handler refuses to do anything: its message counts as never seen."""
 UNKNOWN_S = 2.0
 """Seconds after which a message that nobody here takes is brought to somebody again."""
 

@@ -165,6 +165,7 @@ class AsyncCalls(ABC):
 
     steps = awaited(Calls.steps)
     keep_step = awaited(Calls.keep_step)
+    add_step = awaited(Calls.add_step)
 
     async def find(self, key: Key) -> Record | None:
         """The record of `key`, if there is one."""

@@ -255,6 +255,14 @@ class Calls(SettlingMeans):
 
         self._transact(work)
 
+    def add_step(self, key: Key, name: str, result: Any) -> None:
+        """Keep a result beside a record that is handled, under the name of a step; one that is kept
+        already stays. It needs no claim. Raises MessageError when `result` is no JSON.
+        """
+        check_key(key)
+        kept = json_value(result)
+        self._transact(lambda inside: inside.keep_step(key, name, kept))
+
 
 def _keep_all(inside: Inside, writes: Sequence[Write]) -> None:
     """What goes with these."""

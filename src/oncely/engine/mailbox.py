@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from oncely.core.binding import Binding
-from oncely.core.commands import Finish, Reset
+from oncely.core.commands import ClaimOutcome, Complete, Finish, Granted, Reset
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import MessageError
 from oncely.core.message import Message, check_message
+from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, check_key
 from oncely.core.waiting import (
     OUTBOX,
@@ -18,7 +20,7 @@ from oncely.core.waiting import (
     retry_name,
 )
 from oncely.engine.means import SettlingMeans
-from oncely.engine.request import Request
+from oncely.engine.request import Request, to_claim, to_write
 from oncely.stores.store import Backlog, Inside, Listing, PutBack, Store
 
 _PAGE = 100
@@ -190,6 +192,26 @@ class LedgerMailbox(Mailbox):
         """Those of these dead letters that are still there."""
         found = self._means._transact(lambda inside: inside.numbered(ids))
         return [DeadLetter.of(each) for each in _dead_of(found)]
+
+    # ---- Putting in ----------------------------------------------------------------------------
+
+    def put_once(self, key: Key, queue: str, message: Message, policy: Policy) -> ClaimOutcome:
+        """Put a message into a queue of this database, unless that was done under `key` before: the
+        record of that is completed in the same transaction. Granted where it was put in now.
+
+        Raises MessageError for what is not a message.
+        """
+        rows = WaitingMessage.queued(queue, [check_message(message)])
+        [request] = to_claim([key], None, policy, None, None, None, None)
+
+        def work(inside: Inside) -> ClaimOutcome:
+            [outcome] = self._means._settle_inside(inside, [request])
+            if isinstance(outcome, Granted):
+                self._means._settle_inside(inside, [to_write(Complete(outcome.claim))])
+                inside.keep(rows)
+            return cast(ClaimOutcome, outcome)
+
+        return self._means._transact(work)
 
     # ---- What a broker brings ------------------------------------------------------------------
 

@@ -1,0 +1,8 @@
+"""HTTP: requests that run once for each idempotency key, and webhooks that are stored once.
+
+The names stand in `__init__.pyi`; each is imported when it is first asked for.
+"""
+
+from oncely._util.lazy_names import lazily
+
+__getattr__, __dir__, __all__ = lazily(__name__)

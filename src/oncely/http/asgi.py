@@ -1,0 +1,269 @@
+"""IdempotencyKey: a middleware for ASGI, under which a request runs once for each key."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from typing import Any, Unpack
+
+from oncely.async_ledger import SteadyLedger
+from oncely.http.answers import HttpAnswer
+from oncely.http.http_request import HttpRequest, RequestBody
+from oncely.http.keyed_requests import KeyedRequests, KeyOptions
+from oncely.http.request_state import RequestState
+from oncely.http.request_work import Exchange
+from oncely.ledger import Ledger
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+
+_PAST_US = ("http.response.pathsend", "http.response.zerocopysend")
+"""Extensions by which an application lets the server read a file: nobody sees its body."""
+
+
+class IdempotencyKey:
+    """Runs `app` once for each Idempotency-Key, and gives repetitions the first answer.
+
+    The options are those of `KeyOptions`. Raises ConfigError for what cannot be meant. A handler
+    has the request as `request.state.oncely`. It goes on when its client goes away.
+    """
+
+    def __init__(self, app: AsgiApp, ledger: Ledger, **options: Unpack[KeyOptions]) -> None:
+        self._app = app
+        self._requests = KeyedRequests(ledger, options)
+        self._calls = SteadyLedger(ledger)
+        self._running: set[asyncio.Task[None]] = set()
+        """Else nobody holds them, once their clients are gone."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, or pass on what is none."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        fields = fields_of(scope["headers"])
+        key = self._requests.key_in(scope["method"], fields)
+        if isinstance(key, HttpAnswer):
+            await send_whole(send, key)
+        elif key is None:
+            state = RequestState(self._requests.ledger)
+            await self._app(_with_state(scope, state), receive, send)
+        else:
+            await self._keyed(key, fields, scope, receive, send)
+
+    async def _keyed(
+        self,
+        key: str,
+        fields: list[tuple[str, str]],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        body = RequestBody(self._requests.max_body)
+        try:
+            if not await read_into(body, receive):
+                return  # The client has gone before it had asked.
+            exchange = self._requests.exchange(key, _request(scope, fields, body))
+            state = RequestState(self._requests.ledger, exchange.work, key)
+            inner = _with_state(scope, state)
+            running = _Running(self._app, exchange, inner, body, Client(send))
+            task = asyncio.ensure_future(running.run(self._calls))
+        except BaseException:
+            body.close()
+            raise
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: body.close())
+        await asyncio.shield(task)
+
+
+class Client:
+    """Where answers go, as long as somebody is there."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_gone = False
+
+    async def send(self, event: Event) -> None:
+        """Send it, unless the client has gone: that is nothing to an application."""
+        if self._is_gone:
+            return
+        try:
+            await self._send(event)
+        except Exception:  # noqa: BLE001 - servers have errors of their own for that.
+            self._is_gone = True
+            _log.info("client_has_gone", exc_info=True)
+
+
+class _Running:
+    """One request in the application, its answer held back until its end is stored."""
+
+    def __init__(
+        self, app: AsgiApp, exchange: Exchange, scope: Scope, body: RequestBody, client: Client
+    ) -> None:
+        self._app = app
+        self._exchange = exchange
+        self._scope = scope
+        self._pieces = body.pieces()
+        self._is_read = False
+        self._client = client
+        self._start: Event = {}
+        self._held: list[bytes] = []
+        self._passes: str | None = None
+        """Why the answer is not held back, where it is not."""
+        self._is_begun = False
+        """Whether the client has the beginning of an answer that passes through."""
+        self._answered: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
+        """The answer, as soon as it is whole; without its body, where that has passed through."""
+        self._is_over = asyncio.Event()
+        """Whether the end is stored, and the client has what was held back."""
+
+    async def run(self, calls: SteadyLedger) -> None:
+        """Handle the request, and return when the application has returned."""
+        running: asyncio.Future[None] | None = None
+        try:
+            async with self._exchange.work as work:
+                if work.is_new:
+                    running = asyncio.ensure_future(
+                        self._app(self._scope, self._receive, self._take)
+                    )
+                    answer = await self._answer(running)
+                else:
+                    answer = await self._exchange.replayed(calls)
+        except Exception as error:  # noqa: BLE001 - raised again where it is the application's.
+            answer = self._exchange.told(error)
+        finally:
+            self._is_over.set()
+        if self._passes is None:
+            await send_whole(self._client.send, answer)
+        if running is not None:
+            # What an application does in the background, after its answer.
+            await running
+
+    async def _answer(self, running: "asyncio.Future[None]") -> HttpAnswer:
+        """The application's answer, of which is noted what it means."""
+        try:
+            either: list[asyncio.Future[Any]] = [running, self._answered]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            # The loop ends: nothing of the application goes on behind its claim.
+            running.cancel()
+            await asyncio.wait({running})
+            raise
+        if not self._answered.done():
+            running.result()  # Which raises what the application has raised.
+            raise RuntimeError("the application has returned before its answer was whole")
+        answer = self._answered.result()
+        if self._passes is None:
+            self._exchange.note(answer)
+        else:
+            self._exchange.note_passed(answer.status, self._passes)
+        return answer
+
+    # ---- What the application receives and sends ------------------------------------------------
+
+    async def _receive(self) -> Event:
+        if not self._is_read:
+            piece = next(self._pieces, None)
+            self._is_read = piece is None
+            return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
+        # A client that goes away does not stop an application: it is not told.
+        await self._is_over.wait()
+        return {"type": "http.disconnect"}
+
+    async def _take(self, event: Event) -> None:
+        if event["type"] == "http.response.start":
+            self._start = event
+            self._passes = "it has trailers" if event.get("trailers") else None
+        elif event["type"] == "http.response.body":
+            await self._take_body(event.get("body", b""), more=event.get("more_body", False))
+        else:
+            await self._client.send(event)
+
+    async def _take_body(self, body: bytes, *, more: bool) -> None:
+        self._held.append(body)
+        self._passes = self._passes or self._why_passed(more=more)
+        if self._passes is not None:
+            await self._pass_on()
+        if more:
+            return
+        self._answered.set_result(
+            HttpAnswer(self._start["status"], fields_of(self._headers), b"".join(self._held))
+        )
+        await self._is_over.wait()
+        if self._passes is not None:
+            await self._client.send({"type": "http.response.body", "body": b""})
+
+    def _why_passed(self, *, more: bool) -> str | None:
+        if more and not any(name.lower() == b"content-length" for name, _ in self._headers):
+            return "it is streamed"
+        if sum(map(len, self._held)) > self._exchange.most_kept:
+            return "it is larger than what is kept"
+        return None
+
+    @property
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        return [(bytes(name), bytes(value)) for name, value in self._start.get("headers", ())]
+
+    async def _pass_on(self) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            await self._client.send(self._start)
+        body = b"".join(self._held)
+        self._held.clear()
+        if body:
+            await self._client.send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+# ---- What ASGI says ----------------------------------------------------------------------------
+
+
+async def read_into(body: RequestBody, receive: Receive) -> bool:
+    """Read a request's body; whether it came to its end."""
+    while True:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            return False
+        body.write(event.get("body", b""))
+        if not event.get("more_body", False):
+            return True
+
+
+async def send_whole(send: Send, answer: HttpAnswer) -> None:
+    """Send an answer as a whole."""
+    headers = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in answer.fields]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+def fields_of(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Header fields as text."""
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+
+
+def _with_state(scope: Scope, state: RequestState) -> Scope:
+    scope.setdefault("state", {})["oncely"] = state
+    extensions = scope.get("extensions")
+    if not extensions:
+        return scope
+    seen = {name: value for name, value in extensions.items() if name not in _PAST_US}
+    return {**scope, "extensions": seen}
+
+
+def _request(scope: Scope, fields: Sequence[tuple[str, str]], body: RequestBody) -> HttpRequest:
+    def look_up(name: str) -> Any:
+        state = scope.get("state") or {}
+        return state[name] if name in state else scope[name]
+
+    return HttpRequest(
+        method=scope["method"],
+        path=scope["path"],
+        query=scope.get("query_string", b"").decode("latin-1"),
+        fields=fields,
+        body=body,
+        native=scope,
+        look_up=look_up,
+    )

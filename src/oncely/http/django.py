@@ -1,0 +1,181 @@
+"""DjangoIdempotencyKey: a middleware for Django, under which a request runs once for each key.
+
+Put "oncely.http.DjangoIdempotencyKey" into MIDDLEWARE, and `ONCELY = {"ledger": ..., "consumer":
+...}` with the options of `KeyOptions` into the settings.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
+from functools import partial
+from typing import Any
+
+from asgiref.sync import markcoroutinefunction
+from django.conf import settings
+from django.http import HttpRequest as DjangoRequest
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+
+from oncely.async_ledger import SteadyLedger
+from oncely.core.errors import ConfigError
+from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.http.answers import HttpAnswer
+from oncely.http.http_request import HttpRequest, RequestBody
+from oncely.http.keyed_requests import KeyedRequests
+from oncely.http.passing import Passing, passing
+from oncely.http.request_state import RequestState, answer_of
+from oncely.http.request_work import ErrorAnswer, Exchange
+from oncely.ledger import Ledger, open_ledger
+
+_ERROR = "oncely.error"
+"""In a request's META: what its view has raised."""
+
+
+class DjangoIdempotencyKey:
+    """Runs a view once for each Idempotency-Key, and gives repetitions the first answer.
+
+    A view has the request's state as `request.oncely`. To be put behind what knows the user, where
+    a `scope` asks for that. Raises ConfigError for settings that cannot be meant.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[DjangoRequest], Any]) -> None:
+        self._get_response = get_response
+        ledger, options = _configured()
+        self._requests = KeyedRequests(ledger, options)
+        self._is_async = inspect.iscoroutinefunction(get_response)
+        self._running: set[asyncio.Task[HttpResponseBase]] = set()
+        """Else nobody holds them, once their clients are gone."""
+        if self._is_async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: DjangoRequest) -> Any:
+        """Handle one request."""
+        fields = [*request.headers.items()]
+        key = self._requests.key_in(request.method or "", fields)
+        if isinstance(key, HttpAnswer):
+            return self._answered(_response(key))
+        if key is None:
+            request.oncely = RequestState(self._requests.ledger)
+            return self._get_response(request)
+        exchange = self._exchange(key, request, fields)
+        request.oncely = RequestState(self._requests.ledger, exchange.work, key)
+        return self._shielded(exchange, request) if self._is_async else self._run(exchange, request)
+
+    def process_exception(self, request: DjangoRequest, error: Exception) -> None:
+        """Remember why a view has failed: what comes back is only a response that says so."""
+        request.META[_ERROR] = error
+
+    def _answered(self, response: HttpResponse) -> Any:
+        return _awaitable(response) if self._is_async else response
+
+    def _exchange(
+        self, key: str, request: DjangoRequest, fields: list[tuple[str, str]]
+    ) -> Exchange:
+        body = RequestBody(self._requests.max_body)
+        body.write(request.body)
+        asked = HttpRequest(
+            method=request.method or "",
+            path=request.path,
+            query=request.META.get("QUERY_STRING", ""),
+            fields=fields,
+            body=body,
+            native=request,
+            look_up=partial(_look_up, request),
+        )
+        try:
+            return self._requests.exchange(key, asked)
+        finally:
+            body.close()
+
+    def _run(self, exchange: Exchange, request: DjangoRequest) -> HttpResponseBase:
+        response: Any = None
+        try:
+            with ExitStack() as stack:
+                work = stack.enter_context(exchange.work)
+                if not work.is_new:
+                    calls = InlineCalls(self._requests.ledger)
+                    return _response(run_inline(exchange.replayed(calls)))
+                response = self._get_response(request)
+                if response.streaming:
+                    chunks = iter(response.streaming_content)
+                    end = _streamed(exchange, response)
+                    response.streaming_content = Passing(chunks, end, stack.pop_all())
+                else:
+                    exchange.note(answer_of(response), request.META.get(_ERROR))
+                return response
+        except Exception as error:  # noqa: BLE001 - raised again where it is the view's.
+            return _after(error, exchange, response)
+
+    async def _shielded(self, exchange: Exchange, request: DjangoRequest) -> HttpResponseBase:
+        """A client that goes away does not stop a view."""
+        task = asyncio.ensure_future(self._run_async(exchange, request))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def _run_async(self, exchange: Exchange, request: DjangoRequest) -> HttpResponseBase:
+        response: Any = None
+        try:
+            async with AsyncExitStack() as stack:
+                work = await stack.enter_async_context(exchange.work)
+                if not work.is_new:
+                    calls = SteadyLedger(self._requests.ledger)
+                    return _response(await exchange.replayed(calls))
+                response = await self._get_response(request)
+                if response.streaming:
+                    chunks = aiter(response)
+                    end = _streamed(exchange, response)
+                    response.streaming_content = passing(chunks, end, stack.pop_all())
+                else:
+                    exchange.note(answer_of(response), request.META.get(_ERROR))
+                return response
+        except Exception as error:  # noqa: BLE001 - raised again where it is the view's.
+            return _after(error, exchange, response)
+
+
+def _streamed(exchange: Exchange, response: Any) -> Callable[[], None]:
+    return partial(exchange.note_passed, response.status_code, "it is streamed")
+
+
+def _after(error: Exception, exchange: Exchange, response: Any) -> HttpResponseBase:
+    answer = exchange.told(error)
+    # What a view has answered goes out as it is, its cookies included.
+    is_own = response is not None and isinstance(error, ErrorAnswer)
+    return response if is_own else _response(answer)
+
+
+def _response(answer: HttpAnswer) -> HttpResponse:
+    response = HttpResponse(answer.body, status=answer.status)
+    del response["Content-Type"]
+    for name, value in answer.fields:
+        response[name] = value
+    return response
+
+
+async def _awaitable(response: HttpResponse) -> HttpResponse:
+    return response
+
+
+def _look_up(request: DjangoRequest, name: str) -> Any:
+    try:
+        return getattr(request, name)
+    except AttributeError:
+        raise LookupError(name) from None
+
+
+def _configured() -> tuple[Ledger, dict[str, Any]]:
+    """The ledger and the options that the settings name."""
+    options = dict(getattr(settings, "ONCELY", None) or {})
+    ledger = options.pop("ledger", None)
+    if isinstance(ledger, str):
+        ledger = open_ledger(ledger)
+    if not isinstance(ledger, Ledger):
+        raise ConfigError(
+            'ONCELY: the settings name no ledger; write ONCELY = {"ledger": '
+            '"postgresql://user@host/database", "consumer": "api"}'
+        )
+    return ledger, options

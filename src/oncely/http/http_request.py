@@ -1,0 +1,116 @@
+"""A request, as `scope` and `fingerprint` functions are shown it, whatever framework it is of."""
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from oncely.core.ids import fingerprint_of
+from oncely.http.json_equality import equal_json
+
+_PIECE = 64 * 1024
+_DIGEST_BYTES = 16
+
+
+class RequestBody:
+    """A request's body: in memory up to `most_in_memory` bytes, beyond that in a file."""
+
+    def __init__(self, most_in_memory: int) -> None:
+        self._most_in_memory = most_in_memory
+        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - `close` closes it.
+            max_size=most_in_memory
+        )
+        self.length = 0
+
+    def write(self, piece: bytes) -> None:
+        """Add what has come."""
+        self.length += len(piece)
+        self.file.write(piece)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The whole body, from its beginning."""
+        self.file.seek(0)
+        while piece := self.file.read(_PIECE):
+            yield piece
+
+    def whole(self) -> bytes:
+        """The whole body."""
+        return b"".join(self.pieces())
+
+    def fingerprint(self) -> str:
+        """Equal for bodies that are equal as JSON, and for other bodies that are the same bytes."""
+        if self.length <= self._most_in_memory:
+            return fingerprint_of(equal_json(self.whole()))
+        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        for piece in self.pieces():
+            digest.update(piece)
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Forget it."""
+        self.file.close()
+
+
+class HttpRequest:
+    """A request with its body read.
+
+    An attribute that is not one of these is looked up where frameworks keep what they know of a
+    request: `request.user_id` is what an outer middleware has put into the state (ASGI), into the
+    environ (WSGI) or on the request (Django).
+    """
+
+    def __init__(
+        self,
+        *,
+        method: str,
+        path: str,
+        query: str,
+        fields: Sequence[tuple[str, str]],
+        body: RequestBody,
+        native: Any,
+        look_up: Callable[[str], Any],
+    ) -> None:
+        self.method = method
+        self.path = path
+        """Decoded, from the root of the server."""
+        self.query = query
+        """As the client wrote it, without the question mark."""
+        self.fields = fields
+        """The header fields: name and value of each, in their order."""
+        self.native = native
+        """The scope (ASGI), the environ (WSGI) or the request (Django)."""
+        self._body = body
+        self._look_up = look_up
+
+    @property
+    def body(self) -> bytes:
+        """The whole body."""
+        return self._body.whole()
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The header fields by their names, in lower case; those of one name joined by commas."""
+        joined: dict[str, str] = {}
+        for name, value in self.fields:
+            name = name.lower()  # noqa: PLW2901 - the same, as it is looked for.
+            joined[name] = f"{joined[name]}, {value}" if name in joined else value
+        return joined
+
+    def values_of(self, name: str) -> Sequence[str]:
+        """The value of each field of that name."""
+        wanted = name.lower()
+        return [value for field, value in self.fields if field.lower() == wanted]
+
+    def fingerprint(self) -> str:
+        """Of what tells requests apart: method, path, query and body."""
+        parts = (self.method, self.path, self.query, self._body.fingerprint())
+        return fingerprint_of("\0".join(parts).encode("utf-8", "surrogateescape"))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._look_up(name)
+        except LookupError:
+            raise AttributeError(
+                f"the request has no {name!r}: let a middleware outside of this one put it into "
+                "the request's state (ASGI), into the environ (WSGI) or on the request (Django)"
+            ) from None

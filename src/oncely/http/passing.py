@@ -1,0 +1,82 @@
+"""Answers that pass through: their request ends when their last chunk has passed."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+
+_log = logging.getLogger(__name__)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Passing:
+    """The chunks of an answer, for a server to iterate and to close.
+
+    When the last has passed, `end` is called, and `stack` closed, which holds the request's work. A
+    client that goes away does not stop the application: what is left is read by nobody.
+    """
+
+    def __init__(
+        self,
+        chunks: Iterator[bytes],
+        end: Callable[[], None],
+        stack: ExitStack,
+        close: Callable[[], object] = _nothing,
+    ) -> None:
+        self._chunks = chunks
+        self._end = end
+        self._stack = stack
+        self._close = close
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._chunks)
+        except StopIteration:
+            self._pass_end()
+            raise
+        except BaseException as error:
+            self._end = _nothing
+            self._stack.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def _pass_end(self) -> None:
+        end, self._end = self._end, _nothing
+        with logged(), self._stack.pop_all():
+            end()
+
+    def close(self) -> None:
+        """Called by the server when it is done with it."""
+        try:
+            for _ in self:
+                pass
+        finally:
+            self._close()
+
+
+async def passing(
+    chunks: AsyncIterator[bytes], end: Callable[[], None], stack: AsyncExitStack
+) -> AsyncIterator[bytes]:
+    """The same for chunks that are awaited."""
+    with logged():
+        async with stack:
+            async for chunk in chunks:
+                yield chunk
+            end()
+
+
+class logged:  # noqa: N801 - reads as a statement.
+    """While this is entered, an error is logged, and goes no further: the client has its answer."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> bool:
+        if kind is None or not issubclass(kind, Exception):
+            return False
+        _log.warning("request_not_completed", exc_info=True)
+        return True

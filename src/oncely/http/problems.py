@@ -1,0 +1,164 @@
+"""Problems: what a client is told whose request does not run, as RFC 9457 has it or otherwise."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oncely.http.answers import HttpAnswer
+
+_RETRY_S = 1
+"""Seconds after which a request may run that could not now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a request does not run, or why its answer cannot be given again."""
+
+    name: str
+    """What its type ends with."""
+    status: int
+    code: str
+    """As the Agentic Commerce Protocol calls it, where that knows it."""
+    title: str
+    detail: str
+    retry_s: int | None = None
+    """In how many seconds the same request may be made again; None: that would not help."""
+    documentation: str | None = None
+    """Where the API describes its idempotency keys."""
+
+
+Errors = Callable[[Problem], HttpAnswer]
+"""Makes the answer that a problem is told by."""
+
+
+def problem_json(problem: Problem) -> HttpAnswer:
+    """The problem as application/problem+json (RFC 9457)."""
+    documentation = problem.documentation
+    place = "urn:oncely:problem:" if documentation is None else f"{documentation}#"
+    content = {
+        "type": f"{place}{problem.name}",
+        "title": problem.title,
+        "status": problem.status,
+        "detail": problem.detail,
+        "code": problem.code,
+    }
+    return _answer(problem, "application/problem+json", content)
+
+
+def acp_json(problem: Problem) -> HttpAnswer:
+    """The problem as the Agentic Commerce Protocol's flat error."""
+    is_ours = problem.status >= 500
+    content = {
+        "type": "service_unavailable" if is_ours else "invalid_request",
+        "code": problem.code,
+        "message": f"{problem.title}: {problem.detail}",
+    }
+    return _answer(problem, "application/json", content)
+
+
+def _answer(problem: Problem, content_type: str, content: Mapping[str, Any]) -> HttpAnswer:
+    body = json.dumps(content).encode()
+    fields = [
+        ("Content-Type", content_type),
+        ("Content-Language", "en"),
+        ("Content-Length", str(len(body))),
+        ("Cache-Control", "no-store"),
+    ]
+    if problem.retry_s is not None:
+        fields.append(("Retry-After", str(problem.retry_s)))
+    if problem.documentation is not None:
+        fields.append(("Link", f'<{problem.documentation}>; rel="describedby"; type="text/html"'))
+    return HttpAnswer(problem.status, fields, body)
+
+
+def key_missing() -> Problem:
+    """The request has no key, and needs one."""
+    return Problem(
+        "key-missing",
+        400,
+        "idempotency_key_required",
+        "Idempotency-Key is missing",
+        "this operation needs an Idempotency-Key header field: send a new key, such as a UUID, "
+        "with each new operation, and the same key when you repeat it",
+    )
+
+
+def key_unusable(reason: str) -> Problem:
+    """The key is not one."""
+    return Problem(
+        "key-unusable",
+        400,
+        "idempotency_key_invalid",
+        "Idempotency-Key cannot be used",
+        reason,
+    )
+
+
+def in_flight() -> Problem:
+    """The first request is still at work."""
+    return Problem(
+        "in-flight",
+        409,
+        "idempotency_in_flight",
+        "A request is outstanding for this Idempotency-Key",
+        "a request with the same Idempotency-Key is being processed: repeat this one later",
+        retry_s=_RETRY_S,
+    )
+
+
+def key_reused() -> Problem:
+    """Another request was made under the key."""
+    return Problem(
+        "key-reused",
+        422,
+        "idempotency_conflict",
+        "Idempotency-Key is already used",
+        "another request was made under this Idempotency-Key: send a new key with a new request",
+    )
+
+
+def in_doubt() -> Problem:
+    """Nobody knows whether the first request had its effect."""
+    return Problem(
+        "in-doubt",
+        409,
+        "idempotency_in_doubt",
+        "The first request under this Idempotency-Key is in doubt",
+        "the server stopped while it was processed, and it is not known whether it had its "
+        "effect: it does not run again until that is decided",
+    )
+
+
+def answer_not_kept(reason: str) -> Problem:
+    """The first request is done, and its answer cannot be given again."""
+    return Problem(
+        "answer-not-kept",
+        409,
+        "idempotency_answer_not_kept",
+        "The request was processed before",
+        f"it does not run again, and its answer was not kept: {reason}",
+    )
+
+
+def failed_permanently() -> Problem:
+    """The first request has failed, and may not run again."""
+    return Problem(
+        "failed",
+        409,
+        "idempotency_failed",
+        "The request has failed before",
+        "it does not run again: send a new key with a new request",
+    )
+
+
+def unavailable() -> Problem:
+    """The ledger cannot be asked."""
+    return Problem(
+        "unavailable",
+        503,
+        "idempotency_unavailable",
+        "Idempotency cannot be ensured at the moment",
+        "nothing was done: repeat the request later",
+        retry_s=_RETRY_S,
+    )

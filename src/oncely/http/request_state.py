@@ -1,0 +1,125 @@
+"""Request state: what a handler can do with its request, as `request.state.oncely`."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+from oncely.core.errors import MessageError
+from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.transaction import AsyncInbox, Inbox
+from oncely.http.answers import HttpAnswer
+from oncely.http.request_work import RequestWork
+from oncely.ledger import Ledger
+
+R = TypeVar("R")
+
+
+class RequestState:
+    """A request as its handler has it; `key` is the client's, None where the request has none."""
+
+    def __init__(
+        self, ledger: Ledger, work: RequestWork | None = None, key: str | None = None
+    ) -> None:
+        self._ledger = ledger
+        self._work = work
+        self.key = key
+
+    def transaction(self, connection: Any) -> "RequestTransaction":
+        """The end of this request inside the caller's own transaction, for `with` and `async with`.
+
+        `connection` is any that `Ledger.transaction` takes; so is what the block is given, which
+        sends messages. When the block is left, it is written in the transaction that the request is
+        handled, with what the handler has sent; the caller then commits it, before the answer is
+        returned, with its own rows. A request without a key is not recorded: what is sent goes with
+        the transaction all the same.
+        """
+        return RequestTransaction(self._ledger, self._work, connection)
+
+    def respond(self, answer: R) -> R:
+        """Keep this answer with the transaction, in its commit; returns it, to be returned.
+
+        To be called inside the block of `transaction`. `answer` is a response of Starlette, Flask
+        or Django, or an HttpAnswer; raises MessageError for what is none. Without it the answer is
+        kept as soon as it is given, right after the commit.
+        """
+        found = answer_of(answer)
+        if self._work is not None:
+            self._work.give(found)
+        return answer
+
+
+class RequestTransaction:
+    """The time during which a request's end is part of the caller's transaction."""
+
+    def __init__(self, ledger: Ledger, work: RequestWork | None, connection: Any) -> None:
+        self._ledger = ledger
+        self._work = work
+        self._connection = connection
+
+    def __enter__(self) -> Inbox:
+        self._entered = self._within()
+        return self._entered.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._entered.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> AsyncInbox:
+        self._entered_async = self._within_async()
+        return await self._entered_async.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._entered_async.__aexit__(kind, error, trace)
+
+    @contextmanager
+    def _within(self) -> Iterator[Inbox]:
+        with self._ledger.transaction(self._connection) as inbox:
+            yield inbox
+            if self._work is not None:
+                run_inline(self._work.write(InlineCalls(inbox)))
+
+    @asynccontextmanager
+    async def _within_async(self) -> AsyncIterator[AsyncInbox]:
+        async with self._ledger.transaction(self._connection) as inbox:
+            yield inbox
+            if self._work is not None:
+                await self._work.write(inbox)
+
+
+def answer_of(response: Any) -> HttpAnswer:
+    """What a framework's response answers. Raises MessageError for what is not one, or streams."""
+    if isinstance(response, HttpAnswer):
+        return response
+    status, body = getattr(response, "status_code", None), _body_of(response)
+    if not isinstance(status, int) or body is None:
+        raise MessageError(
+            f"respond: {type(response).__name__} is not a response with a body; hand over a "
+            "Response of your framework, or oncely.http.HttpAnswer(status, headers, body)"
+        )
+    return HttpAnswer(status, _fields_of(response), body)
+
+
+def _body_of(response: Any) -> bytes | None:
+    """As Starlette, Flask (Werkzeug) and Django have it."""
+    for name in ("body", "content", "data"):
+        body = getattr(response, name, None)
+        if isinstance(body, bytes | bytearray | memoryview):
+            return bytes(body)
+    return None
+
+
+def _fields_of(response: Any) -> list[tuple[str, str]]:
+    raw = getattr(response, "raw_headers", None)
+    if raw is not None:
+        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw]
+    return [(str(name), str(value)) for name, value in response.headers.items()]

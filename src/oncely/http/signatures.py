@@ -1,0 +1,229 @@
+"""Signatures of webhooks: whether a sender knows the secret, and what it calls its delivery.
+
+Each follows its sender's own description: GitHub "Validating webhook deliveries", Stripe "Verify
+webhook signatures manually", the Standard Webhooks specification 1.0, Slack "Verifying requests
+from Slack", Shopify "Verify the webhook".
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from oncely.core.durations import Duration, seconds
+from oncely.core.errors import ConfigError, MessageError
+from oncely.core.json_body import read_json
+
+Headers = Mapping[str, str]
+"""Header fields by their names, in lower case."""
+Secret = str | bytes
+Reads = Callable[[Headers, bytes], str | None]
+"""Reads a text from a delivery; None where it has none."""
+Checks = Callable[[Headers, bytes, float], None]
+"""Raises SignatureError for a delivery that did not come, at that time, from who has the secret."""
+
+_TOLERANCE: Duration = "5m"
+
+
+class SignatureError(MessageError):
+    """A delivery is not signed by who knows the secret, or was signed too long ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """How deliveries of one sender are verified and told apart."""
+
+    sender: str
+    check: Checks
+    message_id: Reads
+    message_type: Reads
+    reply: Callable[[bytes], str | None] = lambda _: None
+    """Given the body: what is answered at once, where it is not a message. Slack asks for that."""
+
+
+# ---- Senders -----------------------------------------------------------------------------------
+
+
+def github(secret: Secret | Sequence[Secret]) -> Verifier:
+    """Deliveries of GitHub, told apart by X-GitHub-Delivery. Of several secrets any may be used."""
+    check = _hex_check("x-hub-signature-256", _keys(secret), "sha256=")
+    return Verifier("github", check, header_id("X-GitHub-Delivery"), header_id("X-GitHub-Event"))
+
+
+def shopify(secret: Secret | Sequence[Secret]) -> Verifier:
+    """Deliveries of Shopify, told apart by X-Shopify-Webhook-Id."""
+    keys = _keys(secret)
+
+    def check(headers: Headers, body: bytes, _: float) -> None:
+        given = _field(headers, "x-shopify-hmac-sha256")
+        _check_any([given], [_base64(_digest(key, body)) for key in keys])
+
+    return Verifier(
+        "shopify", check, header_id("X-Shopify-Webhook-Id"), header_id("X-Shopify-Topic")
+    )
+
+
+def stripe(secret: Secret | Sequence[Secret], tolerance: Duration = _TOLERANCE) -> Verifier:
+    """Events of Stripe, told apart by their `id`."""
+    keys, tolerance_s = _keys(secret), seconds(tolerance, "tolerance")
+
+    def check(headers: Headers, body: bytes, now: float) -> None:
+        pairs = [
+            part.strip().partition("=") for part in _field(headers, "stripe-signature").split(",")
+        ]
+        times = [value for name, _, value in pairs if name == "t"]
+        given = [value for name, _, value in pairs if name == "v1"]
+        if len(times) != 1:
+            raise SignatureError("stripe-signature has no time")
+        signed = times[0].encode() + b"." + body
+        _check_any(given, [_digest(key, signed).hex() for key in keys])
+        _check_time(times[0], now, tolerance_s)
+
+    return Verifier("stripe", check, body_id("id"), body_id("type"))
+
+
+def standard_webhooks(
+    secret: Secret | Sequence[Secret], tolerance: Duration = _TOLERANCE
+) -> Verifier:
+    """Deliveries of whoever follows Standard Webhooks, told apart by webhook-id.
+
+    A secret is text in base64, with or without `whsec_` before it; or bytes, as they are.
+    """
+    keys, tolerance_s = [_standard_key(each) for each in _secrets(secret)], seconds(tolerance)
+
+    def check(headers: Headers, body: bytes, now: float) -> None:
+        message_id, time = _field(headers, "webhook-id"), _field(headers, "webhook-timestamp")
+        given = [
+            signature
+            for version, _, signature in (
+                each.partition(",") for each in _field(headers, "webhook-signature").split(" ")
+            )
+            if version == "v1"
+        ]
+        signed = f"{message_id}.{time}.".encode() + body
+        _check_any(given, [_base64(_digest(key, signed)) for key in keys])
+        _check_time(time, now, tolerance_s)
+
+    return Verifier("standard-webhooks", check, header_id("webhook-id"), body_id("type"))
+
+
+def slack(secret: Secret | Sequence[Secret], tolerance: Duration = _TOLERANCE) -> Verifier:
+    """Events of Slack, told apart by their `event_id`. Its challenge is answered."""
+    keys, tolerance_s = _keys(secret), seconds(tolerance, "tolerance")
+
+    def check(headers: Headers, body: bytes, now: float) -> None:
+        time = _field(headers, "x-slack-request-timestamp")
+        given = _field(headers, "x-slack-signature")
+        signed = f"v0:{time}:".encode() + body
+        _check_any([given], [f"v0={_digest(key, signed).hex()}" for key in keys])
+        _check_time(time, now, tolerance_s)
+
+    return Verifier("slack", check, body_id("event_id"), body_id("event", "type"), _challenge)
+
+
+def hmac_sha256(
+    secret: Secret | Sequence[Secret],
+    header: str,
+    message_id: Reads,
+    *,
+    prefix: str = "",
+    message_type: Reads | None = None,
+) -> Verifier:
+    """Deliveries whose `header` is the HMAC-SHA256 of the raw body in hexadecimal digits, after
+    `prefix`; `message_id` says what tells them apart: `header_id(...)` or `body_id(...)`.
+    """
+    check = _hex_check(header.lower(), _keys(secret), prefix)
+    return Verifier("hmac", check, message_id, message_type or (lambda _, __: None))
+
+
+# ---- What tells deliveries apart ---------------------------------------------------------------
+
+
+def header_id(name: str) -> Reads:
+    """Reads the value of a header field."""
+    wanted = name.lower()
+    return lambda headers, _: headers.get(wanted)
+
+
+def body_id(*path: str) -> Reads:
+    """Reads a text from a JSON body: the names of the objects on the way to it, and its own."""
+
+    def read(_: Headers, body: bytes) -> str | None:
+        value = read_json(body)
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value if isinstance(value, str) else None
+
+    return read
+
+
+# ---- What they are made of ---------------------------------------------------------------------
+
+
+def _hex_check(header: str, keys: Sequence[bytes], prefix: str) -> Checks:
+    def check(headers: Headers, body: bytes, _: float) -> None:
+        given = _field(headers, header)
+        _check_any([given], [f"{prefix}{_digest(key, body).hex()}" for key in keys])
+
+    return check
+
+
+def _check_any(given: Iterable[str], expected: Sequence[str]) -> None:
+    """One of those given is one of those expected; how far another is like it takes no time."""
+    found = False
+    for signature in given:
+        for each in expected:
+            found |= hmac.compare_digest(signature.encode(), each.encode())
+    if not found:
+        raise SignatureError("the signature is wrong")
+
+
+def _check_time(text: str, now: float, tolerance_s: float) -> None:
+    if not (text.isascii() and text.isdigit()) or abs(now - int(text[:20])) > tolerance_s:
+        raise SignatureError("it was signed too long ago, or with a clock that is wrong")
+
+
+def _field(headers: Headers, name: str) -> str:
+    value = headers.get(name)
+    if not value:
+        raise SignatureError(f"{name} is missing")
+    return value
+
+
+def _digest(key: bytes, signed: bytes) -> bytes:
+    return hmac.new(key, signed, hashlib.sha256).digest()
+
+
+def _base64(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
+
+
+def _challenge(body: bytes) -> str | None:
+    asked = read_json(body)
+    is_asked = isinstance(asked, dict) and asked.get("type") == "url_verification"
+    challenge = asked.get("challenge") if is_asked else None
+    return challenge if isinstance(challenge, str) else None
+
+
+def _secrets(secret: Secret | Sequence[Secret]) -> Sequence[Secret]:
+    secrets = [secret] if isinstance(secret, str | bytes) else [*secret]
+    if not secrets or not all(isinstance(each, str | bytes) and each for each in secrets):
+        raise ConfigError("secret: it is empty; write the one that you share with the sender")
+    return secrets
+
+
+def _keys(secret: Secret | Sequence[Secret]) -> list[bytes]:
+    return [each.encode() if isinstance(each, str) else each for each in _secrets(secret)]
+
+
+def _standard_key(secret: Secret) -> bytes:
+    if isinstance(secret, bytes):
+        return secret
+    try:
+        return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except binascii.Error:
+        raise ConfigError(
+            'secret: it is not base64; copy it as the sender shows it, as in "whsec_MfKQ9r8GKYqr"'
+        ) from None

@@ -1,0 +1,253 @@
+"""Webhooks: deliveries are verified and stored in a queue, each once; a Consumer handles them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from oncely._util.forking import afresh_in_children
+from oncely.core.commands import ClaimOutcome, Duplicate, Granted
+from oncely.core.durations import Duration, positive_seconds
+from oncely.core.errors import ConfigError, MessageError, StoreError, describe
+from oncely.core.ids import check_id
+from oncely.core.message import Message, check_message
+from oncely.core.policy import Policy
+from oncely.core.record import Key
+from oncely.core.refusals import refusal
+from oncely.core.sizes import Size, bytes_in
+from oncely.core.waiting import queue_named
+from oncely.http.answers import HttpAnswer
+from oncely.http.asgi import Receive, Scope, Send, fields_of, send_whole
+from oncely.http.signatures import Reads, SignatureError, Verifier
+from oncely.http.wsgi import Environ, StartResponse, fields_in, start_whole
+from oncely.ledger import Ledger
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 5
+_THREADS = 8
+_KEPT_APART = frozenset({"authorization", "proxy-authorization", "cookie"})
+"""Header fields that no message has: they are secrets, and nothing to a handler."""
+
+
+def webhook(
+    ledger: Ledger,
+    *,
+    queue: str,
+    verify: Verifier,
+    message_id: Reads | None = None,
+    max_body: Size = "1MiB",
+    timeout: Duration = "3s",
+    retention: Duration = "30d",
+) -> "Webhook":
+    """An endpoint that stores each delivery once in a `queue` of the ledger's database.
+
+    `verify` says who sends: `github(secret)`, `stripe(secret)` and so on. `message_id` replaces
+    what it takes for the delivery's id. What is not stored after `timeout` is answered by 503, so
+    that the sender delivers it again: choose one within the sender's own limit. Deliveries are
+    known for so long as `retention`. Raises ConfigError for what cannot be meant, and for a ledger
+    that keeps no queues.
+    """
+    return Webhook(ledger, queue, verify, message_id, max_body, timeout, retention)
+
+
+class Webhook:
+    """An endpoint for ASGI; `wsgi` is the same for WSGI, and `receive` for anything else."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        queue: str,
+        verify: Verifier,
+        message_id: Reads | None,
+        max_body: Size,
+        timeout: Duration,
+        retention: Duration,
+    ) -> None:
+        _check(ledger, queue, verify)
+        self._ledger = ledger
+        self._queue = queue
+        self._verifier = verify
+        self._message_id = message_id or verify.message_id
+        self._max_body = bytes_in(max_body, "max_body")
+        self._timeout_s = positive_seconds(timeout, "timeout", 'refuse all; write "3s"')
+        self._consumer = f"webhook:{queue}"
+        self._policy = Policy(retention=retention)
+        self._has_kept_retention = False
+        self.start_afresh()
+        afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Leave the threads to the parent: called in a forked child."""
+        self._threads = ThreadPoolExecutor(_THREADS, "oncely-webhook")
+
+    # ---- The ways in ---------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, as ASGI has it."""
+        if scope["type"] == "lifespan":
+            raise RuntimeError("webhook: mount it in an application; it has no lifespan of its own")
+        headers = _by_name(fields_of(scope["headers"]))
+        body, more = bytearray(), True
+        while more and len(body) <= self._max_body:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                return
+            body += event.get("body", b"")
+            more = event.get("more_body", False)
+        received = self._received(scope["method"], headers, bytes(body))
+        if isinstance(received, Message):
+            answer = await self._stored_async(received)
+        else:
+            answer = received
+        await send_whole(send, answer)
+
+    def wsgi(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request, as WSGI has it."""
+        source, length = environ["wsgi.input"], environ.get("CONTENT_LENGTH") or 0
+        is_ended = bool(environ.get("wsgi.input_terminated"))
+        most = self._max_body + 1 if is_ended else min(int(length), self._max_body + 1)
+        body = b"".join(iter(lambda: source.read(most), b""))
+        fields = fields_in(environ)
+        return start_whole(
+            start_response, self.receive(environ["REQUEST_METHOD"], dict(fields), body)
+        )
+
+    def receive(self, method: str, headers: Mapping[str, str], body: bytes) -> HttpAnswer:
+        """Answer one request, whatever it came by: its header fields, and its raw body."""
+        received = self._received(method, _by_name(headers.items()), body)
+        return self._stored(received) if isinstance(received, Message) else received
+
+    # ---- What is made of a request ---------------------------------------------------------------
+
+    def _received(
+        self, method: str, headers: Mapping[str, str], body: bytes
+    ) -> Message | HttpAnswer:
+        """The message that a request brings, or the answer to one that brings none."""
+        if method != "POST":
+            return _told(405, "deliveries are sent by POST", ("Allow", "POST"))
+        if len(body) > self._max_body:
+            return self._refused(413, f"the body is over {self._max_body} bytes")
+        try:
+            self._verifier.check(headers, body, time.time())
+        except SignatureError as error:
+            return self._refused(401, str(error))
+        try:
+            if (reply := self._verifier.reply(body)) is not None:
+                return HttpAnswer(200, [("Content-Type", "text/plain")], reply.encode())
+            return self._message(headers, body)
+        except MessageError as error:
+            return self._refused(400, str(error))
+
+    def _message(self, headers: Mapping[str, str], body: bytes) -> Message:
+        message_id = check_id(self._message_id(headers, body))
+        kept = {name: value for name, value in headers.items() if name not in _KEPT_APART}
+        return check_message(
+            Message(
+                message_id,
+                body,
+                type=self._type(headers, body),
+                headers=kept,
+                source=self._verifier.sender,
+                content_type=headers.get("content-type", ""),
+            )
+        )
+
+    def _type(self, headers: Mapping[str, str], body: bytes) -> str:
+        try:
+            return self._verifier.message_type(headers, body) or ""
+        except MessageError:
+            return ""  # Of what is not JSON, nobody needs to know it here.
+
+    def _refused(self, status: int, reason: str) -> HttpAnswer:
+        names = {"queue": self._queue, "status": status, "reason": reason}
+        _log.warning("delivery_refused", extra=names)
+        return _told(status, reason)
+
+    # ---- Storing -------------------------------------------------------------------------------
+
+    def _stored(self, message: Message) -> HttpAnswer:
+        storing = self._threads.submit(self._put, message)
+        try:
+            return self._answer(message, storing.result(self._timeout_s))
+        except (StoreError, TimeoutError) as error:
+            return self._away(message, error)
+
+    async def _stored_async(self, message: Message) -> HttpAnswer:
+        storing = asyncio.wrap_future(self._threads.submit(self._put, message))
+        try:
+            # What takes longer goes on: the next delivery finds what it has come to.
+            outcome = await asyncio.wait_for(asyncio.shield(storing), self._timeout_s)
+        except (StoreError, TimeoutError) as error:
+            storing.add_done_callback(_forgotten)
+            return self._away(message, error)
+        return self._answer(message, outcome)
+
+    def _put(self, message: Message) -> ClaimOutcome:
+        key = Key(self._consumer, message.id)
+        outcome = self._ledger.mailbox.put_once(key, self._queue, message, self._policy)
+        self._keep_retention()
+        return outcome
+
+    def _keep_retention(self) -> None:
+        if self._has_kept_retention:
+            return
+        try:
+            self._ledger.keep_retention(self._consumer, self._policy.retention)
+            self._has_kept_retention = True
+        except StoreError:
+            _log.warning("retention_not_kept", exc_info=True, extra={"consumer": self._consumer})
+
+    def _answer(self, message: Message, outcome: ClaimOutcome) -> HttpAnswer:
+        match outcome:
+            case Granted():
+                return _told(202, "stored")
+            case Duplicate():
+                _log.info("duplicate", extra={"message_id": message.id, "queue": self._queue})
+                return _told(200, "stored before")
+        return self._away(message, refusal(outcome))
+
+    def _away(self, message: Message, error: Exception) -> HttpAnswer:
+        names = {"message_id": message.id, "queue": self._queue, "error": describe(error)}
+        _log.error("delivery_not_stored", extra=names)
+        return _told(503, "it cannot be stored now", ("Retry-After", str(_RETRY_S)))
+
+
+def _forgotten(storing: "asyncio.Future[ClaimOutcome]") -> None:
+    """Nobody waits for it any more; asyncio would else say that its error was never asked for."""
+    if not storing.cancelled():
+        storing.exception()
+
+
+def _told(status: int, text: str, *fields: tuple[str, str]) -> HttpAnswer:
+    body = f"{text}\n".encode()
+    plain = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
+    return HttpAnswer(status, [*plain, *fields], body)
+
+
+def _by_name(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Header fields by their names, in lower case; of one that stands twice, both."""
+    names: dict[str, str] = {}
+    for name, value in fields:
+        lower = name.lower()
+        names[lower] = f"{names[lower]},{value}" if lower in names else value
+    return names
+
+
+def _check(ledger: Ledger, queue: str, verify: Verifier) -> None:
+    if not isinstance(ledger, Ledger):
+        raise ConfigError(
+            f"webhook: {type(ledger).__name__} is not a Ledger; write open_ledger(...)"
+        )
+    if not ledger.can_defer:
+        raise ConfigError(
+            "webhook: this ledger keeps no queues; open it on a database, as in "
+            '"postgresql://user@host/database"'
+        )
+    if not isinstance(verify, Verifier):
+        raise ConfigError("verify: it says nothing of a sender; write verify=github(secret)")
+    try:
+        check_id(queue_named(check_id(queue, "queue")), "queue")
+    except MessageError as error:
+        raise ConfigError(f"queue: {error}") from None

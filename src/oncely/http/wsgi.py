@@ -1,0 +1,204 @@
+"""WsgiIdempotencyKey: a middleware for WSGI, under which a request runs once for each key."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Sized
+from contextlib import ExitStack
+from itertools import chain
+from typing import Any, Unpack
+
+from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.http.answers import HttpAnswer
+from oncely.http.http_request import HttpRequest, RequestBody
+from oncely.http.keyed_requests import KeyedRequests, KeyOptions
+from oncely.http.passing import Passing
+from oncely.http.request_state import RequestState
+from oncely.http.request_work import Exchange
+from oncely.ledger import Ledger
+
+Environ = MutableMapping[str, Any]
+StartResponse = Callable[..., Callable[[bytes], object]]
+WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+STATE = "oncely"
+"""In the environ: what a handler can do with its request."""
+_PIECE = 64 * 1024
+
+
+class WsgiIdempotencyKey:
+    """Runs `app` once for each Idempotency-Key, and gives repetitions the first answer.
+
+    The options are those of `KeyOptions`. Raises ConfigError for what cannot be meant. A handler
+    has the request as `environ["oncely"]`, with Flask also as `g.oncely`.
+    """
+
+    def __init__(self, app: WsgiApp, ledger: Ledger, **options: Unpack[KeyOptions]) -> None:
+        self._app = app
+        self._requests = KeyedRequests(ledger, options)
+        if "flask" in sys.modules:
+            from oncely.http.flask_state import show_in_g
+
+            show_in_g()
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Handle one request."""
+        fields = fields_in(environ)
+        key = self._requests.key_in(environ["REQUEST_METHOD"], fields)
+        if isinstance(key, HttpAnswer):
+            return start_whole(start_response, key)
+        if key is None:
+            environ[STATE] = RequestState(self._requests.ledger)
+            return self._app(environ, start_response)
+        with ExitStack() as stack:
+            body = RequestBody(self._requests.max_body)
+            stack.callback(body.close)
+            if not read_into(body, environ):
+                return start_whole(start_response, HttpAnswer(400))
+            exchange = self._requests.exchange(key, _request(environ, fields, body))
+            environ[STATE] = RequestState(self._requests.ledger, exchange.work, key)
+            body.file.seek(0)
+            environ["wsgi.input"] = body.file
+            return self._handle(exchange, environ, start_response, stack)
+        raise AssertionError("nothing is swallowed")
+
+    def _handle(
+        self,
+        exchange: Exchange,
+        environ: Environ,
+        start_response: StartResponse,
+        stack: ExitStack,
+    ) -> Iterable[bytes]:
+        try:
+            with ExitStack() as inner:
+                work = inner.enter_context(exchange.work)
+                if not work.is_new:
+                    calls = InlineCalls(self._requests.ledger)
+                    return start_whole(start_response, run_inline(exchange.replayed(calls)))
+                taken = _Taken(exchange.most_kept)
+                answer = taken.answer(self._app(environ, taken.start_response))
+                if answer is None:
+                    # Its end is when the server has read it.
+                    stack.push(inner.pop_all())
+                    return taken.passed(exchange, start_response, stack.pop_all())
+                exchange.note(answer)
+        except Exception as error:  # noqa: BLE001 - raised again where it is the application's.
+            answer = exchange.told(error)
+        return start_whole(start_response, answer)
+
+
+class _Taken:
+    """What an application answers, held back as long as that may be kept."""
+
+    def __init__(self, most_kept: int) -> None:
+        self._most_kept = most_kept
+        self._line: str | None = None
+        self._fields: list[tuple[str, str]] = []
+        self._held: list[bytes] = []
+        self._chunks: Iterator[bytes] = iter(())
+        self._close: Callable[[], object] = lambda: None
+        self.reason = ""
+        """Why the answer is not held back, where it is not."""
+
+    def start_response(
+        self,
+        line: str,
+        fields: list[tuple[str, str]],
+        exc_info: object = None,  # noqa: ARG002 - nothing was sent yet: what is said last counts.
+    ) -> Callable[[bytes], object]:
+        """As an application calls it."""
+        self._line, self._fields = line, fields
+        return self._held.append
+
+    @property
+    def line(self) -> str:
+        """The status with its phrase. Raises RuntimeError where the application has told none."""
+        if self._line is None:
+            raise RuntimeError("the application has not called start_response")
+        return self._line
+
+    @property
+    def status(self) -> int:
+        """The status."""
+        return int(self.line[:3])
+
+    def answer(self, chunks: Iterable[bytes]) -> HttpAnswer | None:
+        """The whole answer; None where it passes through."""
+        self._chunks = iter(chunks)
+        self._close = getattr(chunks, "close", self._close)
+        is_list = isinstance(chunks, Sized)
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            for chunk in self._chunks:
+                self._held.append(chunk)
+                self.reason = self._why_passed(is_list=is_list)
+                if self.reason:
+                    stack.pop_all()
+                    return None
+        return HttpAnswer(self.status, self._fields, b"".join(self._held))
+
+    def _why_passed(self, *, is_list: bool) -> str:
+        if not is_list and not any(name.lower() == "content-length" for name, _ in self._fields):
+            return "it is streamed"
+        is_large = sum(map(len, self._held)) > self._most_kept
+        return "it is larger than what is kept" if is_large else ""
+
+    def passed(
+        self, exchange: Exchange, start_response: StartResponse, stack: ExitStack
+    ) -> Passing:
+        """The answer as it passes through; `stack` holds the work, and what it needs."""
+        start_response(self.line, self._fields)
+        return Passing(chain(self._held, self._chunks), self._end(exchange), stack, self._close)
+
+    def _end(self, exchange: Exchange) -> Callable[[], None]:
+        return lambda: exchange.note_passed(self.status, self.reason)
+
+
+# ---- What WSGI says ----------------------------------------------------------------------------
+
+
+def fields_in(environ: Environ) -> list[tuple[str, str]]:
+    """The header fields of a request."""
+    fields = [
+        (name[len("HTTP_") :].replace("_", "-").title(), value)
+        for name, value in environ.items()
+        if name.startswith("HTTP_")
+    ]
+    apart = {"CONTENT_TYPE": "Content-Type", "CONTENT_LENGTH": "Content-Length"}
+    fields += [(field, environ[name]) for name, field in apart.items() if environ.get(name)]
+    return fields
+
+
+def read_into(body: RequestBody, environ: Environ) -> bool:
+    """Read a request's body; whether it came to its end."""
+    source = environ["wsgi.input"]
+    if environ.get("wsgi.input_terminated"):
+        while piece := source.read(_PIECE):
+            body.write(piece)
+        return True
+    left = int(environ.get("CONTENT_LENGTH") or 0)
+    while left > 0:
+        piece = source.read(min(left, _PIECE))
+        if not piece:
+            return False
+        body.write(piece)
+        left -= len(piece)
+    return True
+
+
+def start_whole(start_response: StartResponse, answer: HttpAnswer) -> list[bytes]:
+    """Send an answer as a whole."""
+    start_response(answer.line, [*answer.fields])
+    return [answer.body]
+
+
+def _request(environ: Environ, fields: Sequence[tuple[str, str]], body: RequestBody) -> HttpRequest:
+    path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    return HttpRequest(
+        method=environ["REQUEST_METHOD"],
+        # WSGI has the bytes of a path as latin-1.
+        path=path.encode("latin-1").decode("utf-8", "surrogateescape"),
+        query=environ.get("QUERY_STRING", ""),
+        fields=fields,
+        body=body,
+        native=environ,
+        look_up=environ.__getitem__,
+    )
