@@ -1,5 +1,6 @@
 from .answers import HttpAnswer
 from .asgi import IdempotencyKey
+from .calls import idempotency_headers, keyed
 from .django import DjangoIdempotencyKey
 from .http_request import HttpRequest
 from .keyed_requests import KeyOptions
@@ -37,6 +38,8 @@ __all__ = [
     "github",
     "header_id",
     "hmac_sha256",
+    "idempotency_headers",
+    "keyed",
     "problem_json",
     "shopify",
     "slack",

@@ -96,39 +96,40 @@ class RequestWork(Work):
         reached("before_commit")
 
     async def _end(self, held: HeldMessage) -> None:
-        try:
-            if self._is_written and await self._is_committed(held):
-                await self._end_committed(held)
-                return
-        except AWAY as error:
-            self.turn.refusal = error
-            raise
-        finally:
-            if self._is_written:
-                self._handling.heartbeat.let_go_many([held.claim])
-        self.turn.ending = WITHDRAWN if self._is_withdrawn and self.turn.error is None else None
-        is_lost = self._is_written and self.turn.error is None and not self._is_withdrawn
-        if is_lost:
-            self.turn.error = EndedError(
+        if self._is_written and await self._is_committed(held):
+            await self._end_committed(held)
+            return
+        # What is written in a transaction that is rolled back is nothing.
+        self.turn.ending = WITHDRAWN if self._is_withdrawn else None
+        lost = None
+        if self._is_written and self.turn.error is None and not self._is_withdrawn:
+            self.turn.error = lost = EndedError(
                 "transaction: the application has answered, and has not committed it; commit it "
                 "before you return the answer"
             )
         await super()._end(held)
-        if is_lost and self.turn.error is not None:
-            raise self.turn.error
+        if lost is not None:
+            raise lost
 
     async def _is_committed(self, held: HeldMessage) -> bool:
         calls = held.calls
-        record = await held.say(calls, lambda: calls.find(held.claim.key))
+        try:
+            record = await held.say(calls, lambda: calls.find(held.claim.key))
+        except AWAY as error:
+            self._handling.heartbeat.let_go_many([held.claim])
+            self.turn.refusal = error
+            raise
         return record is not None and record.is_handled and is_newest(held.claim, record)
 
     async def _end_committed(self, held: HeldMessage) -> None:
         reached("after_commit")
+        self._handling.heartbeat.let_go_many([held.claim])
         self.turn.phase = Phase.STORED
         self.is_settled = True
         if self._given is not None or self.result is None:
             return
         try:
+            # The record may be completed by now, by a relay, and does not change any more.
             await held.calls.add_step(held.claim.key, _ANSWER, self.result)
         except AWAY:
             names = {"message_id": held.claim.key.message_id}

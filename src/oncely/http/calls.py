@@ -1,0 +1,89 @@
+"""Calls of handlers: each with an idempotency key that is the same in every attempt."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from oncely.core.errors import ConfigError, MessageError
+from oncely.core.message import Processing, current
+from oncely.core.waiting import digest
+from oncely.http.header_field import FIELD, write_key
+
+C = TypeVar("C")
+
+_METHODS = frozenset({"POST", "PATCH"})
+
+
+def idempotency_headers(step: str | None = None, *, quoted: bool = True) -> dict[str, str]:
+    """The header field to send with a call that the handler makes, as a dict.
+
+    The key is made of the message that is processed, and of `step` where the handler makes several
+    calls. It stands in quotation marks, as the standard has it, unless `quoted` is False: for
+    services that take it as it is and limit its length to its 64 digits. Raises MessageError
+    outside a handler.
+    """
+    processing = current()
+    key = processing.idempotency_key if step is None else processing.step_key(step)
+    return {FIELD: write_key(key) if quoted else key}
+
+
+def keyed(client: C, *, quoted: bool = True) -> C:
+    """`client`, whose POST and PATCH requests carry an idempotency key from now on, where a handler
+    makes them and has not given one.
+
+    `client` is a Client or AsyncClient of httpx, or a Session of requests. A key is made of the
+    message that is processed and of the request's method, URL and body: a handler that makes the
+    same call twice gives each a key of its own, by `idempotency_headers`. Outside a handler nothing
+    is added. Raises ConfigError for another client.
+    """
+    if hasattr(client, "event_hooks"):
+        _hook(client, quoted=quoted)
+    elif hasattr(client, "adapters") and hasattr(client, "mount"):
+        from oncely.http.requests_adapter import KeyedAdapter
+
+        for prefix, adapter in [*client.adapters.items()]:
+            client.mount(prefix, KeyedAdapter(adapter, _adding(quoted=quoted)))
+    else:
+        raise ConfigError(
+            f"keyed: a {type(client).__name__} is not a client of httpx, nor a Session of requests"
+        )
+    return client
+
+
+Adds = Callable[[Any, Callable[[], bytes]], None]
+"""Adds a key to a request, given what reads its body."""
+
+
+def _adding(*, quoted: bool) -> Adds:
+    def add(request: Any, body: Callable[[], bytes]) -> None:
+        processing = _processing()
+        if processing is None or request.method not in _METHODS or FIELD in request.headers:
+            return
+        name = digest(request.method, str(request.url), body().hex())
+        key = processing.step_key(f"call {name}")
+        request.headers[FIELD] = write_key(key) if quoted else key
+
+    return add
+
+
+def _processing() -> Processing | None:
+    try:
+        return current()
+    except MessageError:
+        return None
+
+
+def _hook(client: Any, *, quoted: bool) -> None:
+    add = _adding(quoted=quoted)
+
+    def before(request: Any) -> None:
+        add(request, request.read)
+
+    async def before_async(request: Any) -> None:
+        body = await request.aread()
+        add(request, lambda: body)
+
+    import httpx
+
+    hook = before_async if isinstance(client, httpx.AsyncClient) else before
+    hooks = client.event_hooks
+    client.event_hooks = {**hooks, "request": [*hooks.get("request", ()), hook]}

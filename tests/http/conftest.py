@@ -1,0 +1,21 @@
+"""A ledger, and business rows in one database, as applications behind HTTP have them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.callers import KINDS, Place, opened
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A ledger and business rows in one database, of each kind."""
+    with opened(request.param, request, tmp_path) as place:
+        yield place
+
+
+@pytest.fixture
+def sqlite_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """The same on SQLite."""
+    with opened("sqlite", request, tmp_path) as place:
+        yield place

@@ -1,0 +1,290 @@
+"""A request's end, its rows, its answer and what it sends are stored in one transaction."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import make_url, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from tests.integration.callers import Place, insertion
+
+from oncely.core.errors import EndedError
+from oncely.core.record import Key, State
+from oncely.http import IdempotencyKey
+from oncely.outbox import Relay
+from oncely.testing import killed_at
+from oncely.transports.open_transport import open_transport
+
+KEY = Key("api", "POST /pay  k1")
+Endpoint = Callable[[Request], Awaitable[Response]] | Callable[[Request], Response]
+
+ASYNC_DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgresql": "postgresql+asyncpg",
+    "mysql": "mysql+asyncmy",
+}
+
+
+def application(place: Place, endpoint: Endpoint, **options: Any) -> IdempotencyKey:
+    """An application of one endpoint."""
+    app = Starlette(routes=[Route("/pay", endpoint, methods=["POST"])])
+    return IdempotencyKey(app, place.ledger, consumer="api", **options)
+
+
+async def posted(app: Any, times: int = 1, **fields: str) -> list[httpx.Response]:
+    """The answers to so many equal requests, one after another."""
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        headers = {"Idempotency-Key": '"k1"', **fields}
+        return [
+            await client.post("/pay", json={"amount": 1}, headers=headers) for _ in range(times)
+        ]
+
+
+def post(app: Any, times: int = 1, **fields: str) -> list[httpx.Response]:
+    """The same for tests that are not async."""
+    return asyncio.run(posted(app, times, **fields))
+
+
+def test_all_is_stored_at_once(place: Place) -> None:
+    """The rows, the end, the answer and what was sent are committed together; a repetition is given
+    the answer.
+    """
+
+    def pay(request: Request) -> Response:
+        state = request.state.oncely
+        with Session(place.engine) as session, session.begin():
+            with state.transaction(session) as inbox:
+                session.execute(text(insertion("m")))
+                inbox.send("mails", {"to": "anna"})
+                return state.respond(JSONResponse({"paid": 1}, 201, {"X-Own": "yes"}))
+
+    first, second = post(application(place, pay), 2)
+    assert (first.status_code, first.json()) == (201, {"paid": 1})
+    assert "idempotency-replayed" not in first.headers
+    assert second.headers["idempotency-replayed"] == "true"
+    assert (second.status_code, second.content) == (201, first.content)
+    assert second.headers["x-own"] == "yes"
+    assert place.rows() == ["m"]
+    with closing(open_transport("memory://mails-of-requests")) as transport:
+        transport.subscribe("mails", [])
+        assert Relay(place.ledger, transport).send_waiting().sent == 1
+
+
+def test_an_answer_that_is_known_later(place: Place) -> None:
+    """What a handler answers after its transaction is kept, too, also where messages were sent and
+    a relay was faster.
+    """
+
+    def pay(request: Request) -> Response:
+        with Session(place.engine) as session, session.begin():
+            with request.state.oncely.transaction(session) as inbox:
+                session.execute(text(insertion("m")))
+                inbox.send("mails", {"to": "anna"})
+        with closing(open_transport("memory://later-mails")) as transport:
+            transport.subscribe("mails", [])
+            Relay(place.ledger, transport).send_waiting()
+        assert place.find(KEY).state is State.COMPLETED
+        return JSONResponse({"paid": 1}, 201)
+
+    first, second = post(application(place, pay), 2)
+    assert (second.status_code, second.content) == (201, first.content)
+    assert second.headers["idempotency-replayed"] == "true"
+    assert place.rows() == ["m"]
+
+
+def test_with_an_async_session(place: Place) -> None:
+    """The same with SQLAlchemy's asyncio."""
+    url = make_url(place.url).set(drivername=ASYNC_DRIVERS[place.kind])
+
+    async def both() -> list[httpx.Response]:
+        engine = create_async_engine(url)
+
+        async def pay(request: Request) -> Response:
+            state = request.state.oncely
+            async with AsyncSession(engine) as session, session.begin():
+                async with state.transaction(session) as inbox:
+                    await session.execute(text(insertion("m")))
+                    await inbox.send("mails", {"to": "anna"})
+                    return state.respond(JSONResponse({"paid": 1}, 201))
+
+        try:
+            return await posted(application(place, pay), 2)
+        finally:
+            await engine.dispose()
+
+    first, second = asyncio.run(both())
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert second.headers["idempotency-replayed"] == "true"
+    assert place.rows() == ["m"]
+
+
+def test_a_rollback_is_a_failure(place: Place) -> None:
+    """What is rolled back by an error leaves a failed request, which runs again."""
+    runs: list[int] = []
+
+    def pay(request: Request) -> Response:
+        runs.append(1)
+        with Session(place.engine) as session, session.begin():
+            with request.state.oncely.transaction(session):
+                session.execute(text(insertion("m")))
+            if len(runs) == 1:
+                raise RuntimeError("after the block, before the commit")
+        return JSONResponse({"run": len(runs)})
+
+    first, second, third = post(application(place, pay), 3)
+    assert (first.status_code, second.json(), third.json()) == (500, {"run": 2}, {"run": 2})
+    assert place.rows() == ["m"]
+    assert len(runs) == 2
+
+
+def test_nobody_commits(place: Place) -> None:
+    """An application that answers well, and has not committed, has failed: its rows are gone."""
+    runs: list[int] = []
+
+    def pay(request: Request) -> Response:
+        runs.append(1)
+        with Session(place.engine) as session, request.state.oncely.transaction(session):
+            session.execute(text(insertion("m")))
+        return JSONResponse({"paid": 1})
+
+    transport = httpx.ASGITransport(app=application(place, pay))
+
+    async def once() -> None:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            await client.post("/pay", headers={"Idempotency-Key": '"k1"'})
+
+    with pytest.raises(EndedError, match="commit it before you return the answer"):
+        asyncio.run(once())
+    assert place.rows() == []
+    assert place.find(KEY).state is State.FAILED
+
+
+def test_refused_after_a_rollback(place: Place) -> None:
+    """An application that rolls back and refuses has done nothing: the key is free again."""
+
+    def pay(request: Request) -> Response:
+        with Session(place.engine) as session:
+            with request.state.oncely.transaction(session):
+                session.execute(text(insertion("m")))
+            session.rollback()
+        return JSONResponse({"error": "no money"}, 402)
+
+    assert [answer.status_code for answer in post(application(place, pay), 2)] == [402, 402]
+    assert place.ledger.find(KEY) is None
+    assert place.rows() == []
+
+
+def test_an_error_after_the_commit(place: Place) -> None:
+    """What is committed does not run again, whatever is answered."""
+    runs: list[int] = []
+
+    def pay(request: Request) -> Response:
+        runs.append(1)
+        with Session(place.engine) as session, session.begin():
+            with request.state.oncely.transaction(session):
+                session.execute(text(insertion("m")))
+        raise RuntimeError("in the template")
+
+    first, second = post(application(place, pay), 2)
+    assert (first.status_code, second.status_code) == (500, 409)
+    assert second.json()["type"].endswith("answer-not-kept")
+    assert place.rows() == ["m"]
+    assert len(runs) == 1
+
+
+def test_a_request_without_a_key(sqlite_place: Place) -> None:
+    """The same handler takes requests without a key: what they send goes with their rows."""
+    place = sqlite_place
+
+    def pay(request: Request) -> Response:
+        state = request.state.oncely
+        with Session(place.engine) as session, session.begin():
+            with state.transaction(session) as inbox:
+                session.execute(text(insertion("m")))
+                inbox.send("mails", {"to": "anna"})
+        return state.respond(JSONResponse({"key": state.key}))
+
+    app = application(place, pay)
+    transport = httpx.ASGITransport(app=app)
+
+    async def both() -> list[Any]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return [(await client.post("/pay")).json() for _ in range(2)]
+
+    assert asyncio.run(both()) == [{"key": None}, {"key": None}]
+    assert place.rows() == ["m", "m"]
+    assert place.ledger.counts() == {}
+
+
+def test_a_second_transaction(sqlite_place: Place) -> None:
+    """A request has one transaction with its end: a second one fails, and its rows are not stored."""
+    place = sqlite_place
+
+    def pay(request: Request) -> Response:
+        for name in ("a", "b"):
+            with Session(place.engine) as session, session.begin():
+                with request.state.oncely.transaction(session):
+                    session.execute(text(insertion(name)))
+        return JSONResponse({})
+
+    [answer] = post(application(place, pay))
+    assert answer.status_code == 500
+    assert place.rows() == ["a"]
+
+
+def test_in_the_background(sqlite_place: Place) -> None:
+    """What an application does after its answer goes on when its request is completed."""
+    place = sqlite_place
+    seen: list[State] = []
+
+    def pay(request: Request) -> Response:
+        task = BackgroundTask(lambda: seen.append(place.find(KEY).state))
+        return JSONResponse({}, background=task)
+
+    post(application(place, pay), 2)
+    assert seen == [State.COMPLETED]
+
+
+@pytest.mark.parametrize("point", ["before_commit", "after_commit", "before_completed"])
+def test_killed(place: Place, point: str) -> None:
+    """Wherever the server is killed, the effect is there once after the request is repeated; only
+    an answer that was not committed with it may be lost.
+    """
+
+    def pay(request: Request) -> Response:
+        state = request.state.oncely
+        with Session(place.engine) as session, session.begin():
+            with state.transaction(session):
+                session.execute(text(insertion("m")))
+                state.respond(JSONResponse({"paid": 1}, 201))
+        return JSONResponse({"paid": 1}, 201)
+
+    app = application(place, pay, lease="300ms")
+
+    def work() -> None:
+        # Its connections are the parent's, which lives on.
+        place.engine.dispose(close=False)
+        post(app)
+
+    assert killed_at(point, work)
+    answers = [answer for answer in until_answered(app) if answer.status_code != 409]
+    assert [answer.status_code for answer in answers] == [201]
+    assert place.rows() == ["m"]
+
+
+def until_answered(app: Any) -> list[httpx.Response]:
+    """The answers to a request that is repeated until it is not told to come back."""
+    answers = post(app)
+    while answers[-1].status_code == 409 and "retry-after" in answers[-1].headers:
+        answers += post(app)
+    return answers
