@@ -227,7 +227,7 @@ def test_a_request_without_a_key(sqlite_place: Place) -> None:
 
 
 def test_a_second_transaction(sqlite_place: Place) -> None:
-    """A request has one transaction with its end: a second one fails, and its rows are not stored."""
+    """A request has one transaction with its end: a second fails, and its rows are not stored."""
     place = sqlite_place
 
     def pay(request: Request) -> Response:
@@ -263,10 +263,9 @@ def test_killed(place: Place, point: str) -> None:
 
     def pay(request: Request) -> Response:
         state = request.state.oncely
-        with Session(place.engine) as session, session.begin():
-            with state.transaction(session):
-                session.execute(text(insertion("m")))
-                state.respond(JSONResponse({"paid": 1}, 201))
+        with Session(place.engine) as session, session.begin(), state.transaction(session):
+            session.execute(text(insertion("m")))
+            state.respond(JSONResponse({"paid": 1}, 201))
         return JSONResponse({"paid": 1}, 201)
 
     app = application(place, pay, lease="300ms")

@@ -1,0 +1,188 @@
+"""Idempotency keys in a real server of several processes, some of them killed."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from oncely.ledger import open_ledger
+
+ROOT = Path(__file__).parents[2]
+AT_ONCE = 1_000
+REQUESTS = int(os.environ.get("ONCELY_TEST_HTTP_REQUESTS", "300"))
+"""10,000 in `make http-kills`."""
+DEADLINE_S = 120.0 + REQUESTS / 10
+KILL_EVERY_S = 1.5
+
+
+class Shop:
+    """uvicorn with two processes, each of which may be killed: it starts another."""
+
+    def __init__(self, folder: Path, url: str, **environment: str) -> None:
+        self.effects = folder / "effects"
+        self.effects.touch()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        command = [sys.executable, "-m", "uvicorn", "--factory", "tests.http.shop:application"]
+        options = ["--port", str(self.port), "--workers", "2", "--log-level", "warning"]
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+        own = {"SHOP_EFFECTS": str(self.effects), "SHOP_LEDGER": url, "PYTHONPATH": paths}
+        self._log = (folder / "log").open("wb")
+        self._server = subprocess.Popen(
+            [*command, *options], env=os.environ | own | environment, stderr=self._log
+        )
+
+    @property
+    def url(self) -> str:
+        """Where orders are taken."""
+        return f"http://127.0.0.1:{self.port}/orders"
+
+    def workers(self) -> list[int]:
+        """The processes that serve: uvicorn's children, but for what watches their resources."""
+        pid = self._server.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if b"spawn_main" in _command_of(child)]
+
+    def ordered(self) -> Counter[str]:
+        """How often each order was made."""
+        return Counter(self.effects.read_text().split())
+
+    def close(self) -> None:
+        """Stop it."""
+        self._server.terminate()
+        self._server.wait(30)
+        self._log.close()
+
+
+def _command_of(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@contextmanager
+def open_shop(folder: Path, url: str, **environment: str) -> Iterator[Shop]:
+    """A shop that answers."""
+    with_ledger = open_ledger(url)
+    with_ledger.migrate()
+    with_ledger.close()
+    shop = Shop(folder, url, **environment)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                httpx.get(shop.url)
+                break
+            except httpx.TransportError:
+                assert time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.05)
+        yield shop
+    finally:
+        shop.close()
+
+
+async def ordered(client: httpx.AsyncClient, url: str, number: int) -> httpx.Response:
+    """The answer to one order."""
+    headers = {"Idempotency-Key": f'"order-{number}"'}
+    return await client.post(url, json={"number": f"o{number}"}, headers=headers)
+
+
+def test_a_thousand_at_once(tmp_path: Path, postgresql_url: str) -> None:
+    """Of a thousand requests with one key one runs; all others are told to come back, or are given
+    its answer.
+    """
+
+    async def all_at_once(url: str) -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+            return await asyncio.gather(*(ordered(client, url, 1) for _ in range(AT_ONCE)))
+
+    with open_shop(tmp_path, postgresql_url, SHOP_WORK_S="0.2") as shop:
+        answers = asyncio.run(all_at_once(shop.url))
+        assert shop.ordered() == {"o1": 1}
+    statuses = Counter(answer.status_code for answer in answers)
+    assert set(statuses) <= {201, 409}
+    firsts = [
+        answer
+        for answer in answers
+        if answer.status_code == 201 and "idempotency-replayed" not in answer.headers
+    ]
+    assert len(firsts) == 1
+    done = {answer.content for answer in answers if answer.status_code == 201}
+    assert done == {firsts[0].content}
+    waiting = [answer for answer in answers if answer.status_code == 409]
+    assert all(answer.headers["retry-after"] == "1" for answer in waiting)
+
+
+@pytest.mark.parametrize("in_doubt", ["hold", "retry"])
+def test_workers_are_killed(tmp_path: Path, postgresql_url: str, in_doubt: str) -> None:
+    """While processes of the server are killed, clients repeat what is not answered. Under `retry`
+    every order is made, under `hold` none twice: what is not known is told to be in doubt.
+    """
+    environment = {"SHOP_IN_DOUBT": in_doubt, "SHOP_WORK_S": "0.02"}
+    with open_shop(tmp_path, postgresql_url, **environment) as shop:
+        answers = asyncio.run(_order_all(shop))
+        made = shop.ordered()
+    done = [n for n, answer in enumerate(answers) if answer.status_code == 201]
+    doubted = [n for n, answer in enumerate(answers) if answer.status_code == 409]
+    assert len(done) + len(doubted) == REQUESTS
+    assert [n for n in done if not made[f"o{n}"]] == []
+    print(f"{len(done)} done, {len(doubted)} in doubt, {sum(made.values())} made")  # noqa: T201
+    if in_doubt == "hold":
+        assert max(made.values()) == 1
+        assert {answers[n].json()["code"] for n in doubted} <= {"idempotency_in_doubt"}
+    else:
+        assert doubted == []
+        assert len(made) == REQUESTS
+
+
+async def _order_all(shop: Shop) -> Sequence[httpx.Response]:
+    """Order each, by eight clients, while a process is killed now and then."""
+    numbers = iter(range(REQUESTS))
+    answers: dict[int, httpx.Response] = {}
+
+    async def order_on(client: httpx.AsyncClient) -> None:
+        for number in numbers:
+            answers[number] = await _until_answered(client, shop.url, number)
+
+    async with httpx.AsyncClient(timeout=20) as client:
+        killing = asyncio.create_task(_kill_on(shop))
+        await asyncio.gather(*(order_on(client) for _ in range(8)))
+        killing.cancel()
+    assert killing.cancelled() or not killing.done() or killing.exception() is None
+    return [answers[number] for number in range(REQUESTS)]
+
+
+async def _until_answered(client: httpx.AsyncClient, url: str, number: int) -> httpx.Response:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        assert time.monotonic() < deadline, f"order {number} is never answered"
+        try:
+            answer = await ordered(client, url, number)
+        except httpx.TransportError:
+            await asyncio.sleep(0.05)
+            continue
+        if "retry-after" not in answer.headers:
+            return answer
+        await asyncio.sleep(0.2)
+
+
+async def _kill_on(shop: Shop) -> None:
+    """Kill one process after another, each when there are two."""
+    while True:
+        await asyncio.sleep(KILL_EVERY_S)
+        workers = shop.workers()
+        if len(workers) > 1:
+            os.kill(workers[0], signal.SIGKILL)

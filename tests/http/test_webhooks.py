@@ -1,0 +1,359 @@
+"""Webhooks: verified, stored once, handled once by a consumer of the queue."""
+
+import asyncio
+import base64
+import gzip
+import hashlib
+import hmac
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import stripe as stripe_package
+from standardwebhooks import Webhook as StandardWebhook
+from tests.integration.callers import Place
+
+from oncely import http
+from oncely.consumer import Consumer
+from oncely.core.errors import ConfigError
+from oncely.core.message import Message
+from oncely.ledger import Ledger, open_ledger
+
+SECRET = "a secret that both know"
+BODY = b'{"id": "evt_1", "type": "payment_intent.succeeded", "event_id": "Ev1", "event": {}}'
+STANDARD_SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+Signs = Callable[[bytes, str, float], dict[str, str]]
+"""The header fields of a delivery: given its body, its id, and when it is signed."""
+
+
+def digest_of(signed: bytes, secret: str = SECRET) -> bytes:
+    return hmac.new(secret.encode(), signed, hashlib.sha256).digest()
+
+
+def by_github(body: bytes, message_id: str, _: float) -> dict[str, str]:
+    return {
+        "X-GitHub-Delivery": message_id,
+        "X-GitHub-Event": "push",
+        "X-Hub-Signature-256": f"sha256={digest_of(body).hex()}",
+    }
+
+
+def by_stripe(body: bytes, _: str, now: float) -> dict[str, str]:
+    signed = f"{int(now)}.{body.decode()}"
+    signature = stripe_package.WebhookSignature._compute_signature(signed, SECRET)
+    return {"Stripe-Signature": f"t={int(now)},v1=00,v1={signature},v0=old"}
+
+
+def by_standard_webhooks(body: bytes, message_id: str, now: float) -> dict[str, str]:
+    when = datetime.fromtimestamp(int(now), UTC)
+    signature = StandardWebhook(STANDARD_SECRET).sign(message_id, when, body.decode())
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(now)),
+        "webhook-signature": f"v1,bm9uZQ== {signature} v1a,other",
+    }
+
+
+def by_slack(body: bytes, _: str, now: float) -> dict[str, str]:
+    signature = digest_of(f"v0:{int(now)}:".encode() + body).hex()
+    return {"X-Slack-Request-Timestamp": str(int(now)), "X-Slack-Signature": f"v0={signature}"}
+
+
+def by_shopify(body: bytes, message_id: str, _: float) -> dict[str, str]:
+    return {
+        "X-Shopify-Webhook-Id": message_id,
+        "X-Shopify-Topic": "orders/create",
+        "X-Shopify-Hmac-Sha256": base64.b64encode(digest_of(body)).decode(),
+    }
+
+
+def by_anybody(body: bytes, message_id: str, _: float) -> dict[str, str]:
+    return {"X-Delivery": message_id, "X-Signature": digest_of(body).hex()}
+
+
+# Of each: how it is verified, how it signs, the message's id and type, and its signature's field.
+SENDERS = {
+    "github": (http.github(SECRET), by_github, "d-1", "push", "X-Hub-Signature-256"),
+    "stripe": (
+        http.stripe(SECRET),
+        by_stripe,
+        "evt_1",
+        "payment_intent.succeeded",
+        "Stripe-Signature",
+    ),
+    "standard webhooks": (
+        http.standard_webhooks(STANDARD_SECRET),
+        by_standard_webhooks,
+        "d-1",
+        "payment_intent.succeeded",
+        "webhook-signature",
+    ),
+    "slack": (http.slack(SECRET), by_slack, "Ev1", "", "X-Slack-Signature"),
+    "shopify": (http.shopify(SECRET), by_shopify, "d-1", "orders/create", "X-Shopify-Hmac-Sha256"),
+    "anybody": (
+        http.hmac_sha256(SECRET, "X-Signature", http.header_id("X-Delivery")),
+        by_anybody,
+        "d-1",
+        "",
+        "X-Signature",
+    ),
+}
+TIMED = ("stripe", "standard webhooks", "slack")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger.migrate()
+    return ledger
+
+
+# ---- Three ways to the same endpoint -------------------------------------------------------------
+
+Posts = Callable[[http.Webhook, Mapping[str, str], bytes], httpx.Response]
+
+
+def encoded(fields: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode("latin-1")) for name, value in fields.items()]
+
+
+def by_asgi(hook: http.Webhook, fields: Mapping[str, str], body: bytes) -> httpx.Response:
+    async def post() -> httpx.Response:
+        transport = httpx.ASGITransport(app=hook)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post("/", headers=encoded(fields), content=body)
+
+    return asyncio.run(post())
+
+
+def by_wsgi(hook: http.Webhook, fields: Mapping[str, str], body: bytes) -> httpx.Response:
+    transport = httpx.WSGITransport(app=hook.wsgi)
+    with httpx.Client(transport=transport, base_url="http://test") as client:
+        return client.post("/", headers=encoded(fields), content=body)
+
+
+def by_function(hook: http.Webhook, fields: Mapping[str, str], body: bytes) -> httpx.Response:
+    answer = hook.receive("POST", fields, body)
+    return httpx.Response(answer.status, headers=[*answer.fields], content=answer.body)
+
+
+@pytest.fixture(params=[by_asgi, by_wsgi, by_function])
+def post(request: pytest.FixtureRequest) -> Posts:
+    """A way to the endpoint."""
+    posts: Posts = request.param
+    return posts
+
+
+@pytest.fixture(params=SENDERS)
+def sender(request: pytest.FixtureRequest) -> Any:
+    """A sender, and what its deliveries are."""
+    return SENDERS[request.param]
+
+
+def queued(ledger: Ledger) -> list[Message]:
+    """The messages in the queue."""
+    return [row.message for row in ledger.mailbox.listed("queue/hooks", 100)]
+
+
+def test_stored_once(ledger: Ledger, post: Posts, sender: Any) -> None:
+    """The first delivery is stored, its id and type with it; each further one is told so."""
+    verify, sign, message_id, type_, _ = sender
+    hook = http.webhook(ledger, queue="hooks", verify=verify)
+    fields = {**sign(BODY, "d-1", time.time()), "Authorization": "Bearer x", "Cookie": "a=b"}
+    answers = [post(hook, fields, BODY).status_code for _ in range(3)]
+    assert answers == [202, 200, 200]
+    [message] = queued(ledger)
+    assert (message.id, message.type, message.body) == (message_id, type_, BODY)
+    assert not {"authorization", "cookie"} & {name.lower() for name in message.headers}
+
+
+def test_wrong_signature(ledger: Ledger, post: Posts, sender: Any) -> None:
+    """Another body, another secret, or none: refused before anything is read of it."""
+    verify, sign, _, _, field = sender
+    hook = http.webhook(ledger, queue="hooks", verify=verify)
+    good = sign(BODY, "d-1", time.time())
+    without = {name: value for name, value in good.items() if name != field}
+    assert post(hook, good, BODY + b" ").status_code == 401
+    assert post(hook, without, BODY).status_code == 401
+    assert post(hook, {**good, field: "v1=,t=1"}, b"no JSON").status_code == 401
+    assert queued(ledger) == []
+
+
+def test_a_signature_that_is_not_ascii(ledger: Ledger, sender: Any) -> None:
+    """What cannot be a signature is refused as a wrong one."""
+    verify, sign, _, _, field = sender
+    hook = http.webhook(ledger, queue="hooks", verify=verify)
+    fields = {**sign(BODY, "d-1", time.time()), field: "é"}
+    assert by_asgi(hook, fields, BODY).status_code == 401
+
+
+@pytest.mark.parametrize("name", TIMED)
+@pytest.mark.parametrize(("off_s", "status"), [(-290, 202), (290, 202), (-310, 401), (310, 401)])
+def test_time(ledger: Ledger, name: str, off_s: float, status: int) -> None:
+    """What was signed long ago, or is to be signed, is not taken: it may be played again."""
+    verify, sign, *_ = SENDERS[name]
+    hook = http.webhook(ledger, queue="hooks", verify=verify)
+    fields = sign(BODY, "d-1", time.time() + off_s)
+    assert by_function(hook, fields, BODY).status_code == status
+
+
+def test_one_secret_after_another(ledger: Ledger) -> None:
+    """While a secret is replaced, both are good."""
+    hook = http.webhook(ledger, queue="hooks", verify=http.github(["new", SECRET]))
+    fields = by_github(BODY, "d-1", 0)
+    assert by_function(hook, fields, BODY).status_code == 202
+    alone = http.webhook(ledger, queue="hooks", verify=http.github("new"))
+    assert by_function(alone, fields, BODY).status_code == 401
+
+
+def test_what_is_no_message(ledger: Ledger, post: Posts) -> None:
+    """Without an id, or with one that cannot be: refused with its reason. Too large: before the
+    signature is looked at.
+    """
+    hook = http.webhook(ledger, queue="hooks", verify=http.github(SECRET), max_body=100)
+    for message_id in ("", " ", "x" * 256):
+        answer = post(hook, by_github(BODY, message_id, 0), BODY)
+        assert answer.status_code == 400, message_id
+        assert "id" in answer.text
+    large = b"x" * 101
+    assert post(hook, by_github(large, "d-1", 0), large).status_code == 413
+    stripe_hook = http.webhook(ledger, queue="hooks", verify=http.stripe(SECRET))
+    for body in (b"[]", b"no JSON", b'{"id": 7}', b"{}"):
+        answer = post(stripe_hook, by_stripe(body, "", time.time()), body)
+        assert answer.status_code == 400, body
+    assert hook.receive("GET", {}, b"").status == 405
+    assert queued(ledger) == []
+
+
+def test_another_id(ledger: Ledger) -> None:
+    """A field of the user's choice tells deliveries apart."""
+    hook = http.webhook(
+        ledger, queue="hooks", verify=http.shopify(SECRET), message_id=http.header_id("X-Event")
+    )
+    for number in (1, 2):
+        fields = {**by_shopify(BODY, f"d-{number}", 0), "X-Event": "same"}
+        by_function(hook, fields, BODY)
+    assert [message.id for message in queued(ledger)] == ["same"]
+
+
+def test_challenge_of_slack(ledger: Ledger, post: Posts) -> None:
+    """Slack's question is answered, where it is signed, and is not a message."""
+    hook = http.webhook(ledger, queue="hooks", verify=http.slack(SECRET))
+    body = b'{"type": "url_verification", "challenge": "3eZbrw1a"}'
+    answer = post(hook, by_slack(body, "", time.time()), body)
+    assert (answer.status_code, answer.text) == (200, "3eZbrw1a")
+    assert post(hook, by_slack(b"{}", "", time.time()), body).status_code == 401
+    assert queued(ledger) == []
+
+
+def test_two_queues(ledger: Ledger) -> None:
+    """Deliveries of two senders, each in a queue of its own, may have one id."""
+    for queue in ("hooks", "others"):
+        hook = http.webhook(ledger, queue=queue, verify=http.github(SECRET))
+        assert by_function(hook, by_github(BODY, "d-1", 0), BODY).status_code == 202
+
+
+def test_store_away(private_postgresql: Any, post: Posts) -> None:
+    """A delivery that cannot be stored is to come again, and is stored then."""
+    ledger = open_ledger(private_postgresql.url)
+    ledger.migrate()
+    hook = http.webhook(ledger, queue="hooks", verify=http.github(SECRET), timeout="1s")
+    private_postgresql.stop()
+    answer = post(hook, by_github(BODY, "d-1", 0), BODY)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    private_postgresql.start()
+    assert post(hook, by_github(BODY, "d-1", 0), BODY).status_code in (200, 202)
+    assert [message.id for message in queued(ledger)] == ["d-1"]
+    ledger.close()
+
+
+def test_two_at_once(place: Place) -> None:
+    """Of many equal deliveries at one time one is stored; none is refused for good."""
+    hook = http.webhook(place.ledger, queue="hooks", verify=http.github(SECRET))
+    fields = by_github(BODY, "d-1", 0)
+
+    async def post_all() -> list[int]:
+        transport = httpx.ASGITransport(app=hook)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            posting = [client.post("/", headers=fields, content=BODY) for _ in range(20)]
+            return [answer.status_code for answer in await asyncio.gather(*posting)]
+
+    statuses = asyncio.run(post_all())
+    assert statuses.count(202) == 1
+    assert set(statuses) <= {200, 202, 503}
+    assert [message.id for message in queued(place.ledger)] == ["d-1"]
+
+
+def test_real_deliveries_are_handled_once(place: Place, github_deliveries: list[Any]) -> None:
+    """Deliveries of GitHub, some of them twice, come to a consumer once each."""
+    hook = http.webhook(place.ledger, queue="hooks", verify=http.github(SECRET))
+    for message_id, event, body in github_deliveries:
+        fields = {**by_github(body, message_id, 0), "X-GitHub-Event": event}
+        assert by_function(hook, fields, body).status_code in (200, 202)
+    handled: list[tuple[str, str]] = []
+    report = (
+        Consumer(place.url, queue="hooks")
+        .idempotent(place.ledger, "ci")
+        .consume(lambda message: handled.append((message.id, message.type)), drain=True)
+    )
+    wanted = {(message_id, event) for message_id, event, _ in github_deliveries}
+    assert sorted(handled) == sorted(wanted)
+    assert (report.handled, report.duplicates) == (len(wanted), 0)
+
+
+@pytest.fixture
+def github_deliveries() -> list[Any]:
+    """Id, event and body of each: the real ones, where they are named, else such as are made."""
+    file = os.environ.get("ONCELY_REAL_INPUT")
+    if file is None:
+        made = [(f"d-{n}", "push", json.dumps({"ref": n, "é": "…"}).encode()) for n in range(60)]
+        return [*made, *made[::3]]
+    with gzip.open(file) as lines:
+        return _read(io.TextIOWrapper(lines, "utf-8"))
+
+
+def _read(lines: io.TextIOWrapper) -> list[Any]:
+    found = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row.get("delivery"), str) and 0 < len(row["delivery"]) <= 255:
+            found.append((row["delivery"], row["event"], json.dumps(row["payload"]).encode()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: http.github(""), "secret: it is empty"),
+        (lambda: http.standard_webhooks("not base64!"), "secret: it is not base64"),
+        (lambda: http.stripe(SECRET, "soon"), "tolerance"),
+        (
+            lambda: http.webhook(open_ledger("memory://"), queue="", verify=http.github("s")),
+            "queue",
+        ),
+        (lambda: http.webhook(open_ledger("memory://"), queue="q", verify=print), "verify"),
+        (lambda: http.webhook("memory://", queue="q", verify=http.github("s")), "not a Ledger"),
+        (
+            lambda: http.webhook(
+                open_ledger("memory://"), queue="q", verify=http.github("s"), max_body="1 apple"
+            ),
+            "max_body: '1 apple' is not a size",
+        ),
+    ],
+)
+def test_mistakes(make: Callable[[], Any], text: str) -> None:
+    """What cannot be meant is told at once."""
+    with pytest.raises(ConfigError, match=text):
+        make()
