@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test servers check model simulate crash chaos test-spark-faults campaign queue-kills relay-kills bench-ledger bench-transaction bench-consumer bench-queue bench-pipeline bench-leased bench-spark clean
+.PHONY: help setup run test servers check model simulate crash chaos test-spark-faults campaign queue-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-pipeline bench-leased bench-spark clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ queue-kills: .venv/.ready servers ## kill 20 workers at a queue in PostgreSQL, o
 
 relay-kills: .venv/.ready servers ## N random commits, rollbacks and kills of producers and relays (N=100000)
 	@ONCELY_TEST_RELAY_KILLS=$(or $(N),100000) scripts/pytest.sh -s tests/integration/test_relay_kills.py
+
+http-kills: .venv/.ready servers ## N requests with idempotency keys while servers are killed (N=10000)
+	@ONCELY_TEST_HTTP_REQUESTS=$(or $(N),10000) scripts/pytest.sh -s tests/http/test_under_uvicorn.py --timeout 3600
 
 bench-ledger: .venv/.ready servers ## every store beside the hand-written flow and its own limit
 	@PYTHONPATH=. $(BIN)/python benchmarks/ledger.py

@@ -66,7 +66,8 @@ def test_all_is_stored_at_once(place: Place) -> None:
             with state.transaction(session) as inbox:
                 session.execute(text(insertion("m")))
                 inbox.send("mails", {"to": "anna"})
-                return state.respond(JSONResponse({"paid": 1}, 201, {"X-Own": "yes"}))
+                answer: Response = state.respond(JSONResponse({"paid": 1}, 201, {"X-Own": "yes"}))
+                return answer
 
     first, second = post(application(place, pay), 2)
     assert (first.status_code, first.json()) == (201, {"paid": 1})
@@ -115,7 +116,8 @@ def test_with_an_async_session(place: Place) -> None:
                 async with state.transaction(session) as inbox:
                     await session.execute(text(insertion("m")))
                     await inbox.send("mails", {"to": "anna"})
-                    return state.respond(JSONResponse({"paid": 1}, 201))
+                    answer: Response = state.respond(JSONResponse({"paid": 1}, 201))
+                    return answer
 
         try:
             return await posted(application(place, pay), 2)
@@ -212,7 +214,8 @@ def test_a_request_without_a_key(sqlite_place: Place) -> None:
             with state.transaction(session) as inbox:
                 session.execute(text(insertion("m")))
                 inbox.send("mails", {"to": "anna"})
-        return state.respond(JSONResponse({"key": state.key}))
+        answer: Response = state.respond(JSONResponse({"key": state.key}))
+        return answer
 
     app = application(place, pay)
     transport = httpx.ASGITransport(app=app)

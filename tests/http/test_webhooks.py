@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -343,8 +343,14 @@ def _read(lines: io.TextIOWrapper) -> list[Any]:
             lambda: http.webhook(open_ledger("memory://"), queue="", verify=http.github("s")),
             "queue",
         ),
-        (lambda: http.webhook(open_ledger("memory://"), queue="q", verify=print), "verify"),
-        (lambda: http.webhook("memory://", queue="q", verify=http.github("s")), "not a Ledger"),
+        (
+            lambda: http.webhook(open_ledger("memory://"), queue="q", verify=cast(Any, print)),
+            "verify",
+        ),
+        (
+            lambda: http.webhook(cast(Any, "memory://"), queue="q", verify=http.github("s")),
+            "not a Ledger",
+        ),
         (
             lambda: http.webhook(
                 open_ledger("memory://"), queue="q", verify=http.github("s"), max_body="1 apple"
