@@ -18,6 +18,12 @@ NEVER_REPLAYED = frozenset(
 )
 """Header fields that no repetition is given, in lower case."""
 
+EVENT_STREAM = "text/event-stream"
+"""The media type of answers that have no end: they are not held back at all."""
+HELD_S = 1.0
+"""Seconds that an answer without a length is held back for its end: what takes longer is streamed.
+Other middleware takes answers apart that are not, and removes their length."""
+
 REPLAYED = ("Idempotency-Replayed", "true")
 """What tells a client that an answer is the first request's."""
 REPLAYED_AS_STRIPE_SAYS = ("Idempotent-Replayed", "true")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Seque
 from typing import Any, Unpack
 
 from oncely.async_ledger import SteadyLedger
-from oncely.http.answers import HttpAnswer
+from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.request_state import RequestState
@@ -93,7 +93,7 @@ class Client:
             return
         try:
             await self._send(event)
-        except Exception:  # noqa: BLE001 - servers have errors of their own for that.
+        except OSError:
             self._is_gone = True
             _log.info("client_has_gone", exc_info=True)
 
@@ -116,6 +116,9 @@ class _Running:
         """Why the answer is not held back, where it is not."""
         self._is_begun = False
         """Whether the client has the beginning of an answer that passes through."""
+        self._passing = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._late: asyncio.Future[None] | None = None
         self._answered: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
         """The answer, as soon as it is whole; without its body, where that has passed through."""
         self._is_over = asyncio.Event()
@@ -137,6 +140,8 @@ class _Running:
             answer = self._exchange.told(error)
         finally:
             self._is_over.set()
+            if self._timer is not None:
+                self._timer.cancel()
         if self._passes is None:
             await send_whole(self._client.send, answer)
         if running is not None:
@@ -190,6 +195,8 @@ class _Running:
             await self._pass_on()
         if more:
             return
+        if self._timer is not None:
+            self._timer.cancel()
         self._answered.set_result(
             HttpAnswer(self._start["status"], fields_of(self._headers), b"".join(self._held))
         )
@@ -198,24 +205,36 @@ class _Running:
             await self._client.send({"type": "http.response.body", "body": b""})
 
     def _why_passed(self, *, more: bool) -> str | None:
-        if more and not any(name.lower() == b"content-length" for name, _ in self._headers):
-            return "it is streamed"
         if sum(map(len, self._held)) > self._exchange.most_kept:
             return "it is larger than what is kept"
+        names = {name.lower(): value for name, value in self._headers}
+        if more and b"content-length" not in names:
+            if names.get(b"content-type", b"").startswith(EVENT_STREAM.encode()):
+                return "it is streamed"
+            if self._timer is None:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(HELD_S, self._hold_no_longer)
         return None
+
+    def _hold_no_longer(self) -> None:
+        if self._passes is None:
+            self._passes = "it is streamed"
+            self._late = asyncio.ensure_future(self._pass_on())
 
     @property
     def _headers(self) -> list[tuple[bytes, bytes]]:
         return [(bytes(name), bytes(value)) for name, value in self._start.get("headers", ())]
 
     async def _pass_on(self) -> None:
-        if not self._is_begun:
-            self._is_begun = True
-            await self._client.send(self._start)
-        body = b"".join(self._held)
-        self._held.clear()
-        if body:
-            await self._client.send({"type": "http.response.body", "body": body, "more_body": True})
+        async with self._passing:
+            if not self._is_begun:
+                self._is_begun = True
+                await self._client.send(self._start)
+            body = b"".join(self._held)
+            self._held.clear()
+            if body:
+                event = {"type": "http.response.body", "body": body, "more_body": True}
+                await self._client.send(event)
 
 
 # ---- What ASGI says ----------------------------------------------------------------------------

@@ -86,8 +86,8 @@ class Webhook:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI has it."""
-        if scope["type"] == "lifespan":
-            raise RuntimeError("webhook: mount it in an application; it has no lifespan of its own")
+        if scope["type"] != "http":
+            raise RuntimeError(f"webhook: it takes requests of HTTP, not of {scope['type']}")
         headers = _by_name(fields_of(scope["headers"]))
         body, more = bytearray(), True
         while more and len(body) <= self._max_body:

@@ -1,13 +1,14 @@
 """WsgiIdempotencyKey: a middleware for WSGI, under which a request runs once for each key."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack
 from itertools import chain
 from typing import Any, Unpack
 
+from oncely._util import clock
 from oncely.engine.inline_calls import InlineCalls, run_inline
-from oncely.http.answers import HttpAnswer
+from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.passing import Passing
@@ -15,7 +16,7 @@ from oncely.http.request_state import RequestState
 from oncely.http.request_work import Exchange
 from oncely.ledger import Ledger
 
-Environ = MutableMapping[str, Any]
+Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
 WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
@@ -94,6 +95,7 @@ class _Taken:
         self._fields: list[tuple[str, str]] = []
         self._held: list[bytes] = []
         self._chunks: Iterator[bytes] = iter(())
+        self._began = clock.monotonic()
         self._close: Callable[[], object] = lambda: None
         self.reason = ""
         """Why the answer is not held back, where it is not."""
@@ -136,10 +138,14 @@ class _Taken:
         return HttpAnswer(self.status, self._fields, b"".join(self._held))
 
     def _why_passed(self, *, is_list: bool) -> str:
-        if not is_list and not any(name.lower() == "content-length" for name, _ in self._fields):
-            return "it is streamed"
-        is_large = sum(map(len, self._held)) > self._most_kept
-        return "it is larger than what is kept" if is_large else ""
+        if sum(map(len, self._held)) > self._most_kept:
+            return "it is larger than what is kept"
+        fields = {name.lower(): value for name, value in self._fields}
+        if is_list or "content-length" in fields:
+            return ""
+        is_endless = fields.get("content-type", "").startswith(EVENT_STREAM)
+        is_late = clock.monotonic() > self._began + HELD_S
+        return "it is streamed" if is_endless or is_late else ""
 
     def passed(
         self, exchange: Exchange, start_response: StartResponse, stack: ExitStack
