@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test servers check model simulate crash chaos test-spark-faults campaign queue-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-pipeline bench-leased bench-spark clean
+.PHONY: help setup run test servers check model simulate crash chaos test-spark-faults campaign queue-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,10 @@ bench-consumer: .venv/.ready servers ## a consumer on RabbitMQ and PostgreSQL be
 bench-queue: .venv/.ready servers ## a queue in PostgreSQL beside procrastinate and pgqueuer
 	@$(BIN)/python -c 'import pgqueuer, procrastinate' 2>/dev/null || scripts/setup.sh --inexact --group bench
 	@PYTHONPATH=. $(BIN)/python benchmarks/queues.py
+
+bench-http: .venv/.ready servers ## a request with an idempotency key beside one without, and beside asgi-idempotency-header
+	@$(BIN)/python -c 'import idempotency_header_middleware' 2>/dev/null || scripts/setup.sh --inexact --group bench
+	@PYTHONPATH=. $(BIN)/python -m benchmarks.http_keys
 
 bench-pipeline: .venv/.ready ## the sink beside bare loops, Parquet and dropDuplicates
 	@PYTHONPATH=. $(BIN)/python benchmarks/pipeline.py

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.http.drivers import Answering, Drive, by_asgi, by_django, by_wsgi
 from tests.integration.callers import KINDS, Place, opened
+
+from oncely.ledger import Ledger, open_ledger
 
 
 @pytest.fixture(params=KINDS)
@@ -19,3 +22,22 @@ def sqlite_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pla
     """The same on SQLite."""
     with opened("sqlite", request, tmp_path) as place:
         yield place
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """One in memory."""
+    return open_ledger("memory://")
+
+
+@pytest.fixture
+def app() -> Answering:
+    """An application."""
+    return Answering()
+
+
+@pytest.fixture(params=[by_asgi, by_wsgi, by_django])
+def drive(request: pytest.FixtureRequest) -> Drive:
+    """A framework."""
+    driven: Drive = request.param
+    return driven

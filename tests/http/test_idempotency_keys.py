@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from tests.http.drivers import Answering, Drive, by_asgi, by_django, by_wsgi
+from tests.http.drivers import Answering, Drive, by_asgi
 
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.policy import Policy
@@ -20,23 +20,6 @@ from oncely.http.json_equality import equal_json
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
-
-
-@pytest.fixture
-def ledger() -> Ledger:
-    return open_ledger("memory://")
-
-
-@pytest.fixture
-def app() -> Answering:
-    return Answering()
-
-
-@pytest.fixture(params=[by_asgi, by_wsgi, by_django])
-def drive(request: pytest.FixtureRequest) -> Drive:
-    """A framework."""
-    driven: Drive = request.param
-    return driven
 
 
 def test_the_first_answer_is_given_again(drive: Drive, app: Answering, ledger: Ledger) -> None:
