@@ -285,7 +285,7 @@ def django_client(view: Callable[..., Any], oncely: Mapping[str, Any], **setting
     """What brings requests to a view of Django, as a WSGI server does."""
     from django.core.handlers.wsgi import WSGIHandler
 
-    settings = {"ONCELY": oncely, **settings}
+    settings.setdefault("ONCELY", oncely)
     with django_settings(view, **settings):
         app = wsgi_client(WSGIHandler())
 
