@@ -122,7 +122,8 @@ class KeyedRequests:
         message_id = _message_id(request, self._scope_of(request), key)
         message = Message(
             message_id,
-            request.body,
+            # Only a probe asks for it: else what is large is not in memory at once.
+            request.body if callable(self.handling.policy.on_in_doubt) else b"",
             type=f"{request.method} {request.path}",
             content_type=request.headers.get("content-type", ""),
         )
