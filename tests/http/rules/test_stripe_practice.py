@@ -7,8 +7,8 @@ Its page: https://docs.stripe.com/api/idempotent_requests
 from typing import Any
 
 import pytest
-from tests.http.conftest import Shop
-from tests.http.drivers import Asked, Drive, Reply
+from tests.http.rules.conftest import Shop
+from tests.http.rules.drivers import Asked, Drive, Reply
 
 from oncely.http import HttpAnswer
 from oncely.ledger import Ledger

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.http.drivers import DRIVES, Asked, Drive, Site
+from tests.http.rules.drivers import DRIVES, Asked, Drive, Site
 
 from oncely.http import HttpAnswer
 from oncely.ledger import Ledger

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from tests.http.conftest import Shop
-from tests.http.drivers import Asked, Drive, Reply, Site
+from tests.http.rules.conftest import Shop
+from tests.http.rules.drivers import Asked, Drive, Reply, Site
 
 from oncely.http import HttpAnswer, acp_json
 from oncely.ledger import Ledger
