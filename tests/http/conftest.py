@@ -7,8 +7,6 @@ import pytest
 from tests.http.drivers import Answering, Drive, by_asgi, by_django, by_wsgi
 from tests.integration.callers import KINDS, Place, opened
 
-from oncely.ledger import Ledger, open_ledger
-
 
 @pytest.fixture(params=KINDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
@@ -22,12 +20,6 @@ def sqlite_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pla
     """The same on SQLite."""
     with opened("sqlite", request, tmp_path) as place:
         yield place
-
-
-@pytest.fixture
-def ledger() -> Ledger:
-    """One in memory."""
-    return open_ledger("memory://")
 
 
 @pytest.fixture

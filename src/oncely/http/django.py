@@ -6,7 +6,7 @@ Put "oncely.http.DjangoIdempotencyKey" into MIDDLEWARE, and `ONCELY = {"ledger":
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any
@@ -169,7 +169,8 @@ def _look_up(request: DjangoRequest, name: str) -> Any:
 
 def _configured() -> tuple[Ledger, dict[str, Any]]:
     """The ledger and the options that the settings name."""
-    options = dict(getattr(settings, "ONCELY", None) or {})
+    given = getattr(settings, "ONCELY", None)
+    options = dict(given) if isinstance(given, Mapping) else {}
     ledger = options.pop("ledger", None)
     if isinstance(ledger, str):
         ledger = open_ledger(ledger)

@@ -88,11 +88,6 @@ class HttpRequest:
         return self._body.whole()
 
     @property
-    def length(self) -> int:
-        """Bytes of the body."""
-        return self._body.length
-
-    @property
     def headers(self) -> Mapping[str, str]:
         """The header fields by their names, in lower case; those of one name joined by commas."""
         joined: dict[str, str] = {}

@@ -2,6 +2,7 @@
 framework brings it.
 """
 
+import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Required, TypedDict, get_type_hints
@@ -84,15 +85,16 @@ class KeyedRequests:
         )
         self.max_body = bytes_in(options.get("max_body", "1MiB"), "max_body")
         self._methods = _methods(options.get("methods", ("POST", "PATCH")))
-        self._required = bool(options.get("required", False))
+        self._required = _flag(options, "required")
         self._scope = _function(options, "scope")
         self._fingerprint = _function(options, "fingerprint")
-        self._takes_bare = bool(options.get("bare_keys", False))
-        self._keep_4xx = options.get("keep_4xx", False)
-        self._keep_5xx = bool(options.get("keep_5xx", False))
-        names = {name.lower() for name in options.get("not_replayed", ())}
-        self.not_replayed = NEVER_REPLAYED | names
-        self._errors: Errors = options.get("errors", problem_json)
+        self._takes_bare = _flag(options, "bare_keys")
+        self._keep_4xx = _kept_4xx(options.get("keep_4xx", False))
+        self._keep_5xx = _flag(options, "keep_5xx")
+        self.not_replayed = NEVER_REPLAYED | _fields(options.get("not_replayed", ()))
+        self._errors: Errors = check_called(
+            options.get("errors", problem_json), "errors", ["problem"]
+        )
         self._documentation = _url(options.get("documentation"))
 
     @property
@@ -118,11 +120,10 @@ class KeyedRequests:
     def exchange(self, key: str, request: HttpRequest) -> Exchange:
         """What happens around the handling of `request`, which has that key."""
         message_id = _message_id(request, self._scope_of(request), key)
-        # What a probe is asked with; a file is nothing for it.
-        is_small = request.length <= self.max_body
         message = Message(
             message_id,
-            request.body if is_small else b"",
+            # Only a probe asks for it: else what is large is not in memory at once.
+            request.body if callable(self.handling.policy.on_in_doubt) else b"",
             type=f"{request.method} {request.path}",
             content_type=request.headers.get("content-type", ""),
         )
@@ -187,10 +188,42 @@ def _check_names(options: Mapping[str, Any]) -> None:
         raise ConfigError('idempotency keys: consumer is missing; write consumer="api"')
 
 
-def _methods(methods: Sequence[str]) -> frozenset[str]:
-    if isinstance(methods, str):
-        raise ConfigError(f'methods: write a list of them, such as ["{methods}"]')
-    return frozenset(method.upper() for method in methods)
+def _methods(methods: object) -> frozenset[str]:
+    return frozenset(method.upper() for method in _texts(methods, "methods", ["POST"]))
+
+
+def _fields(names: object) -> frozenset[str]:
+    return frozenset(name.lower() for name in _texts(names, "not_replayed", ["X-Request-Id"]))
+
+
+def _texts(given: object, name: str, example: Sequence[str]) -> Collection[str]:
+    """A collection of texts, and not one text, which is a collection of its letters."""
+    if isinstance(given, str):
+        raise ConfigError(f'{name}: write a list of them, such as ["{given}"]')
+    if not isinstance(given, Collection) or not all(isinstance(each, str) for each in given):
+        raise ConfigError(
+            f"{name}: {given!r} is not a list of text; write one, such as {json.dumps(example)}"
+        )
+    return given
+
+
+def _flag(options: Mapping[str, Any], name: str) -> bool:
+    given = options.get(name, False)
+    if not isinstance(given, bool):
+        raise ConfigError(f"{name}: {given!r} is not a bool; write True or False")
+    return given
+
+
+def _kept_4xx(given: object) -> bool | Collection[int]:
+    if isinstance(given, bool):
+        return given
+    is_some = isinstance(given, Collection) and not isinstance(given, str | bytes)
+    if not is_some or not all(each in range(_FIRST_4XX, _FIRST_5XX) for each in given):
+        raise ConfigError(
+            f"keep_4xx: {given!r} is not a bool or a list of statuses from 400 to 499; "
+            "write True or [402, 409]"
+        )
+    return given
 
 
 def _function(options: Mapping[str, Any], name: str) -> Callable[[HttpRequest], Any] | None:
@@ -198,8 +231,10 @@ def _function(options: Mapping[str, Any], name: str) -> Callable[[HttpRequest], 
     return None if given is None else check_called(given, name, ["request"])
 
 
-def _url(documentation: str | None) -> str | None:
-    if documentation is not None and not urlsplit(documentation).netloc:
+def _url(documentation: object) -> str | None:
+    if documentation is None:
+        return None
+    if not isinstance(documentation, str) or not urlsplit(documentation).netloc:
         raise ConfigError(
             f"documentation: {documentation!r} is not a URL; write "
             '"https://example.com/docs/idempotency"'

@@ -1,9 +1,10 @@
 """WsgiIdempotencyKey: a middleware for WSGI, under which a request runs once for each key."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack
-from itertools import chain
+from types import TracebackType
 from typing import Any, Unpack
 
 from oncely._util import clock
@@ -18,11 +19,14 @@ from oncely.ledger import Ledger
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 STATE = "oncely"
 """In the environ: what a handler can do with its request."""
 _PIECE = 64 * 1024
+# RFC 9110, 8.6; no body has more bytes.
+_LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 class WsgiIdempotencyKey:
@@ -104,9 +108,13 @@ class _Taken:
         self,
         line: str,
         fields: list[tuple[str, str]],
-        exc_info: object = None,  # noqa: ARG002 - nothing was sent yet: what is said last counts.
+        exc_info: ExcInfo | None = None,
     ) -> Callable[[bytes], object]:
-        """As an application calls it."""
+        """As an application calls it: what it says last counts, unless the answer has begun. Raises
+        the error of `exc_info` then, as PEP 3333 asks.
+        """
+        if exc_info is not None and self.reason:
+            raise exc_info[1].with_traceback(exc_info[2])
         self._line, self._fields = line, fields
         return self._held.append
 
@@ -152,7 +160,20 @@ class _Taken:
     ) -> Passing:
         """The answer as it passes through; `stack` holds the work, and what it needs."""
         start_response(self.line, self._fields)
-        return Passing(chain(self._held, self._chunks), self._end(exchange), stack, self._close)
+        return Passing(self._passing(), self._end(exchange), stack, self._close)
+
+    def _passing(self) -> Iterator[bytes]:
+        yield from self._let_go()
+        for chunk in self._chunks:
+            # Behind what was written before it.
+            self._held.append(chunk)
+            yield from self._let_go()
+        yield from self._let_go()
+
+    def _let_go(self) -> Sequence[bytes]:
+        held = self._held.copy()
+        self._held.clear()
+        return held
 
     def _end(self, exchange: Exchange) -> Callable[[], None]:
         return lambda: exchange.note_passed(self.status, self.reason)
@@ -174,13 +195,16 @@ def fields_in(environ: Environ) -> list[tuple[str, str]]:
 
 
 def read_into(body: RequestBody, environ: Environ) -> bool:
-    """Read a request's body; whether it came to its end."""
+    """Read a request's body; whether it came to its end, which needs a length that is one."""
     source = environ["wsgi.input"]
     if environ.get("wsgi.input_terminated"):
         while piece := source.read(_PIECE):
             body.write(piece)
         return True
-    left = int(environ.get("CONTENT_LENGTH") or 0)
+    length = environ.get("CONTENT_LENGTH") or "0"
+    if not _LENGTH.fullmatch(length):
+        return False
+    left = int(length)
     while left > 0:
         piece = source.read(min(left, _PIECE))
         if not piece:

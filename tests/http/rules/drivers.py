@@ -1,0 +1,299 @@
+"""One handler behind each middleware: how requests are brought to it without a server."""
+
+import asyncio
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import quote, unquote_to_bytes
+
+from oncely.http import HttpAnswer, IdempotencyKey, WsgiIdempotencyKey
+from oncely.ledger import Ledger
+
+Fields = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as the handler of a test is shown it."""
+
+    method: str
+    path: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a client gets."""
+
+    status: int
+    fields: Fields
+    body: bytes
+
+    def value_of(self, name: str) -> str | None:
+        """The value of the first header field of that name."""
+        return next((value for field, value in self.fields if field.lower() == name.lower()), None)
+
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether it says that it is the first request's."""
+        return self.value_of("Idempotency-Replayed") == "true"
+
+    @property
+    def own(self) -> tuple[int, Fields, bytes]:
+        """What is of the application: all but what says that it is replayed."""
+        marks = ("idempotency-replayed", "idempotent-replayed")
+        kept = [(n.lower(), v) for n, v in self.fields if n.lower() not in marks]
+        return self.status, sorted(kept), self.body
+
+
+Handler = Callable[[Asked], HttpAnswer]
+
+
+class Site(Protocol):
+    """An application with keys, as its clients see it."""
+
+    def __call__(
+        self,
+        key: str | None = '"k"',
+        body: bytes = b"{}",
+        *,
+        method: str = "POST",
+        path: str = "/orders",
+        query: str = "",
+        fields: Fields = (),
+    ) -> Reply:
+        """The reply to one request; `key` is the field's value as it stands in the request."""
+
+
+Drive = Callable[..., Site]
+"""(handler, ledger, **options) -> the site."""
+
+
+def _with_key(key: str | None, fields: Fields) -> Fields:
+    return fields if key is None else [*fields, ("Idempotency-Key", key)]
+
+
+# ---- ASGI --------------------------------------------------------------------------------------
+
+
+def asgi_site(handler: Handler, ledger: Ledger, **options: Any) -> Site:
+    """The handler behind IdempotencyKey."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = await read_all(receive)
+        asked = Asked(scope["method"], scope["path"], body)
+        # In a thread, so that a handler can bring a request itself.
+        answer = await asyncio.to_thread(handler, asked)
+        headers = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in answer.fields]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    return asgi_client(IdempotencyKey(app, ledger, **options))
+
+
+def asgi_client(app: Any) -> Site:
+    """What brings requests to an ASGI application."""
+
+    def site(
+        key: str | None = '"k"',
+        body: bytes = b"{}",
+        *,
+        method: str = "POST",
+        path: str = "/orders",
+        query: str = "",
+        fields: Fields = (),
+    ) -> Reply:
+        scope = asgi_scope(method, path, query, _with_key(key, fields))
+        return asyncio.run(asgi_reply(app, scope, body))
+
+    return site
+
+
+def asgi_scope(method: str, path: str, query: str, fields: Fields) -> dict[str, Any]:
+    """A request's scope, as servers make it."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": quote(path).encode(),
+        "query_string": query.encode("latin-1"),
+        "root_path": "",
+        "headers": [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in fields],
+        "client": ("127.0.0.1", 5000),
+        "server": ("127.0.0.1", 80),
+    }
+
+
+async def asgi_reply(app: Any, scope: Any, body: bytes = b"") -> Reply:
+    """What an application answers, its body sent in one piece."""
+    sent: list[Any] = []
+    pieces = [{"type": "http.request", "body": body, "more_body": False}]
+    gone = asyncio.Event()
+
+    async def receive() -> Any:
+        if not pieces:
+            await gone.wait()
+        return pieces.pop()
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    await app(scope, receive, send)
+    return reply_of(sent)
+
+
+def reply_of(sent: Sequence[Any]) -> Reply:
+    """The reply that these events are, which is checked to be one whole answer."""
+    start, *rest = [each for each in sent if each["type"].startswith("http.response")]
+    assert start["type"] == "http.response.start"
+    assert [bool(each.get("more_body")) for each in rest] == [True] * (len(rest) - 1) + [False]
+    fields = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in start.get("headers", ())]
+    return Reply(start["status"], fields, b"".join(each.get("body", b"") for each in rest))
+
+
+async def read_all(receive: Any) -> bytes:
+    """A request's whole body."""
+    body, more = b"", True
+    while more:
+        event = await receive()
+        body += event.get("body", b"")
+        more = event.get("more_body", False)
+    return body
+
+
+# ---- WSGI --------------------------------------------------------------------------------------
+
+
+def wsgi_site(handler: Handler, ledger: Ledger, **options: Any) -> Site:
+    """The handler behind WsgiIdempotencyKey."""
+
+    def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        path = environ["PATH_INFO"].encode("latin-1").decode()
+        answer = handler(Asked(environ["REQUEST_METHOD"], path, body))
+        start_response(answer.line, list(answer.fields))
+        return [answer.body]
+
+    return wsgi_client(WsgiIdempotencyKey(app, ledger, **options))
+
+
+def wsgi_client(app: Any) -> Site:
+    """What brings requests to a WSGI application."""
+
+    def site(
+        key: str | None = '"k"',
+        body: bytes = b"{}",
+        *,
+        method: str = "POST",
+        path: str = "/orders",
+        query: str = "",
+        fields: Fields = (),
+    ) -> Reply:
+        return wsgi_reply(app, wsgi_environ(method, path, query, _with_key(key, fields), body))
+
+    return site
+
+
+def wsgi_environ(method: str, path: str, query: str, fields: Fields, body: bytes) -> dict[str, Any]:
+    """A request's environ, as servers make it."""
+    joined: dict[str, str] = {}
+    for name, value in fields:
+        at = "HTTP_" + name.upper().replace("-", "_")
+        joined[at] = f"{joined[at]},{value}" if at in joined else value
+    for apart in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+        if f"HTTP_{apart}" in joined:
+            joined[apart] = joined.pop(f"HTTP_{apart}")
+    return {
+        "REQUEST_METHOD": method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": unquote_to_bytes(quote(path)).decode("latin-1"),
+        "QUERY_STRING": query,
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "CONTENT_LENGTH": str(len(body)),
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": "http",
+        "wsgi.input": io.BytesIO(body),
+        "wsgi.errors": io.StringIO(),
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": True,
+        "wsgi.run_once": False,
+        **joined,
+    }
+
+
+def wsgi_reply(app: Any, environ: Any) -> Reply:
+    """What an application answers, read and closed as servers do."""
+    started: list[Any] = []
+
+    def start_response(line: str, fields: Any, exc_info: Any = None) -> Callable[[bytes], Any]:
+        started[:] = [line, list(fields)]
+        return lambda _: None
+
+    chunks = app(environ, start_response)
+    try:
+        body = b"".join(chunks)
+    finally:
+        if hasattr(chunks, "close"):
+            chunks.close()
+    line, fields = started
+    return Reply(int(line[:3]), fields, body)
+
+
+# ---- Django ------------------------------------------------------------------------------------
+
+
+def django_settings(view: Callable[..., Any], **settings: Any) -> Any:
+    """Settings, as a context manager, under which Django has one view and this middleware."""
+    from django.conf import settings as configured
+    from django.test import override_settings
+    from django.urls import re_path
+
+    if not configured.configured:
+        configured.configure(DATABASES={}, USE_TZ=True)
+    urls = type("urls", (), {"urlpatterns": [re_path("", view)]})
+    settings.setdefault("MIDDLEWARE", ["oncely.http.DjangoIdempotencyKey"])
+    return override_settings(ROOT_URLCONF=urls, ALLOWED_HOSTS=["*"], **settings)
+
+
+def django_site(handler: Handler, ledger: Ledger, **options: Any) -> Site:
+    """The handler behind DjangoIdempotencyKey."""
+    from django.http import HttpResponse
+
+    def view(request: Any) -> Any:
+        answer = handler(Asked(request.method, request.path, request.body))
+        response = HttpResponse(answer.body, status=answer.status)
+        del response["Content-Type"]
+        for name, value in answer.fields:
+            response[name] = value
+        return response
+
+    return django_client(view, {"ledger": ledger, **options})
+
+
+def django_client(view: Callable[..., Any], oncely: Mapping[str, Any], **settings: Any) -> Site:
+    """What brings requests to a view of Django, as a WSGI server does."""
+    from django.core.handlers.wsgi import WSGIHandler
+
+    settings.setdefault("ONCELY", oncely)
+    with django_settings(view, **settings):
+        app = wsgi_client(WSGIHandler())
+
+    def site(*arguments: Any, **named: Any) -> Reply:
+        with django_settings(view, **settings):
+            return app(*arguments, **named)
+
+    return site
+
+
+DRIVES: Mapping[str, Drive] = {"asgi": asgi_site, "wsgi": wsgi_site, "django": django_site}

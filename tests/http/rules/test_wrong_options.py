@@ -1,0 +1,70 @@
+"""Options that cannot be meant: one line says what is wrong, where, and what to write instead."""
+
+from typing import Any
+
+import pytest
+from tests.http.rules.drivers import django_client
+
+from oncely.core.errors import ConfigError
+from oncely.http import IdempotencyKey, WsgiIdempotencyKey
+from oncely.ledger import Ledger
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("consumer", 5, 'consumer is not a string; write consumer="billing"'),
+    ("consumer", None, 'empty consumer; write consumer="billing"'),
+    ("methods", None, 'methods: None is not a list of text; write one, such as ["POST"]'),
+    ("methods", [1], 'methods: [1] is not a list of text; write one, such as ["POST"]'),
+    ("methods", "PUT", 'methods: write a list of them, such as ["PUT"]'),
+    ("required", "no", "required: 'no' is not a bool; write True or False"),
+    ("bare_keys", 1, "bare_keys: 1 is not a bool; write True or False"),
+    ("keep_5xx", "no", "keep_5xx: 'no' is not a bool; write True or False"),
+    ("keep_4xx", "no", "write True or [402, 409]"),
+    ("keep_4xx", 409, "keep_4xx: 409 is not a bool or a list of statuses from 400 to 499; "),
+    ("keep_4xx", ["409"], "keep_4xx: ['409'] is not a bool or a list"),
+    ("keep_4xx", [500], "keep_4xx: [500] is not a bool or a list"),
+    ("keep_4xx", None, "keep_4xx: None is not a bool or a list"),
+    ("not_replayed", "X-Trace", 'not_replayed: write a list of them, such as ["X-Trace"]'),
+    ("not_replayed", [1], 'not_replayed: [1] is not a list of text; write one, such as ["X-'),
+    ("not_replayed", 5, "not_replayed: 5 is not a list of text"),
+    ("scope", "user", "scope: 'user' is no function of (request)"),
+    ("scope", lambda: 1, "scope: <lambda> takes ()"),
+    ("fingerprint", 3, "fingerprint: 3 is no function of (request)"),
+    ("errors", "json", "errors: 'json' is no function of (problem)"),
+    ("errors", lambda: 1, "errors: <lambda> takes ()"),
+    ("documentation", 5, "documentation: 5 is not a URL; write"),
+    ("documentation", "docs.html", "documentation: 'docs.html' is not a URL; write"),
+    ("max_body", 1.5, 'max_body: 1.5 is not a size: write "1MiB"'),
+    ("max_body", "big", "max_body: 'big' is not a size"),
+    ("lease", "long", "lease: 'long' is not a duration"),
+    ("policy", "hold", "policy: str is not a Policy; write Policy(...)"),
+    ("ledger", "sqlite:///ledger.db", "is not a Ledger; write open_ledger(...)"),
+    ("keep_6xx", True, "idempotency keys: keep_6xx is not an option; known: consumer, methods"),
+]
+
+
+@pytest.mark.parametrize("kind", [IdempotencyKey, WsgiIdempotencyKey])
+@pytest.mark.parametrize(("name", "value", "line"), WRONG)
+def test_a_wrong_option_is_told_of_when_the_application_starts(
+    kind: Any, ledger: Ledger, name: str, value: Any, line: str
+) -> None:
+    """One line, and not an exception of the first request's."""
+    with pytest.raises(ConfigError) as raised:
+        kind(None, **{"ledger": ledger, "consumer": "api", name: value})
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_consumer_is_not_guessed(ledger: Ledger) -> None:
+    with pytest.raises(ConfigError, match='consumer is missing; write consumer="api"'):
+        IdempotencyKey(None, ledger)  # type: ignore[arg-type, call-arg]
+
+
+@pytest.mark.parametrize("value", [None, "memory://", 5, {}, {"consumer": "api"}, {"ledger": 5}])
+def test_django_is_told_of_a_ledger(value: Any) -> None:
+    with pytest.raises(ConfigError, match="ONCELY: the settings name no ledger; write ONCELY = "):
+        django_client(lambda _: None, {}, ONCELY=value)
+
+
+def test_djangos_options_are_the_same(ledger: Ledger) -> None:
+    with pytest.raises(ConfigError, match="required: 'no' is not a bool"):
+        django_client(lambda _: None, {"ledger": ledger, "consumer": "api", "required": "no"})

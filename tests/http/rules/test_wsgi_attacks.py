@@ -1,0 +1,260 @@
+"""Hostile clients, and clumsy applications, around WsgiIdempotencyKey."""
+
+import io
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+from tests.http.rules.drivers import Reply, Site, wsgi_client, wsgi_environ, wsgi_reply
+
+from oncely.core.record import State
+from oncely.http import WsgiIdempotencyKey
+from oncely.ledger import Ledger
+
+App = Callable[[Any, Any], Iterable[bytes]]
+
+
+@pytest.fixture
+def site(ledger: Ledger) -> Callable[..., Site]:
+    """Makes a site of a WSGI application."""
+    return lambda app, **options: wsgi_client(
+        WsgiIdempotencyKey(app, ledger, consumer="api", **options)
+    )
+
+
+def echo(environ: Any, start_response: Any) -> Iterable[bytes]:
+    """Answers the request's body."""
+    body = environ["wsgi.input"].read()
+    start_response("200 OK", [("Content-Length", str(len(body)))])
+    return [body]
+
+
+def states(ledger: Ledger) -> list[State]:
+    return [record.state for record in ledger.scan()]
+
+
+# ---- Requests ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", ["abc", "-5", "+5", "1_0", "٣", "1e3", " 5", "9" * 5000])
+def test_a_length_that_is_none_is_the_clients_error(
+    site: Callable[..., Site], ledger: Ledger, length: str
+) -> None:
+    """As servers see to it that do not let applications do it; nothing is recorded."""
+    reply = site(echo)(body=b"12345678901", fields=[("Content-Length", length)])
+    assert [reply.status, states(ledger)] == [400, []]
+
+
+def test_a_body_that_breaks_off_is_not_handled(site: Callable[..., Site], ledger: Ledger) -> None:
+    reply = site(echo)(body=b"123", fields=[("Content-Length", "4")])
+    assert [reply.status, states(ledger)] == [400, []]
+
+
+def test_a_body_in_chunks_counts_whole(ledger: Ledger) -> None:
+    """The server takes the chunks apart, and says so: there is no length."""
+    app = WsgiIdempotencyKey(echo, ledger, consumer="api")
+
+    def ask(body: bytes) -> Reply:
+        environ = wsgi_environ("POST", "/", "", [("Idempotency-Key", '"k"')], body)
+        del environ["CONTENT_LENGTH"]
+        return wsgi_reply(app, {**environ, "wsgi.input_terminated": True})
+
+    body = b"x" * 200_000
+    assert [ask(body).body, ask(body).is_replayed, ask(body + b"y").status] == [body, True, 422]
+
+
+def test_more_than_the_length_is_not_read(site: Callable[..., Site]) -> None:
+    """What follows is the connection's next request."""
+    assert site(echo)(body=b"12345", fields=[("Content-Length", "3")]).body == b"123"
+
+
+def test_a_large_body_is_not_kept_in_memory(ledger: Ledger) -> None:
+    """20 MB of a request pass through a file."""
+    seen = []
+
+    def count(environ: Any, start_response: Any) -> Iterable[bytes]:
+        while piece := environ["wsgi.input"].read(65_536):
+            seen.append(len(piece))
+        start_response("201 Created", [])
+        return [b"done"]
+
+    class Upload(io.RawIOBase):
+        left = 20_000_000
+
+        def read(self, size: int = -1) -> bytes:
+            piece = b"x" * min(size, self.left)
+            self.left -= len(piece)
+            return piece
+
+    app = WsgiIdempotencyKey(count, ledger, consumer="api")
+    fields = [("Idempotency-Key", '"k"'), ("Content-Length", "20000000")]
+    environ = wsgi_environ("POST", "/", "", fields, b"")
+    tracemalloc.start()
+    try:
+        reply = wsgi_reply(app, {**environ, "wsgi.input": Upload()})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [reply.status, sum(seen)] == [201, 20_000_000]
+    assert peak < 5_000_000
+
+
+# ---- Applications ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt()])
+def test_a_handler_that_raises_has_failed(
+    site: Callable[..., Site], ledger: Ledger, error: BaseException
+) -> None:
+    """Whatever it raises is the server's to see, and the request may be repeated."""
+    errors = [error]
+
+    def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+        if errors:
+            raise errors.pop()
+        return echo(environ, start_response)
+
+    asked = site(app)
+    with pytest.raises(type(error)):
+        asked()
+    assert states(ledger) == [State.FAILED]
+    assert [asked().status, asked().is_replayed] == [200, True]
+
+
+def no_start(environ: Any, start_response: Any) -> Iterable[bytes]:
+    return [b"answer"]
+
+
+def nothing(environ: Any, start_response: Any) -> Any:
+    start_response("200 OK", [])
+
+
+def broken(environ: Any, start_response: Any) -> Iterator[bytes]:
+    start_response("200 OK", [("Content-Length", "6")])
+    yield b"ans"
+    raise ValueError("broken")
+
+
+@pytest.mark.parametrize(
+    ("app", "error"), [(no_start, RuntimeError), (nothing, TypeError), (broken, ValueError)]
+)
+def test_what_is_not_an_answer_is_a_failure(
+    site: Callable[..., Site], ledger: Ledger, app: App, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        site(app)()
+    assert states(ledger) == [State.FAILED]
+
+
+def test_a_stream_that_breaks_off_is_a_failure(site: Callable[..., Site], ledger: Ledger) -> None:
+    """The client is not told that the answer is whole."""
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        yield b"some"
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        site(app)()
+    assert states(ledger) == [State.FAILED]
+
+
+def test_the_last_start_counts(site: Callable[..., Site]) -> None:
+    """As long as nothing was sent, an error's answer takes the other one's place."""
+
+    def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        try:
+            raise ValueError("late")
+        except ValueError:
+            start_response("404 Not Found", [], sys.exc_info())
+        return [b"sorry"]
+
+    reply = site(app)()
+    assert [reply.status, reply.body] == [404, b"sorry"]
+
+
+def test_an_answer_that_has_begun_stays_what_it_is(
+    site: Callable[..., Site], ledger: Ledger
+) -> None:
+    """PEP 3333: then `start_response` raises what it is given."""
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        yield b"some"
+        try:
+            raise ValueError("late")
+        except ValueError:
+            start_response("500 Internal Server Error", [], sys.exc_info())
+        yield b"sorry"
+
+    with pytest.raises(ValueError, match="late"):
+        site(app)()
+    assert states(ledger) == [State.FAILED]
+
+
+def test_what_is_written_comes_before_what_is_returned(site: Callable[..., Site]) -> None:
+    """By the callable that `start_response` returns, which PEP 3333 keeps for old applications."""
+
+    def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+        write = start_response("200 OK", [])
+        write(b"one ")
+        return [b"two"]
+
+    asked = site(app)
+    assert [asked().body, asked().body] == [b"one two", b"one two"]
+
+
+def test_what_is_written_amid_a_stream_is_not_lost(site: Callable[..., Site]) -> None:
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        write = start_response("200 OK", [])
+        yield b"one "
+        write(b"two ")
+        yield b"three"
+
+    assert site(app)().body == b"one two three"
+
+
+def test_a_client_that_goes_away_does_not_stop_an_application(
+    ledger: Ledger, site: Callable[..., Site]
+) -> None:
+    """What it streams is read to its end by nobody, and the request is done."""
+    sent = []
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        for number in range(5):
+            sent.append(number)
+            yield b"."
+
+    environ = wsgi_environ("POST", "/", "", [("Idempotency-Key", '"k"')], b"{}")
+    chunks: Any = WsgiIdempotencyKey(app, ledger, consumer="api")(environ, lambda *_: None)
+    next(iter(chunks))
+    chunks.close()
+    assert [sent, states(ledger)] == [[0, 1, 2, 3, 4], [State.COMPLETED]]
+
+
+def test_a_generator_is_closed_once(site: Callable[..., Site]) -> None:
+    """What an application has opened for an answer is closed, whether that is held back or not."""
+    closed = []
+
+    class Chunks:
+        def __init__(self, length: int | None) -> None:
+            self._left = [b"a", b"b"]
+
+        def __iter__(self) -> Iterator[bytes]:
+            return iter(self._left)
+
+        def close(self) -> None:
+            closed.append("closed")
+
+    for fields in ([("Content-Length", "2")], []):
+
+        def app(environ: Any, start_response: Any, fields: Any = fields) -> Iterable[bytes]:
+            start_response("200 OK", fields)
+            return Chunks(None)
+
+        assert site(app)(f'"{len(fields)}"').body == b"ab"
+    assert closed == ["closed", "closed"]
