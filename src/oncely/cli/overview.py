@@ -66,7 +66,7 @@ class _Version(argparse.Action):
 
 def _row(name: str, text: str) -> list[str]:
     columns = min(shutil.get_terminal_size().columns, _MOST_COLUMNS) - 2
-    first = f"    {name}".ljust(_COLUMN) + ("" if len(name) < _COLUMN - 4 else " ")
+    first = f"    {name}".ljust(_COLUMN - 1) + " "
     return textwrap.wrap(
         text,
         max(columns, 2 * _COLUMN),
