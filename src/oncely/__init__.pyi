@@ -1,4 +1,5 @@
 from . import spark
+from ._util.version import __version__
 from .async_ledger import AsyncLedger
 from .consumer import Consumer
 from .consuming.consumer_report import ConsumerReport
@@ -132,6 +133,7 @@ __all__ = [
     "Work",
     "WriteOutcome",
     "Written",
+    "__version__",
     "at_least_once",
     "at_most_once",
     "claimed",

@@ -66,9 +66,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["list", "--sort", "random"], "--sort: invalid choice: 'random'"),
     (["relay", "--metrics-port", "70000"], "--metrics-port: '70000' is not a port"),
     (["relay", "--log-level", "loud"], "--log-level: invalid choice: 'loud'"),
-    (["status", "--jsn"], "unrecognized arguments: --jsn; see: oncely --help"),
-    (["stauts"], "invalid choice: 'stauts'"),
-    ([], "the following arguments are required: COMMAND; see: oncely --help"),
+    (["status", "--jsn"], "unrecognized arguments: --jsn; did you mean: --json; see: "),
+    (["stauts"], "'stauts' is not a command of oncely; did you mean: status; see: "),
 ]
 
 

@@ -2,39 +2,41 @@
 
 import argparse
 import os
+import sys
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from oncely import ops
 from oncely.cli import values
 from oncely.cli.logs import FORMATS, LEVELS
+from oncely.cli.overview import OverviewParser
+from oncely.cli.parsers import CommandParser
+from oncely.cli.starters import STARTERS, STORES
 from oncely.core.durations import Duration
-from oncely.core.errors import ConfigError
 from oncely.stores.names import TABLE_NAME
 
 _MANY = 10_000
-
-
-class _Parser(ArgumentParser):
-    """Says what is wrong in one line, as every other mistake is told."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see: {self.prog} --help")
+_SHELLS = ("bash", "zsh", "fish")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command and its options; `run` is the function for it, `extra` what it needs installed.
 
-    Raises ConfigError for what cannot be meant.
+    Raises ConfigError for what cannot be meant. Where nothing is typed, help is printed, and
+    SystemExit raised, as after --help.
     """
-    parser = _parser()
-    parsed, rest = parser.parse_known_args(arguments)
+    parser = command_parser()
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        parser.print_help(sys.stderr)
+        parser.exit(2)
+    parsed, rest = parser.parse_known_args(words)
     if "ids" in parsed:
         rest = _take_ids(parsed.ids, rest)
     if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parsed.parser.refuse(rest)
     return parsed
 
 
@@ -50,9 +52,12 @@ def _take_ids(ids: list[str], rest: list[str]) -> list[str]:
     return unknown
 
 
-def _parser() -> ArgumentParser:
-    parser = _Parser(prog="oncely", description="Process every message once, over one ledger.")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+def command_parser() -> OverviewParser:
+    """What parses the whole command line."""
+    parser = OverviewParser()
+    commands = parser.add_commands("commands", "COMMAND")
+    _add_init(commands)
+    _add_completion(commands)
     _add_pipeline(commands)
     _add_schema(commands)
     _add_looking(commands)
@@ -81,19 +86,48 @@ def _ledger_command(commands: Any, name: str, run: str, text: str) -> ArgumentPa
 
 
 def _plain_command(commands: Any, name: str, run: str, text: str) -> ArgumentParser:
-    """A command that takes --json; `run` is where its function is, as module:name."""
-    command: ArgumentParser = commands.add_parser(name, help=text, description=f"{text}.")
-    command.set_defaults(run=f"oncely.cli.{run}", extra="cli")
+    """A command that takes --json."""
+    command = _bare_command(commands, name, run, text)
     command.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return command
+
+
+def _bare_command(commands: Any, name: str, run: str, text: str) -> CommandParser:
+    """A command; `run` is where its function is, as module:name."""
+    command: CommandParser = commands.add_parser(name, help=text, description=f"{text}.")
+    command.set_defaults(run=f"oncely.cli.{run}", extra="cli", parser=command)
+    return command
+
+
+def _command_group(commands: Any, name: str, text: str) -> Any:
+    """A command that is one of several actions: what these are added to."""
+    group: CommandParser = commands.add_parser(name, help=text, description=f"{text}.")
+    return group.add_commands("actions", "ACTION")
 
 
 # ---- Commands ----------------------------------------------------------------------------------
 
 
+def _add_init(commands: Any) -> None:
+    text = "write a first program that runs"
+    init = _bare_command(commands, "init", "init_command:init", text)
+    told = "where it is written (default: the current folder)"
+    init.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help=told)
+    told = f"what is to be done once: {'; '.join(f'{n}: {s.text}' for n, s in STARTERS.items())}"
+    init.add_argument("--delivery", choices=list(STARTERS), help=told)
+    told = f"where the ledger is to be: {'; '.join(f'{n}: {s.text}' for n, s in STORES.items())}"
+    init.add_argument("--store", choices=list(STORES), help=f"{told} (default: sqlite)")
+    init.add_argument("--force", action="store_true", help="overwrite files that are there")
+
+
+def _add_completion(commands: Any) -> None:
+    text = "print what lets a shell complete commands and options"
+    completion = _bare_command(commands, "completion", "completion:completion", text)
+    completion.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
+
+
 def _add_pipeline(commands: Any) -> None:
-    pipeline = commands.add_parser("pipeline", help="run a pipeline on Spark")
-    actions = pipeline.add_subparsers(title="actions", required=True, metavar="ACTION")
+    actions = _command_group(commands, "pipeline", "run a pipeline on Spark")
     text = (
         "run the pipeline that a TOML file describes; --ledger, --table and --schema replace the "
         "file's"
@@ -227,8 +261,7 @@ def _add_consume(commands: Any) -> None:
 
 def _add_bindings(commands: Any) -> None:
     text = "look at what brings events into a consumer's queue, and remove what no handler needs"
-    bindings = commands.add_parser("bindings", help=text, description=f"{text}.")
-    actions = bindings.add_subparsers(title="actions", required=True, metavar="ACTION")
+    actions = _command_group(commands, "bindings", text)
     text = "list the bindings of the consumer's queue, and whether a handler needs each"
     _add_own_consumer(_plain_command(actions, "list", "bindings:list_bindings", text))
 
@@ -240,8 +273,7 @@ def _add_bindings(commands: Any) -> None:
 
 def _add_dead(commands: Any) -> None:
     text = "look at dead letters, and say what becomes of them"
-    dead = commands.add_parser("dead", help=text, description=f"{text}.")
-    actions = dead.add_subparsers(title="actions", required=True, metavar="ACTION")
+    actions = _command_group(commands, "dead", text)
     text = "list dead letters, in the order in which they came"
     list_ = _command(actions, "list", "dead:list_letters", text)
     _add_consumer(list_)

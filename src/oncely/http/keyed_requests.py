@@ -214,7 +214,7 @@ def _flag(options: Mapping[str, Any], name: str) -> bool:
     return given
 
 
-def _kept_4xx(given: object) -> bool | Collection[int]:
+def _kept_4xx(given: Any) -> bool | Collection[int]:
     if isinstance(given, bool):
         return given
     is_some = isinstance(given, Collection) and not isinstance(given, str | bytes)
@@ -223,7 +223,8 @@ def _kept_4xx(given: object) -> bool | Collection[int]:
             f"keep_4xx: {given!r} is not a bool or a list of statuses from 400 to 499; "
             "write True or [402, 409]"
         )
-    return given
+    statuses: Collection[int] = given
+    return statuses
 
 
 def _function(options: Mapping[str, Any], name: str) -> Callable[[HttpRequest], Any] | None:

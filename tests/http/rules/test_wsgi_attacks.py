@@ -230,7 +230,7 @@ def test_a_client_that_goes_away_does_not_stop_an_application(
             yield b"."
 
     environ = wsgi_environ("POST", "/", "", [("Idempotency-Key", '"k"')], b"{}")
-    chunks: Any = WsgiIdempotencyKey(app, ledger, consumer="api")(environ, lambda *_: None)
+    chunks: Any = WsgiIdempotencyKey(app, ledger, consumer="api")(environ, lambda *_: print)
     next(iter(chunks))
     chunks.close()
     assert [sent, states(ledger)] == [[0, 1, 2, 3, 4], [State.COMPLETED]]

@@ -1,0 +1,141 @@
+"""`oncely init`: asks what there is, and writes a first program that runs."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from oncely.cli.starters import LOAD, SETTINGS, STARTERS, STORES, contents
+from oncely.core.errors import ConfigError
+from oncely.core.shown import shown
+
+
+def init(parsed: argparse.Namespace) -> int:
+    """Write the files, and print what to type next."""
+    delivery, store = _answers(parsed)
+    folder = Path(parsed.folder)
+    texts = contents(delivery, store)
+    _write(folder, texts, force=parsed.force)
+    print(shown(f"wrote {', '.join(str(folder / name) for name in texts)}"))
+    print("\n".join(_told(folder, delivery, store)))
+    return 0
+
+
+# ---- What there is -----------------------------------------------------------------------------
+
+
+def _answers(parsed: argparse.Namespace) -> tuple[str, str]:
+    """What brings the work, and the store; asked for where nothing says it."""
+    delivery, store = parsed.delivery, parsed.store
+    if delivery is None:
+        if not sys.stdin.isatty():
+            raise ConfigError(
+                f"init: not a terminal: add --delivery {_listed(STARTERS)} "
+                f"(and --store {_listed(STORES)}; default: sqlite)"
+            )
+        starters = {name: starter.text for name, starter in STARTERS.items()}
+        delivery = _asked("What is to be done once?", starters)
+        if store is None:
+            kinds = {name: kind.text for name, kind in STORES.items()}
+            if STARTERS[delivery].has_queues:
+                del kinds["redis"]
+            store = _asked("Where is the ledger to be?", kinds)
+    if store == "redis" and STARTERS[delivery].has_queues:
+        raise ConfigError(
+            f"init: Redis keeps no queues, which --delivery {delivery} needs; take --store sqlite, "
+            "postgresql or mysql"
+        )
+    return delivery, store or "sqlite"
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}"
+
+
+def _asked(question: str, choices: Mapping[str, str]) -> str:
+    """One of the choices, by its number or name. Raises ConfigError where nobody answers."""
+    names = list(choices)
+    # On stderr: stdout may be read by a program.
+    print(question, file=sys.stderr)
+    for number, (name, text) in enumerate(choices.items(), 1):
+        print(f"  {number}  {name:<10}  {text}", file=sys.stderr)
+    numbers = {str(number): name for number, name in enumerate(names, 1)}
+    while True:
+        print(f"Number or name [{names[0]}]: ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise ConfigError("init: no answer; nothing was written")
+        answer = line.strip().lower() or names[0]
+        if answer in choices or answer in numbers:
+            return numbers.get(answer, answer)
+
+
+# ---- What is written ---------------------------------------------------------------------------
+
+
+def _write(folder: Path, texts: Mapping[str, str], *, force: bool) -> None:
+    """Write all, or none where one is there already. Raises ConfigError."""
+    if not force:
+        found = [str(folder / name) for name in texts if (folder / name).exists()]
+        if found:
+            raise ConfigError(
+                f"init: already there: {', '.join(found)}; name another folder, or add --force to "
+                "overwrite"
+            )
+    try:
+        for name, text in texts.items():
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"init: {error.filename!r} cannot be written: {error.strerror}; name another folder"
+        ) from error
+
+
+# ---- What is told ------------------------------------------------------------------------------
+
+
+def _told(folder: Path, delivery: str, store: str) -> Iterator[str]:
+    starter = STARTERS[delivery]
+    servers = [name for name in (starter.to_edit, _server(store)) if name]
+    if servers:
+        yield f"\nFirst write the URL of your {' and your '.join(servers)} into {SETTINGS}."
+    yield from ("", "Then type:" if servers else "Type:", "")
+    yield from (f"  {command}" for command in _commands(folder, delivery, store))
+    if starter.elsewhere:
+        yield from ("", "and in a second terminal:", "")
+        yield from (f"  {command}" for command in [*_cd(folder), *starter.elsewhere])
+    yield from ("", starter.says)
+
+
+def _server(store: str) -> str:
+    return "" if store == "sqlite" else STORES[store].text
+
+
+def _commands(folder: Path, delivery: str, store: str) -> Iterator[str]:
+    starter = STARTERS[delivery]
+    missing = list(_missing(delivery, store))
+    if missing:
+        yield f"pip install {' '.join(missing)}"
+    yield from _cd(folder)
+    if delivery == "spark" and store != "sqlite":
+        yield LOAD
+    yield from starter.commands
+
+
+def _missing(delivery: str, store: str) -> Iterator[str]:
+    """What is to be installed."""
+    driver = STORES[store].driver
+    if driver is not None and find_spec(driver) is None:
+        yield f"'oncely[{store}]'"
+    for module, package in STARTERS[delivery].packages.items():
+        if find_spec(module) is None:
+            yield package
+
+
+def _cd(folder: Path) -> list[str]:
+    return [] if folder == Path() else [f"cd {shlex.quote(str(folder))}"]

@@ -1,0 +1,56 @@
+"""Parsers of arguments that say what may have been meant."""
+
+import argparse
+import re
+from argparse import Action, ArgumentParser
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from oncely.core.errors import ConfigError
+
+_UNKNOWN = re.compile(r"argument (?:COMMAND|ACTION): invalid choice: '(?P<typed>[^']*)'")
+
+
+class CommandParser(ArgumentParser):
+    """Says what is wrong in one line, as every other mistake is told."""
+
+    def __init__(self, **how: Any) -> None:
+        self.arguments: list[Action] = []
+        self.subcommands: Mapping[str, CommandParser] = {}
+        super().__init__(**how)
+
+    def add_argument(self, *names: Any, **how: Any) -> Action:
+        """As argparse does; what is added is in `arguments`, too."""
+        action = super().add_argument(*names, **how)
+        self.arguments.append(action)
+        return action
+
+    def add_commands(self, title: str, metavar: str) -> Any:
+        """What commands are added to, one of which is to be typed."""
+        commands = self.add_subparsers(
+            title=title, required=True, metavar=metavar, parser_class=CommandParser
+        )
+        self.subcommands = commands.choices
+        return commands
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError, with the command that may have been meant by one that is none."""
+        unknown = _UNKNOWN.search(message)
+        if unknown is not None:
+            typed = unknown["typed"]
+            message = f"{typed!r} is not a command of {self.prog}{_meant(typed, self.subcommands)}"
+        raise ConfigError(f"{message}; see: {self.prog} --help")
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Raise ConfigError for words that mean nothing here."""
+        shown = [action for action in self.arguments if action.help != argparse.SUPPRESS]
+        options = [option for action in shown for option in action.option_strings]
+        typed = [word.partition("=")[0] for word in words if word.startswith("-")]
+        close = _meant(typed[0], options) if typed else ""
+        self.error(f"unrecognized arguments: {' '.join(words)}{close}")
+
+
+def _meant(typed: str, words: Iterable[str]) -> str:
+    close = get_close_matches(typed, list(words), n=1)
+    return f"; did you mean: {close[0]}" if close else ""

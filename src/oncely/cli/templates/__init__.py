@@ -1,0 +1,1 @@
+"""First programs, which `oncely init` copies as they stand here: checked and run with our own."""

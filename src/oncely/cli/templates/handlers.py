@@ -1,0 +1,13 @@
+"""The handler of pipeline.toml: it is called once for each order, in Spark's tasks."""
+
+from pathlib import Path
+
+import oncely
+
+CHARGED = Path(__file__).with_name("charged.txt")
+
+
+def charge(message: oncely.Message) -> None:
+    """What must not happen twice. An error lets the message be tried again."""
+    with CHARGED.open("a") as file:
+        file.write(f"{message.id}: {message.get('amount')}\n")
