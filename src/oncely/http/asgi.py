@@ -65,6 +65,7 @@ class IdempotencyKey:
         body = RequestBody(self._requests.max_body)
         try:
             if not await read_into(body, receive):
+                body.close()
                 return  # The client has gone before it had asked.
             exchange = self._requests.exchange(key, _request(scope, fields, body))
             state = RequestState(self._requests.ledger, exchange.work, key)
@@ -181,6 +182,8 @@ class _Running:
 
     async def _take(self, event: Event) -> None:
         if event["type"] == "http.response.start":
+            if self._start:
+                raise RuntimeError("the application has started its answer twice")
             self._start = event
             self._passes = "it has trailers" if event.get("trailers") else None
         elif event["type"] == "http.response.body":
@@ -189,6 +192,10 @@ class _Running:
             await self._client.send(event)
 
     async def _take_body(self, body: bytes, *, more: bool) -> None:
+        if not self._start:
+            raise RuntimeError("the application has sent a body, and not started its answer")
+        if self._answered.done():
+            raise RuntimeError("the application has sent after the end of its answer")
         self._held.append(body)
         self._passes = self._passes or self._why_passed(more=more)
         if self._passes is not None:

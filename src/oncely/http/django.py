@@ -14,7 +14,7 @@ from typing import Any
 from asgiref.sync import markcoroutinefunction
 from django.conf import settings
 from django.http import HttpRequest as DjangoRequest
-from django.http import HttpResponse
+from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from oncely.async_ledger import SteadyLedger
@@ -101,7 +101,7 @@ class DjangoIdempotencyKey:
                     return _response(run_inline(exchange.replayed(calls)))
                 response = self._get_response(request)
                 if response.streaming:
-                    chunks = iter(response.streaming_content)
+                    chunks = iter(_read_once(response))
                     end = _streamed(exchange, response)
                     response.streaming_content = Passing(chunks, end, stack.pop_all())
                 else:
@@ -127,7 +127,7 @@ class DjangoIdempotencyKey:
                     return _response(await exchange.replayed(calls))
                 response = await self._get_response(request)
                 if response.streaming:
-                    chunks = aiter(response)
+                    chunks = aiter(_read_once(response))
                     end = _streamed(exchange, response)
                     response.streaming_content = passing(chunks, end, stack.pop_all())
                 else:
@@ -135,6 +135,13 @@ class DjangoIdempotencyKey:
                 return response
         except Exception as error:  # noqa: BLE001 - raised again where it is the view's.
             return _after(error, exchange, response)
+
+
+def _read_once(response: Any) -> StreamingHttpResponse:
+    """What the response streams, to be read in Django's own way when the response has other
+    content.
+    """
+    return StreamingHttpResponse(response.streaming_content)
 
 
 def _streamed(exchange: Exchange, response: Any) -> Callable[[], None]:

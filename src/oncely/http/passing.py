@@ -62,10 +62,12 @@ async def passing(
     chunks: AsyncIterator[bytes], end: Callable[[], None], stack: AsyncExitStack
 ) -> AsyncIterator[bytes]:
     """The same for chunks that are awaited."""
+    async with stack:
+        async for chunk in chunks:
+            yield chunk
+        ended = stack.pop_all()
     with logged():
-        async with stack:
-            async for chunk in chunks:
-                yield chunk
+        async with ended:
             end()
 
 

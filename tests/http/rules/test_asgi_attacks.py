@@ -1,0 +1,411 @@
+"""Hostile clients, and clumsy applications, around IdempotencyKey."""
+
+import asyncio
+import tracemalloc
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+from tests.http.rules.drivers import Reply, asgi_reply, asgi_scope, read_all, reply_of
+
+from oncely.core.record import State
+from oncely.http import IdempotencyKey
+from oncely.ledger import Ledger
+
+Guard = Callable[..., Any]
+
+_DEADLINE_S = 20
+
+
+@pytest.fixture
+def guard(ledger: Ledger) -> Guard:
+    """Puts an application behind the middleware."""
+    return lambda app, **options: IdempotencyKey(app, ledger, consumer="api", **options)
+
+
+def keyed(key: str = '"k"', method: str = "POST", path: str = "/", **more: Any) -> dict[str, Any]:
+    """The scope of a request with that key."""
+    return {**asgi_scope(method, path, "", [("Idempotency-Key", key)]), **more}
+
+
+def ask(app: Any, *arguments: Any) -> Reply:
+    """What a request with a key is answered."""
+    return asyncio.run(asgi_reply(app, *arguments or (keyed(),)))
+
+
+def states(ledger: Ledger) -> list[State]:
+    return [record.state for record in ledger.scan()]
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(_DEADLINE_S):
+        while not is_so():  # noqa: ASYNC110 - nobody sets an event.
+            await asyncio.sleep(0.001)
+
+
+def start(status: int = 200, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def body(piece: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": piece, "more_body": more}
+
+
+def sending(*events: dict[str, Any]) -> Callable[[Any, Any, Any], Awaitable[None]]:
+    """An application that sends these."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for event in events:
+            await send(event)
+
+    return app
+
+
+done = sending(start(201), body(b"done"))
+
+
+# ---- Requests ----------------------------------------------------------------------------------
+
+
+def test_a_body_in_chunks_counts_whole(guard: Guard) -> None:
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        whole = await read_all(receive)
+        await send(start())
+        await send(body(whole))
+
+    async def asked(pieces: Sequence[bytes]) -> Reply:
+        events = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+        events.append({"type": "http.request"})
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return events.pop(0)
+
+        async def send(event: Any) -> None:
+            sent.append(event)
+
+        await app(keyed(), receive, send)
+        return reply_of(sent)
+
+    app = guard(echo)
+    assert asyncio.run(asked([b'{"a":', b"", b" 1}"])).body == b'{"a": 1}'
+    assert asyncio.run(asked([b"{", b'"a": 1', b"}"])).is_replayed
+    assert asyncio.run(asked([b'{"a":', b" 2}"])).status == 422
+
+
+def test_a_client_that_goes_amid_its_request_has_not_asked(guard: Guard, ledger: Ledger) -> None:
+    """Half a body is not handled, and the key is free."""
+    events = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return events.pop(0)
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    asyncio.run(guard(done)(keyed(), receive, send))
+    assert [sent, states(ledger)] == [[], []]
+
+
+def test_a_large_body_is_not_kept_in_memory(guard: Guard) -> None:
+    """20 MB of a request pass through a file, and come to the application in pieces."""
+    sizes = []
+
+    async def count(scope: Any, receive: Any, send: Any) -> None:
+        more = True
+        while more:
+            event = await receive()
+            sizes.append(len(event["body"]))
+            more = event["more_body"]
+        await done(scope, receive, send)
+
+    left = [20]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        left[0] -= 1
+        return {"type": "http.request", "body": b"x" * 1_000_000, "more_body": left[0] > 0}
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    tracemalloc.start()
+    try:
+        asyncio.run(guard(count)(keyed(), receive, send))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [reply_of(sent).status, sum(sizes)] == [201, 20_000_000]
+    assert max(sizes) < 1_000_000
+    assert peak < 8_000_000
+
+
+# ---- Applications ------------------------------------------------------------------------------
+
+
+class Oops(BaseException):
+    """An error that is not an Exception."""
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), Oops(), asyncio.CancelledError()])
+def test_a_handler_that_raises_has_failed(
+    guard: Guard, ledger: Ledger, error: BaseException
+) -> None:
+    """Whatever it raises is the server's to see, and the request may be repeated."""
+    errors = [error]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if errors:
+            raise errors.pop()
+        await done(scope, receive, send)
+
+    guarded = guard(app)
+    with pytest.raises(type(error)):
+        ask(guarded)
+    assert states(ledger) == [State.FAILED]
+    assert [ask(guarded).status, ask(guarded).is_replayed] == [201, True]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_handler_that_ends_the_process_leaves_no_claim(
+    guard: Guard, ledger: Ledger, error: BaseException
+) -> None:
+    """Such an error ends the loop; what the ledger knows of the request is that it has failed."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        ask(guard(app))
+    assert states(ledger) == [State.FAILED]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [start()],
+        [start(200, (b"content-length", b"9")), body(b"some", more=True)],
+        [body(b"before its start")],
+    ],
+)
+def test_what_is_not_an_answer_is_a_failure(
+    guard: Guard, ledger: Ledger, events: Sequence[dict[str, Any]]
+) -> None:
+    """The client gets none of it: the server sees an error, and answers 500."""
+    with pytest.raises(RuntimeError, match="the application has"):
+        ask(guard(sending(*events)))
+    assert states(ledger) == [State.FAILED]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_what_is_sent_after_the_end_is_an_error(
+    guard: Guard, ledger: Ledger, is_streamed: bool
+) -> None:
+    """Of the application, as servers have it; the answer was whole before, and stays."""
+    pieces = [body(b"a", more=True), body(b"b")] if is_streamed else [body(b"ab")]
+    app = guard(sending(start(), *pieces, body(b"c")))
+    sent: list[Any] = []
+
+    async def asked() -> None:
+        async def receive() -> Any:
+            return {"type": "http.request"}
+
+        async def send(event: Any) -> None:
+            sent.append(event)
+
+        await app(keyed(), receive, send)
+
+    with pytest.raises(RuntimeError, match="the application has sent after the end"):
+        asyncio.run(asked())
+    assert [reply_of(sent).body, states(ledger)] == [b"ab", [State.COMPLETED]]
+
+
+def test_two_starts_are_an_error(guard: Guard, ledger: Ledger) -> None:
+    """An answer has one status."""
+    with pytest.raises(RuntimeError, match="the application has started its answer twice"):
+        ask(guard(sending(start(200), start(404), body(b"?"))))
+    assert states(ledger) == [State.FAILED]
+
+
+def test_a_stream_that_breaks_off_is_a_failure(guard: Guard, ledger: Ledger) -> None:
+    """The server sees the error, and breaks the answer off: the client is not told it is whole."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await sending(start(), body(b"some", more=True))(scope, receive, send)
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        ask(guard(app))
+    assert states(ledger) == [State.FAILED]
+
+
+def test_a_stream_passes_as_it_comes(guard: Guard, ledger: Ledger) -> None:
+    """Each piece is with the client before the next is made; what is not kept is told of."""
+    sent: list[Any] = []
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(start(200, (b"content-type", b"text/event-stream")))
+        for number in range(3):
+            await send(body(b"%d" % number, more=True))
+            seen.append(sent[-1]["body"])
+        await send(body(b""))
+
+    async def asked() -> None:
+        async def receive() -> Any:
+            return {"type": "http.request"}
+
+        async def send(event: Any) -> None:
+            sent.append(event)
+
+        await guarded(keyed(), receive, send)
+
+    guarded = guard(app)
+    asyncio.run(asked())
+    assert seen == [b"0", b"1", b"2"]
+    again = ask(guarded)
+    assert [again.status, again.json()["code"]] == [409, "idempotency_answer_not_kept"]
+    assert "streamed" in again.json()["detail"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_client_that_goes_away_does_not_stop_an_application(
+    guard: Guard, ledger: Ledger, is_streamed: bool
+) -> None:
+    """Some servers cancel, others let `send` raise: the request is done all the same."""
+    held: dict[str, asyncio.Event] = {}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        type_ = b"text/event-stream" if is_streamed else b"text/plain"
+        await send(start(200, (b"content-type", type_)))
+        if is_streamed:
+            await send(body(b"some", more=True))
+        held["begun"].set()
+        await held["gone"].wait()
+        await send(body(b"rest"))
+
+    async def asked() -> None:
+        held.update(begun=asyncio.Event(), gone=asyncio.Event())
+
+        async def receive() -> Any:
+            return {"type": "http.request"}
+
+        async def send(event: Any) -> None:
+            raise OSError("connection lost")
+
+        request = asyncio.ensure_future(guarded(keyed(), receive, send))
+        await held["begun"].wait()
+        request.cancel()
+        await asyncio.wait({request})
+        held["gone"].set()
+        await until(lambda: states(ledger) == [State.COMPLETED])
+
+    guarded = guard(app)
+    asyncio.run(asked())
+    assert ask(guarded).status == (409 if is_streamed else 200)
+
+
+def test_a_server_that_stops_leaves_no_claim(guard: Guard, ledger: Ledger) -> None:
+    """What it has cancelled has failed, and may be repeated at once."""
+    begun = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def stopped() -> None:
+        request = asyncio.ensure_future(asgi_reply(guard(app), keyed()))
+        await begun.wait()
+        request.cancel()
+        await asyncio.wait({request})
+
+    asyncio.run(stopped())
+    assert states(ledger) == [State.FAILED]
+
+
+def test_an_application_is_not_told_that_its_client_has_gone(guard: Guard) -> None:
+    """Before its answer is whole: frameworks would stop it. After that it may wait for it."""
+    told = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read_all(receive)
+        waiting = asyncio.ensure_future(receive())
+        await asyncio.sleep(0)
+        told.append(waiting.done())
+        await done(scope, receive, send)
+        told.append((await waiting)["type"])
+
+    assert ask(guard(app)).status == 201
+    assert told == [False, "http.disconnect"]
+
+
+def test_work_in_the_background_follows_the_answer(guard: Guard, ledger: Ledger) -> None:
+    """The request is done, and its answer sent, while the application goes on; its error there is
+    the server's to see, and changes nothing.
+    """
+    seen: list[Any] = []
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await done(scope, receive, send)
+        await until(lambda: sent)
+        seen.append((states(ledger), reply_of(sent).body))
+        raise ValueError("in the background")
+
+    async def asked() -> None:
+        async def receive() -> Any:
+            return {"type": "http.request"}
+
+        async def send(event: Any) -> None:
+            sent.append(event)
+
+        await guarded(keyed(), receive, send)
+
+    guarded = guard(app)
+    with pytest.raises(ValueError, match="in the background"):
+        asyncio.run(asked())
+    assert seen == [([State.COMPLETED], b"done")]
+    assert ask(guarded).is_replayed
+
+
+def test_one_of_many_at_once_runs(guard: Guard) -> None:
+    """Twenty requests with one key: one is handled, the others are conflicts or repetitions."""
+    calls = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        calls.append(1)
+        await asyncio.sleep(0)
+        await done(scope, receive, send)
+
+    async def many() -> list[Reply]:
+        return await asyncio.gather(*(asgi_reply(guarded, keyed()) for _ in range(20)))
+
+    guarded = guard(app)
+    replies = asyncio.run(many())
+    assert len(calls) == 1
+    assert [reply.status for reply in replies if reply.status != 409 and not reply.is_replayed] == [
+        201
+    ]
+    assert {reply.status for reply in replies} <= {201, 409}
+
+
+# ---- What is not a request ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["websocket", "lifespan"])
+def test_what_is_not_http_passes_untouched(guard: Guard, ledger: Ledger, kind: str) -> None:
+    seen: list[Any] = []
+
+    async def app(*arguments: Any) -> None:
+        seen.extend(arguments)
+
+    scope: dict[str, Any] = {"type": kind, "headers": [(b"idempotency-key", b'"k"')]}
+    marks: list[Any] = [object(), object()]
+    asyncio.run(guard(app)(scope, *marks))
+    assert [seen[0] is scope, seen[1:], states(ledger)] == [True, marks, []]

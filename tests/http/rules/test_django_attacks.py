@@ -1,0 +1,225 @@
+"""Hostile clients, and clumsy views, around DjangoIdempotencyKey: sync, and async."""
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.http.rules.drivers import Reply, Site, asgi_client, django_client, django_settings
+
+from oncely.core.record import State
+from oncely.http import IdempotencyKey
+from oncely.ledger import Ledger
+
+DjangoSite = Callable[..., Site]
+
+
+def async_client(view: Callable[..., Any], oncely: dict[str, Any], **settings: Any) -> Site:
+    """What brings requests to a view of Django, as an ASGI server does."""
+    from django.core.handlers.asgi import ASGIHandler
+
+    settings.setdefault("ONCELY", oncely)
+    with django_settings(view, **settings):
+        handler = ASGIHandler()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await handler(scope, receive, send)
+
+    def site(*arguments: Any, **named: Any) -> Reply:
+        with django_settings(view, **settings):
+            return asgi_client(app)(*arguments, **named)
+
+    return site
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def site(request: pytest.FixtureRequest, ledger: Ledger) -> DjangoSite:
+    """Makes a site of a view."""
+    client = {"wsgi": django_client, "asgi": async_client}[request.param]
+    return lambda view, **options: client(view, {"ledger": ledger, "consumer": "api", **options})
+
+
+def states(ledger: Ledger) -> list[State]:
+    return [record.state for record in ledger.scan()]
+
+
+def test_an_answer_is_replayed(site: DjangoSite) -> None:
+    """Whichever server Django runs under, and its view sees the key."""
+    from django.http import JsonResponse
+
+    keys = []
+
+    def view(request: Any) -> Any:
+        keys.append(request.oncely.key)
+        response = JsonResponse({"order": len(keys)}, status=201)
+        response.set_cookie("session", "of the first")
+        return response
+
+    asked = site(view)
+    first, again = asked(), asked()
+    assert [first.status, first.json(), again.body] == [201, {"order": 1}, first.body]
+    assert [again.is_replayed, keys] == [True, ["k"]]
+    assert first.value_of("Set-Cookie")
+    assert again.value_of("Set-Cookie") is None
+
+
+def test_a_view_that_raises_has_failed(site: DjangoSite, ledger: Ledger) -> None:
+    """The ledger knows why, and the request may be repeated."""
+    from django.http import HttpResponse
+
+    errors = [ValueError("no card")]
+
+    def view(request: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return HttpResponse(b"done")
+
+    asked = site(view)
+    assert asked().status == 500
+    [record] = ledger.scan()
+    assert record.state is State.FAILED
+    assert "no card" in (record.error or "")
+    assert [asked().body, asked().is_replayed] == [b"done", True]
+
+
+def test_a_view_that_returns_nothing_has_failed(site: DjangoSite, ledger: Ledger) -> None:
+    assert site(lambda request: None)().status == 500
+    assert states(ledger) == [State.FAILED]
+
+
+def test_a_form_can_be_read(site: DjangoSite) -> None:
+    """Its body was read for the fingerprint before."""
+    from django.http import HttpResponse
+
+    def view(request: Any) -> Any:
+        return HttpResponse(request.POST["amount"])
+
+    fields = [("Content-Type", "application/x-www-form-urlencoded")]
+    asked = site(view)
+    assert asked(body=b"amount=7", fields=fields).body == b"7"
+    assert asked(body=b"amount=8", fields=fields).status == 422
+
+
+def test_a_stream_is_not_kept(site: DjangoSite, ledger: Ledger) -> None:
+    """It passes as it comes, and its request is done when it has."""
+    from django.http import StreamingHttpResponse
+
+    def view(request: Any) -> Any:
+        return StreamingHttpResponse(pieces())
+
+    def pieces() -> Iterator[bytes]:
+        yield b"a"
+        assert states(ledger) == [State.PROCESSING]
+        yield b"b"
+
+    asked = site(view)
+    # Of an iterator that is not async, under ASGI.
+    warnings.simplefilter("ignore")
+    assert asked().body == b"ab"
+    assert [asked().status, states(ledger)] == [409, [State.COMPLETED]]
+
+
+def test_an_async_stream_passes_too(site: DjangoSite, ledger: Ledger) -> None:
+    """Also under WSGI, where Django reads it first."""
+    from django.http import StreamingHttpResponse
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"a"
+        yield b"b"
+
+    asked = site(lambda request: StreamingHttpResponse(pieces()))
+    warnings.simplefilter("ignore")
+    assert asked().body == b"ab"
+    assert states(ledger) == [State.COMPLETED]
+
+
+def test_a_stream_that_breaks_off_is_a_failure(site: DjangoSite, ledger: Ledger) -> None:
+    """The server sees the error, and breaks the answer off: the client is not told it is whole."""
+    from django.http import StreamingHttpResponse
+
+    def pieces() -> Iterator[bytes]:
+        yield b"a"
+        raise ValueError("broken")
+
+    asked = site(lambda request: StreamingHttpResponse(pieces()))
+    warnings.simplefilter("ignore")
+    with pytest.raises(ValueError, match="broken"):
+        asked()
+    assert states(ledger) == [State.FAILED]
+
+
+def test_an_async_stream_that_breaks_off_is_a_failure(ledger: Ledger) -> None:
+    from django.http import StreamingHttpResponse
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"a"
+        raise ValueError("broken")
+
+    oncely = {"ledger": ledger, "consumer": "api"}
+    asked = async_client(lambda request: StreamingHttpResponse(pieces()), oncely)
+    with pytest.raises(ValueError, match="broken"):
+        asked()
+    assert states(ledger) == [State.FAILED]
+
+
+def test_django_inside_an_asgi_middleware(ledger: Ledger) -> None:
+    """IdempotencyKey around Django's own application does what the middleware in it does."""
+    from django.core.handlers.asgi import ASGIHandler
+    from django.http import HttpResponse
+
+    calls = []
+
+    def view(request: Any) -> Any:
+        calls.append(request.body)
+        return HttpResponse(b"done", status=202)
+
+    with django_settings(view, MIDDLEWARE=[]):
+        asked = asgi_client(IdempotencyKey(ASGIHandler(), ledger, consumer="api"))
+        replies = [asked(body=b"1"), asked(body=b"1")]
+    assert [(reply.status, reply.body, reply.is_replayed) for reply in replies] == [
+        (202, b"done", False),
+        (202, b"done", True),
+    ]
+    assert calls == [b"1"]
+
+
+def test_a_client_that_goes_away_does_not_stop_a_view(ledger: Ledger) -> None:
+    """Under ASGI Django stops a request whose client has gone; here it is done all the same."""
+    from django.core.handlers.asgi import ASGIHandler
+    from django.http import HttpResponse
+    from tests.http.rules.drivers import asgi_scope
+
+    at: dict[str, Any] = {}
+
+    async def view(request: Any) -> Any:
+        at["begun"].set()
+        await at["gone"].wait()
+        return HttpResponse(b"done")
+
+    oncely = {"ledger": ledger, "consumer": "api"}
+
+    async def asked() -> None:
+        at.update(begun=asyncio.Event(), gone=asyncio.Event())
+        events = [{"type": "http.request", "body": b"{}"}]
+
+        async def receive() -> Any:
+            if events:
+                return events.pop()
+            await at["begun"].wait()
+            return {"type": "http.disconnect"}
+
+        async def send(event: Any) -> None:
+            raise AssertionError("nobody is there")
+
+        scope = asgi_scope("POST", "/orders", "", [("Idempotency-Key", '"k"')])
+        await handler(scope, receive, send)
+        at["gone"].set()
+        async with asyncio.timeout(20):
+            while states(ledger) != [State.COMPLETED]:  # noqa: ASYNC110 - nobody sets an event.
+                await asyncio.sleep(0.001)
+
+    with django_settings(view, ONCELY=oncely):
+        handler: Any = ASGIHandler()
+        asyncio.run(asked())
+    assert async_client(view, oncely)().body == b"done"
