@@ -82,13 +82,14 @@ def test_many_at_once(tmp_path: Path, name: str) -> None:
     assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
 
 
-def test_a_webhook_by_its_function(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_webhook_by_its_function(tmp_path: Path, name: str) -> None:
     """Any framework takes deliveries by the endpoint's function, also in forked processes."""
     body = b'{"ref": "main"}'
     fields = {
         "X-GitHub-Delivery": "d-1",
         "X-Hub-Signature-256": f"sha256={hmac.new(b'secret', body, hashlib.sha256).hexdigest()}",
     }
-    with served(SERVERS["gunicorn"], tmp_path) as url, httpx.Client() as client:
+    with served(SERVERS[name], tmp_path) as url, httpx.Client() as client:
         answers = [client.post(f"{url}/hooks", content=body, headers=fields) for _ in range(6)]
     assert [answer.status_code for answer in answers] == [202] + [200] * 5

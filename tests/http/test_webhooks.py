@@ -273,6 +273,7 @@ def test_store_away(private_postgresql: Any, post: Posts) -> None:
     private_postgresql.start()
     assert post(hook, by_github(BODY, "d-1", 0), BODY).status_code in (200, 202)
     assert [message.id for message in queued(ledger)] == ["d-1"]
+    hook._threads.shutdown()  # What was begun first goes on, maybe until now.
     ledger.close()
 
 

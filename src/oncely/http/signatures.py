@@ -6,13 +6,14 @@ from Slack", Shopify "Verify the webhook".
 """
 
 import base64
-import binascii
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
 
-from oncely.core.durations import Duration, seconds
+from oncely.core.durations import Duration, positive_seconds
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.json_body import read_json
 
@@ -25,6 +26,8 @@ Checks = Callable[[Headers, bytes, float], None]
 """Raises SignatureError for a delivery that did not come, at that time, from who has the secret."""
 
 _TOLERANCE: Duration = "5m"
+_FORM = "application/x-www-form-urlencoded"
+_EMPTY = "secret: it is empty; write the one that you share with the sender"
 
 
 class SignatureError(MessageError):
@@ -41,15 +44,24 @@ class Verifier:
     message_type: Reads
     reply: Callable[[bytes], str | None] = lambda _: None
     """Given the body: what is answered at once, where it is not a message. Slack asks for that."""
+    json_in: Callable[[Headers, bytes], bytes | None] = lambda _, __: None
+    """The JSON that the body only wraps; None where the body itself is what was sent."""
 
 
 # ---- Senders -----------------------------------------------------------------------------------
 
 
 def github(secret: Secret | Sequence[Secret]) -> Verifier:
-    """Deliveries of GitHub, told apart by X-GitHub-Delivery. Of several secrets any may be used."""
-    check = _hex_check("x-hub-signature-256", _keys(secret), "sha256=")
-    return Verifier("github", check, header_id("X-GitHub-Delivery"), header_id("X-GitHub-Event"))
+    """Deliveries of GitHub, told apart by X-GitHub-Delivery. Of several secrets any may be used.
+    What comes as a form, as GitHub sends unless it is told otherwise, becomes the JSON within.
+    """
+    return Verifier(
+        "github",
+        _hex_check("x-hub-signature-256", _keys(secret), "sha256="),
+        header_id("X-GitHub-Delivery"),
+        header_id("X-GitHub-Event"),
+        json_in=_json_in_form,
+    )
 
 
 def shopify(secret: Secret | Sequence[Secret]) -> Verifier:
@@ -67,7 +79,7 @@ def shopify(secret: Secret | Sequence[Secret]) -> Verifier:
 
 def stripe(secret: Secret | Sequence[Secret], tolerance: Duration = _TOLERANCE) -> Verifier:
     """Events of Stripe, told apart by their `id`."""
-    keys, tolerance_s = _keys(secret), seconds(tolerance, "tolerance")
+    keys, tolerance_s = _keys(secret), _tolerance_s(tolerance)
 
     def check(headers: Headers, body: bytes, now: float) -> None:
         pairs = [
@@ -77,7 +89,7 @@ def stripe(secret: Secret | Sequence[Secret], tolerance: Duration = _TOLERANCE) 
         given = [value for name, _, value in pairs if name == "v1"]
         if len(times) != 1:
             raise SignatureError("stripe-signature has no time")
-        signed = times[0].encode() + b"." + body
+        signed = _as_bytes(f"{times[0]}.") + body
         _check_any(given, [_digest(key, signed).hex() for key in keys])
         _check_time(times[0], now, tolerance_s)
 
@@ -91,7 +103,8 @@ def standard_webhooks(
 
     A secret is text in base64, with or without `whsec_` before it; or bytes, as they are.
     """
-    keys, tolerance_s = [_standard_key(each) for each in _secrets(secret)], seconds(tolerance)
+    keys = [_standard_key(each) for each in _secrets(secret)]
+    tolerance_s = _tolerance_s(tolerance)
 
     def check(headers: Headers, body: bytes, now: float) -> None:
         message_id, time = _field(headers, "webhook-id"), _field(headers, "webhook-timestamp")
@@ -102,7 +115,7 @@ def standard_webhooks(
             )
             if version == "v1"
         ]
-        signed = f"{message_id}.{time}.".encode() + body
+        signed = _as_bytes(f"{message_id}.{time}.") + body
         _check_any(given, [_base64(_digest(key, signed)) for key in keys])
         _check_time(time, now, tolerance_s)
 
@@ -111,12 +124,12 @@ def standard_webhooks(
 
 def slack(secret: Secret | Sequence[Secret], tolerance: Duration = _TOLERANCE) -> Verifier:
     """Events of Slack, told apart by their `event_id`. Its challenge is answered."""
-    keys, tolerance_s = _keys(secret), seconds(tolerance, "tolerance")
+    keys, tolerance_s = _keys(secret), _tolerance_s(tolerance)
 
     def check(headers: Headers, body: bytes, now: float) -> None:
         time = _field(headers, "x-slack-request-timestamp")
         given = _field(headers, "x-slack-signature")
-        signed = f"v0:{time}:".encode() + body
+        signed = _as_bytes(f"v0:{time}:") + body
         _check_any([given], [f"v0={_digest(key, signed).hex()}" for key in keys])
         _check_time(time, now, tolerance_s)
 
@@ -134,7 +147,10 @@ def hmac_sha256(
     """Deliveries whose `header` is the HMAC-SHA256 of the raw body in hexadecimal digits, after
     `prefix`; `message_id` says what tells them apart: `header_id(...)` or `body_id(...)`.
     """
+    if not isinstance(header, str) or not header.strip():
+        raise ConfigError('header: it is empty; write the signature\'s, as in "X-Signature"')
     check = _hex_check(header.lower(), _keys(secret), prefix)
+    check_reads(message_id, "message_id")
     return Verifier("hmac", check, message_id, message_type or (lambda _, __: None))
 
 
@@ -159,13 +175,24 @@ def body_id(*path: str) -> Reads:
     return read
 
 
+def check_reads(value: object, what: str) -> None:
+    """Raise ConfigError for what cannot read a text from a delivery, such as a field's name."""
+    if not callable(value):
+        name = value if isinstance(value, str) else "X-Delivery-Id"
+        raise ConfigError(
+            f"{what}: {value!r} does not read an id from a delivery; write "
+            f'{what}=header_id("{name}")'
+        )
+
+
 # ---- What they are made of ---------------------------------------------------------------------
 
 
 def _hex_check(header: str, keys: Sequence[bytes], prefix: str) -> Checks:
     def check(headers: Headers, body: bytes, _: float) -> None:
-        given = _field(headers, header)
-        _check_any([given], [f"{prefix}{_digest(key, body).hex()}" for key in keys])
+        # Some senders write the digits in capital letters.
+        given = _field(headers, header).lower()
+        _check_any([given], [f"{prefix.lower()}{_digest(key, body).hex()}" for key in keys])
 
     return check
 
@@ -175,9 +202,14 @@ def _check_any(given: Iterable[str], expected: Sequence[str]) -> None:
     found = False
     for signature in given:
         for each in expected:
-            found |= hmac.compare_digest(signature.encode(), each.encode())
+            found |= hmac.compare_digest(_as_bytes(signature), _as_bytes(each))
     if not found:
         raise SignatureError("the signature is wrong")
+
+
+def _as_bytes(text: str) -> bytes:
+    """Also of lone surrogates, as which some frameworks hand over bytes that are not text."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _check_time(text: str, now: float, tolerance_s: float) -> None:
@@ -201,16 +233,35 @@ def _base64(digest: bytes) -> str:
 
 
 def _challenge(body: bytes) -> str | None:
-    asked = read_json(body)
+    try:
+        asked = read_json(body)
+    except MessageError:
+        return None  # As commands are, which are forms.
     is_asked = isinstance(asked, dict) and asked.get("type") == "url_verification"
     challenge = asked.get("challenge") if is_asked else None
     return challenge if isinstance(challenge, str) else None
 
 
+def _json_in_form(headers: Headers, body: bytes) -> bytes | None:
+    kind = headers.get("content-type", "").partition(";")[0]
+    if kind.strip().lower() != _FORM:
+        return None
+    try:
+        [payload] = parse_qs(body.decode(), errors="strict")["payload"]
+    except (ValueError, KeyError):
+        raise MessageError("the form has no payload") from None
+    return payload.encode()
+
+
 def _secrets(secret: Secret | Sequence[Secret]) -> Sequence[Secret]:
-    secrets = [secret] if isinstance(secret, str | bytes) else [*secret]
-    if not secrets or not all(isinstance(each, str | bytes) and each for each in secrets):
-        raise ConfigError("secret: it is empty; write the one that you share with the sender")
+    is_one = isinstance(secret, str | bytes | bytearray) or not isinstance(secret, Sequence)
+    secrets: Sequence[Any] = [secret] if is_one else secret
+    if not secrets or any(each is None or each in ("", b"") for each in secrets):
+        raise ConfigError(_EMPTY)
+    for each in secrets:
+        if not isinstance(each, str | bytes):
+            # Its type alone: it may be a secret after all.
+            raise ConfigError(f"secret: a {type(each).__name__} is neither text nor bytes")
     return secrets
 
 
@@ -222,8 +273,15 @@ def _standard_key(secret: Secret) -> bytes:
     if isinstance(secret, bytes):
         return secret
     try:
-        return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
-    except binascii.Error:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except ValueError:
         raise ConfigError(
             'secret: it is not base64; copy it as the sender shows it, as in "whsec_MfKQ9r8GKYqr"'
         ) from None
+    if not key:
+        raise ConfigError(_EMPTY)
+    return key
+
+
+def _tolerance_s(tolerance: Duration) -> float:
+    return positive_seconds(tolerance, "tolerance", 'refuse all; write "5m"')

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 from oncely._util.forking import afresh_in_children
 from oncely.core.commands import ClaimOutcome, Duplicate, Granted
@@ -19,12 +20,13 @@ from oncely.core.sizes import Size, bytes_in
 from oncely.core.waiting import queue_named
 from oncely.http.answers import HttpAnswer
 from oncely.http.asgi import Receive, Scope, Send, fields_of, send_whole
-from oncely.http.signatures import Reads, SignatureError, Verifier
-from oncely.http.wsgi import Environ, StartResponse, fields_in, start_whole
+from oncely.http.signatures import Reads, SignatureError, Verifier, check_reads
+from oncely.http.wsgi import Environ, StartResponse, fields_in, pieces_in, start_whole
 from oncely.ledger import Ledger
 
 _log = logging.getLogger(__name__)
 
+_JSON = "application/json"
 _RETRY_S = 5
 _THREADS = 8
 _KEPT_APART = frozenset({"authorization", "proxy-authorization", "cookie"})
@@ -38,7 +40,7 @@ def webhook(
     verify: Verifier,
     message_id: Reads | None = None,
     max_body: Size = "1MiB",
-    timeout: Duration = "3s",
+    timeout: Duration = "2s",
     retention: Duration = "30d",
 ) -> "Webhook":
     """An endpoint that stores each delivery once in a `queue` of the ledger's database.
@@ -69,9 +71,11 @@ class Webhook:
         self._ledger = ledger
         self._queue = queue
         self._verifier = verify
+        if message_id is not None:
+            check_reads(message_id, "message_id")
         self._message_id = message_id or verify.message_id
         self._max_body = bytes_in(max_body, "max_body")
-        self._timeout_s = positive_seconds(timeout, "timeout", 'refuse all; write "3s"')
+        self._timeout_s = positive_seconds(timeout, "timeout", 'refuse all; write "2s"')
         self._consumer = f"webhook:{queue}"
         self._policy = Policy(retention=retention)
         self._has_kept_retention = False
@@ -105,14 +109,18 @@ class Webhook:
 
     def wsgi(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request, as WSGI has it."""
-        source, length = environ["wsgi.input"], environ.get("CONTENT_LENGTH") or 0
-        is_ended = bool(environ.get("wsgi.input_terminated"))
-        most = self._max_body + 1 if is_ended else min(int(length), self._max_body + 1)
-        body = b"".join(iter(lambda: source.read(most), b""))
-        fields = fields_in(environ)
-        return start_whole(
-            start_response, self.receive(environ["REQUEST_METHOD"], dict(fields), body)
-        )
+        body = bytearray()
+        try:
+            for piece in pieces_in(environ):
+                body += piece
+                if len(body) > self._max_body:
+                    break  # Refused, whatever follows.
+        except EOFError:
+            answer = self._refused(400, "the body has not come as a whole")
+        else:
+            fields = dict(fields_in(environ))
+            answer = self.receive(environ["REQUEST_METHOD"], fields, bytes(body))
+        return start_whole(start_response, answer)
 
     def receive(self, method: str, headers: Mapping[str, str], body: bytes) -> HttpAnswer:
         """Answer one request, whatever it came by: its header fields, and its raw body."""
@@ -135,22 +143,24 @@ class Webhook:
             return self._refused(401, str(error))
         try:
             if (reply := self._verifier.reply(body)) is not None:
-                return HttpAnswer(200, [("Content-Type", "text/plain")], reply.encode())
+                return _plain(200, reply.encode())
             return self._message(headers, body)
         except MessageError as error:
             return self._refused(400, str(error))
 
     def _message(self, headers: Mapping[str, str], body: bytes) -> Message:
-        message_id = check_id(self._message_id(headers, body))
+        json = self._verifier.json_in(headers, body)
+        content = body if json is None else json
+        message_id = check_id(self._message_id(headers, content))
         kept = {name: value for name, value in headers.items() if name not in _KEPT_APART}
         return check_message(
             Message(
                 message_id,
-                body,
-                type=self._type(headers, body),
+                content,
+                type=self._type(headers, content),
                 headers=kept,
                 source=self._verifier.sender,
-                content_type=headers.get("content-type", ""),
+                content_type=headers.get("content-type", "") if json is None else _JSON,
             )
         )
 
@@ -168,21 +178,33 @@ class Webhook:
     # ---- Storing -------------------------------------------------------------------------------
 
     def _stored(self, message: Message) -> HttpAnswer:
-        storing = self._threads.submit(self._put, message)
-        try:
-            return self._answer(message, storing.result(self._timeout_s))
-        except (StoreError, TimeoutError) as error:
-            return self._away(message, error)
+        with self._storing(message) as storing:
+            try:
+                return self._answer(message, storing.result(self._timeout_s))
+            except (StoreError, TimeoutError) as error:
+                return self._away(message, error)
 
     async def _stored_async(self, message: Message) -> HttpAnswer:
-        storing = asyncio.wrap_future(self._threads.submit(self._put, message))
+        with self._storing(message) as storing:
+            try:
+                outcome = await asyncio.wait_for(asyncio.wrap_future(storing), self._timeout_s)
+            except (StoreError, TimeoutError) as error:
+                return self._away(message, error)
+            return self._answer(message, outcome)
+
+    @contextmanager
+    def _storing(self, message: Message) -> "Iterator[Future[ClaimOutcome]]":
+        """A thread's work, for as long as somebody waits for it. What has begun goes on: the next
+        delivery finds what it has come to. What has not is dropped, so that no more is in memory
+        than is waited for, however long the store is away.
+        """
+        held = [message]
+        storing = self._threads.submit(lambda: self._put(held.pop()))
         try:
-            # What takes longer goes on: the next delivery finds what it has come to.
-            outcome = await asyncio.wait_for(asyncio.shield(storing), self._timeout_s)
-        except (StoreError, TimeoutError) as error:
-            storing.add_done_callback(_forgotten)
-            return self._away(message, error)
-        return self._answer(message, outcome)
+            yield storing
+        finally:
+            if storing.cancel():
+                held.clear()
 
     def _put(self, message: Message) -> ClaimOutcome:
         key = Key(self._consumer, message.id)
@@ -214,14 +236,11 @@ class Webhook:
         return _told(503, "it cannot be stored now", ("Retry-After", str(_RETRY_S)))
 
 
-def _forgotten(storing: "asyncio.Future[ClaimOutcome]") -> None:
-    """Nobody waits for it any more; asyncio would else say that its error was never asked for."""
-    if not storing.cancelled():
-        storing.exception()
-
-
 def _told(status: int, text: str, *fields: tuple[str, str]) -> HttpAnswer:
-    body = f"{text}\n".encode()
+    return _plain(status, f"{text}\n".encode(), *fields)
+
+
+def _plain(status: int, body: bytes, *fields: tuple[str, str]) -> HttpAnswer:
     plain = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
     return HttpAnswer(status, [*plain, *fields], body)
 

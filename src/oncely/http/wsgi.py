@@ -196,22 +196,33 @@ def fields_in(environ: Environ) -> list[tuple[str, str]]:
 
 def read_into(body: RequestBody, environ: Environ) -> bool:
     """Read a request's body; whether it came to its end, which needs a length that is one."""
+    try:
+        for piece in pieces_in(environ):
+            body.write(piece)
+    except EOFError:
+        return False
+    return True
+
+
+def pieces_in(environ: Environ) -> Iterator[bytes]:
+    """A request's body as it comes, never read beyond its end: some servers would wait there for
+    the client. Raises EOFError where the end does not come, or the length is not one.
+    """
     source = environ["wsgi.input"]
     if environ.get("wsgi.input_terminated"):
         while piece := source.read(_PIECE):
-            body.write(piece)
-        return True
+            yield piece
+        return
     length = environ.get("CONTENT_LENGTH") or "0"
     if not _LENGTH.fullmatch(length):
-        return False
+        raise EOFError
     left = int(length)
     while left > 0:
         piece = source.read(min(left, _PIECE))
         if not piece:
-            return False
-        body.write(piece)
+            raise EOFError
+        yield piece
         left -= len(piece)
-    return True
 
 
 def start_whole(start_response: StartResponse, answer: HttpAnswer) -> list[bytes]:
