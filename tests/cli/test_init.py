@@ -332,7 +332,27 @@ def test_what_is_missing(command: "Command", monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("oncely.cli.init_command._write", lambda *_, **__: None)
     out = command(*words).out
     assert "First write the URL of your MariaDB or MySQL into oncely.env." in out
-    assert "\n  pip install 'oncely[mysql]' fastapi uvicorn\n  cd 'new folder'\n" in out
+    install = "pip install 'oncely[cli]' 'oncely[mysql]' fastapi uvicorn"
+    assert f"\n  {install}\n  cd 'new folder'\n" in out
+
+
+def test_a_link_that_leads_nowhere(command: "Command", tmp_path: Path) -> None:
+    """It is there, and nothing is written where it leads."""
+    (tmp_path / "app.py").symlink_to(tmp_path / "elsewhere.py")
+    code, out, err = command("init", str(tmp_path), "--delivery", "function")
+    assert (code, out) == (2, "")
+    assert "already there: " in err
+    assert [file.name for file in tmp_path.iterdir()] == ["app.py"]
+
+
+def test_a_folder_like_an_option(
+    command: "Command", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is printed is understood by a shell."""
+    monkeypatch.chdir(tmp_path)
+    out = command("init", "--delivery", "function", "--", "-new").out
+    [line] = [line for line in out.splitlines() if line.startswith("  cd ")]
+    subprocess.run(["sh", "-ec", line], check=True)
 
 
 def test_the_page(command: "Command", monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

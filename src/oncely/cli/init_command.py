@@ -1,6 +1,7 @@
 """`oncely init`: asks what there is, and writes a first program that runs."""
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -79,7 +80,8 @@ def _asked(question: str, choices: Mapping[str, str]) -> str:
 def _write(folder: Path, texts: Mapping[str, str], *, force: bool) -> None:
     """Write all, or none where one is there already. Raises ConfigError."""
     if not force:
-        found = [str(folder / name) for name in texts if (folder / name).exists()]
+        # Also a link that leads nowhere: a file would be written where it leads.
+        found = [str(folder / name) for name in texts if os.path.lexists(folder / name)]
         if found:
             raise ConfigError(
                 f"init: already there: {', '.join(found)}; name another folder, or add --force to "
@@ -129,6 +131,8 @@ def _commands(folder: Path, delivery: str, store: str) -> Iterator[str]:
 
 def _missing(delivery: str, store: str) -> Iterator[str]:
     """What is to be installed."""
+    if find_spec("rich") is None:
+        yield "'oncely[cli]'"
     driver = STORES[store].driver
     if driver is not None and find_spec(driver) is None:
         yield f"'oncely[{store}]'"
@@ -138,4 +142,7 @@ def _missing(delivery: str, store: str) -> Iterator[str]:
 
 
 def _cd(folder: Path) -> list[str]:
-    return [] if folder == Path() else [f"cd {shlex.quote(str(folder))}"]
+    if folder == Path():
+        return []
+    name = str(folder)
+    return [f"cd {shlex.quote(f'./{name}' if name.startswith('-') else name)}"]
