@@ -267,6 +267,20 @@ def test_answers(
     assert transport in settings
 
 
+def test_an_answer_that_is_not_text(
+    command: "Command", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Bytes that are not of the terminal's encoding are not an answer: init asks again."""
+
+    class Terminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO(b"\xff\nqueue\n\n"), "utf-8"))
+    code, _, err = command("init", str(tmp_path))
+    assert (code, err.count("Number or name [")) == (0, 3)
+
+
 def test_stores_that_fit(command: "Command", monkeypatch: pytest.MonkeyPatch) -> None:
     """Where queues are needed, Redis is not offered; nobody answering ends it."""
     monkeypatch.setattr(sys, "stdin", Keyboard("webhook\n"))

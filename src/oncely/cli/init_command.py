@@ -1,6 +1,7 @@
 """`oncely init`: asks what there is, and writes a first program that runs."""
 
 import argparse
+import io
 import os
 import shlex
 import sys
@@ -36,6 +37,9 @@ def _answers(parsed: argparse.Namespace) -> tuple[str, str]:
                 f"init: not a terminal: add --delivery {_listed(STARTERS)} "
                 f"(and --store {_listed(STORES)}; default: sqlite)"
             )
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            # What is not of the terminal's encoding is only a wrong answer.
+            sys.stdin.reconfigure(errors="replace")
         starters = {name: starter.text for name, starter in STARTERS.items()}
         delivery = _asked("What is to be done once?", starters)
         if store is None:
