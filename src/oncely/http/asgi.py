@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Seque
 from typing import Any, Unpack
 
 from oncely.async_ledger import SteadyLedger
-from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
+from oncely.http.answers import EVENT_STREAM, HELD_S, HeldBody, HttpAnswer
 from oncely.http.http_request import HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.request_state import RequestState
@@ -112,7 +112,7 @@ class _Running:
         self._is_read = False
         self._client = client
         self._start: Event = {}
-        self._held: list[bytes] = []
+        self._held = HeldBody()
         self._passes: str | None = None
         """Why the answer is not held back, where it is not."""
         self._is_begun = False
@@ -196,7 +196,7 @@ class _Running:
             raise RuntimeError("the application has sent a body, and not started its answer")
         if self._answered.done():
             raise RuntimeError("the application has sent after the end of its answer")
-        self._held.append(body)
+        self._held.add(body)
         self._passes = self._passes or self._why_passed(more=more)
         if self._passes is not None:
             await self._pass_on()
@@ -205,14 +205,14 @@ class _Running:
         if self._timer is not None:
             self._timer.cancel()
         self._answered.set_result(
-            HttpAnswer(self._start["status"], fields_of(self._headers), b"".join(self._held))
+            HttpAnswer(self._start["status"], fields_of(self._headers), self._held.let_go())
         )
         await self._is_over.wait()
         if self._passes is not None:
             await self._client.send({"type": "http.response.body", "body": b""})
 
     def _why_passed(self, *, more: bool) -> str | None:
-        if sum(map(len, self._held)) > self._exchange.most_kept:
+        if self._held.length > self._exchange.most_kept:
             return "it is larger than what is kept"
         names = {name.lower(): value for name, value in self._headers}
         if more and b"content-length" not in names:
@@ -237,9 +237,7 @@ class _Running:
             if not self._is_begun:
                 self._is_begun = True
                 await self._client.send(self._start)
-            body = b"".join(self._held)
-            self._held.clear()
-            if body:
+            if body := self._held.let_go():
                 event = {"type": "http.response.body", "body": body, "more_body": True}
                 await self._client.send(event)
 
