@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from oncely._util import clock
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.http.answers import EVENT_STREAM, HELD_S, HeldBody, HttpAnswer
-from oncely.http.http_request import HttpRequest, RequestBody
+from oncely.http.http_request import PIECE, HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.passing import Passing
 from oncely.http.request_state import RequestState
@@ -24,7 +24,6 @@ WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 STATE = "oncely"
 """In the environ: what a handler can do with its request."""
-_PIECE = 64 * 1024
 # RFC 9110, 8.6; no body has more bytes.
 _LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 
@@ -197,7 +196,7 @@ def read_into(body: RequestBody, environ: Environ) -> bool:
     """Read a request's body; whether it came to its end, which needs a length that is one."""
     source = environ["wsgi.input"]
     if environ.get("wsgi.input_terminated"):
-        while piece := source.read(_PIECE):
+        while piece := source.read(PIECE):
             body.write(piece)
         return True
     length = environ.get("CONTENT_LENGTH") or "0"
@@ -205,7 +204,7 @@ def read_into(body: RequestBody, environ: Environ) -> bool:
         return False
     left = int(length)
     while left > 0:
-        piece = source.read(min(left, _PIECE))
+        piece = source.read(min(left, PIECE))
         if not piece:
             return False
         body.write(piece)
