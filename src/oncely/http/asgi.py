@@ -122,8 +122,10 @@ class _Running:
         self._late: asyncio.Future[None] | None = None
         self._answered: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
         """The answer, as soon as it is whole; without its body, where that has passed through."""
-        self._is_over = asyncio.Event()
-        """Whether the end is stored, and the client has what was held back."""
+        self._may_go_on = asyncio.Event()
+        """Whether the application may go on after its answer: its end is stored, or waits for it to
+        commit.
+        """
 
     async def run(self, calls: SteadyLedger) -> None:
         """Handle the request, and return when the application has returned."""
@@ -140,7 +142,7 @@ class _Running:
         except Exception as error:  # noqa: BLE001 - raised again where it is the application's.
             answer = self._exchange.told(error)
         finally:
-            self._is_over.set()
+            self._may_go_on.set()
             if self._timer is not None:
                 self._timer.cancel()
         if self._passes is None:
@@ -154,6 +156,10 @@ class _Running:
         try:
             either: list[asyncio.Future[Any]] = [running, self._answered]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if await self._exchange.work.may_be_committed():
+                # As a dependency of FastAPI does, when the answer was given.
+                self._may_go_on.set()
+                await running
         except asyncio.CancelledError:
             # The loop ends: nothing of the application goes on behind its claim.
             running.cancel()
@@ -177,7 +183,7 @@ class _Running:
             self._is_read = piece is None
             return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
         # A client that goes away does not stop an application: it is not told.
-        await self._is_over.wait()
+        await self._may_go_on.wait()
         return {"type": "http.disconnect"}
 
     async def _take(self, event: Event) -> None:
@@ -207,7 +213,7 @@ class _Running:
         self._answered.set_result(
             HttpAnswer(self._start["status"], fields_of(self._headers), self._held.let_go())
         )
-        await self._is_over.wait()
+        await self._may_go_on.wait()
         if self._passes is not None:
             await self._client.send({"type": "http.response.body", "body": b""})
 

@@ -157,7 +157,7 @@ def test_a_body_that_was_read_before_is_a_mistake(ledger: Ledger) -> None:
     asked = django_client(
         lambda request: HttpResponse(), oncely, MIDDLEWARE=chain, DEBUG_PROPAGATE_EXCEPTIONS=True
     )
-    with pytest.raises(ConfigError, match="put .* before it"):
+    with pytest.raises(ConfigError, match=r"put .* before it"):
         asked()
     assert states(ledger) == []
 
