@@ -2,6 +2,8 @@
 
 import base64
 import threading
+import time
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -327,12 +329,42 @@ def test_bodies_that_are_equal_as_json(one: Any, other: Any) -> None:
         (b"NaN", b" NaN", False),
         (b"[" * 100_000, b"[" * 100_000, True),
         (b"1e9999999999999999999999", b"1e9999999999999999999999", True),
+        (b"0.5", b"0.50000000000000000000", True),
+        (b"-0.25", b"-25.0E-2", True),
+        (b"123456789012345", b"1.23456789012345e14", True),
+        (b"1234567890123450", b"123456789012345e1", True),
+        (b"0.0000000000001", b"1e-13", True),
+        (b"1e-14", b"1.0e-14", True),
+        (b"1e-400", b"0", False),
+        (b"1e400", b"1e401", False),
+        (b"1e400", b"10e399", True),
+        (b"1e300", b"1.0000000000000000e300", True),
+        (b"9e299", b"900000e294", True),
+        (b"1e-14", b"1.1e-14", False),
+        (b"9007199254740993", b"9007199254740992", False),
+        (b"9999999999999.5", b"9999999999999.6", False),
+        (b"1", b"-1", False),
         (b"\xff", b"\xff ", False),
     ],
 )
 def test_equal_json(one: bytes, other: bytes, are_equal: bool) -> None:
     """Numbers are compared by what they are; what is no JSON, by its bytes."""
     assert (equal_json(one) == equal_json(other)) is are_equal
+
+
+@pytest.mark.parametrize("body", [b"[" + b"0," * 500_000 + b"0]", b"[" + b"1e9," * 250_000 + b"0]"])
+def test_a_body_of_many_numbers_is_cheap_to_compare(body: bytes) -> None:
+    """A megabyte of the smallest values that there are keeps no event loop busy for long, and takes
+    no more memory than reading it does.
+    """
+    tracemalloc.start()
+    equal_json(body)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 30 * len(body)
+    began = time.process_time()
+    equal_json(body)
+    assert time.process_time() - began < 1.0
 
 
 def test_nothing_is_kept_of_credentials(app: Answering, ledger: Ledger) -> None:

@@ -1,10 +1,11 @@
 """A request's end, its rows, its answer and what it sends are stored in one transaction."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import closing
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, nullcontext
+from typing import Annotated, Any
 
+import fastapi
 import httpx
 import pytest
 from sqlalchemy import make_url, text
@@ -17,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tests.integration.callers import Place, insertion
 
-from oncely.core.errors import EndedError
+from oncely.core.errors import ConfigError, EndedError
 from oncely.core.record import Key, State
 from oncely.http import IdempotencyKey
 from oncely.outbox import Relay
@@ -169,6 +170,95 @@ def test_nobody_commits(place: Place) -> None:
         asyncio.run(once())
     assert place.rows() == []
     assert place.find(KEY).state is State.FAILED
+
+
+def by_dependency(place: Place, session_of: Any, pay: Any) -> IdempotencyKey:
+    """An application of FastAPI whose endpoint is given a session."""
+    app = fastapi.FastAPI()
+    app.add_api_route("/pay", _with_session(pay, session_of), methods=["POST"])
+    return IdempotencyKey(app, place.ledger, consumer="api")
+
+
+def _with_session(pay: Any, session_of: Any) -> Any:
+    def endpoint(request: Any, session: Any) -> Any:
+        return pay(request, session)
+
+    depends = fastapi.Depends(session_of)
+    endpoint.__annotations__ = {"request": Request, "session": Annotated[Session, depends]}
+    return endpoint
+
+
+@pytest.mark.parametrize("is_around", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_dependency_commits_after_the_answer(place: Place, is_around: bool, fails: bool) -> None:
+    """The client is answered when that is done: where it fails, nothing has happened, and the
+    request runs again. The block may be in the dependency, or in the endpoint.
+    """
+    errors = [RuntimeError("at the commit")] if fails else []
+
+    def session_of(request: Request) -> Iterator[Session]:
+        state = request.state.oncely
+        with Session(place.engine) as session, session.begin():
+            with state.transaction(session) if is_around else nullcontext():
+                yield session
+            if errors:
+                raise errors.pop()
+
+    def pay(request: Request, session: Session) -> dict[str, int]:
+        state = request.state.oncely
+        with nullcontext() if is_around else state.transaction(session):
+            session.execute(text(insertion("m")))
+        return {"paid": 1}
+
+    answers = post(by_dependency(place, session_of, pay), 3 if fails else 2)
+    if fails:
+        assert answers.pop(0).status_code == 500
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[1].headers["idempotency-replayed"] == "true"
+    assert place.rows() == ["m"]
+
+
+def test_a_transaction_after_the_answer(place: Place) -> None:
+    """What comes too late to be stored with the request is an error, and is not stored."""
+    errors: list[Exception] = []
+
+    def pay(request: Request) -> Response:
+        def late() -> None:
+            try:
+                with Session(place.engine) as session, session.begin():
+                    with request.state.oncely.transaction(session):
+                        session.execute(text(insertion("m")))
+            except ConfigError as error:
+                errors.append(error)
+
+        return JSONResponse({}, background=BackgroundTask(late))
+
+    assert post(application(place, pay))[0].status_code == 200
+    assert "leave the block before you return the answer" in str(errors)
+    assert place.rows() == []
+
+
+def test_a_transaction_once_more(place: Place) -> None:
+    """What was rolled back, be it by the commit, can be tried again in the same request."""
+
+    def pay(request: Request) -> Response:
+        state = request.state.oncely
+        for attempt in (1, 2):
+            with Session(place.engine) as session:
+                with state.transaction(session) as inbox:
+                    session.execute(text(insertion("m")))
+                    inbox.send("mails", {"attempt": attempt})
+                    answer: Response = state.respond(JSONResponse({"attempt": attempt}))
+                if attempt == 1:
+                    session.rollback()
+                else:
+                    session.commit()
+        return answer
+
+    first, second = post(application(place, pay), 2)
+    assert [first.json(), second.json()] == [{"attempt": 2}] * 2
+    assert second.headers["idempotency-replayed"] == "true"
+    assert place.rows() == ["m"]
 
 
 def test_refused_after_a_rollback(place: Place) -> None:

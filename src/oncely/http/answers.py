@@ -49,6 +49,26 @@ class HttpAnswer:
         return next((value for field, value in self.fields if field.lower() == wanted), None)
 
 
+class HeldBody:
+    """What is held back of an answer's body."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.length = 0
+
+    def add(self, piece: bytes) -> None:
+        """Hold back what comes next."""
+        self._pieces.append(piece)
+        self.length += len(piece)
+
+    def let_go(self) -> bytes:
+        """All that is held back, which it is no longer."""
+        body = b"".join(self._pieces)
+        self._pieces.clear()
+        self.length = 0
+        return body
+
+
 def status_line(status: int) -> str:
     """A status with its phrase."""
     try:

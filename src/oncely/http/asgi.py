@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Seque
 from typing import Any, Unpack
 
 from oncely.async_ledger import SteadyLedger
-from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
+from oncely.http.answers import EVENT_STREAM, HELD_S, HeldBody, HttpAnswer
 from oncely.http.http_request import HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.request_state import RequestState
@@ -112,7 +112,7 @@ class _Running:
         self._is_read = False
         self._client = client
         self._start: Event = {}
-        self._held: list[bytes] = []
+        self._held = HeldBody()
         self._passes: str | None = None
         """Why the answer is not held back, where it is not."""
         self._is_begun = False
@@ -122,8 +122,10 @@ class _Running:
         self._late: asyncio.Future[None] | None = None
         self._answered: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
         """The answer, as soon as it is whole; without its body, where that has passed through."""
-        self._is_over = asyncio.Event()
-        """Whether the end is stored, and the client has what was held back."""
+        self._may_go_on = asyncio.Event()
+        """Whether the application may go on after its answer: its end is stored, or waits for it to
+        commit.
+        """
 
     async def run(self, calls: SteadyLedger) -> None:
         """Handle the request, and return when the application has returned."""
@@ -140,7 +142,7 @@ class _Running:
         except Exception as error:  # noqa: BLE001 - raised again where it is the application's.
             answer = self._exchange.told(error)
         finally:
-            self._is_over.set()
+            self._may_go_on.set()
             if self._timer is not None:
                 self._timer.cancel()
         if self._passes is None:
@@ -154,6 +156,10 @@ class _Running:
         try:
             either: list[asyncio.Future[Any]] = [running, self._answered]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if await self._exchange.work.may_be_committed():
+                # As a dependency of FastAPI does, when the answer was given.
+                self._may_go_on.set()
+                await running
         except asyncio.CancelledError:
             # The loop ends: nothing of the application goes on behind its claim.
             running.cancel()
@@ -177,7 +183,7 @@ class _Running:
             self._is_read = piece is None
             return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
         # A client that goes away does not stop an application: it is not told.
-        await self._is_over.wait()
+        await self._may_go_on.wait()
         return {"type": "http.disconnect"}
 
     async def _take(self, event: Event) -> None:
@@ -196,7 +202,7 @@ class _Running:
             raise RuntimeError("the application has sent a body, and not started its answer")
         if self._answered.done():
             raise RuntimeError("the application has sent after the end of its answer")
-        self._held.append(body)
+        self._held.add(body)
         self._passes = self._passes or self._why_passed(more=more)
         if self._passes is not None:
             await self._pass_on()
@@ -205,14 +211,14 @@ class _Running:
         if self._timer is not None:
             self._timer.cancel()
         self._answered.set_result(
-            HttpAnswer(self._start["status"], fields_of(self._headers), b"".join(self._held))
+            HttpAnswer(self._start["status"], fields_of(self._headers), self._held.let_go())
         )
-        await self._is_over.wait()
+        await self._may_go_on.wait()
         if self._passes is not None:
             await self._client.send({"type": "http.response.body", "body": b""})
 
     def _why_passed(self, *, more: bool) -> str | None:
-        if sum(map(len, self._held)) > self._exchange.most_kept:
+        if self._held.length > self._exchange.most_kept:
             return "it is larger than what is kept"
         names = {name.lower(): value for name, value in self._headers}
         if more and b"content-length" not in names:
@@ -237,9 +243,7 @@ class _Running:
             if not self._is_begun:
                 self._is_begun = True
                 await self._client.send(self._start)
-            body = b"".join(self._held)
-            self._held.clear()
-            if body:
+            if body := self._held.let_go():
                 event = {"type": "http.response.body", "body": body, "more_body": True}
                 await self._client.send(event)
 

@@ -10,18 +10,19 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any
+from weakref import finalize
 
 from asgiref.sync import markcoroutinefunction
 from django.conf import settings
 from django.http import HttpRequest as DjangoRequest
-from django.http import HttpResponse, StreamingHttpResponse
+from django.http import HttpResponse, StreamingHttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from oncely.async_ledger import SteadyLedger
 from oncely.core.errors import ConfigError
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.http.answers import HttpAnswer
-from oncely.http.http_request import HttpRequest, RequestBody
+from oncely.http.http_request import PIECE, HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests
 from oncely.http.passing import Passing, passing
 from oncely.http.request_state import RequestState, answer_of
@@ -61,7 +62,12 @@ class DjangoIdempotencyKey:
         if key is None:
             request.oncely = RequestState(self._requests.ledger)
             return self._get_response(request)
-        exchange = self._exchange(key, request, fields)
+        body = RequestBody(self._requests.max_body)
+        # Django may read it after this.
+        finalize(request, body.close)
+        if not _read_into(body, request):
+            return self._answered(HttpResponse(status=400))
+        exchange = self._exchange(key, request, fields, body)
         request.oncely = RequestState(self._requests.ledger, exchange.work, key)
         return self._shielded(exchange, request) if self._is_async else self._run(exchange, request)
 
@@ -73,10 +79,8 @@ class DjangoIdempotencyKey:
         return _awaitable(response) if self._is_async else response
 
     def _exchange(
-        self, key: str, request: DjangoRequest, fields: list[tuple[str, str]]
+        self, key: str, request: DjangoRequest, fields: list[tuple[str, str]], body: RequestBody
     ) -> Exchange:
-        body = RequestBody(self._requests.max_body)
-        body.write(request.body)
         asked = HttpRequest(
             method=request.method or "",
             path=request.path,
@@ -86,10 +90,9 @@ class DjangoIdempotencyKey:
             native=request,
             look_up=partial(_look_up, request),
         )
-        try:
-            return self._requests.exchange(key, asked)
-        finally:
-            body.close()
+        exchange = self._requests.exchange(key, asked)
+        body.file.seek(0)
+        return exchange
 
     def _run(self, exchange: Exchange, request: DjangoRequest) -> HttpResponseBase:
         response: Any = None
@@ -135,6 +138,30 @@ class DjangoIdempotencyKey:
                 return response
         except Exception as error:  # noqa: BLE001 - raised again where it is the view's.
             return _after(error, exchange, response)
+
+
+def _read_into(body: RequestBody, request: Any) -> bool:
+    """Read a request's body, for Django to read it once more; whether it came to its end.
+
+    Raises ConfigError for one that another middleware has read.
+    """
+    if hasattr(request, "_body"):
+        body.write(request.body)
+        return True
+    if request._read_started:
+        raise ConfigError(
+            "DjangoIdempotencyKey: another middleware has read the request's body; put "
+            '"oncely.http.DjangoIdempotencyKey" before it'
+        )
+    try:
+        while piece := request.read(PIECE):
+            body.write(piece)
+    except UnreadablePostError:
+        return False
+    request._stream.close()
+    request._stream, request._read_started = body.file, False
+    # WSGI ends a body that breaks off as any other.
+    return body.length >= int(request.META.get("CONTENT_LENGTH") or 0)
 
 
 def _read_once(response: Any) -> StreamingHttpResponse:

@@ -8,7 +8,8 @@ from typing import IO, Any
 from oncely.core.ids import fingerprint_of
 from oncely.http.json_equality import equal_json
 
-_PIECE = 64 * 1024
+PIECE = 64 * 1024
+"""Bytes of a body that are read at a time."""
 _DIGEST_BYTES = 16
 
 
@@ -30,7 +31,7 @@ class RequestBody:
     def pieces(self) -> Iterator[bytes]:
         """The whole body, from its beginning."""
         self.file.seek(0)
-        while piece := self.file.read(_PIECE):
+        while piece := self.file.read(PIECE):
             yield piece
 
     def whole(self) -> bytes:

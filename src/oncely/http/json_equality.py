@@ -1,8 +1,10 @@
 """Bodies that are equal as JSON, however they are written."""
 
 import json
-from decimal import Decimal
 from typing import Any
+
+_EXACT_DIGITS = 15
+"""Numbers of so many digits are floats that differ where they do."""
 
 
 def equal_json(body: bytes) -> bytes:
@@ -13,7 +15,7 @@ def equal_json(body: bytes) -> bytes:
     try:
         value = _decode(body.decode())
         return json.dumps(value, sort_keys=True).encode()
-    except (ValueError, RecursionError, ArithmeticError):
+    except (ValueError, RecursionError):
         return body
 
 
@@ -25,14 +27,37 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {f".{name}": value for name, value in pairs}
 
 
+def _int(text: str) -> Any:
+    return int(text) if len(text) <= _EXACT_DIGITS else _number(text)
+
+
+def _float(text: str) -> Any:
+    value = float(text)
+    return _shown(value) if len(text) <= _EXACT_DIGITS and _is_usual(value) else _number(text)
+
+
+def _is_usual(value: float) -> bool:
+    return 1e-300 < abs(value) < 1e300
+
+
+def _shown(value: float) -> int | float:
+    return int(value) if value.is_integer() and abs(value) < 1e15 else value
+
+
 def _number(text: str) -> Any:
-    """A number as its digits and their place: 1, 1.0 and 10e-1 are one."""
-    sign, digits, exponent = Decimal(text).as_tuple()
-    plain = "".join(map(str, digits))
-    kept = plain.rstrip("0")
-    place = int(exponent) + len(plain) - len(kept)
+    """A number by its digits and their place: 1, 1.0 and 10e-1 are one."""
+    mantissa, _, power = text.lower().partition("e")
+    sign = "-" if mantissa.startswith("-") else ""
+    whole, _, part = mantissa.removeprefix("-").partition(".")
+    digits = f"{whole}{part}"
+    kept = digits.rstrip("0")
+    place = int(power or 0) - len(part) + len(digits) - len(kept)
     kept = kept.lstrip("0")
-    return {"": [sign, kept, place]} if kept else {"": [0, "", 0]}
+    if not kept:
+        return 0
+    if len(kept) <= _EXACT_DIGITS and _is_usual(value := float(f"{sign}{kept}e{place}")):
+        return _shown(value)
+    return {"": [sign, kept, place]}
 
 
 def _no_number(name: str) -> Any:
@@ -41,7 +66,7 @@ def _no_number(name: str) -> Any:
 
 _decode = json.JSONDecoder(
     object_pairs_hook=_named_once,
-    parse_float=_number,
-    parse_int=_number,
+    parse_float=_float,
+    parse_int=_int,
     parse_constant=_no_number,
 ).decode

@@ -21,6 +21,7 @@ from oncely.http.answers import NEVER_REPLAYED, HttpAnswer
 from oncely.http.header_field import FIELD, read_key
 from oncely.http.http_request import HttpRequest
 from oncely.http.problems import Errors, Problem, problem_json
+from oncely.http.request_state import RequestState
 from oncely.http.request_work import Exchange, RequestWork
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
@@ -118,8 +119,16 @@ class KeyedRequests:
         return key
 
     def exchange(self, key: str, request: HttpRequest) -> Exchange:
-        """What happens around the handling of `request`, which has that key."""
+        """What happens around the handling of `request`, which has that key. Raises ConfigError
+        where the same stands around it already.
+        """
         message_id = _message_id(request, self._scope_of(request), key)
+        around = getattr(request, "oncely", None)
+        if isinstance(around, RequestState) and around.is_within(self.handling, message_id):
+            raise ConfigError(
+                f"idempotency keys: consumer {self.handling.consumer!r} stands twice around this "
+                "application; take one away, or give it another consumer"
+            )
         message = Message(
             message_id,
             # Only a probe asks for it: else what is large is not in memory at once.

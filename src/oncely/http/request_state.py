@@ -1,7 +1,7 @@
 """Request state: what a handler can do with its request, as `request.state.oncely`."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from oncely.engine.transaction import AsyncInbox, Inbox
 from oncely.http.answers import HttpAnswer
 from oncely.http.request_work import RequestWork
 from oncely.ledger import Ledger
+from oncely.lifecycle.handling import Handling
 
 R = TypeVar("R")
 
@@ -30,11 +31,16 @@ class RequestState:
 
         `connection` is any that `Ledger.transaction` takes; so is what the block is given, which
         sends messages. When the block is left, it is written in the transaction that the request is
-        handled, with what the handler has sent; the caller then commits it, before the answer is
-        returned, with its own rows. A request without a key is not recorded: what is sent goes with
-        the transaction all the same.
+        handled, with what the handler has sent; the caller then commits it with its own rows:
+        before the answer is returned, or, under ASGI, before the application returns. A request
+        without a key is not recorded: what is sent goes with the transaction all the same.
         """
         return RequestTransaction(self._ledger, self._work, connection)
+
+    def is_within(self, handling: Handling, message_id: str) -> bool:
+        """Whether this is a handler's of that message."""
+        work = self._work
+        return work is not None and work.is_of(handling, message_id)
 
     def respond(self, answer: R) -> R:
         """Keep this answer with the transaction, in its commit; returns it, to be returned.
@@ -83,17 +89,21 @@ class RequestTransaction:
 
     @contextmanager
     def _within(self) -> Iterator[Inbox]:
-        with self._ledger.transaction(self._connection) as inbox:
+        with self._in_transaction(), self._ledger.transaction(self._connection) as inbox:
             yield inbox
             if self._work is not None:
                 run_inline(self._work.write(InlineCalls(inbox)))
 
     @asynccontextmanager
     async def _within_async(self) -> AsyncIterator[AsyncInbox]:
-        async with self._ledger.transaction(self._connection) as inbox:
-            yield inbox
-            if self._work is not None:
-                await self._work.write(inbox)
+        with self._in_transaction():
+            async with self._ledger.transaction(self._connection) as inbox:
+                yield inbox
+                if self._work is not None:
+                    await self._work.write(inbox)
+
+    def _in_transaction(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._work is None else self._work.in_transaction()
 
 
 def answer_of(response: Any) -> HttpAnswer:

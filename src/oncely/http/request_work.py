@@ -1,8 +1,9 @@
 """Request work: a request that runs under a claim, and what its answer means for the record."""
 
 import logging
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 from oncely._util.crash_points import reached
 from oncely.core.commands import Duplicate, Handled
@@ -63,6 +64,33 @@ class RequestWork(Work):
         self._is_written = False
         """Whether its end is written in a transaction, which may be committed."""
         self._is_withdrawn = False
+        self._open = 0
+        """Transactions that have begun, and are not written."""
+        self._has_ended = False
+
+    def is_of(self, handling: Handling, message_id: str) -> bool:
+        """Whether it is the work of that message, under the same consumer of the same ledger."""
+        own = (self._handling.ledger, self._handling.consumer, self.turn.asked.message_id)
+        return own == (handling.ledger, handling.consumer, message_id)
+
+    @contextmanager
+    def in_transaction(self) -> Iterator[None]:
+        """While this is entered, a transaction is open in which the end is to be written."""
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+    async def may_be_committed(self) -> bool:
+        """Whether the application has yet to commit, or to roll back, what it has written."""
+        held = self.turn.held
+        if held is None or not self._is_written:
+            return self._open > 0
+        try:
+            return not await self._is_handled(held.calls)
+        except AWAY:
+            return False
 
     def give(self, answer: HttpAnswer) -> None:
         """The answer is known before the transaction is written."""
@@ -83,11 +111,16 @@ class RequestWork(Work):
     async def write(self, calls: AsyncCalls) -> None:
         """Write in the transaction of `calls` that the request is handled, with all that it sends.
 
-        Raises EndedError where another worker has taken it over, ConfigError for a second one.
+        Raises EndedError where another worker has taken it over, ConfigError for a second one where
+        the first is committed, and for a request that is answered.
         """
         if self.turn.held is None:
             return
-        if self._is_written:
+        if self._has_ended:
+            raise ConfigError(
+                "transaction: the request has ended; leave the block before you return the answer"
+            )
+        if self._is_written and await self._is_handled(calls):
             raise ConfigError("transaction: a request has one transaction with its claim")
         given = self._given
         self.turn.result = None if given is None else to_keep(given, self._not_replayed)
@@ -96,6 +129,7 @@ class RequestWork(Work):
         reached("before_commit")
 
     async def _end(self, held: HeldMessage) -> None:
+        self._has_ended = True
         if self._is_written and await self._is_committed(held):
             await self._end_committed(held)
             return
@@ -112,14 +146,17 @@ class RequestWork(Work):
             raise lost
 
     async def _is_committed(self, held: HeldMessage) -> bool:
-        calls = held.calls
         try:
-            record = await held.say(calls, lambda: calls.find(held.claim.key))
+            return await held.say(held.calls, lambda: self._is_handled(held.calls))
         except AWAY as error:
             self._handling.heartbeat.let_go_many([held.claim])
             self.turn.refusal = error
             raise
-        return record is not None and record.is_handled and is_newest(held.claim, record)
+
+    async def _is_handled(self, calls: AsyncCalls) -> bool:
+        claim = cast(HeldMessage, self.turn.held).claim
+        record = await calls.find(claim.key)
+        return record is not None and record.is_handled and is_newest(claim, record)
 
     async def _end_committed(self, held: HeldMessage) -> None:
         reached("after_commit")

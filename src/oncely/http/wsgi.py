@@ -9,8 +9,8 @@ from typing import Any, Unpack
 
 from oncely._util import clock
 from oncely.engine.inline_calls import InlineCalls, run_inline
-from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
-from oncely.http.http_request import HttpRequest, RequestBody
+from oncely.http.answers import EVENT_STREAM, HELD_S, HeldBody, HttpAnswer
+from oncely.http.http_request import PIECE, HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.passing import Passing
 from oncely.http.request_state import RequestState
@@ -24,7 +24,6 @@ WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 STATE = "oncely"
 """In the environ: what a handler can do with its request."""
-_PIECE = 64 * 1024
 # RFC 9110, 8.6; no body has more bytes.
 _LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 
@@ -97,7 +96,7 @@ class _Taken:
         self._most_kept = most_kept
         self._line: str | None = None
         self._fields: list[tuple[str, str]] = []
-        self._held: list[bytes] = []
+        self._held = HeldBody()
         self._chunks: Iterator[bytes] = iter(())
         self._began = clock.monotonic()
         self._close: Callable[[], object] = lambda: None
@@ -116,7 +115,7 @@ class _Taken:
         if exc_info is not None and self.reason:
             raise exc_info[1].with_traceback(exc_info[2])
         self._line, self._fields = line, fields
-        return self._held.append
+        return self._held.add
 
     @property
     def line(self) -> str:
@@ -138,15 +137,15 @@ class _Taken:
         with ExitStack() as stack:
             stack.callback(self._close)
             for chunk in self._chunks:
-                self._held.append(chunk)
+                self._held.add(chunk)
                 self.reason = self._why_passed(is_list=is_list)
                 if self.reason:
                     stack.pop_all()
                     return None
-        return HttpAnswer(self.status, self._fields, b"".join(self._held))
+        return HttpAnswer(self.status, self._fields, self._held.let_go())
 
     def _why_passed(self, *, is_list: bool) -> str:
-        if sum(map(len, self._held)) > self._most_kept:
+        if self._held.length > self._most_kept:
             return "it is larger than what is kept"
         fields = {name.lower(): value for name, value in self._fields}
         if is_list or "content-length" in fields:
@@ -166,14 +165,13 @@ class _Taken:
         yield from self._let_go()
         for chunk in self._chunks:
             # Behind what was written before it.
-            self._held.append(chunk)
+            self._held.add(chunk)
             yield from self._let_go()
         yield from self._let_go()
 
     def _let_go(self) -> Sequence[bytes]:
-        held = self._held.copy()
-        self._held.clear()
-        return held
+        body = self._held.let_go()
+        return [body] if body else []
 
     def _end(self, exchange: Exchange) -> Callable[[], None]:
         return lambda: exchange.note_passed(self.status, self.reason)
@@ -210,7 +208,7 @@ def pieces_in(environ: Environ) -> Iterator[bytes]:
     """
     source = environ["wsgi.input"]
     if environ.get("wsgi.input_terminated"):
-        while piece := source.read(_PIECE):
+        while piece := source.read(PIECE):
             yield piece
         return
     length = environ.get("CONTENT_LENGTH") or "0"
@@ -218,7 +216,7 @@ def pieces_in(environ: Environ) -> Iterator[bytes]:
         raise EOFError
     left = int(length)
     while left > 0:
-        piece = source.read(min(left, _PIECE))
+        piece = source.read(min(left, PIECE))
         if not piece:
             raise EOFError
         yield piece

@@ -1,6 +1,8 @@
 """Hostile clients, and clumsy views, around DjangoIdempotencyKey: sync, and async."""
 
 import asyncio
+import sys
+import types
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 from tests.http.rules.drivers import Reply, Site, asgi_client, django_client, django_settings
 
+from oncely.core.errors import ConfigError
 from oncely.core.record import State
 from oncely.http import IdempotencyKey
 from oncely.ledger import Ledger
@@ -37,7 +40,7 @@ def async_client(view: Callable[..., Any], oncely: dict[str, Any], **settings: A
 def site(request: pytest.FixtureRequest, ledger: Ledger) -> DjangoSite:
     """Makes a site of a view."""
     client = {"wsgi": django_client, "asgi": async_client}[request.param]
-    return lambda view, **options: client(view, {"ledger": ledger, "consumer": "api", **options})
+    return lambda view, **settings: client(view, {"ledger": ledger, "consumer": "api"}, **settings)
 
 
 def states(ledger: Ledger) -> list[State]:
@@ -99,6 +102,86 @@ def test_a_form_can_be_read(site: DjangoSite) -> None:
     asked = site(view)
     assert asked(body=b"amount=7", fields=fields).body == b"7"
     assert asked(body=b"amount=8", fields=fields).status == 422
+
+
+def test_a_large_upload_is_handled(site: DjangoSite) -> None:
+    """Django limits what it holds in memory, and not a form's files: nor do keys limit them. What
+    is too large for the view is the view's to say.
+    """
+    from django.http import HttpResponse
+
+    def view(request: Any) -> Any:
+        return HttpResponse(request.FILES["file"].read() if request.FILES else request.body)
+
+    asked = site(view)
+    file = bytes(range(256)) * 20_000
+    body = (
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+        + file
+        + b"\r\n--b--\r\n"
+    )
+    fields = [
+        ("Content-Type", "multipart/form-data; boundary=b"),
+        ("Content-Length", str(len(body))),
+    ]
+    first, again = (asked(body=body, fields=fields) for _ in range(2))
+    assert [first.status, first.body == file, again.status] == [200, True, 409]
+    other = asked(body=body.replace(b"\x01\x02", b"\x02\x01", 1), fields=fields)
+    assert other.status == 422
+    assert asked('"large"', body=file).status == 400
+
+
+def test_a_body_that_breaks_off_is_not_handled(ledger: Ledger) -> None:
+    """Under WSGI, where Django does not look at its length."""
+    asked = django_client(lambda request: None, {"ledger": ledger, "consumer": "api"})
+    reply = asked(body=b"123", fields=[("Content-Length", "4")])
+    assert [reply.status, states(ledger)] == [400, []]
+
+
+def test_a_body_that_was_read_before_is_a_mistake(ledger: Ledger) -> None:
+    """Nothing would tell two requests apart."""
+    from django.http import HttpResponse
+
+    def reading(get_response: Any) -> Any:
+        def middleware(request: Any) -> Any:
+            assert request.read()
+            return get_response(request)
+
+        return middleware
+
+    module = types.ModuleType("reading")
+    module.reading = reading  # type: ignore[attr-defined]
+    sys.modules["reading"] = module
+    chain = ["reading.reading", "oncely.http.DjangoIdempotencyKey"]
+    oncely = {"ledger": ledger, "consumer": "api"}
+    asked = django_client(
+        lambda request: HttpResponse(), oncely, MIDDLEWARE=chain, DEBUG_PROPAGATE_EXCEPTIONS=True
+    )
+    with pytest.raises(ConfigError, match=r"put .* before it"):
+        asked()
+    assert states(ledger) == []
+
+
+def test_a_body_can_be_read_after_the_answer(site: DjangoSite) -> None:
+    """By a middleware around this one, whether the view has read it or not."""
+    from django.http import HttpResponse
+
+    seen: list[bytes] = []
+
+    def noting(get_response: Any) -> Any:
+        def middleware(request: Any) -> Any:
+            response = get_response(request)
+            seen.append(request.body)
+            return response
+
+        return middleware
+
+    module = types.ModuleType("noting")
+    module.noting = noting  # type: ignore[attr-defined]
+    sys.modules["noting"] = module
+    chain = ["noting.noting", "oncely.http.DjangoIdempotencyKey"]
+    asked = site(lambda request: HttpResponse(), MIDDLEWARE=chain)
+    assert [asked(body=b"123").status, seen] == [200, [b"123"]]
 
 
 def test_a_stream_is_not_kept(site: DjangoSite, ledger: Ledger) -> None:

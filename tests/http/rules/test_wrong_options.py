@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.http.rules.drivers import django_client
+from tests.http.rules.drivers import asgi_client, django_client, wsgi_client
 
 from oncely.core.errors import ConfigError
 from oncely.http import IdempotencyKey, WsgiIdempotencyKey
@@ -68,3 +68,38 @@ def test_django_is_told_of_a_ledger(value: Any) -> None:
 def test_djangos_options_are_the_same(ledger: Ledger) -> None:
     with pytest.raises(ConfigError, match="required: 'no' is not a bool"):
         django_client(lambda _: None, {"ledger": ledger, "consumer": "api", "required": "no"})
+
+
+def test_the_same_keys_twice_around_an_application(ledger: Ledger) -> None:
+    """The inner one would wait for the outer one's request, which waits for it: 409 for ever."""
+    inside: Any = {"consumer": "api"}
+    asgi = IdempotencyKey(IdempotencyKey(answering, ledger, **inside), ledger, **inside)
+    wsgi = WsgiIdempotencyKey(
+        WsgiIdempotencyKey(wsgi_answering, ledger, **inside), ledger, **inside
+    )
+    django = django_client(
+        lambda request: None,
+        {"ledger": ledger, **inside},
+        MIDDLEWARE=["oncely.http.DjangoIdempotencyKey"] * 2,
+        DEBUG_PROPAGATE_EXCEPTIONS=True,
+    )
+    for number, asked in enumerate((asgi_client(asgi), wsgi_client(wsgi), django)):
+        with pytest.raises(ConfigError, match="consumer 'api' stands twice around this"):
+            asked(f'"{number}"')
+
+
+def test_two_consumers_around_an_application(ledger: Ledger) -> None:
+    """Each has the request once."""
+    inner = IdempotencyKey(answering, ledger, consumer="inner")
+    asked = asgi_client(IdempotencyKey(inner, ledger, consumer="outer"))
+    assert [asked().status, asked().is_replayed] == [201, True]
+
+
+async def answering(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 201})
+    await send({"type": "http.response.body"})
+
+
+def wsgi_answering(environ: Any, start_response: Any) -> list[bytes]:
+    start_response("201 Created", [])
+    return []
