@@ -27,7 +27,7 @@ _DEADLINE_S = 60.0
 """What hangs, as by a lock that another thread held when the process was forked, ends then."""
 
 
-def kill_at(point: str, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+def kill_at(point: str, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
     """Call `fn` with the arguments in a process of its own, which is killed at `point`: by SIGKILL,
     the first time that it comes there, or with "after_claim:3" the third.
 
@@ -38,7 +38,7 @@ def kill_at(point: str, fn: Callable[P, object], *args: P.args, **kwargs: P.kwar
     """
     __tracebackhide__ = True
     name, nth = crash_points.told_point(point, "kill_at")
-    end = _Forked(name, nth).run(lambda: result_of(fn(*args, **kwargs), "kill_at"))
+    end = _Forked(name, nth, _DEADLINE_S).run(lambda: result_of(fn(*args, **kwargs), "kill_at"))
     if end.is_memory_used:
         raise AssertionError(
             f"kill_at: the ledger of {shown_name(fn)} is in memory, and gone with the process; use "
@@ -57,7 +57,7 @@ def killed_at(point: str, work: Callable[[], object], nth: int = 1) -> bool:
     As in `kill_at`; but it may take as long as it takes, and to end before is not an error. Raises
     AssertionError where `work` raises.
     """
-    end = _Forked(point, nth, deadline_s=math.inf).run(work)
+    end = _Forked(point, nth, math.inf).run(work)
     if end.raised is not None or end.status not in (0, -signal.SIGKILL):
         error = AssertionError(_told(end, "the work"))
         error.add_note(end.raised[1] if end.raised else "")
@@ -71,7 +71,7 @@ def killed_at(point: str, work: Callable[[], object], nth: int = 1) -> bool:
 class _Forked:
     """A process that does something, and is killed at a point; and what it tells its parent."""
 
-    def __init__(self, point: str, nth: int, deadline_s: float = _DEADLINE_S) -> None:
+    def __init__(self, point: str, nth: int, deadline_s: float) -> None:
         self.point = point
         self.nth = nth
         self._deadline_s = deadline_s

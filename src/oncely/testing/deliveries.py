@@ -4,8 +4,8 @@ import asyncio
 import copy
 import reprlib
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeGuard, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeGuard, TypeVar, overload
 
 from oncely._util import clock, crash_points
 from oncely.core.durations import Duration, seconds
@@ -17,6 +17,7 @@ from oncely.testing.tools import at_once
 
 P = ParamSpec("P")
 R = TypeVar("R")
+M = TypeVar("M")
 
 _AT_ONCE = 4
 _A_DAY_S = 86_400.0
@@ -31,7 +32,13 @@ def pass_time(duration: Duration) -> None:
     clock.pass_for_stores(seconds(duration))
 
 
-def redeliver(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Any:
+@overload
+def redeliver(
+    fn: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+) -> R: ...
+@overload
+def redeliver(fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+def redeliver(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call `fn` with the arguments again, in this process, a day later for all ledgers (as
     `pass_time` does it): when the lease of whoever was killed is over. What it returns, or raises;
     of an async function, what awaiting it does.
@@ -42,7 +49,9 @@ def redeliver(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Any:
     return result_of(fn(*args, **kwargs), "redeliver")
 
 
-def runs_once(fn: Callable[..., Any], message: Any, *args: Any, **kwargs: Any) -> None:
+def runs_once(
+    fn: Callable[Concatenate[M, P], object], message: M, /, *args: P.args, **kwargs: P.kwargs
+) -> None:
     """Deliver `message` to `fn`, sync or async: four times at the same moment, then once more, each
     time as a copy of its own, with the other arguments as they are.
 
@@ -60,7 +69,7 @@ def runs_once(fn: Callable[..., Any], message: Any, *args: Any, **kwargs: Any) -
 
 
 class _Runs:
-    """Counts, by the points that are reached, how often handlers have run to an end that is stored."""
+    """Counts, by the points that are reached, how often a handler ran to an end that is stored."""
 
     def __init__(self) -> None:
         self.asked = 0
