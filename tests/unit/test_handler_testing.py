@@ -245,6 +245,22 @@ def test_no_point() -> None:
         kill_at("after_claim:0", _fail, ORDER)
 
 
+def test_calls_that_cannot_be_meant() -> None:
+    """What is not a handler, or not a point, is told with what to write instead."""
+    wrong: Any = _ignore(ORDER)  # type: ignore[func-returns-value]
+    with pytest.raises(
+        oncely.ConfigError, match=r"^kill_at: None is not .* kill_at\('after_claim'"
+    ):
+        kill_at("after_claim", wrong, ORDER)
+    with pytest.raises(oncely.ConfigError, match=r"^redeliver: None .* redeliver\(charge, message"):
+        redeliver(wrong, ORDER)
+    with pytest.raises(oncely.ConfigError, match=r"^runs_once: None .* runs_once\(charge, message"):
+        runs_once(wrong, ORDER)
+    swapped: Any = _ignore
+    with pytest.raises(oncely.ConfigError, match=r"^kill_at: <function _ignore .* names no point"):
+        kill_at(swapped, _ignore, ORDER)
+
+
 def test_traceback_is_shown(under_once: Callable[[Handler], Handler]) -> None:
     """Where the handler raised is shown, too."""
     with pytest.raises(AssertionError) as raised:

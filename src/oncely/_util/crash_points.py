@@ -57,12 +57,12 @@ def disarm() -> None:
     _armed.clear()
 
 
-def told_point(told: str, where: str) -> tuple[str, int]:
+def told_point(told: object, where: str) -> tuple[str, int]:
     """The name, and the how-many-eth time, that `told` stands for: "after_claim:3".
 
     Raises ConfigError, which begins with `where` it was told, for what names no point.
     """
-    name, colon, nth = told.partition(":")
+    name, colon, nth = told.partition(":") if isinstance(told, str) else ("", "", "")
     if not name or (colon and not (nth.isascii() and nth.isdigit() and int(nth))):
         raise ConfigError(
             f'{where}: {told!r} names no point; write "after_claim", or "after_claim:3" '

@@ -14,6 +14,15 @@ ASKED_NO_LEDGER = (
 )
 
 
+def check_handler(fn: object, written: str) -> None:
+    """Raise ConfigError for what cannot be called; `written` is the call as it should stand."""
+    if not callable(fn):
+        raise ConfigError(
+            f"{written.partition('(')[0]}: {fn!r} is not a function; write {written}, where charge "
+            "is the handler, not what it returned"
+        )
+
+
 def result_of(returned: Any, caller: str) -> Any:
     """What a handler returned, and a coroutine of it comes to, in an event loop of its own.
 

@@ -18,8 +18,8 @@ from oncely._util import crash_points
 from oncely.core.errors import describe
 from oncely.core.record import Key
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing.calls import ASKED_NO_LEDGER, result_of, shown_name
-from oncely.testing.points import KNOWN
+from oncely.testing.calls import ASKED_NO_LEDGER, check_handler, result_of, shown_name
+from oncely.testing.points import KNOWN, POINTS
 
 P = ParamSpec("P")
 
@@ -37,6 +37,7 @@ def kill_at(point: str, fn: Callable[P, object], /, *args: P.args, **kwargs: P.k
     names no point.
     """
     __tracebackhide__ = True
+    check_handler(fn, f"kill_at({POINTS[0]!r}, charge, message)")
     name, nth = crash_points.told_point(point, "kill_at")
     end = _Forked(name, nth, _DEADLINE_S).run(lambda: result_of(fn(*args, **kwargs), "kill_at"))
     if end.is_memory_used:

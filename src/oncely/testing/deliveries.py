@@ -12,7 +12,13 @@ from oncely.core.durations import Duration, seconds
 from oncely.core.errors import BusyError, describe
 from oncely.core.message import Message
 from oncely.lifecycle.wrapping import is_async
-from oncely.testing.calls import ASKED_NO_LEDGER, is_loop_running, result_of, shown_name
+from oncely.testing.calls import (
+    ASKED_NO_LEDGER,
+    check_handler,
+    is_loop_running,
+    result_of,
+    shown_name,
+)
 from oncely.testing.tools import at_once
 
 P = ParamSpec("P")
@@ -45,6 +51,7 @@ def redeliver(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
     After a lease of more than a day, let more time pass before.
     """
+    check_handler(fn, "redeliver(charge, message)")
     clock.pass_for_stores(_A_DAY_S)
     return result_of(fn(*args, **kwargs), "redeliver")
 
@@ -59,6 +66,7 @@ def runs_once(
     delivery that meets the one at work may raise BusyError, no other error is expected.
     """
     __tracebackhide__ = True
+    check_handler(fn, "runs_once(charge, message)")
     runs = _Runs()
     with crash_points.watched_by(runs.note):
         ends = _deliver_all(fn, message, lambda copied: fn(copied, *args, **kwargs))
