@@ -14,7 +14,8 @@ from oncely._util import crash_points as crashpoints
 from oncely.archive.layout import bucket_of, date_of
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.core.waiting import WaitingMessage
-from oncely.testing import granted, killed_at
+from oncely.testing import granted
+from oncely.testing.crashes import killed_at
 
 if TYPE_CHECKING:
     from tests.archive.conftest import Aging, Open

@@ -7,6 +7,7 @@ each with whether that was killed; null where it has raised.
 import json
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from oncely.ledger import Ledger
 from oncely.stores.names import TableName
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import server_engine, sqlite_engine
-from oncely.testing import killed_at
+from oncely.testing.crashes import killed_at
 
 WORK: Mapping[str, Callable[[Means], None]] = {
     "consume": lambda means: Consumer(means).consume(),
@@ -99,6 +100,7 @@ def _is_killed(order: Order, stores: Stores) -> bool | None:
     try:
         return killed_at(order.point, lambda: _do(order, stores), order.nth)
     except AssertionError:
+        traceback.print_exc()
         return None
 
 

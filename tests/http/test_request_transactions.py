@@ -22,7 +22,7 @@ from oncely.core.errors import ConfigError, EndedError
 from oncely.core.record import Key, State
 from oncely.http import IdempotencyKey
 from oncely.outbox import Relay
-from oncely.testing import killed_at
+from oncely.testing.crashes import killed_at
 from oncely.transports.open_transport import open_transport
 
 KEY = Key("api", "POST /pay  k1")

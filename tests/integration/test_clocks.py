@@ -10,10 +10,11 @@ from tests.conformance.conftest import SHARED, url_of
 from tests.integration.misled import CONSUMER, Worker, misled_worker
 from tests.integration.others import wait_until
 
+from oncely._util.clock import undo_passing
 from oncely.core.commands import Busy, Granted
 from oncely.core.record import Claim, Key
 from oncely.ledger import Ledger, open_ledger
-from oncely.testing import granted
+from oncely.testing import granted, pass_time
 
 _HOURS_S = 7_200.0
 _SERVERS = tuple(kind for kind in SHARED if kind != "sqlite")
@@ -128,3 +129,23 @@ def _check_ends(ledger: Ledger, message_id: str, in_s: float) -> None:
     assert outcome.retry_at == pytest.approx(ledger.now() + in_s, abs=20)
     assert ledger.now() == pytest.approx(time.time(), abs=60)
     assert outcome.record.last_seen == pytest.approx(ledger.now(), abs=20)
+
+
+# ---- A test lets time pass ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_time_that_a_test_lets_pass(ledger: Ledger) -> None:
+    """It passes for every store that processes share: a lease is over, though nobody waited; and
+    is undone afterwards.
+    """
+    key = Key(CONSUMER, "1")
+    granted(ledger.claim(key, "1h"))
+    assert isinstance(ledger.claim(key, "1h"), Busy)
+    pass_time("2h")
+    try:
+        granted(ledger.claim(key, "1h"))
+    finally:
+        undo_passing()
+    assert isinstance(ledger.claim(key, "1h"), Busy)
+    assert abs(ledger.now() - time.time()) < 60

@@ -20,7 +20,7 @@ from tests.spark import batch_targets
 from tests.spark.batch_targets import DATABASE, FOLDER, POLICIES
 
 from oncely.spark import process
-from oncely.testing import killed_at
+from oncely.testing.crashes import killed_at
 
 IMPORTED = (pyspark.sql.connect.session, batch_targets)
 """Here once, and not by each child."""

@@ -20,7 +20,7 @@ from oncely.core.verdicts import Ack
 from oncely.spark.rabbitmq.source_options import read_rabbitmq_options
 from oncely.spark.rabbitmq.spool import Spool, read_segment
 from oncely.spark.rabbitmq.spooler import Spooler
-from oncely.testing import killed_at
+from oncely.testing.crashes import killed_at
 from oncely.transports.transport import Delivery
 
 _DEADLINE_S = 120.0

@@ -14,7 +14,7 @@ from oncely._util import crash_points as crashpoints
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.once import once
-from oncely.testing import killed_at
+from oncely.testing.crashes import killed_at
 
 PROGRAM = """
 import sys
@@ -100,8 +100,19 @@ def test_killed_at(url: str) -> None:
     assert ledger.counts() == {("billing", State.PROCESSING): 3}
 
 
-def test_work_that_raises(capfd: pytest.CaptureFixture[str]) -> None:
-    """Who raises is not taken for done, nor for killed."""
-    with pytest.raises(AssertionError, match="the work has ended with 1"):
+def test_work_that_raises() -> None:
+    """Who raises is not taken for done, nor for killed; the error shows where it did."""
+    with pytest.raises(AssertionError, match="the work raised ZeroDivisionError") as raised:
         killed_at("claimed", lambda: 1 / 0)
-    assert "ZeroDivisionError" in capfd.readouterr().err
+    assert "lambda: 1 / 0" in raised.value.__notes__[0]
+
+
+def test_watched() -> None:
+    """A watcher is told of every point, before what is armed there; nobody is afterwards."""
+    seen: list[str] = []
+    crashpoints.arm("after_claim", partial(seen.append, "armed"))
+    with crashpoints.watched_by(seen.append):
+        crashpoints.reached("after_claim")
+        crashpoints.reached("debited")
+    crashpoints.reached("debited")
+    assert seen == ["after_claim", "armed", "debited"]

@@ -1,4 +1,6 @@
-"""`once` keeps the types of what it decorates: mypy is asked."""
+"""`once` keeps the types of what it decorates, and what tests call a handler with is checked: mypy
+is asked.
+"""
 
 import re
 from pathlib import Path
@@ -11,10 +13,13 @@ REVEALED = {
     "charge_async": "def (amount: int) -> typing.Coroutine[Any, Any, str]",
     "Billing().charge": "def (amount: int) -> float",
     "other_names": "def (amount: int)",
+    "redeliver(charge, ...)": "str",
+    "redeliver(charge_async, ...)": "str",
 }
 
 PROGRAM = """\
 from oncely import Ledger, once
+from oncely.testing import kill_at, redeliver, runs_once
 
 def decorators(ledger: Ledger) -> None:
     @once(ledger, consumer="billing", key=lambda amount, *, currency="": f"{amount}")
@@ -37,7 +42,15 @@ def decorators(ledger: Ledger) -> None:
     reveal_type(charge_async)
     reveal_type(Billing().charge)
     reveal_type(other_names)
+    reveal_type(redeliver(charge, 10, currency="EUR"))
+    reveal_type(redeliver(charge_async, 10))
+    kill_at("after_claim", charge, 10)
+    runs_once(charge_async, 10)
+    runs_once(charge, 10, currency="EUR")
     charge("ten")  # wrong
+    kill_at("after_claim", charge, "ten")  # wrong
+    redeliver(charge)  # wrong
+    runs_once(charge, "ten")  # wrong
     once(ledger, consumer="billing", key=lambda amount: 7.5)  # wrong
 """
 

@@ -1,4 +1,6 @@
-"""The clock of this process: how long things take here, and waiting. Tests replace it."""
+"""The clock of this process: how long things take here, and waiting. Tests replace it, and let time
+pass for all stores that this process opens.
+"""
 
 import threading
 import time
@@ -60,3 +62,32 @@ def replaced_by(clock: Clock) -> Iterator[None]:
         yield
     finally:
         _clock = former
+
+
+# ---- The time of stores ------------------------------------------------------------------------
+
+_passed_s = 0.0
+
+
+def pass_for_stores(seconds: float) -> None:
+    """From now on it is so much later for every store in this process, and in those it forks."""
+    global _passed_s  # noqa: PLW0603 - for the whole process, on purpose.
+    _passed_s += seconds
+
+
+def undo_passing() -> None:
+    """Every store goes by its own clock again."""
+    global _passed_s  # noqa: PLW0603 - as above.
+    _passed_s = 0.0
+
+
+def moved_time() -> float | None:
+    """The time for stores, in seconds since 1970, where a test has let some pass; None where none
+    has: a store goes by its own clock then.
+    """
+    return time.time() + _passed_s if _passed_s else None
+
+
+def wall_time() -> float:
+    """The time for a store that has no clock of its own, in seconds since 1970."""
+    return time.time() + _passed_s

@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 
 from oncely.core.errors import ConfigError
@@ -11,12 +12,27 @@ ENVIRONMENT = "ONCELY_CRASH_POINT"
 """Names a point, as in "after_claim:3": there the process kills itself the third time."""
 
 _armed: dict[str, Callable[[], object]] = {}
+_watchers: list[Callable[[str], object]] = []
 
 
 def reached(name: str) -> None:
     """The point `name` is reached: nothing happens, unless it is armed."""
+    for watcher in _watchers:
+        watcher(name)
     if _armed and name in _armed:
         _armed[name]()
+
+
+@contextmanager
+def watched_by(watcher: Callable[[str], object]) -> Iterator[None]:
+    """Meanwhile tell `watcher` the name of every point that is reached, in whichever thread, before
+    what is armed there is called.
+    """
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
 
 
 def arm(name: str, action: Callable[[], object]) -> None:
@@ -41,16 +57,19 @@ def disarm() -> None:
     _armed.clear()
 
 
-def _arm_as_told(told: str) -> None:
-    """Raises ConfigError for what names no point."""
-    name, colon, nth = told.partition(":")
+def told_point(told: object, where: str) -> tuple[str, int]:
+    """The name, and the how-many-eth time, that `told` stands for: "after_claim:3".
+
+    Raises ConfigError, which begins with `where` it was told, for what names no point.
+    """
+    name, colon, nth = told.partition(":") if isinstance(told, str) else ("", "", "")
     if not name or (colon and not (nth.isascii() and nth.isdigit() and int(nth))):
         raise ConfigError(
-            f'{ENVIRONMENT}: {told!r} names no point; write "after_claim", or "after_claim:3" '
+            f'{where}: {told!r} names no point; write "after_claim", or "after_claim:3" '
             "for the third time"
         )
-    kill_at(name, int(nth or 1))
+    return name, int(nth or 1)
 
 
 if ENVIRONMENT in os.environ:
-    _arm_as_told(os.environ[ENVIRONMENT])
+    kill_at(*told_point(os.environ[ENVIRONMENT], ENVIRONMENT))

@@ -1,7 +1,6 @@
 """Records in this process's memory: for tests, and for work that ends with the process."""
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -9,6 +8,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from oncely._util.clock import wall_time
 from oncely._util.forking import afresh_in_children
 from oncely.core.binding import Binding
 from oncely.core.errors import ConfigError
@@ -44,7 +44,7 @@ class MemoryStore(Store):
 
     has_transactions = True
 
-    def __init__(self, clock: Clock = time.time) -> None:
+    def __init__(self, clock: Clock = wall_time) -> None:
         self._clock = clock
         self.news = News(Bell(), _LOOK_S)
         self._tables = MemoryTables(clock, self._tell)

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from oncely._util.clock import moved_time
 from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.stores import redis_settings
@@ -233,7 +234,8 @@ class RedisStore(Store):
     def _run(self, script: Script, asked: object, lost: type[Exception] = TryAgain) -> Any:
         if not self._is_checked:
             self.check()
-        clock = "" if self._clock is None else str(self._clock())
+        now = moved_time() if self._clock is None else self._clock()
+        clock = "" if now is None else str(now)
         return self._server.run(script, self._prefix, clock, json.dumps(asked), lost=lost)
 
     def _wanted_keys(self, wanted: Wanted) -> Iterator[Collection[Key]]:

@@ -1,24 +1,15 @@
-"""For those who write a store or a transport, and for tests of what uses them. Needs pytest."""
+"""For tests of handlers, and of stores and transports of one's own. The suites need pytest.
 
-import pytest
+The public names stand in `__init__.pyi`; each is imported when it is first asked for.
+"""
 
-# Before the first import of these, so that a failed assert in them shows its values.
-_SUITES = ("claim", "deferring", "delivery", "horizon", "inside", "reading", "store", "transport")
-pytest.register_assert_rewrite(*(f"oncely.testing.{name}_suite" for name in _SUITES))
+import sys
 
-from oncely.testing.crashes import killed_at  # noqa: E402
-from oncely.testing.meddling import MeddlingStore  # noqa: E402
-from oncely.testing.store_suite import StoreConformance  # noqa: E402
-from oncely.testing.tools import AdvancingClock, ManualClock, at_once, granted  # noqa: E402
-from oncely.testing.transport_suite import TransportConformance  # noqa: E402
+from oncely._util.lazy_names import lazily
 
-__all__ = [
-    "AdvancingClock",
-    "ManualClock",
-    "MeddlingStore",
-    "StoreConformance",
-    "TransportConformance",
-    "at_once",
-    "granted",
-    "killed_at",
-]
+_SUITES = ("claim", "delivery", "horizon", "inside", "reading", "store", "transport", "waiting")
+if pytest := sys.modules.get("pytest"):
+    # Before the first import of these, so that a failed assert in them shows its values.
+    pytest.register_assert_rewrite(*(f"oncely.testing.{name}_suite" for name in _SUITES))
+
+__getattr__, __dir__, __all__ = lazily(__name__)

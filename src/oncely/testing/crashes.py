@@ -1,39 +1,191 @@
 """Crashes: work that is done in a process of its own, which kills itself at a named point."""
 
+import faulthandler
+import json
+import math
 import os
 import signal
+import sys
+import time
 import traceback
-from collections.abc import Callable
-from typing import Never
+import warnings
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from tempfile import TemporaryFile
+from typing import IO, Any, Never, ParamSpec
 
-from oncely._util import crash_points as crashpoints
+from oncely._util import crash_points
+from oncely.core.errors import describe
+from oncely.core.record import Key
+from oncely.stores.memory_store import MemoryStore
+from oncely.testing.calls import ASKED_NO_LEDGER, check_handler, result_of, shown_name
+from oncely.testing.points import KNOWN, POINTS
+
+P = ParamSpec("P")
+
+_DEADLINE_S = 60.0
+"""What hangs, as by a lock that another thread held when the process was forked, ends then."""
+
+
+def kill_at(point: str, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call `fn` with the arguments in a process of its own, which is killed at `point`: by SIGKILL,
+    the first time that it comes there, or with "after_claim:3" the third.
+
+    `point` is one of oncely's, or a name that `fn` tells `reached`. `fn` may be async. The process
+    is a fork of this one: what `fn` does to memory is lost. Raises AssertionError where the process
+    was not killed there: `fn` returned before, raised, or took a minute; ConfigError for text that
+    names no point.
+    """
+    __tracebackhide__ = True
+    check_handler(fn, f"kill_at({POINTS[0]!r}, charge, message)")
+    name, nth = crash_points.told_point(point, "kill_at")
+    end = _Forked(name, nth, _DEADLINE_S).run(lambda: result_of(fn(*args, **kwargs), "kill_at"))
+    if end.is_memory_used:
+        raise AssertionError(
+            f"kill_at: the ledger of {shown_name(fn)} is in memory, and gone with the process; use "
+            'the fixture `ledger`, or a file: "sqlite:///ledger.db"'
+        )
+    if not end.is_killed:
+        error = AssertionError(f"kill_at({point!r}): {_told(end, shown_name(fn))}")
+        if end.raised is not None:
+            error.add_note(end.raised[1])
+        raise error
 
 
 def killed_at(point: str, work: Callable[[], object], nth: int = 1) -> bool:
     """Whether a process that does `work` was killed where it reached `point` the nth time.
 
-    Points are those of `oncely._util.crash_points`, and any that `work` reaches itself. The
-    process is a fork of this one, which should have no other threads by then; nothing of it is
-    cleaned up.
-    Raises AssertionError where `work` raises: its traceback is on stderr.
+    As in `kill_at`; but it may take as long as it takes, and to end before is not an error. Raises
+    AssertionError where `work` raises.
     """
-    pid = os.fork()
-    if pid == 0:
-        _do(point, work, nth)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status not in (0, -signal.SIGKILL):
-        raise AssertionError(f"the work has ended with {status}; what it raised is on stderr")
-    return status != 0
+    end = _Forked(point, nth, math.inf).run(work)
+    if end.raised is not None or end.status not in (0, -signal.SIGKILL):
+        error = AssertionError(_told(end, "the work"))
+        error.add_note(end.raised[1] if end.raised else "")
+        raise error
+    return end.is_killed
 
 
-def _do(point: str, work: Callable[[], object], nth: int) -> Never:
-    status = 1
+# ---- The process -------------------------------------------------------------------------------
+
+
+class _Forked:
+    """A process that does something, and is killed at a point; and what it tells its parent."""
+
+    def __init__(self, point: str, nth: int, deadline_s: float) -> None:
+        self.point = point
+        self.nth = nth
+        self._deadline_s = deadline_s
+        self.status = 0
+        """The exit code, or a signal's number, negative."""
+        self.is_late = False
+        """Whether it was ended for the time that it took."""
+        self.came_to: list[str] = []
+        """The points that it came to, in their order."""
+        self.raised: Sequence[str] | None = None
+        """What it raised, in a line, and with the traceback."""
+        self.is_memory_used = False
+        """Whether a ledger in memory made a record."""
+
+    def run(self, work: Callable[[], object]) -> "_Forked":
+        """Let it do `work`, and wait for its end."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # Else both have what is buffered, and both write it.
+        with TemporaryFile() as told:
+            with warnings.catch_warnings():
+                # Of other threads in this process: see the deadline.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                self._do(work, told)
+            begun = time.monotonic()
+            self.status = _status_of(pid)
+            self.is_late = time.monotonic() - begun >= self._deadline_s
+            told.seek(0)
+            for line in told:
+                self._note(**json.loads(line))
+        return self
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether it was killed at the point, and by nobody else."""
+        return self.status == -signal.SIGKILL and self.came_to.count(self.point) >= self.nth
+
+    def _note(
+        self, came_to: str | None = None, raised: Sequence[str] | None = None, memory: bool = False
+    ) -> None:
+        if came_to is not None:
+            self.came_to.append(came_to)
+        self.raised = raised or self.raised
+        self.is_memory_used = memory or self.is_memory_used
+
+    def _do(self, work: Callable[[], object], told: IO[bytes]) -> Never:
+        pid = os.getpid()
+
+        def tell(**what: object) -> None:
+            # A child that the work forks tells nothing, and ends where it leaves the work.
+            if os.getpid() == pid:
+                os.write(told.fileno(), json.dumps(what).encode() + b"\n")
+
+        try:
+            if self._deadline_s < math.inf:
+                faulthandler.dump_traceback_later(self._deadline_s, exit=True, file=2)
+            _watch_memory(lambda: tell(memory=True))
+            crash_points.disarm()
+            crash_points.kill_at(self.point, self.nth)
+            with crash_points.watched_by(lambda name: tell(came_to=name)):
+                work()
+        except BaseException as error:  # noqa: BLE001 - a fork never goes on as its parent.
+            tell(raised=[describe(error), "".join(traceback.format_exception(error))])
+        finally:
+            os._exit(0)
+
+
+def _status_of(pid: int) -> int:
+    """How the process has ended. It ends with whatever interrupts the wait for it."""
     try:
-        crashpoints.disarm()
-        crashpoints.kill_at(point, nth)
-        work()
-        status = 0
-    except BaseException:  # noqa: BLE001 - a fork never goes on as its parent.
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def _watch_memory(tell: Callable[[], None]) -> None:
+    """From now on, in this process: say when a ledger in memory makes a record."""
+    insert = MemoryStore.insert
+
+    def told_insert(*args: Any) -> set[Key]:
+        tell()
+        return insert(*args)
+
+    setattr(MemoryStore, "insert", told_insert)  # noqa: B010 - for this process, on purpose.
+
+
+# ---- What is said of it ------------------------------------------------------------------------
+
+
+def _told(end: _Forked, name: str) -> str:
+    """Why the process was not killed at the point, in a line."""
+    there = "there" if end.nth == 1 else f"there {end.nth} times"
+    if end.raised is not None:
+        return f"{name} raised {end.raised[0]} before it came {there}"
+    if end.is_late:
+        return f"{name} took {_DEADLINE_S:.0f} seconds and did not come {there}; see its stderr"
+    if end.status < 0:
+        return f"{name} was ended by {signal.Signals(-end.status).name}, and not at the point"
+    if end.status > 0:
+        return f"{name} ended its process with exit code {end.status} before it came {there}"
+    return f"{name} ended without coming {there}{_hint(end)}"
+
+
+def _hint(end: _Forked) -> str:
+    passed = list(dict.fromkeys(end.came_to))
+    if not passed:
+        return f": it {ASKED_NO_LEDGER}"
+    near = get_close_matches(end.point, KNOWN.union(passed) - {end.point}, 1)
+    if near and end.point not in KNOWN:
+        return f"; did you mean {near[0]!r}?"
+    if passed == ["after_claim"]:
+        return ": the ledger did not grant the message; give each test an id of its own"
+    return f"; it came to {', '.join(passed)}"

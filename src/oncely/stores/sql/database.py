@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
 from sqlalchemy import ColumnElement, Connection, Engine, bindparam, func, literal_column, select
 
+from oncely._util.clock import moved_time
 from oncely.core.record import Key, Record
 from oncely.stores.news import Hearing
 from oncely.stores.sql.batches import Split, batches
@@ -419,7 +420,7 @@ class Database(ABC):
     @property
     def now(self) -> float | None:
         """The parameter `now`: a time that a test has set, None for the database's own clock."""
-        return None if self._clock is None else self._clock()
+        return moved_time() if self._clock is None else self._clock()
 
     def time(self, link: Link) -> float:
         """The time, in seconds since 1970."""

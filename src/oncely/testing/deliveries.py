@@ -1,0 +1,170 @@
+"""Deliveries of one message: again after a crash, and many at the same moment."""
+
+import asyncio
+import copy
+import reprlib
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeGuard, TypeVar, overload
+
+from oncely._util import clock, crash_points
+from oncely.core.durations import Duration, seconds
+from oncely.core.errors import BusyError, describe
+from oncely.core.message import Message
+from oncely.lifecycle.wrapping import is_async
+from oncely.testing.calls import (
+    ASKED_NO_LEDGER,
+    check_handler,
+    is_loop_running,
+    result_of,
+    shown_name,
+)
+from oncely.testing.tools import at_once
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M")
+
+_AT_ONCE = 4
+_A_DAY_S = 86_400.0
+
+
+def pass_time(duration: Duration) -> None:
+    """Let it be so much later for every ledger and queue in a store that this process asks, and
+    those that `kill_at` starts; a queue on RabbitMQ knows nothing of it. It ends with the test.
+
+    Leases run out, and what waits is due. Raises ConfigError for what is not a duration.
+    """
+    clock.pass_for_stores(seconds(duration))
+
+
+@overload
+def redeliver(
+    fn: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+) -> R: ...
+@overload
+def redeliver(fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+def redeliver(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call `fn` with the arguments again, in this process, a day later for all ledgers (as
+    `pass_time` does it): when the lease of whoever was killed is over. What it returns, or raises;
+    of an async function, what awaiting it does.
+
+    After a lease of more than a day, let more time pass before.
+    """
+    check_handler(fn, "redeliver(charge, message)")
+    clock.pass_for_stores(_A_DAY_S)
+    return result_of(fn(*args, **kwargs), "redeliver")
+
+
+def runs_once(
+    fn: Callable[Concatenate[M, P], object], message: M, /, *args: P.args, **kwargs: P.kwargs
+) -> None:
+    """Deliver `message` to `fn`, sync or async: four times at the same moment, then once more, each
+    time as a copy of its own, with the other arguments as they are.
+
+    Raises AssertionError, which says what happened, unless `fn` ran to its end exactly once. A
+    delivery that meets the one at work may raise BusyError, no other error is expected.
+    """
+    __tracebackhide__ = True
+    check_handler(fn, "runs_once(charge, message)")
+    runs = _Runs()
+    with crash_points.watched_by(runs.note):
+        ends = _deliver_all(fn, message, lambda copied: fn(copied, *args, **kwargs))
+    wrong = _what_is_wrong(runs, ends, message)
+    if wrong is not None:
+        errors = (end for end in ends if _is_unexpected(end))
+        raise AssertionError(f"{shown_name(fn)} {wrong}") from next(errors, None)
+
+
+class _Runs:
+    """Counts, by the points that are reached, how often a handler ran to an end that is stored."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        """How often a ledger was asked."""
+        self.count = 0
+        self._committing: set[object] = set()
+        self._lock = threading.Lock()
+
+    def note(self, point: str) -> None:
+        """A point is reached."""
+        where = threading.get_ident(), _task()
+        with self._lock:
+            match point:
+                case "after_claim":
+                    self.asked += 1
+                    # Its transaction lost against another, and all of it is done again.
+                    self.count -= where in self._committing
+                    self._committing.discard(where)
+                case "after_completed":
+                    self.count += 1
+                case "before_commit":
+                    self._committing.add(where)
+                case "after_commit":
+                    self._committing.discard(where)
+
+
+def _task() -> object:
+    return asyncio.current_task() if is_loop_running() else None
+
+
+def _is_unexpected(end: object) -> TypeGuard[BaseException]:
+    return isinstance(end, BaseException) and not isinstance(end, BusyError)
+
+
+def _what_is_wrong(runs: _Runs, ends: Sequence[object], message: Any) -> str | None:
+    told = f"{len(ends)} deliveries ({_told(ends)})"
+    shown = repr(message.id) if isinstance(message, Message) else reprlib.repr(message)
+    for error in filter(_is_unexpected, ends):
+        return f"raised {describe(error)}, in {told}"
+    if not runs.asked:
+        return f"ran in each of {told}: it {ASKED_NO_LEDGER}"
+    match runs.count:
+        case 0:
+            return (
+                f"did not run in {told}: the ledger had {shown} before, or has set it aside; give "
+                "each test an id of its own"
+            )
+        case 1:
+            return None
+        case count:
+            return (
+                f"ran {count} times in {told} of {shown}: see what `key` gives for equal messages"
+            )
+
+
+def _deliver_all(fn: Callable[..., Any], message: Any, call: Callable[[Any], Any]) -> list[object]:
+    """How each delivery ended: with what it returned, or the error that it raised."""
+    if is_async(fn):
+        # All in one loop: connections of async drivers belong to theirs.
+        ends: list[object] = result_of(_deliver_all_async(message, call), "runs_once")
+        return ends
+
+    def end_of(_: int) -> object:
+        try:
+            return result_of(call(_copy_of(message)), "runs_once")
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is told.
+            return error
+
+    return [*at_once(_AT_ONCE, end_of), end_of(_AT_ONCE)]
+
+
+async def _deliver_all_async(message: Any, call: Callable[[Any], Any]) -> list[object]:
+    at_the_same_moment = [call(_copy_of(message)) for _ in range(_AT_ONCE)]
+    ends: list[object] = await asyncio.gather(*at_the_same_moment, return_exceptions=True)
+    return ends + await asyncio.gather(call(_copy_of(message)), return_exceptions=True)
+
+
+def _copy_of(message: Any) -> Any:
+    """The message as another delivery brings it: equal, and not the same object."""
+    try:
+        return copy.deepcopy(message)
+    except Exception:  # noqa: BLE001 - what cannot be copied, as what holds a connection, is shared.
+        return message
+
+
+def _told(ends: Sequence[object]) -> str:
+    """In words, what came of each delivery."""
+    words = [type(e).__name__ if isinstance(e, BaseException) else "returned" for e in ends]
+    at_the_same_moment = ", ".join(words[:_AT_ONCE])
+    return f"{_AT_ONCE} at the same moment: {at_the_same_moment}; then once more: {words[-1]}"
