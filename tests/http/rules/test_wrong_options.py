@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.http.rules.drivers import django_client
+from tests.http.drivers import django_client
 
 from oncely.core.errors import ConfigError
 from oncely.http import IdempotencyKey, WsgiIdempotencyKey
