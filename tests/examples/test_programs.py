@@ -4,9 +4,10 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from tests.examples.running import EXAMPLES, Starter
+from tests.examples.running import EXAMPLES, Starter, until
+from tests.integration.adapting import channel_to, publish
 
-from oncely import open_transport
+from oncely import Key, Ledger, open_ledger, open_transport
 
 
 def test_script(tmp_path: Path) -> None:
@@ -53,3 +54,40 @@ def test_faststream(tmp_path: Path) -> None:
         transport.subscribe("mails", [])
         mails = transport.receive("mails", max_messages=10, wait_s=0)
     assert [mail.message.get("text") for mail in mails] == ["we have order 17"]
+
+
+def duplicates(ledger: Ledger, message_id: str) -> int:
+    """How often an order was delivered again."""
+    record = ledger.find(Key("shop.take", message_id))
+    return 0 if record is None else record.duplicates
+
+
+def test_faststream_on_rabbitmq(rabbitmq_url: str, tmp_path: Path) -> None:
+    """With a worker, a relay and a real broker: the same."""
+    starter = Starter("faststream", tmp_path)
+    (starter.folder / "out").mkdir()
+    mails: list[str] = []
+    with (
+        closing(open_ledger(f"sqlite:///{starter.folder}/out/shop.db")) as ledger,
+        closing(open_transport(rabbitmq_url)) as transport,
+    ):
+        ledger.migrate()
+        transport.subscribe("mails", [])
+
+        def received() -> int:
+            taken = transport.receive("mails", max_messages=10, wait_s=0.1)
+            mails.extend(each.message.get("text") for each in taken)
+            return len(mails)
+
+        with (
+            starter.running("worker", BROKER_URL=rabbitmq_url) as worker,
+            starter.running("relay", BROKER_URL=rabbitmq_url) as relay,
+        ):
+            with channel_to(rabbitmq_url) as channel:
+                channel.queue_declare("orders", durable=True)
+                for number in (17, 17, 18):
+                    publish(channel, "orders", f"order-{number}", f"order {number}".encode())
+            until(lambda: duplicates(ledger, "order-17") == 1, worker)
+            until(lambda: received() == 2, worker, relay)
+    assert orders(starter) == ["order 17", "order 18"]
+    assert sorted(mails) == ["we have order 17", "we have order 18"]

@@ -1,11 +1,14 @@
-"""A ledger, and business rows in one database, as applications behind HTTP have them."""
+"""A handler behind each middleware; and rows beside a ledger, as applications have them."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.http.drivers import Answering, Drive, by_asgi, by_django, by_wsgi
+from tests.http.drivers import DRIVES, Drive, Shop, Site
 from tests.integration.callers import KINDS, Place, opened
+
+from oncely.ledger import Ledger
 
 
 @pytest.fixture(params=KINDS)
@@ -23,13 +26,16 @@ def sqlite_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pla
 
 
 @pytest.fixture
-def app() -> Answering:
-    """An application."""
-    return Answering()
+def shop() -> Shop:
+    """The handler of a site."""
+    return Shop()
 
 
-@pytest.fixture(params=[by_asgi, by_wsgi, by_django])
-def drive(request: pytest.FixtureRequest) -> Drive:
-    """A framework."""
-    driven: Drive = request.param
-    return driven
+@pytest.fixture(params=sorted(DRIVES))
+def drive(request: pytest.FixtureRequest, ledger: Ledger, shop: Shop) -> Drive:
+    """Makes a site of `shop`, or of another handler, behind each middleware in turn."""
+
+    def site(handler: Any = shop, **options: Any) -> Site:
+        return DRIVES[request.param](handler, ledger, **{"consumer": "api", **options})
+
+    return site

@@ -1,139 +1,324 @@
-"""Three ways to one application under idempotency keys: ASGI, WSGI and Django, in this process."""
+"""One handler behind each middleware: how requests are brought to it without a server."""
 
 import asyncio
-import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import quote, unquote_to_bytes
 
-import django
-import httpx
-from django.conf import settings
-from starlette.requests import Request
-from starlette.responses import Response
-
-from oncely.http import IdempotencyKey, WsgiIdempotencyKey
+from oncely.http import HttpAnswer, IdempotencyKey, WsgiIdempotencyKey
 from oncely.ledger import Ledger
 
-
-@dataclass
-class Answering:
-    """An application that answers what it is told to, and notes what it was asked."""
-
-    status: int = 201
-    fields: Sequence[tuple[str, str]] = (("X-Own", "yes"), ("Set-Cookie", "session=1"))
-    body: bytes = b'{"paid": 1}'
-    error: Exception | None = None
-    asked: list[bytes] = field(default_factory=list)
-    before: Callable[[], object] = lambda: None
-
-    def answer(self, body: bytes) -> tuple[int, Sequence[tuple[str, str]], bytes]:
-        """What it answers now."""
-        self.asked.append(body)
-        self.before()
-        if self.error is not None:
-            raise self.error
-        return self.status, self.fields, self.body
+Fields = Sequence[tuple[str, str]]
 
 
-Drive = Callable[..., "Driver"]
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as the handler of a test is shown it."""
+
+    method: str
+    path: str
+    body: bytes
 
 
-class Driver:
-    """Posts to the application, whatever it stands behind."""
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a client gets."""
 
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
+    status: int
+    fields: Fields
+    body: bytes
+
+    def value_of(self, name: str) -> str | None:
+        """The value of the first header field of that name."""
+        return next((value for field, value in self.fields if field.lower() == name.lower()), None)
+
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether it says that it is the first request's."""
+        return self.value_of("Idempotency-Replayed") == "true"
+
+    @property
+    def own(self) -> tuple[int, Fields, bytes]:
+        """What is of the application: all but what says that it is replayed."""
+        marks = ("idempotency-replayed", "idempotent-replayed")
+        kept = [(n.lower(), v) for n, v in self.fields if n.lower() not in marks]
+        return self.status, sorted(kept), self.body
+
+
+Handler = Callable[[Asked], HttpAnswer]
+
+
+class Shop:
+    """A handler that counts its calls, and answers as a test sets it: `answers` one after the
+    other, the last again and again.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.answers: list[HttpAnswer] = []
+
+    @property
+    def calls(self) -> int:
+        """How often it was called."""
+        return len(self.asked)
+
+    def __call__(self, asked: Asked) -> HttpAnswer:
+        self.asked.append(asked)
+        if len(self.answers) > 1:
+            return self.answers.pop(0)
+        if self.answers:
+            return self.answers[0]
+        # Another one each time: what is replayed is told apart from what ran again.
+        body = f'{{"call": {self.calls}}}'.encode()
+        return HttpAnswer(201, [("Content-Type", "application/json")], body)
+
+
+class Site(Protocol):
+    """An application with keys, as its clients see it."""
 
     def __call__(
         self,
-        key: str | None = '"k1"',
-        content: bytes = b"{}",
-        path: str = "/pay",
+        key: str | None = '"k"',
+        body: bytes = b"{}",
+        *,
         method: str = "POST",
-        fields: Mapping[str, str] = {},
-    ) -> httpx.Response:
-        """The answer to one request."""
-        headers = [(name.encode(), value.encode("latin-1")) for name, value in fields.items()]
-        headers += [] if key is None else [(b"Idempotency-Key", key.encode("latin-1"))]
-
-        async def send() -> httpx.Response:
-            async with httpx.AsyncClient(transport=self._transport, base_url="http://test") as own:
-                return await own.request(method, path, headers=headers, content=content)
-
-        if isinstance(self._transport, httpx.ASGITransport):
-            return asyncio.run(send())
-        with httpx.Client(transport=self._transport, base_url="http://test") as client:
-            return client.request(method, path, headers=headers, content=content)
+        path: str = "/orders",
+        query: str = "",
+        fields: Fields = (),
+    ) -> Reply:
+        """The reply to one request; `key` is the field's value as it stands in the request."""
 
 
-def by_asgi(app: Answering, ledger: Ledger, **options: Any) -> Driver:
-    """Behind ASGI."""
-
-    async def inner(scope: Any, receive: Any, send: Any) -> None:
-        status, fields, body = app.answer(await Request(scope, receive).body())
-        response = Response(body, status)
-        for name, value in fields:
-            response.headers.append(name, value)
-        await response(scope, receive, send)
-
-    keyed = IdempotencyKey(inner, ledger, consumer="api", **options)
-    return Driver(httpx.ASGITransport(app=keyed, raise_app_exceptions=False))
+Drive = Callable[..., Site]
+"""(handler, ledger, **options) -> the site."""
 
 
-def by_wsgi(app: Answering, ledger: Ledger, **options: Any) -> Driver:
-    """Behind WSGI."""
-
-    def inner(environ: Any, start_response: Any) -> list[bytes]:
-        status, fields, body = app.answer(environ["wsgi.input"].read())
-        start_response(f"{status} Said", [*fields, ("Content-Length", str(len(body)))])
-        return [body]
-
-    keyed = WsgiIdempotencyKey(inner, ledger, consumer="api", **options)
-
-    def server(environ: Any, start_response: Any) -> Any:
-        try:
-            return keyed(environ, start_response)
-        except Exception:  # noqa: BLE001 - as servers do.
-            start_response("500 Error", [])
-            return [b""]
-
-    return Driver(httpx.WSGITransport(app=server))
+def _with_key(key: str | None, fields: Fields) -> Fields:
+    return fields if key is None else [*fields, ("Idempotency-Key", key)]
 
 
-def by_django(app: Answering, ledger: Ledger, **options: Any) -> Driver:
-    """Behind Django, by its own WSGI."""
+# ---- ASGI --------------------------------------------------------------------------------------
+
+
+def asgi_site(handler: Handler, ledger: Ledger, **options: Any) -> Site:
+    """The handler behind IdempotencyKey."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = await read_all(receive)
+        asked = Asked(scope["method"], scope["path"], body)
+        # In a thread, so that a handler can bring a request itself.
+        answer = await asyncio.to_thread(handler, asked)
+        headers = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in answer.fields]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    return asgi_client(IdempotencyKey(app, ledger, **options))
+
+
+def asgi_client(app: Any) -> Site:
+    """What brings requests to an ASGI application."""
+
+    def site(
+        key: str | None = '"k"',
+        body: bytes = b"{}",
+        *,
+        method: str = "POST",
+        path: str = "/orders",
+        query: str = "",
+        fields: Fields = (),
+    ) -> Reply:
+        scope = asgi_scope(method, path, query, _with_key(key, fields))
+        return asyncio.run(asgi_reply(app, scope, body))
+
+    return site
+
+
+def asgi_scope(method: str, path: str, query: str, fields: Fields) -> dict[str, Any]:
+    """A request's scope, as servers make it."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": quote(path).encode(),
+        "query_string": query.encode("latin-1"),
+        "root_path": "",
+        "headers": [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in fields],
+        "client": ("127.0.0.1", 5000),
+        "server": ("127.0.0.1", 80),
+    }
+
+
+async def asgi_reply(app: Any, scope: Any, body: bytes = b"") -> Reply:
+    """What an application answers, its body sent in one piece."""
+    sent: list[Any] = []
+    pieces = [{"type": "http.request", "body": body, "more_body": False}]
+    gone = asyncio.Event()
+
+    async def receive() -> Any:
+        if not pieces:
+            await gone.wait()
+        return pieces.pop()
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    await app(scope, receive, send)
+    return reply_of(sent)
+
+
+def reply_of(sent: Sequence[Any]) -> Reply:
+    """The reply that these events are, which is checked to be one whole answer."""
+    start, *rest = [each for each in sent if each["type"].startswith("http.response")]
+    assert start["type"] == "http.response.start"
+    assert [bool(each.get("more_body")) for each in rest] == [True] * (len(rest) - 1) + [False]
+    fields = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in start.get("headers", ())]
+    return Reply(start["status"], fields, b"".join(each.get("body", b"") for each in rest))
+
+
+async def read_all(receive: Any) -> bytes:
+    """A request's whole body."""
+    body, more = b"", True
+    while more:
+        event = await receive()
+        body += event.get("body", b"")
+        more = event.get("more_body", False)
+    return body
+
+
+# ---- WSGI --------------------------------------------------------------------------------------
+
+
+def wsgi_site(handler: Handler, ledger: Ledger, **options: Any) -> Site:
+    """The handler behind WsgiIdempotencyKey."""
+
+    def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        path = environ["PATH_INFO"].encode("latin-1").decode()
+        answer = handler(Asked(environ["REQUEST_METHOD"], path, body))
+        start_response(answer.line, list(answer.fields))
+        return [answer.body]
+
+    return wsgi_client(WsgiIdempotencyKey(app, ledger, **options))
+
+
+def wsgi_client(app: Any) -> Site:
+    """What brings requests to a WSGI application."""
+
+    def site(
+        key: str | None = '"k"',
+        body: bytes = b"{}",
+        *,
+        method: str = "POST",
+        path: str = "/orders",
+        query: str = "",
+        fields: Fields = (),
+    ) -> Reply:
+        return wsgi_reply(app, wsgi_environ(method, path, query, _with_key(key, fields), body))
+
+    return site
+
+
+def wsgi_environ(method: str, path: str, query: str, fields: Fields, body: bytes) -> dict[str, Any]:
+    """A request's environ, as servers make it."""
+    joined: dict[str, str] = {}
+    for name, value in fields:
+        at = "HTTP_" + name.upper().replace("-", "_")
+        joined[at] = f"{joined[at]},{value}" if at in joined else value
+    for apart in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+        if f"HTTP_{apart}" in joined:
+            joined[apart] = joined.pop(f"HTTP_{apart}")
+    return {
+        "REQUEST_METHOD": method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": unquote_to_bytes(quote(path)).decode("latin-1"),
+        "QUERY_STRING": query,
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "CONTENT_LENGTH": str(len(body)),
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": "http",
+        "wsgi.input": io.BytesIO(body),
+        "wsgi.errors": io.StringIO(),
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": True,
+        "wsgi.run_once": False,
+        **joined,
+    }
+
+
+def wsgi_reply(app: Any, environ: Any) -> Reply:
+    """What an application answers, read and closed as servers do."""
+    started: list[Any] = []
+
+    def start_response(line: str, fields: Any, exc_info: Any = None) -> Callable[[bytes], Any]:
+        started[:] = [line, list(fields)]
+        return lambda _: None
+
+    chunks = app(environ, start_response)
+    try:
+        body = b"".join(chunks)
+    finally:
+        if hasattr(chunks, "close"):
+            chunks.close()
+    line, fields = started
+    return Reply(int(line[:3]), fields, body)
+
+
+# ---- Django ------------------------------------------------------------------------------------
+
+
+def django_settings(view: Callable[..., Any], **settings: Any) -> Any:
+    """Settings, as a context manager, under which Django has one view and this middleware."""
+    from django.conf import settings as configured
+    from django.test import override_settings
+    from django.urls import re_path
+
+    if not configured.configured:
+        configured.configure(DATABASES={}, USE_TZ=True)
+    urls = type("urls", (), {"urlpatterns": [re_path("", view)]})
+    settings.setdefault("MIDDLEWARE", ["oncely.http.DjangoIdempotencyKey"])
+    return override_settings(ROOT_URLCONF=urls, ALLOWED_HOSTS=["*"], **settings)
+
+
+def django_site(handler: Handler, ledger: Ledger, **options: Any) -> Site:
+    """The handler behind DjangoIdempotencyKey."""
     from django.http import HttpResponse
 
-    def view(request: Any, **_: Any) -> HttpResponse:
-        status, fields, body = app.answer(request.body)
-        response = HttpResponse(body, status=status)
-        for name, value in fields:
-            if name == "Set-Cookie":
-                response.set_cookie("session", "1")
-            else:
-                response[name] = value
+    def view(request: Any) -> Any:
+        answer = handler(Asked(request.method, request.path, request.body))
+        response = HttpResponse(answer.body, status=answer.status)
+        del response["Content-Type"]
+        for name, value in answer.fields:
+            response[name] = value
         return response
 
-    _configure(view, {"ledger": ledger, "consumer": "api", **options})
+    return django_client(view, {"ledger": ledger, **options})
+
+
+def django_client(view: Callable[..., Any], oncely: Mapping[str, Any], **settings: Any) -> Site:
+    """What brings requests to a view of Django, as a WSGI server does."""
     from django.core.handlers.wsgi import WSGIHandler
 
-    return Driver(httpx.WSGITransport(app=WSGIHandler()))
+    settings.setdefault("ONCELY", oncely)
+    with django_settings(view, **settings):
+        app = wsgi_client(WSGIHandler())
+
+    def site(*arguments: Any, **named: Any) -> Reply:
+        with django_settings(view, **settings):
+            return app(*arguments, **named)
+
+    return site
 
 
-def _configure(view: Any, oncely: Mapping[str, Any]) -> None:
-    if not settings.configured:
-        settings.configure()
-    settings.ALLOWED_HOSTS = ["*"]
-    settings.SECRET_KEY = "tests"
-    settings.DEBUG_PROPAGATE_EXCEPTIONS = False
-    settings.MIDDLEWARE = ["oncely.http.DjangoIdempotencyKey"]
-    settings.ONCELY = dict(oncely)
-    django.setup()
-    from django.urls import clear_url_caches, re_path, set_urlconf
-
-    urls = types.ModuleType("urls")
-    urls.urlpatterns = [re_path(r"^.*$", view)]  # type: ignore[attr-defined]
-    settings.ROOT_URLCONF = urls
-    clear_url_caches()
-    set_urlconf(None)
+DRIVES: Mapping[str, Drive] = {"asgi": asgi_site, "wsgi": wsgi_site, "django": django_site}

@@ -1,6 +1,7 @@
 """What ASGI, WSGI and Django can do beside one answer in one piece."""
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -15,14 +16,14 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
-from tests.http.drivers import Driver
+from tests.http.drivers import asgi_client, wsgi_client
 from tests.integration.callers import Place, insertion
 
 from oncely.core.record import Key, State
 from oncely.http import IdempotencyKey, WsgiIdempotencyKey
 from oncely.ledger import Ledger, open_ledger
 
-KEY = Key("api", "POST /pay  k1")
+KEY = Key("api", "POST /orders  k")
 
 
 @pytest.fixture
@@ -30,14 +31,9 @@ def ledger() -> Ledger:
     return open_ledger("memory://")
 
 
-def driven(app: Any) -> Driver:
-    """The application, to be posted to."""
-    return Driver(httpx.ASGITransport(app=app, raise_app_exceptions=False))
-
-
 def serving(endpoint: Any) -> Starlette:
     """An application of one endpoint."""
-    return Starlette(routes=[Route("/pay", endpoint, methods=["POST"])])
+    return Starlette(routes=[Route("/orders", endpoint, methods=["POST"])])
 
 
 def test_a_stream_passes_through(ledger: Ledger) -> None:
@@ -54,10 +50,10 @@ def test_a_stream_passes_through(ledger: Ledger) -> None:
     async def pay(_: Request) -> Response:
         return StreamingResponse(pieces(), media_type="text/event-stream")
 
-    post = driven(IdempotencyKey(serving(pay), ledger, consumer="api"))
-    assert post().content == b"abc"
+    post = asgi_client(IdempotencyKey(serving(pay), ledger, consumer="api"))
+    assert post().body == b"abc"
     answer = post()
-    assert (answer.status_code, answer.json()["code"]) == (409, "idempotency_answer_not_kept")
+    assert (answer.status, answer.json()["code"]) == (409, "idempotency_answer_not_kept")
     assert "streamed" in answer.json()["detail"]
     assert len(begun) == 1
 
@@ -88,8 +84,8 @@ def test_a_slow_answer_passes_through(ledger: Ledger, monkeypatch: pytest.Monkey
                 has_come.set()
 
         keyed = IdempotencyKey(serving(pay), ledger, consumer="api")
-        headers = [(b"idempotency-key", b'"k1"')]
-        scope = {"type": "http", "method": "POST", "path": "/pay", "headers": headers}
+        headers = [(b"idempotency-key", b'"k"')]
+        scope = {"type": "http", "method": "POST", "path": "/orders", "headers": headers}
         await keyed({**scope, "query_string": b""}, receive, send)
         return sent
 
@@ -111,8 +107,8 @@ def test_a_short_stream_is_kept(ledger: Ledger) -> None:
     async def pay(_: Request) -> Response:
         return StreamingResponse(pieces())
 
-    post = driven(IdempotencyKey(serving(pay), ledger, consumer="api"))
-    assert post().content == post().content == b"ab"
+    post = asgi_client(IdempotencyKey(serving(pay), ledger, consumer="api"))
+    assert post().body == post().body == b"ab"
 
 
 def test_a_stream_that_fails(ledger: Ledger) -> None:
@@ -129,12 +125,13 @@ def test_a_stream_that_fails(ledger: Ledger) -> None:
     async def pay(_: Request) -> Response:
         return StreamingResponse(pieces())
 
-    post = driven(IdempotencyKey(serving(pay), ledger, consumer="api"))
-    post()
+    post = asgi_client(IdempotencyKey(serving(pay), ledger, consumer="api"))
+    with pytest.raises(ValueError, match="boom"):
+        post()
     record = ledger.find(KEY)
     assert record is not None
     assert record.state is State.FAILED
-    assert post().content == b"ab"
+    assert post().body == b"ab"
 
 
 @pytest.mark.parametrize("is_outside", [True, False])
@@ -154,11 +151,12 @@ def test_beside_other_middleware(ledger: Ledger, is_outside: bool) -> None:
     app = GZipMiddleware(BaseHTTPMiddleware(app, passing), minimum_size=100)
     if not is_outside:
         app = IdempotencyKey(app, ledger, consumer="api")
-    post = driven(app)
-    first, second = post(), post()
-    assert first.json() == second.json() == {"paid": "x" * 2_000}
-    assert second.headers["idempotency-replayed"] == "true"
-    assert second.headers["content-encoding"] == "gzip"
+    post = asgi_client(app)
+    first, second = (post(fields=[("Accept-Encoding", "gzip")]) for _ in range(2))
+    assert gzip.decompress(first.body) == b'{"paid":"' + b"x" * 2_000 + b'"}'
+    assert second.body == first.body
+    assert second.is_replayed
+    assert second.value_of("content-encoding") == "gzip"
 
 
 def test_a_mounted_application(ledger: Ledger) -> None:
@@ -168,9 +166,9 @@ def test_a_mounted_application(ledger: Ledger) -> None:
         return JSONResponse({})
 
     inner = IdempotencyKey(serving(pay), ledger, consumer="api")
-    post = driven(Starlette(routes=[Mount("/v1", inner)]))
-    assert post(path="/v1/pay").status_code == 200
-    assert ledger.find(Key("api", "POST /v1/pay  k1")) is not None
+    post = asgi_client(Starlette(routes=[Mount("/v1", inner)]))
+    assert post(path="/v1/orders").status == 200
+    assert ledger.find(Key("api", "POST /v1/orders  k")) is not None
 
 
 def test_a_client_that_goes_away(ledger: Ledger) -> None:
@@ -188,8 +186,8 @@ def test_a_client_that_goes_away(ledger: Ledger) -> None:
         app = IdempotencyKey(serving(pay), ledger, consumer="api")
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            headers = {"Idempotency-Key": '"k1"'}
-            first = asyncio.create_task(client.post("/pay", headers=headers))
+            headers = {"Idempotency-Key": '"k"'}
+            first = asyncio.create_task(client.post("/orders", headers=headers))
             await began.wait()
             first.cancel()
             await asyncio.wait([first])
@@ -197,7 +195,7 @@ def test_a_client_that_goes_away(ledger: Ledger) -> None:
             may_end.set()
             await ended.wait()
             while True:
-                answer = await client.post("/pay", headers=headers)
+                answer = await client.post("/orders", headers=headers)
                 if "retry-after" not in answer.headers:
                     return answer
                 await asyncio.sleep(0)
@@ -212,8 +210,9 @@ def test_an_application_that_says_nothing(ledger: Ledger) -> None:
     async def silent(_: Any, __: Any, ___: Any) -> None:
         pass
 
-    post = driven(IdempotencyKey(silent, ledger, consumer="api"))
-    assert post().status_code == 500
+    post = asgi_client(IdempotencyKey(silent, ledger, consumer="api"))
+    with pytest.raises(RuntimeError, match="before its answer was whole"):
+        post()
     record = ledger.find(KEY)
     assert record is not None
     assert record.state is State.FAILED
@@ -240,7 +239,7 @@ def test_flask_has_the_request_in_g(sqlite_place: Place) -> None:
     place = sqlite_place
     app = flask.Flask("shop")
 
-    @app.post("/pay")
+    @app.post("/orders")
     def pay() -> Any:
         state = flask.g.oncely
         with Session(place.engine) as session, session.begin(), state.transaction(session):
@@ -248,11 +247,11 @@ def test_flask_has_the_request_in_g(sqlite_place: Place) -> None:
             return state.respond(flask.jsonify({"paid": 1}))
 
     app.wsgi_app = WsgiIdempotencyKey(app.wsgi_app, place.ledger, consumer="api")  # type: ignore[method-assign]
-    post = Driver(httpx.WSGITransport(app=app))
+    post = wsgi_client(app)
     first, second = post(), post()
     assert first.json() == second.json() == {"paid": 1}
-    assert second.headers["idempotency-replayed"] == "true"
-    assert place.rows() == ["k1"]
+    assert second.is_replayed
+    assert place.rows() == ["k"]
 
 
 @pytest.mark.parametrize("are_read", [0, 1, 3])
@@ -272,8 +271,8 @@ def test_a_stream_of_wsgi(ledger: Ledger, are_read: int) -> None:
     keyed = WsgiIdempotencyKey(app, ledger, consumer="api")
     environ = {
         "REQUEST_METHOD": "POST",
-        "PATH_INFO": "/pay",
-        "HTTP_IDEMPOTENCY_KEY": '"k1"',
+        "PATH_INFO": "/orders",
+        "HTTP_IDEMPOTENCY_KEY": '"k"',
         "wsgi.input": None,
     }
     answer: Any = keyed(environ, lambda *_: lambda _: None)

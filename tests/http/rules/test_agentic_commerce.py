@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from tests.http.rules.conftest import Shop
-from tests.http.rules.drivers import Asked, Drive, Reply, Site
+from tests.http.drivers import Asked, Drive, Reply, Shop, Site
 
 from oncely.http import HttpAnswer, acp_json
 from oncely.ledger import Ledger

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from tests.http.rules.drivers import Reply, asgi_reply, asgi_scope, read_all, reply_of
+from tests.http.drivers import Reply, asgi_reply, asgi_scope, read_all, reply_of
 
 from oncely.core.record import State
 from oncely.http import IdempotencyKey

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.http.rules.drivers import Reply, Site, asgi_client, django_client, django_settings
+from tests.http.drivers import Reply, Site, asgi_client, django_client, django_settings
 
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
@@ -271,7 +271,7 @@ def test_a_client_that_goes_away_does_not_stop_a_view(ledger: Ledger) -> None:
     """Under ASGI Django stops a request whose client has gone; here it is done all the same."""
     from django.core.handlers.asgi import ASGIHandler
     from django.http import HttpResponse
-    from tests.http.rules.drivers import asgi_scope
+    from tests.http.drivers import asgi_scope
 
     at: dict[str, Any] = {}
 

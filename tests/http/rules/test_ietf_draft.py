@@ -5,8 +5,7 @@ responsibilities, 2.6 enforcement, 2.7 errors, 5 security.
 """
 
 import pytest
-from tests.http.rules.conftest import Shop
-from tests.http.rules.drivers import Asked, Drive, Fields, Reply
+from tests.http.drivers import Asked, Drive, Fields, Reply, Shop
 
 from oncely.http import HttpAnswer
 from oncely.ledger import Ledger

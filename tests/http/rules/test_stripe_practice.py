@@ -7,8 +7,7 @@ Its page: https://docs.stripe.com/api/idempotent_requests
 from typing import Any
 
 import pytest
-from tests.http.rules.conftest import Shop
-from tests.http.rules.drivers import Asked, Drive, Reply
+from tests.http.drivers import Asked, Drive, Reply, Shop
 
 from oncely.http import HttpAnswer
 from oncely.ledger import Ledger

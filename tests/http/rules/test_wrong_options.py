@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.http.rules.drivers import asgi_client, django_client, wsgi_client
+from tests.http.drivers import asgi_client, django_client, wsgi_client
 
 from oncely.core.errors import ConfigError
 from oncely.http import IdempotencyKey, WsgiIdempotencyKey

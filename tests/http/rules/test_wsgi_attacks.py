@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from tests.http.rules.drivers import Reply, Site, wsgi_client, wsgi_environ, wsgi_reply
+from tests.http.drivers import Reply, Site, wsgi_client, wsgi_environ, wsgi_reply
 
 from oncely.core.record import State
 from oncely.http import WsgiIdempotencyKey
