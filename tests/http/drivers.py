@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
+from tests.django_setup import set_up_django
+
 from oncely.http import HttpAnswer, IdempotencyKey, WsgiIdempotencyKey
 from oncely.ledger import Ledger
 
@@ -280,12 +282,10 @@ def wsgi_reply(app: Any, environ: Any) -> Reply:
 
 def django_settings(view: Callable[..., Any], **settings: Any) -> Any:
     """Settings, as a context manager, under which Django has one view and this middleware."""
-    from django.conf import settings as configured
     from django.test import override_settings
     from django.urls import re_path
 
-    if not configured.configured:
-        configured.configure(DATABASES={}, USE_TZ=True)
+    set_up_django()
     urls = type("urls", (), {"urlpatterns": [re_path("", view)]})
     settings.setdefault("MIDDLEWARE", ["oncely.http.DjangoIdempotencyKey"])
     return override_settings(ROOT_URLCONF=urls, ALLOWED_HOSTS=["*"], **settings)

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
+from tests.django_setup import set_up_django
 from tests.integration.joiners import engine_on
 
 from oncely.core.record import Key, Record
@@ -201,13 +202,9 @@ def by_django(place: Place, work: Work) -> None:
 @contextmanager
 def django_connection(place: Place) -> Iterator[Any]:
     """Django's connection to a database, under an alias of its own."""
-    import django
-    from django.conf import settings
     from django.db import connections
 
-    if not settings.configured:
-        settings.configure(DATABASES={}, USE_TZ=True)
-        django.setup()
+    set_up_django()
     at = make_url(place.url)
     engines = {"postgresql": "postgresql", "sqlite": "sqlite3"}
     connections.settings[place.kind] = connections.configure_settings(
