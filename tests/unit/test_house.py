@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
 
