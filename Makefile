@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test servers check model simulate crash chaos test-spark-faults campaign queue-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark clean
+.PHONY: help setup run test servers check docs model simulate crash chaos test-spark-faults campaign queue-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ check: .venv/.ready ## lint, types, import rules
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+docs: .venv/.ready ## build the documentation into build/site, no warning allowed
+	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder dirhtml --jobs auto docs build/site
 
 model: .venv/.ready servers ## the model with spin: three modes hold, every mutant is caught in all its modes
 	@$(BIN)/python formal/check.py
@@ -89,4 +92,4 @@ bench-spark: .venv/.ready servers ## mode rows on PostgreSQL beside COPY without
 	@PYTHONPATH=. $(BIN)/python benchmarks/spark.py
 
 clean: ## remove what the targets made
-	rm -rf .venv .tools $(EXAMPLE)/messages $(EXAMPLE)/messages.expected.json examples/*/out
+	rm -rf .venv .tools build $(EXAMPLE)/messages $(EXAMPLE)/messages.expected.json examples/*/out

@@ -36,7 +36,7 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         folder, _, name = file.rpartition("/")
-        is_near = folder in ("tests/spark", "tests/cli", "docs")
+        is_near = folder in ("tests/spark", "tests/cli", "docs/how-to")
         return "spark" if is_near and name in _SHARING_SPARK else file
 
 

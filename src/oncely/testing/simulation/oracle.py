@@ -1,7 +1,8 @@
 """The oracle: judges a history, of which it knows only plain data, by what must always hold.
 
-It imports nothing of what is simulated. The rules that it knows are those that docs/guarantees.md
-promises, told a second time and another way round: as what may be seen from outside.
+It imports nothing of what is simulated. The rules that it knows are those that
+docs/explanation/guarantees.md promises, told a second time and another way round: as what may be
+seen from outside.
 
     U1  fences of a record strictly grow, and never start again while it exists
     U2  no write with an old fence changes state
