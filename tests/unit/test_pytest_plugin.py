@@ -142,6 +142,23 @@ def test_time_ends_with_the_test(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess(*QUIET).assert_outcomes(passed=2)
 
 
+def test_ledger_is_closed(pytester: pytest.Pytester) -> None:
+    """The ledger of a test is closed when the test is over."""
+    pytester.makepyfile(
+        """
+        closed = []
+
+        def test_one(ledger):
+            close = ledger.close
+            ledger.close = lambda: (closed.append(ledger), close())
+
+        def test_two():
+            assert len(closed) == 1
+        """
+    )
+    pytester.runpytest_subprocess(*QUIET).assert_outcomes(passed=2)
+
+
 def test_costs_nothing(pytester: pytest.Pytester) -> None:
     """Who does not use the plugin loads nothing of oncely with it."""
     pytester.makepyfile(
