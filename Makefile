@@ -37,6 +37,7 @@ check: .venv/.ready ## lint, types, import rules
 
 docs: .venv/.ready ## build the documentation into build/site, no warning allowed
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder dirhtml --jobs auto docs build/site
+	@$(BIN)/python scripts/search_words.py build/site
 
 model: .venv/.ready servers ## the model with spin: three modes hold, every mutant is caught in all its modes
 	@$(BIN)/python formal/check.py

@@ -1,11 +1,13 @@
 """How Sphinx makes the site: `make docs`."""
 
-import importlib
+import sys
 import tomllib
 from pathlib import Path
 
 _ROOT = Path(__file__).parent.parent
 _PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
 project = "oncely"
 author = "the oncely maintainers"
@@ -17,6 +19,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx_copybutton",
     "sphinx_design",
+    # Of this folder's `_extensions`.
+    "api_pages",
+    "command_pages",
 ]
 # A page is found by its heading, too: `page.md#a-heading`.
 myst_heading_anchors = 4
@@ -29,6 +34,8 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
+# On the right of a page: `Ledger.claim`, and not where it is defined.
+toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_title = f"oncely {release}"
@@ -39,32 +46,3 @@ html_theme_options = {"navigation_with_keys": True}
 html_permalinks_icon = "#"
 # Examples without their prompts, as they are typed.
 copybutton_exclude = ".linenos, .gp, .go"
-
-
-def _public_names() -> dict[str, str]:
-    """Where a class is defined, and under which name users know it."""
-    names = {}
-    for package in ("oncely", "oncely.http", "oncely.middleware", "oncely.spark"):
-        module = importlib.import_module(package)
-        for name in module.__all__:
-            value = getattr(module, name)
-            names[f"{getattr(value, '__module__', '')}.{name}"] = f"{package}.{name}"
-    return names
-
-
-def _link_public_name(app, env, node, content):  # type: ignore[no-untyped-def]
-    """Annotations name a class by its module; its page has it under its public name."""
-    public = _PUBLIC.get(node.get("reftarget", ""))
-    if public is None:
-        return None
-    return env.get_domain("py").resolve_xref(
-        env, node["refdoc"], app.builder, "obj", public, node, content
-    )
-
-
-_PUBLIC = _public_names()
-
-
-def setup(app):  # type: ignore[no-untyped-def]
-    """Called by Sphinx."""
-    app.connect("missing-reference", _link_public_name)

@@ -10,6 +10,7 @@ from typing import Any
 
 from oncely import ops
 from oncely.cli import values
+from oncely.cli.examples import EXAMPLES
 from oncely.cli.logs import FORMATS, LEVELS
 from oncely.cli.overview import OverviewParser
 from oncely.cli.parsers import CommandParser
@@ -95,6 +96,7 @@ def _plain_command(commands: Any, name: str, run: str, text: str) -> ArgumentPar
 def _bare_command(commands: Any, name: str, run: str, text: str) -> CommandParser:
     """A command; `run` is where its function is, as module:name."""
     command: CommandParser = commands.add_parser(name, help=text, description=f"{text}.")
+    command.epilog = f"example: {EXAMPLES[command.prog]}"
     command.set_defaults(run=f"oncely.cli.{run}", extra="cli", parser=command)
     return command
 
@@ -139,7 +141,7 @@ def _add_pipeline(commands: Any) -> None:
     run.add_argument("--drain", action="store_true", help=text)
     text = "print the traceback of what ends the run, Python's and Java's"
     run.add_argument("--verbose", action="store_true", help=text)
-    run.add_argument("file", metavar="FILE.toml")
+    run.add_argument("file", metavar="FILE.toml", help="what describes the pipeline")
 
 
 def _add_schema(commands: Any) -> None:

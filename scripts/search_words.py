@@ -1,0 +1,46 @@
+"""Whether the search of the built site finds what people type: `make docs` runs it at its end."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from sphinx.search.en import SearchEnglish
+
+WORDS = (
+    *("Celery", "dead letter queue", "Delta", "Django", "effectively once"),
+    *("exactly once", "exit code", "FastAPI", "GitHub", "idempotency key", "inbox", "Kafka"),
+    *("Kubernetes", "MariaDB", "outbox", "PgBouncer", "poison message", "PostgreSQL", "Prometheus"),
+    *("RabbitMQ", "Redis", "retry", "Spark", "SQLite", "Stripe", "webhook"),
+)
+"""Each is to lead to a page, which has all of its words."""
+_ENGLISH = SearchEnglish({})
+
+
+def pages_of(index: dict[str, dict[str, list[int] | int]], word: str) -> set[int]:
+    """The pages that have a word in their text or a title. The index has the stems of words."""
+    found: set[int] = set()
+    stem = _ENGLISH.stem(word)
+    for table in ("terms", "titleterms"):
+        pages = index[table].get(stem, [])
+        found.update([pages] if isinstance(pages, int) else pages)
+    return found
+
+
+def main(site: Path) -> int:
+    """Return 1 where a word leads nowhere."""
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    lost = []
+    for words in WORDS:
+        # What stands in every text, such as "at", is not in the index.
+        parts = set(re.findall(r"\w+", words.lower())) - set(_ENGLISH.stopwords)
+        if not set.intersection(*(pages_of(index, part) for part in parts)):
+            lost.append(words)
+    if lost:
+        print(f"search: no page has {', '.join(lost)}", file=sys.stderr)
+    return int(bool(lost))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

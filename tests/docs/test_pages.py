@@ -1,0 +1,86 @@
+"""What Sphinx makes itself: the pages of the API and of the command line."""
+
+import importlib
+import inspect
+import re
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from tests.docs.pages import DOCS
+from tests.docs.test_reference import commands
+
+from oncely.cli import arguments
+from oncely.cli.examples import EXAMPLES
+from oncely.core.errors import ConfigError
+
+PACKAGES = ("oncely", "oncely.http", "oncely.middleware", "oncely.spark", "oncely.testing")
+MODULES = (
+    *("oncely.barrier", "oncely.metrics", "oncely.repository", "oncely.service", "oncely.tracker"),
+    *("oncely.testing.simulation", "oncely.upsert"),
+    *(f"oncely.adapters.{name}" for name in ("celery", "dramatiq", "faststream", "pika")),
+)
+OURS = {
+    "oncely.__version__",
+    "oncely.metrics.harmless",
+    "oncely.spark",
+    "oncely.upsert.check_columns",
+}
+"""A module, and what others here use."""
+DIRECTIVE = re.compile(r"^\.\. auto(?:class|data|exception|function):: (\S+)$", re.MULTILINE)
+
+
+def public_names() -> Iterator[str]:
+    for package in PACKAGES:
+        yield from (f"{package}.{name}" for name in importlib.import_module(package).__all__)
+    for name in MODULES:
+        module = importlib.import_module(name)
+        own = [
+            each
+            for each, value in vars(module).items()
+            if not each.startswith("_")
+            and (inspect.isclass(value) or inspect.isfunction(value))
+            and value.__module__ == name
+        ]
+        yield from (f"{name}.{each}" for each in getattr(module, "__all__", own))
+
+
+def test_api() -> None:
+    """Every public name has its place on one page of the API, and nothing else has."""
+    pages = (page.read_text() for page in (DOCS / "reference" / "api").glob("*.md"))
+    places = Counter(name for page in pages for name in DIRECTIVE.findall(page))
+    assert places == Counter(set(public_names()) - OURS)
+
+
+def test_examples_of_commands() -> None:
+    """Every command has an example, which can be typed."""
+    assert set(EXAMPLES) == {each.prog for each in commands(arguments.command_parser())}
+    for name, example in EXAMPLES.items():
+        [program, *words] = shlex.split(example.partition(" > ")[0])
+        assert program == "oncely"
+        assert arguments.parse(words).parser.prog == name
+
+
+def test_examples_that_cannot_be_typed_are_found() -> None:
+    """An option that is gone is a mistake also in an example."""
+    with pytest.raises(ConfigError):
+        arguments.parse(["dead", "show", "42", "--everything"])
+
+
+def test_command_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of the command line has each command as a heading, and each of its options."""
+    monkeypatch.setattr(sys, "path", [str(DOCS / "_extensions"), *sys.path])
+    made = "\n".join(importlib.import_module("command_pages")._lines())
+    sections = {
+        part.partition("\n")[0]: part for part in re.split(r"^#+ ", made, flags=re.MULTILINE)
+    }
+    for parser in commands(arguments.command_parser()):
+        for action in parser.arguments:
+            if action.dest != "help" and action.help != "==SUPPRESS==":
+                [typed] = action.option_strings or [str(action.metavar)]
+                row = rf"^\| `\[?{re.escape(typed)}\b"
+                found = re.findall(row, sections[parser.prog], flags=re.MULTILINE)
+                assert len(found) == 1, (parser.prog, typed)
+    assert "[commands]" in (DOCS / "reference" / "cli.md").read_text()
