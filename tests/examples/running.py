@@ -73,7 +73,7 @@ def until(is_so: Callable[[], object], *programs: subprocess.Popen[bytes]) -> No
     deadline = time.monotonic() + _DEADLINE_S
     while not is_so():
         for program in programs:
-            assert program.poll() is None, f"{program.args} has ended"
+            assert program.poll() is None, f"{program.args!r} has ended"
         assert time.monotonic() < deadline, "it never came to be so"
         time.sleep(0.05)
 
