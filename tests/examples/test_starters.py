@@ -2,6 +2,8 @@
 
 import ast
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,16 @@ def test_is_small(folder: Path) -> None:
     page = (folder / "README.md").read_text()
     assert len(page.splitlines()) <= _ONE_SCREEN
     assert "pip install" in page
+
+
+@pytest.mark.parametrize("folder", STARTERS, ids=lambda folder: folder.name)
+def test_runs_where_it_was_copied_to(folder: Path, tmp_path: Path) -> None:
+    """Away from a checkout it takes the Python that comes first, such as that of a venv."""
+    copied = shutil.copytree(folder, tmp_path / "copied" / folder.name)
+    command = ["make", "--dry-run", "--no-print-directory", "-C", str(copied)]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert re.search(r"^python3 ", said, re.MULTILINE)
+    assert ".venv" not in said
 
 
 def test_index() -> None:
