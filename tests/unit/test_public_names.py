@@ -16,7 +16,7 @@ from oncely.core import errors
 from oncely.core.errors import OncelyError
 
 ROOT = Path(__file__).parents[2]
-DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTED = sorted(
     {name for page in DOCS for name in re.findall(r"\boncely(?:\.[a-z_]+)+\b", page.read_text())}
 )
