@@ -66,8 +66,8 @@ def test_sdist_builds_the_wheel(built: Built) -> None:
 
 def test_twine(built: Built) -> None:
     """Twine finds nothing to say."""
-    command = [sys.executable, "-m", "twine", "check", "--strict", built.wheel, built.sdist]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "twine", "check", "--strict"]
+    subprocess.run([*command, str(built.wheel), str(built.sdist)], check=True)
 
 
 def test_check_wheel_contents(built: Built) -> None:

@@ -35,7 +35,7 @@ def run(python: Path, program: Path, *arguments: str, path: str = os.environ["PA
     folder.mkdir()
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
     # Isolated: neither this folder's modules nor PYTHONPATH are found.
-    command = [python, "-I", "-W", "error::FutureWarning", program, *arguments]
+    command: list[str | Path] = [python, "-I", "-W", "error::FutureWarning", program, *arguments]
     environment = {**kept, "PATH": path}
     subprocess.run(command, cwd=folder, env=environment, check=True, timeout=300)
 

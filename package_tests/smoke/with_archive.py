@@ -13,7 +13,8 @@ ledger.migrate()
 outcome = ledger.claim(oncely.Key("billing", "order-17"), lease="1m")
 assert isinstance(outcome, oncely.Granted)
 ledger.complete(outcome.claim)
-command = [Path(sys.executable).with_name("oncely"), "archive", "--ledger", "sqlite:///oncely.db"]
-subprocess.run([*command, "--to", "archive", "--older-than", "0s"], check=True, timeout=60)
+command = Path(sys.executable).with_name("oncely")
+arguments = ["archive", "--ledger", "sqlite:///oncely.db", "--to", "archive", "--older-than", "0s"]
+subprocess.run([command, *arguments], check=True, timeout=60)
 [file] = Path("archive").rglob("*.parquet")
 assert parquet.read_metadata(file).num_rows == 1

@@ -8,7 +8,7 @@ from oncely.adapters.celery import once_task
 ledger = oncely.open_ledger("memory://")
 ledger.migrate()
 app = Celery("shop")
-charged = []
+charged: list[int] = []
 
 
 @app.task(base=once_task(ledger))  # type: ignore[untyped-decorator]

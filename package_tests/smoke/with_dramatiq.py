@@ -12,7 +12,7 @@ ledger = oncely.open_ledger("memory://")
 ledger.migrate()
 broker = StubBroker()
 broker.add_middleware(OnceMiddleware(ledger))
-charged = []
+charged: list[int] = []
 
 
 @dramatiq.actor(broker=broker)

@@ -10,7 +10,7 @@ from oncely.adapters.faststream import once_middleware
 ledger = oncely.open_ledger("memory://")
 ledger.migrate()
 broker = RabbitBroker("amqp://localhost/", middlewares=[once_middleware(ledger, "shop")])
-charged = []
+charged: list[str] = []
 
 
 @broker.subscriber("orders")

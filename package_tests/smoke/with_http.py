@@ -9,7 +9,7 @@ from typing import Any
 import oncely
 from oncely.http import WsgiIdempotencyKey, github, webhook
 
-paid = []
+paid: list[bytes] = []
 ledger = oncely.open_ledger("sqlite:///oncely.db")
 ledger.migrate()
 
@@ -24,6 +24,10 @@ def pay(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 def post() -> tuple[str, bytes]:
     """The application's answer to one request."""
     answered: list[str] = []
+
+    def start_response(status: str, *_: Any) -> Any:
+        answered.append(status)
+
     environ = {
         "REQUEST_METHOD": "POST",
         "PATH_INFO": "/payments",
@@ -34,7 +38,7 @@ def post() -> tuple[str, bytes]:
         "CONTENT_LENGTH": "2",
         "HTTP_IDEMPOTENCY_KEY": '"8e03978e-40d5-43e8-bc93-6894a57f9324"',
     }
-    pieces = application(environ, lambda status, *_: answered.append(status))
+    pieces = application(environ, start_response)
     return answered[0], b"".join(pieces)
 
 

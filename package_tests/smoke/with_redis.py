@@ -6,7 +6,7 @@ import oncely
 
 ledger = oncely.open_ledger(sys.argv[1])
 ledger.migrate()
-charged = []
+charged: list[str] = []
 
 
 @oncely.once(ledger, consumer="billing", key=lambda order: order)

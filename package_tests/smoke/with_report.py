@@ -11,6 +11,7 @@ ledger.migrate()
 outcome = ledger.claim(oncely.Key("billing", "order-17"), lease="1m")
 assert isinstance(outcome, oncely.Granted)
 ledger.complete(outcome.claim)
-command = [Path(sys.executable).with_name("oncely"), "report", "--ledger", "sqlite:///oncely.db"]
-subprocess.run([*command, "--to", "report.html"], check=True, timeout=300)
+command = Path(sys.executable).with_name("oncely")
+arguments = ["report", "--ledger", "sqlite:///oncely.db", "--to", "report.html"]
+subprocess.run([command, *arguments], check=True, timeout=300)
 assert "billing" in Path("report.html").read_text(encoding="utf-8")

@@ -28,7 +28,7 @@ def pyright() -> Path:
 def test_pyright(pyright: Path) -> None:
     """Every `assert_type` holds, every error that is expected is found, and no other."""
     quiet = {**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
-    command = [pyright, "--pythonpath", sys.executable]
+    command: list[str | Path] = [pyright, "--pythonpath", sys.executable]
     said = subprocess.run(
         command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False, timeout=300
     )
