@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test servers check docs model simulate crash chaos test-spark-faults campaign queue-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark clean
+.PHONY: help setup run test test-pythons servers check check-package docs model simulate crash chaos test-spark-faults campaign queue-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ test: .venv/.ready servers ## all tests, after lint, types and import rules
 	@$(MAKE) --no-print-directory -j 2 check .venv/spark.jsa
 	@scripts/pytest.sh -n 3 --dist loadscope --no-loadscope-reorder
 
+test-pythons: .venv/.ready ## core and embedded stores on every Python from 3.11 that is here (ONCELY_TEST_PYTHONS="3.13")
+	@scripts/test_pythons.sh
+
 .venv/spark.jsa: .venv/.ready
 	@scripts/spark_archive.sh
 
@@ -34,6 +37,10 @@ check: .venv/.ready ## lint, types, import rules
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+check-package: .venv/.ready servers ## build sdist and wheel, look into them, try each extra in a fresh venv
+	@$(BIN)/python -c 'import check_wheel_contents, twine' 2>/dev/null || scripts/setup.sh --inexact --group package
+	@PYTHONPATH=. scripts/pytest.sh package_tests
 
 docs: .venv/.ready ## build the documentation into build/site, no warning allowed
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --builder dirhtml --jobs auto docs build/site

@@ -49,7 +49,8 @@ class Tracer:
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(_SOURCES):
             return None
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        # In this order: Python 3.13 gives opcodes to a frame that has its function already.
+        frame.f_trace, frame.f_trace_lines, frame.f_trace_opcodes = self, False, True
         is_place = event == "opcode" and frame.f_lasti in _places(frame.f_code)
         if is_place and not self.has_raised:
             if self._left == 0:
@@ -63,6 +64,8 @@ def interrupted(place: int, ledger: Ledger, key: Key) -> bool:
     """Claim, with an interrupt at that place of the library; whether it came to it."""
     tracer = Tracer(place)
     before = sys.gettrace()
+    # Python 3.12 looks only as tracing begins whether any frame wants opcodes.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(tracer)
     try:
         ledger.claim(key, "60s")

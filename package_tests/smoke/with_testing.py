@@ -1,0 +1,29 @@
+"""A conformance suite under pytest, and the simulation."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from oncely.testing.simulation import simulate
+
+SUITE = """
+import pytest
+from oncely.stores.memory_store import MemoryStore
+from oncely.testing import ManualClock, TransportConformance
+from oncely.transports.store_transport import StoreTransport
+
+
+class TestMyTransport(TransportConformance):
+    @pytest.fixture
+    def clock(self):
+        return ManualClock()
+
+    @pytest.fixture
+    def connect(self, clock):
+        store = MemoryStore(clock)
+        return lambda: StoreTransport(store)
+"""
+
+simulate(0)
+Path("test_mine.py").write_text(SUITE)
+subprocess.run([sys.executable, "-m", "pytest", "-q", "test_mine.py"], check=True, timeout=120)
