@@ -34,7 +34,7 @@ class Page:
         for there, here in self._places.items():
             code = code.replace(there, here)
         after = {**names}
-        exec(compile(code, heading, "exec"), after)
+        exec(compile(code, f"<{heading}>", "exec"), after)
         return after
 
 
