@@ -41,7 +41,12 @@ class Shop:
     def worker(self, release: int) -> Iterator[None]:
         """A worker of a release, in a process."""
         words = ("celery", "--app=tests.docs.celery_shop", "worker", "--concurrency=1")
-        quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", f"--hostname={release}@")
+        quiet = (
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+            f"--hostname={release}@",
+        )
         environment = {**self._places, RELEASE: str(release)}
         with process(*words, *quiet, "--loglevel=CRITICAL", environment=environment):
             yield

@@ -20,7 +20,9 @@ class Bus:
     """A bus before and after, and the page's program in between."""
 
     def __init__(self, url: str) -> None:
-        hidden = re.search(r"<!-- invisible-code-block: python\n(.*?)-->", _PAGE.read_text(), re.DOTALL)
+        hidden = re.search(
+            r"<!-- invisible-code-block: python\n(.*?)-->", _PAGE.read_text(), re.DOTALL
+        )
         assert hidden
         known: dict[str, Any] = {}
         exec(hidden[1].replace("sqlite:///bus.db", url), known)

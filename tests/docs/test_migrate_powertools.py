@@ -1,4 +1,4 @@
-"""docs/how-to/migrate-powertools.md: Powertools' records in a real Redis, a ledger in PostgreSQL."""
+"""docs/how-to/migrate-powertools.md: Powertools' records in a Redis, a ledger in PostgreSQL."""
 
 import os
 from collections.abc import Callable, Iterator

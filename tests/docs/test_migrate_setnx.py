@@ -100,7 +100,7 @@ def test_a_worker_that_dies_loses_nothing(
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     for handle in (releases.first, releases.second):
-        with pytest.raises(Exception, match="order-1|another"):
+        with pytest.raises(Exception, match=r"order-1|another"):
             handle(oncely.Message("order-1"))
     assert charges.done == {}
     releases.client.delete("seen:order-1")  # it expires
