@@ -24,8 +24,10 @@ class Page:
         self._text = (_HOW_TO / f"{name}.md").read_text()
         self._places = places
 
-    def run(self, heading: str, names: Mapping[str, Any], block: int | None = None) -> dict[str, Any]:
-        """What is defined when the blocks under a heading, or one of them, have run after `names`."""
+    def run(
+        self, heading: str, names: Mapping[str, Any], block: int | None = None
+    ) -> dict[str, Any]:
+        """What is defined when the blocks under a heading, or one, have run after `names`."""
         _, found, rest = self._text.partition(f"# {heading}\n")
         assert found, f"the page has no heading {heading!r}"
         section = re.split(r"^#+ ", rest, maxsplit=1, flags=re.MULTILINE)[0]

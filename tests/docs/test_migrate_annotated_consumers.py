@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import oncely
 import pytest
 from sqlalchemy import Connection, Engine, text
 from tests.docs.pages import Broker, Charges, Handle, Page, deliveries
 from tests.integration.drivers import connect_postgresql
+
+import oncely
 
 _PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "migrate-annotated-consumers.md"
 _COUNT = 60
@@ -45,7 +46,7 @@ class Shop:
         self.releases: list[Handle] = [each[self._name] for each in (before, after, first)]
         self.before, self.second, self.first = self.releases
         self.ledger: oncely.Ledger = after["ledger"]
-        self.copy = lambda: page.run("Release 2: without the old table", after)["copied"]
+        self._page, self._after = page, after
 
     @staticmethod
     def _run(page: Page, heading: str, names: dict[str, Any], blocks: slice) -> dict[str, Any]:
@@ -58,9 +59,14 @@ class Shop:
         with self.engine.connect() as connection:
             return Counter(connection.execute(text("SELECT id FROM stored")).scalars())
 
+    def copy(self) -> tuple[int, int]:
+        """How many messages of either shape were copied."""
+        copied = self._page.run("Release 2: without the old table", self._after)["copied"]
+        return cast(tuple[int, int], copied)
+
     def copy_back(self) -> None:
         """The page's statements."""
-        found = re.findall(r"^```sql\n(.*?)^```", _PAGE.read_text(), re.M | re.S)
+        found = re.findall(r"^```sql\n(.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
         with self.engine.begin() as connection:
             for statement in found[-1].split(";")[:2]:
                 connection.execute(text(statement))

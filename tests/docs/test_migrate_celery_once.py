@@ -5,12 +5,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import oncely
 import pytest
 import redis
 from tests.docs.celery_shop import BROKER, FOLDER, KEYS, LEDGER, RELEASE, application
 from tests.integration.adapting import Effects, process, wait_until
 
+import oncely
 from oncely.testing import granted
 
 _DEADLINE_S = 60
@@ -41,7 +41,12 @@ class Shop:
     def worker(self, release: int) -> Iterator[None]:
         """A worker of a release, in a process."""
         words = ("celery", "--app=tests.docs.celery_shop", "worker", "--concurrency=1")
-        quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", f"--hostname={release}@")
+        quiet = (
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+            f"--hostname={release}@",
+        )
         environment = {**self._places, RELEASE: str(release)}
         with process(*words, *quiet, "--loglevel=CRITICAL", environment=environment):
             yield

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import oncely
 import pytest
 from sqlalchemy import Engine
 from tests.docs.pages import Page, deliveries
+
+import oncely
 
 _PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "migrate-idempotence-service.md"
 _COUNT = 40
@@ -19,7 +20,9 @@ class Bus:
     """A bus before and after, and the page's program in between."""
 
     def __init__(self, url: str) -> None:
-        hidden = re.search(r"<!-- invisible-code-block: python\n(.*?)-->", _PAGE.read_text(), re.S)
+        hidden = re.search(
+            r"<!-- invisible-code-block: python\n(.*?)-->", _PAGE.read_text(), re.DOTALL
+        )
         assert hidden
         known: dict[str, Any] = {}
         exec(hidden[1].replace("sqlite:///bus.db", url), known)

@@ -8,12 +8,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import oncely
 import pytest
 from sqlalchemy import Connection, Engine, text
 from tests.docs.pages import Broker, Charges, Page, deliveries
 from tests.integration.drivers import connect_postgresql
 from tests.integration.handwritten import TABLE, Service
+
+import oncely
 
 _COUNT = 60
 _PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "migrate-inbox-table.md"
@@ -59,9 +60,7 @@ def statuses(postgresql_url: str, charges: Charges) -> Iterator[Statuses]:
     statuses.close()
 
 
-def test_rollout_with_a_status(
-    statuses: Statuses, charges: Charges, postgresql_url: str
-) -> None:
+def test_rollout_with_a_status(statuses: Statuses, charges: Charges, postgresql_url: str) -> None:
     """Workers of both versions do each message once at most: what failed once stays failed, for
     either, and what was sent before the table was taken over stays sent.
     """
@@ -178,7 +177,9 @@ def test_there_and_back(inboxes: Inboxes, how: str) -> None:
         assert inboxes.copy() == _COUNT
         assert inboxes.copy() == 0
     else:
-        found = re.search(r"^INSERT INTO processed_messages.*?;", _PAGE.read_text(), re.M | re.S)
+        found = re.search(
+            r"^INSERT INTO processed_messages.*?;", _PAGE.read_text(), re.MULTILINE | re.DOTALL
+        )
         assert found
         with inboxes.engine.begin() as connection:
             assert connection.execute(text(found[0])).rowcount == _COUNT

@@ -1,14 +1,14 @@
 """docs/how-to/migrate-setnx.md: keys in a real Redis, a ledger in a real PostgreSQL."""
 
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import oncely
 import pytest
 import redis
 from tests.docs.pages import Broker, Charges, Page, deliveries
+
+import oncely
 
 _COUNT = 60
 _DEADLINE_S = 30.0
@@ -44,7 +44,7 @@ def charges() -> Charges:
 
 
 @pytest.fixture
-def releases(postgresql_url: str, redis_url: str, charges: Charges):
+def releases(postgresql_url: str, redis_url: str, charges: Charges) -> Iterator[Releases]:
     """All of them."""
     releases = Releases(postgresql_url, redis_url, charges)
     yield releases
@@ -100,7 +100,7 @@ def test_a_worker_that_dies_loses_nothing(
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     for handle in (releases.first, releases.second):
-        with pytest.raises(Exception, match="order-1|another"):
+        with pytest.raises(Exception, match=r"order-1|another"):
             handle(oncely.Message("order-1"))
     assert charges.done == {}
     releases.client.delete("seen:order-1")  # it expires
