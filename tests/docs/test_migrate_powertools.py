@@ -1,4 +1,4 @@
-"""docs/how-to/migrate-powertools.md: Powertools' records in a Redis, a ledger in PostgreSQL."""
+"""docs/how-to/migrate-powertools.md: Powertools' records in Redis, a ledger in PostgreSQL."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -31,9 +31,10 @@ class Releases:
     def __init__(self, postgresql_url: str, redis_url: str, charge: Callable[..., object]) -> None:
         page = Page("migrate-powertools", {"sqlite:///shop.db": postgresql_url})
         self.client = redis.Redis.from_url(redis_url, decode_responses=True)
+        client: Any = self.client
         names: dict[str, Any] = {
             "__name__": "billing",
-            "persistence": CachePersistenceLayer(client=self.client),
+            "persistence": CachePersistenceLayer(client=client),
             "take_money": lambda order: {"receipt": charge(oncely.Message(order["id"]))},
         }
         imports = page.run("Before and after", names, 0)

@@ -1,7 +1,7 @@
 """docs/how-to/migrate-setnx.md: keys in a real Redis, a ledger in a real PostgreSQL."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -44,7 +44,7 @@ def charges() -> Charges:
 
 
 @pytest.fixture
-def releases(postgresql_url: str, redis_url: str, charges: Charges):
+def releases(postgresql_url: str, redis_url: str, charges: Charges) -> Iterator[Releases]:
     """All of them."""
     releases = Releases(postgresql_url, redis_url, charges)
     yield releases
