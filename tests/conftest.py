@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
+    _empty_databases,
+    _mysql_ledger,
+    _postgresql_ledger,
     mariadb,
+    mysql_ledger_url,
     mysql_url,
     pgbouncer,
+    pooled_ledger_url,
     pooled_url,
     postgresql,
+    postgresql_ledger_url,
     postgresql_url,
     private_mariadb,
     private_postgresql,

@@ -17,6 +17,8 @@ import pytest
 from sqlalchemy import URL, make_url
 from tests.servers import MariaDb, MissingProgram, PgBouncer, Postgresql, Rabbitmq, Redis, Server
 
+from oncely.ledger import open_ledger
+
 if TYPE_CHECKING:
     from psycopg.sql import Composed
     from pymysql.cursors import Cursor
@@ -25,6 +27,14 @@ S = TypeVar("S")
 
 # The names of queues that tests use where they may choose.
 QUEUES = ("orders", "another", "a", "A", "a.b", "a:b", "é")
+
+_LEDGER_TABLES = (
+    "processed_messages",
+    "message_bindings",
+    "message_consumers",
+    "message_steps",
+    "waiting_messages",
+)
 
 # Number 0 is left alone: where a server has a use besides, it is there.
 _REDIS_NUMBERS = cycle(range(1, 16))
@@ -90,16 +100,33 @@ def private_rabbitmq() -> Iterator[Rabbitmq]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def _empty_databases(postgresql: str) -> Iterator[list[str]]:
+    """The names of databases that tests have left, empty again: emptying one costs a tenth of
+    what making and dropping one does.
+    """
+    names: list[str] = []
+    yield names
+    for name in names:
+        _postgresql_drop(postgresql, name)
+
+
 @pytest.fixture
-def postgresql_url(postgresql: str) -> Iterator[str]:
-    """The URL of an empty database on a PostgreSQL, gone after the test."""
+def postgresql_url(postgresql: str, _empty_databases: list[str]) -> Iterator[str]:
+    """The URL of an empty database on a PostgreSQL."""
     from psycopg import sql
 
-    name = _new_name()
-    _postgresql_execute(postgresql, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    yield _url_of(postgresql, name)
-    drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
-    _postgresql_execute(postgresql, drop)
+    if _empty_databases:
+        name = _empty_databases.pop()
+    else:
+        name = _new_name()
+        _postgresql_execute(postgresql, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    url = _url_of(postgresql, name)
+    yield url
+    if _postgresql_is_empty_again(url):
+        _empty_databases.append(name)
+    else:
+        _postgresql_drop(postgresql, name)
 
 
 @pytest.fixture
@@ -118,6 +145,60 @@ def mysql_url(mariadb: str) -> Iterator[str]:
     with _mysql_cursor(mariadb) as cursor:
         _mysql_disconnect(cursor, name)
         cursor.execute(f"DROP DATABASE {name}")
+
+
+@pytest.fixture(scope="session")
+def _postgresql_ledger(postgresql: str) -> Iterator[str]:
+    from psycopg import sql
+
+    name = _new_name()
+    _postgresql_execute(postgresql, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    url = _url_of(postgresql, name)
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+    yield url
+    _postgresql_drop(postgresql, name)
+
+
+@pytest.fixture
+def postgresql_ledger_url(_postgresql_ledger: str) -> Iterator[str]:
+    """The URL of a migrated ledger without a row on a PostgreSQL: always the same one."""
+    from psycopg import sql
+
+    yield _postgresql_ledger
+    _postgresql_execute(_postgresql_ledger, sql.SQL(_DISCONNECT).format())
+    tables = sql.SQL(", ").join(map(sql.Identifier, _LEDGER_TABLES))
+    _postgresql_execute(_postgresql_ledger, sql.SQL("TRUNCATE {}").format(tables))
+
+
+@pytest.fixture
+def pooled_ledger_url(pgbouncer: PgBouncer, postgresql_ledger_url: str) -> str:
+    """The same behind a PgBouncer in transaction mode."""
+    return pgbouncer.url_of(str(make_url(postgresql_ledger_url).database))
+
+
+@pytest.fixture(scope="session")
+def _mysql_ledger(mariadb: str) -> Iterator[str]:
+    name = _new_name()
+    with _mysql_cursor(mariadb) as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+    url = _url_of(mariadb, name)
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+    yield url
+    with _mysql_cursor(mariadb) as cursor:
+        cursor.execute(f"DROP DATABASE {name}")
+
+
+@pytest.fixture
+def mysql_ledger_url(_mysql_ledger: str) -> Iterator[str]:
+    """The URL of a migrated ledger without a row on a MariaDB: always the same one."""
+    yield _mysql_ledger
+    name = str(make_url(_mysql_ledger).database)
+    with _mysql_cursor(_mysql_ledger) as cursor:
+        _mysql_disconnect(cursor, name)
+        for table in _LEDGER_TABLES:
+            cursor.execute(f"DELETE FROM {name}.{table}")
 
 
 @pytest.fixture
@@ -194,6 +275,53 @@ def _postgresql_execute(url: str, statement: "Composed") -> None:
 
     with closing(psycopg.connect(url, autocommit=True)) as connection:
         connection.execute(statement)
+
+
+def _postgresql_drop(server: str, name: str) -> None:
+    from psycopg import sql
+
+    drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+    _postgresql_execute(server, drop)
+
+
+_DISCONNECT = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+# What is made after initdb has a number from there on.
+_LEFT = """
+    SELECT 1 FROM pg_class WHERE oid >= 16384
+    UNION ALL SELECT 1 FROM pg_proc WHERE oid >= 16384
+    UNION ALL SELECT 1 FROM pg_type WHERE oid >= 16384
+    UNION ALL SELECT 1 FROM pg_namespace WHERE oid >= 16384
+    UNION ALL SELECT 1 FROM pg_extension WHERE oid >= 16384
+    UNION ALL SELECT 1 FROM pg_event_trigger
+    UNION ALL SELECT 1 FROM pg_default_acl
+    UNION ALL SELECT 1 FROM pg_publication
+    UNION ALL SELECT 1 FROM pg_db_role_setting JOIN pg_database ON setdatabase = pg_database.oid
+        WHERE datname = current_database()
+    UNION ALL SELECT 1 FROM pg_namespace JOIN pg_init_privs ON objoid = pg_namespace.oid
+        WHERE nspname = 'public' AND nspacl IS DISTINCT FROM initprivs
+"""
+
+
+def _postgresql_is_empty_again(url: str) -> bool:
+    """End what connections a test left, and drop its tables; whether that was all it left."""
+    import psycopg
+    from psycopg import sql
+
+    try:
+        with closing(psycopg.connect(url, autocommit=True)) as connection:
+            connection.execute(_DISCONNECT)
+            tables = connection.execute(
+                "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+            ).fetchall()
+            if tables:
+                names = sql.SQL(", ").join(sql.Identifier("public", name) for (name,) in tables)
+                connection.execute(sql.SQL("DROP TABLE {} CASCADE").format(names))
+            return connection.execute(_LEFT).fetchone() is None
+    except psycopg.Error:
+        return False
 
 
 @contextmanager

@@ -51,10 +51,8 @@ class TestSqlStoreOnPostgresql(StoreConformance):
     metadata_is_exact = False
 
     @pytest.fixture
-    def store(self, clock: ManualClock, postgresql_url: str, open_sql: OpenSql) -> Store:
-        store = open_sql(postgresql_url, clock)
-        store.migrate()
-        return store
+    def store(self, clock: ManualClock, postgresql_ledger_url: str, open_sql: OpenSql) -> Store:
+        return open_sql(postgresql_ledger_url, clock)
 
 
 class TestSqlStoreBehindPgBouncer(StoreConformance):
@@ -63,20 +61,16 @@ class TestSqlStoreBehindPgBouncer(StoreConformance):
     metadata_is_exact = False
 
     @pytest.fixture
-    def store(self, clock: ManualClock, pooled_url: str, open_sql: OpenSql) -> Store:
-        store = open_sql(pooled_url, clock)
-        store.migrate()
-        return store
+    def store(self, clock: ManualClock, pooled_ledger_url: str, open_sql: OpenSql) -> Store:
+        return open_sql(pooled_ledger_url, clock)
 
 
 class TestSqlStoreOnMariaDb(StoreConformance):
     """The suite on SqlStore, on a MariaDB server."""
 
     @pytest.fixture
-    def store(self, clock: ManualClock, mysql_url: str, open_sql: OpenSql) -> Store:
-        store = open_sql(mysql_url, clock)
-        store.migrate()
-        return store
+    def store(self, clock: ManualClock, mysql_ledger_url: str, open_sql: OpenSql) -> Store:
+        return open_sql(mysql_ledger_url, clock)
 
 
 @pytest.fixture
