@@ -20,11 +20,6 @@ if in_memory; then
     export TMPDIR=/dev/shm
 fi
 
-# Else each connection to MariaDB reads more than a hundred authorities' certificates, for 30 ms.
-authority=$PWD/.venv/authority.pem
-sed '/END CERTIFICATE/q' .venv/lib/python3.*/site-packages/certifi/cacert.pem >"$authority"
-export SSL_CERT_FILE="${SSL_CERT_FILE:-$authority}"
-
 . scripts/quick_java.sh
 
 exec .venv/bin/pytest "$@"

@@ -302,7 +302,7 @@ def _check_ours(out: Path) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise ValueError(f"{out} is no folder; choose another --out")
+        raise ValueError(f"{out} is not a folder; choose another --out")
     for path in out.iterdir():
         if not re.fullmatch(r"notifications-\d\d\.jsonl", path.name):
             raise ValueError(f"{path} was not generated here; move it, or choose another --out")

@@ -47,7 +47,7 @@ class Consumer:
 
     def __init__(self, transport: str | Transport, queue: str) -> None:
         if not isinstance(queue, str) or not queue:
-            raise ConfigError(f'queue: {queue!r} is no name; write queue="notifications"')
+            raise ConfigError(f'queue: {queue!r} is not a name; write queue="notifications"')
         self.queue = queue
         self.url = transport if isinstance(transport, str) else None
         """Of the broker; None where a transport was handed over."""
@@ -156,7 +156,7 @@ class Consumer:
         """
         if not callable(getattr(source, "begin", None)):
             raise ConfigError(
-                f"transactional: {type(source).__name__} is no engine; "
+                f"transactional: {type(source).__name__} is not an engine; "
                 "hand over a SQLAlchemy Engine or sessionmaker"
             )
         self._begins, self._is_together = source, together
@@ -394,5 +394,5 @@ def _metadata_of(metadata: Mapping[str, Any] | MetadataOf | None) -> MetadataOf 
 
 def _count(value: int, what: str) -> int:
     if type(value) is not int or not 1 <= value <= _MOST:
-        raise ConfigError(f"{what}: {value!r} is no whole number from 1 to {_MOST:,}")
+        raise ConfigError(f"{what}: {value!r} is not a whole number from 1 to {_MOST:,}")
     return value

@@ -453,7 +453,7 @@ def _numbers(ids: int | Collection[int]) -> Collection[int]:
 
 def _limit(limit: int) -> int:
     if type(limit) is not int or limit < 1:
-        raise ConfigError(f"limit: {limit!r} is no whole number of 1 or more")
+        raise ConfigError(f"limit: {limit!r} is not a whole number of 1 or more")
     return limit
 
 

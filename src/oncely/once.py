@@ -139,10 +139,10 @@ _NO_SOURCES = {
 
 def _check_asking(key: object, fingerprint: object) -> None:
     if not callable(key):
-        raise ConfigError(f"key: {key!r} is no function; write key=lambda message: message.id")
+        raise ConfigError(f"key: {key!r} is not a function; write key=lambda message: message.id")
     if not (callable(fingerprint) or isinstance(fingerprint, bool)):
         raise ConfigError(
-            f"fingerprint: {fingerprint!r} is no function; write "
+            f"fingerprint: {fingerprint!r} is not a function; write "
             "fingerprint=lambda message: message.body, or True"
         )
     for name, function in (("key", key), ("fingerprint", fingerprint)):

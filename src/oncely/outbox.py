@@ -108,7 +108,7 @@ class Relay:
         clock: Clock = time.monotonic,
     ) -> None:
         if type(batch) is not int or batch < 1:
-            raise ConfigError(f"batch: {batch!r} is no whole number of 1 or more")
+            raise ConfigError(f"batch: {batch!r} is not a whole number of 1 or more")
         hold_s = seconds(hold, "hold")
         if not hold_s:
             raise ConfigError('hold: a hold of zero holds nothing; write "30s"')

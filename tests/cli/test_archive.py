@@ -81,7 +81,7 @@ def test_killed_it_goes_on(old: "OnFile", in_process: "InProcess", tmp_path: Pat
     ("to", "said"),
     [
         ("{file}", "archive: '{file}' is a file; name a folder"),
-        ("nowhere://x/y", "archive: 'nowhere://x/y' is no folder that can be opened: "),
+        ("nowhere://x/y", "archive: 'nowhere://x/y' is not a folder that can be opened: "),
         ("{file}/below", "archive: '{file}/below' cannot be written to: "),
     ],
 )

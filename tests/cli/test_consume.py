@@ -339,7 +339,7 @@ def test_a_mistake_of_all_workers(shop: Shop, in_process: "InProcess") -> None:
         (["shop:in_memory", "--workers", "2"], '"memory://" is seen by one process only'),
         (["shop:forgetful", "--workers", "2"], 'ledger: "memory://" is seen by one process only'),
         (["shop:unhandled"], "nothing handles the messages"),
-        (["shop:consumer", "--workers", "0"], "--workers: '0' is no whole number from 1"),
+        (["shop:consumer", "--workers", "0"], "--workers: '0' is not a whole number from 1"),
         ([], "the following arguments are required: module:consumer; see: oncely consume --help"),
     ],
     ids=lambda value: str(value)[:50],

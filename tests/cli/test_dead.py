@@ -141,7 +141,7 @@ def test_show_as_json(shop: "Shop", command: "Command") -> None:
     assert found["error"].splitlines()[-1] == "ValueError: no such customer"
     found = json.loads(command("dead", "show", str(other), "--json").out)
     assert (found["body"], b64decode(found["body_base64"])) == (None, b"\xff\x00")
-    assert "2 bytes that are no text" in command("dead", "show", str(other)).out
+    assert "2 bytes that are not text" in command("dead", "show", str(other)).out
 
 
 def test_show_of_none(shop: "Shop", command: "Command") -> None:
@@ -213,7 +213,7 @@ def test_export_replaces_nothing_by_mistake(
         (["show"], "the following arguments are required: ID; see: oncely dead show --help"),
         (["export"], "the following arguments are required: FILE"),
         (["export", "/no/such/folder/x"], "'/no/such/folder/x' cannot be written: No such file"),
-        (["list", "--limit", "0"], "--limit: '0' is no whole number from 1"),
+        (["list", "--limit", "0"], "--limit: '0' is not a whole number from 1"),
         (["list", "--ledger", "sqlite:///gone.db"], "there is no file 'gone.db'; type: oncely m"),
         (["list", "--transport", "x"], "unrecognized arguments: --transport x"),
         (["retry"], "retry: name the IDs of dead letters, or --all, and not both"),

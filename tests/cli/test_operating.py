@@ -219,7 +219,7 @@ def test_a_mistake_in_the_log(works: Works) -> None:
     assert works.consume("--transport", "pigeon://u:geheim@h").wait(60) == 2
     [failed] = works.events
     assert (failed["event"], failed["level"], failed["exit_code"]) == ("command_failed", "error", 2)
-    assert "'pigeon://u:***@h' is of no known kind" in failed["error"]
+    assert "'pigeon://u:***@h' is not of a known kind" in failed["error"]
 
 
 def test_the_log_of_a_relay(works: Works) -> None:

@@ -90,7 +90,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "archive", "archvie", "[pipeline] archive: there is no folder '"),
     ("pipeline", "ledger", "sqlite:///in", "is a folder; name a file"),
     ("pipeline", "ledger", "sqlite:///handlers.py/l.db", "cannot be made: "),
-    ("pipeline", "ledger", "env:HOME", "'env:HOME' is of no known kind"),
+    ("pipeline", "ledger", "env:HOME", "'env:HOME' is not of a known kind"),
     ("pipeline", "ledger", "file:noise.bin", "cannot be read: it is not text"),
     ("pipeline", "handler", "leaves:f", "'leaves:f' cannot be imported: SystemExit: 7"),
 ]
@@ -184,7 +184,7 @@ def test_the_ledger_may_come_from_outside(project: "Project", main: "Main") -> N
     """`--ledger` stands in for the file's."""
     del project.tables["pipeline"]["ledger"]
     _, err = main("pipeline", "run", str(project.save()), "--ledger", "oracle://")
-    assert "[pipeline] ledger: 'oracle://' is of no known kind" in err
+    assert "[pipeline] ledger: 'oracle://' is not of a known kind" in err
 
 
 def test_a_setting_of_spark_without_quotes(project: "Project", main: "Main") -> None:

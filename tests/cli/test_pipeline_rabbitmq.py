@@ -90,7 +90,7 @@ def test_what_is_relative_is_so_to_the_file(
         ({"quue": "x"}, "[source] options: quue: there is no such key; did you mean 'queue'?"),
         ({"queue": ""}, "[source] options: queue: missing; write"),
         ({"url": "file:gone"}, "gone' cannot be read: No such file"),
-        ({"url": "amqp//localhost"}, "[source] options: url: 'amqp//localhost' is no URL"),
+        ({"url": "amqp//localhost"}, "[source] options: url: 'amqp//localhost' is not a URL"),
     ],
 )
 def test_mistakes_name_the_file_and_the_key(

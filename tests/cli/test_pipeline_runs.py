@@ -94,7 +94,7 @@ def test_failures_end_with_one(project: "Project", command: "Command") -> None:
     ("table", "key", "value", "said"),
     [
         ("message", "type", "no_such_column", "no_such_column"),
-        ("source", "schema", "int", "is no list of columns"),
+        ("source", "schema", "int", "is not a list of columns"),
     ],
 )
 def test_what_only_spark_can_tell_names_its_key(

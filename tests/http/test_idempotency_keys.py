@@ -356,7 +356,7 @@ def test_bodies_that_are_equal_as_json(one: Any, other: Any) -> None:
     ],
 )
 def test_equal_json(one: bytes, other: bytes, are_equal: bool) -> None:
-    """Numbers are compared by what they are; what is no JSON, by its bytes."""
+    """Numbers are compared by what they are; what is not JSON, by its bytes."""
     assert (equal_json(one) == equal_json(other)) is are_equal
 
 

@@ -167,7 +167,7 @@ def test_a_name_instead_of_what_reads_it() -> None:
 
 
 def test_slack_beside_the_clock() -> None:
-    """A time that is signed and is no number is refused; so are other versions."""
+    """A time that is signed and is not a number is refused; so are other versions."""
     for moment, version, is_taken in (
         (str(NOW), "v0", True),
         (str(NOW), "v1", False),

@@ -470,7 +470,7 @@ def test_store_away(url: str, ledger: Ledger, meddling: MeddlingStore) -> None:
 
 
 def test_answers_to_requests(url: str, ledger: Ledger) -> None:
-    """What answers a request is no message of a subscriber: it comes back as it is."""
+    """What answers a request is not a message of a subscriber: it comes back as it is."""
     broker = RabbitBroker(url, middlewares=[once_middleware(ledger, "shop")])
 
     @broker.subscriber(WORK)

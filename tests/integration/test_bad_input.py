@@ -122,7 +122,7 @@ def test_odd_results(ledger: Ledger, result: Any) -> None:
 
 
 def test_results_that_are_no_json(ledger: Ledger) -> None:
-    """A result that is no JSON is a MessageError, and the claim stays."""
+    """A result that is not JSON is a MessageError, and the claim stays."""
     claim = granted(ledger.claim(KEY))
     for bad in (object(), float("nan"), {1, 2}):
         with pytest.raises(MessageError):

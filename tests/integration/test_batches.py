@@ -55,7 +55,7 @@ def test_result_that_no_statement_holds(mysql_url: str) -> None:
 @pytest.mark.parametrize("wrong", ["a.b", "é", "x" * 64, "", 'a"b', "1a"])
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///l.db", "redis://127.0.0.1:1/0"])
 def test_names_are_checked_alike(url: str, wrong: str) -> None:
-    """What is no name for a table is none on any store, whether it has tables or not."""
+    """What is not a name for a table is none on any store, whether it has tables or not."""
     with pytest.raises(ConfigError, match="table: "):
         open_ledger(url, table=wrong)
 

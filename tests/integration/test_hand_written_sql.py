@@ -88,7 +88,7 @@ def test_what_the_service_failed_may_be_skipped(ledger: Ledger, service: Service
 def test_metadata_of_any_shape(
     ledger: Ledger, service: Service, metadata: list[str], kept: object
 ) -> None:
-    """Metadata that is no object (PHP writes what is empty as a list) is no obstacle."""
+    """Metadata that is not an object (PHP writes what is empty as a list) is no obstacle."""
     service.mark_processing(_ID, metadata)
     service.mark_sent(_ID)
     outcome = ledger.claim(_KEY)

@@ -54,11 +54,11 @@ def refusal(ledger: Ledger, connection: Any) -> str:
 
 
 def test_no_connection(sqlite_place: Place) -> None:
-    """What is no connection is refused, and it is said what is to be handed over."""
+    """What is not a connection is refused, and it is said what is to be handed over."""
     engine = sqlite_place.engine
     for wrong in (engine, sessionmaker(engine), sqlite_place.url, None, Session):
         said = refusal(sqlite_place.ledger, wrong)
-        assert "is no connection; hand over a SQLAlchemy Connection or Session" in said
+        assert "is not a connection; hand over a SQLAlchemy Connection or Session" in said
 
 
 def test_async_connection_without_async_with(sqlite_place: Place) -> None:

@@ -59,15 +59,15 @@ def test_settings_in_a_url(postgresql_url: str, mysql_url: str, key: Key) -> Non
     "url", ["postgresql:", "postgresql://h:port/x", "mysql://[::1/x", "mariadb", "postgres:x@h/y"]
 )
 def test_garbage(url: str) -> None:
-    """What is no URL is refused in one line that says what to type."""
+    """What is not a URL is refused in one line that says what to type."""
     with pytest.raises(ConfigError, match=r'^ledger: .*write "postgresql://[^\n]*$'):
         open_ledger(url)
 
 
 @pytest.mark.parametrize("url", ["", "nonsense", "http://host/x", "oracle://host/x", "://"])
 def test_unknown_kind(url: str) -> None:
-    """A URL of no known kind is refused in one line with examples."""
-    with pytest.raises(ConfigError, match=r"^ledger: .*of no known kind; write [^\n]*$"):
+    """A URL not of a known kind is refused in one line with examples."""
+    with pytest.raises(ConfigError, match=r"^ledger: .*not of a known kind; write [^\n]*$"):
         open_ledger(url)
 
 

@@ -241,7 +241,7 @@ def test_mistakes(rows: Any, changed: dict[str, Any], reason: str) -> None:
 
 
 def test_index_that_is_not_unique() -> None:
-    """An index that allows a value twice is no key."""
+    """An index that allows a value twice is not a key."""
     with create_engine("sqlite://").connect() as connection, pytest.raises(ConfigError):
         upsert(connection, BY_INDEX, {"name": "a", "n": 1}, "n")
 

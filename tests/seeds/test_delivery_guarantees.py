@@ -295,12 +295,12 @@ def test_a_table_of_its_own(engine: Engine, url: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_what_cannot_be_tracked_in(async_engine: AsyncEngine, engine: Engine) -> None:
-    """What is no connection, or one of the other world, is refused, and said what to take."""
+    """What is not a connection, or one of the other world, is refused, and said what to take."""
     with pytest.raises(ConfigError, match="take AsyncMessageTracker"):
         MessageTracker(AsyncSession(async_engine), _CONSUMER)
     with pytest.raises(ConfigError, match="take MessageTracker"):
         AsyncMessageTracker(Session(engine), _CONSUMER)
-    with pytest.raises(ConfigError, match="str is no connection"):
+    with pytest.raises(ConfigError, match="str is not a connection"):
         MessageTracker("sqlite:///orders.db", _CONSUMER)
 
 

@@ -308,7 +308,7 @@ def test_one_destination_twice_is_one(service: IdempotenceService) -> None:
 
 
 def test_deferred_message_sent_removes_that_one(service: IdempotenceService) -> None:
-    """What is sent is gone, also where it was asked for before it was stored; twice is no error."""
+    """What is sent is gone, also where it was asked for before; to say it twice is not an error."""
     service.processing_status(MESSAGE)
     service.add_deferred_message(MESSAGE, INVOICE, "archive")
     service.add_deferred_message(MESSAGE, RECEIPT, "archive")

@@ -39,7 +39,10 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"quarantine": "nowhere://bucket"}, "option quarantine: 'nowhere://bucket' cannot be opened:"),
     ({"quarantine": "/proc/quarantine"}, "option quarantine: '/proc/quarantine' cannot be written"),
     ({"quarantine": "FILE/below"}, "/file/below' cannot be written: Not a directory"),
-    ({"archive": "s3a://bucket/archive"}, "archive: 's3a://bucket/archive' is no folder that can"),
+    (
+        {"archive": "s3a://bucket/archive"},
+        "archive: 's3a://bucket/archive' is not a folder that can",
+    ),
     ({"archive": "/nowhere/archive"}, " sees no folder '/nowhere/archive'"),
 ]
 

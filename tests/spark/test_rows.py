@@ -141,7 +141,7 @@ def test_values_arrive_as_they_are(place: Place) -> None:
 
 
 def test_what_is_given_as_text_arrives_as_it_is(place: Place) -> None:
-    """JSON is no text that stands in JSON, null is none, and a time of day is one."""
+    """JSON is more than a text that stands in JSON, null is none, and a time of day is one."""
     place.execute("CREATE TABLE texts (id VARCHAR(64), data JSON, at TIME)")
     given: list[dict[str, Any]] = [
         {"id": "a", "data": '{"a": [1, "é"]}', "at": "12:34:56"},
@@ -324,7 +324,7 @@ def test_what_a_trigger_refuses(postgresql_url: str, tmp_path: Path) -> None:
 
 
 def test_what_mariadb_refuses(mysql_url: str, tmp_path: Path) -> None:
-    """Its driver calls most of it operational: rows too large, partitions, and what is no JSON."""
+    """Its driver calls most of it operational: rows too large, partitions, and what is not JSON."""
     for place in _place(mysql_url, tmp_path):
         place.execute(
             "CREATE TABLE parts (id VARCHAR(64), amount INTEGER, data LONGTEXT)"
@@ -343,7 +343,7 @@ def test_what_mariadb_refuses(mysql_url: str, tmp_path: Path) -> None:
 
 
 def test_what_sqlite_refuses(here: Place) -> None:
-    """What a check or an index looks into, and is no JSON; and a value of another type."""
+    """What a check or an index looks into, and is not JSON; and a value of another type."""
     here.execute("CREATE TABLE docs (id TEXT, data TEXT, amount INTEGER) STRICT")
     here.execute("CREATE INDEX by_a ON docs (json_extract(data, '$.a'))")
     rows = [{"id": "a", "data": "{}"}, {"id": "b", "data": "{"}, {"id": "c", "data": "[]"}]

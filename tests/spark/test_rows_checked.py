@@ -99,7 +99,7 @@ def test_a_boolean_for_an_integer(engine: Engine) -> None:
 
 
 def test_ids_alone(engine: Engine) -> None:
-    """They are no row of a table that has no place for them."""
+    """They are not rows of a table that has no place for them."""
     numbered = NUMBERED[engine.dialect.name]
     with engine.begin() as connection:
         connection.execute(text(f"CREATE TABLE numbered (id {numbered}, amount INT, day DATE)"))

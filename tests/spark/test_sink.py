@@ -315,7 +315,7 @@ def test_skip_leaves_the_record_failed(frame: Frame, write: "Write", ledger: Led
 def test_values_that_python_cannot_hold(
     write: "Write", spark: "SparkSession", effects: "Effects"
 ) -> None:
-    """A time beyond year 9999 and headers that are no text are set aside; the others go on."""
+    """A time beyond year 9999 and headers that are not text are set aside; the others go on."""
     source = f"'{effects.path}' as source, '{{}}' as body"
     late, text = "timestamp_seconds(1e12)", "cast(X'FF41' as string)"
     messages = spark.sql(
@@ -419,7 +419,7 @@ def test_a_long_handler_keeps_its_claims(
         ({"consumer": ""}, "option consumer: missing"),
         ({"handler": "nowhere:to_be_found"}, "handler: 'nowhere:to_be_found' cannot be imported"),
         ({"handler": "handlers"}, 'names no function; write "module:function"'),
-        ({"ledger": "oracle://x"}, "is of no known kind"),
+        ({"ledger": "oracle://x"}, "is not of a known kind"),
         ({"ledger": "memory://"}, "is seen by one process only"),
         ({"tries": "many"}, "tries: 'many' is not a whole number"),
         ({"tires": "3"}, "tires: there is no such key; did you mean 'tries'?"),
@@ -439,7 +439,7 @@ def test_wrong_options_say_so(
 
 def test_wrong_columns_say_so(frame: Frame, write: "Write") -> None:
     """A DataFrame that is none of messages is refused before anything runs."""
-    with pytest.raises(PySparkException, match="column 'extra' is no part of a message"):
+    with pytest.raises(PySparkException, match="column 'extra' is not part of a message"):
         write(frame("a").selectExpr("id", "1 as extra"))
     with pytest.raises(PySparkException, match="column 'id' is int; it must be string"):
         write(frame("a").selectExpr("1 as id"))

@@ -50,7 +50,7 @@ def ids_of(spool: Spool, *numbers: int) -> list[str]:
 
 
 def test_messages_come_out_as_they_went_in(spool: Spool) -> None:
-    """Every part of a message that the sink takes is kept, and what is no message is a row."""
+    """Every part of a message that the sink takes is kept, and what is not a message is a row."""
     at = datetime(2025, 3, 1, 12, 30, 0, 123456, timezone(timedelta(hours=2)))
     never = datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))
     whole = Message("é", b"\xff\0", "order.made", {"a": "ü", "": ""}, "shop", at, key="k")
@@ -317,13 +317,13 @@ _GOOD = {"url": "amqp://localhost", "queue": "orders", "spool": "spool"}
     ("given", "said"),
     [
         ({"url": ""}, r"option url: missing; write \.option\(\"url\", \"amqp://"),
-        ({"url": "http://u:secret@h"}, r"option url: 'http://u:\*\*\*@h' is no URL of RabbitMQ"),
-        ({"url": "sqlite:///q.db"}, r"is no URL of RabbitMQ; write \"amqp://user:password@"),
+        ({"url": "http://u:secret@h"}, r"option url: 'http://u:\*\*\*@h' is not a URL of RabbitMQ"),
+        ({"url": "sqlite:///q.db"}, r"is not a URL of RabbitMQ; write \"amqp://user:password@"),
         ({"url": "env:ONCELY_NOT_SET"}, r"environment variable ONCELY_NOT_SET is not set"),
-        ({"url": "amqp://h?prefetch=x"}, "prefetch: 'x' is no whole number"),
+        ({"url": "amqp://h?prefetch=x"}, "prefetch: 'x' is not a whole number"),
         ({"queue": ""}, "option queue: missing"),
         ({"spool": ""}, "option spool: missing"),
-        ({"spool": "s3://bucket/x"}, "option spool: 's3://bucket/x' is no folder"),
+        ({"spool": "s3://bucket/x"}, "option spool: 's3://bucket/x' is not a folder"),
         ({"quue": "orders"}, "option quue: there is no such key; did you mean 'queue'?"),
         ({"max_messages_per_batch": "0"}, "max_messages_per_batch: '0' is not a whole number"),
         ({"keep_segments": "few"}, "keep_segments: 'few' is not a whole number"),

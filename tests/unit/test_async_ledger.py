@@ -234,7 +234,7 @@ def test_operators(calls: AsyncLedger, ledger: Ledger, clock: ManualClock) -> No
 
 
 def test_single_forms_raise(calls: AsyncLedger, ledger: Ledger, clock: ManualClock) -> None:
-    """An old fence, a bad key, a bad lease and a result that is no JSON are errors, as there."""
+    """An old fence, a bad key, a bad lease and a result that is not JSON are errors, as there."""
     claim = granted(ledger.claim(Key("billing", "1"), "60s"))
     clock.advance(61)
     granted(ledger.claim(claim.key))

@@ -149,7 +149,7 @@ def test_two_destinations(calls: Ledger) -> None:
 
 
 def test_result_that_is_no_json(calls: Ledger) -> None:
-    """A result that is no JSON is refused before anything is stored."""
+    """A result that is not JSON is refused before anything is stored."""
     claim = granted(calls.claim(ONE))
     with pytest.raises(MessageError, match="JSON"):
         calls.handled(claim, object(), [deferred(ONE, "a")])
@@ -403,7 +403,7 @@ def test_step_of_an_old_claim(calls: Ledger, clock: ManualClock) -> None:
 
 
 def test_step_that_is_no_json(calls: Ledger) -> None:
-    """A result that is no JSON is refused, and not kept."""
+    """A result that is not JSON is refused, and not kept."""
     claim = granted(calls.claim(ONE))
     with pytest.raises(MessageError, match="JSON"):
         calls.keep_step(claim, "charge", object())

@@ -171,7 +171,7 @@ def test_data_of_structured_mode(
 
 
 def test_body_of_binary_mode_is_left_alone() -> None:
-    """In binary mode the body is the data, byte by byte, even where it is no JSON."""
+    """In binary mode the body is the data, byte by byte, even where it is not JSON."""
     deep = b"[" * 100_000
     assert Message.from_cloudevent(BINARY | {"content-type": "application/json"}, deep).body == deep
 
@@ -211,7 +211,7 @@ WRONG_ATTRIBUTES: dict[str, tuple[dict[str, Any], str]] = {
     "long source": ({"source": "s" * 65_537}, "too long source"),
     "old specversion": ({"specversion": "0.3"}, "specversion"),
     "unknown specversion": ({"specversion": "2.0"}, "specversion"),
-    "no time": ({"time": "noon"}, "time is no time"),
+    "no time": ({"time": "noon"}, "time is not a time"),
     "time without a zone": ({"time": "2024-02-03T12:00:00"}, "time zone"),
     "empty subject": ({"subject": ""}, "subject"),
     "empty dataschema": ({"dataschema": ""}, "dataschema"),
@@ -267,14 +267,14 @@ WRONG_BODIES: dict[str, tuple[bytes, str]] = {
     "deep": (b"[" * 100_000, "not JSON"),
     "a list": (b"[]", "a CloudEvent is a JSON object"),
     "a number": (b"1", "a CloudEvent is a JSON object"),
-    "time as a number": (json.dumps({**EVENT, "time": 1}).encode(), "time is no time"),
+    "time as a number": (json.dumps({**EVENT, "time": 1}).encode(), "time is not a time"),
     "a type as a number": (json.dumps({**EVENT, "datacontenttype": 7}).encode(), "datacontenttype"),
 }
 
 
 @pytest.mark.parametrize(("body", "reason"), WRONG_BODIES.values(), ids=WRONG_BODIES.keys())
 def test_wrong_bodies(body: bytes, reason: str) -> None:
-    """A body that is no event in JSON is refused."""
+    """A body that is not an event in JSON is refused."""
     with pytest.raises(MessageError, match=reason):
         Message.from_cloudevent(STRUCTURED, body)
 

@@ -14,7 +14,7 @@ class Unspeakable(Exception):
 
 
 class Wordless(Exception):
-    """An error whose text is no text."""
+    """An error whose text is not text."""
 
     def __str__(self) -> str:
         return None  # type: ignore[return-value] # noqa: PLE0307

@@ -293,7 +293,7 @@ NO_JSON = [object(), {1, 2}, b"bytes", float("nan"), float("inf"), 1j]
 
 @pytest.mark.parametrize("value", NO_JSON, ids=lambda value: type(value).__name__)
 def test_result_that_is_no_json(ledger: Ledger, claim: Claim, value: object) -> None:
-    """A result that is no JSON is refused before anything is written."""
+    """A result that is not JSON is refused before anything is written."""
     with pytest.raises(MessageError, match="JSON"):
         ledger.complete(claim, value)
     with pytest.raises(MessageError, match="JSON"):
@@ -303,7 +303,7 @@ def test_result_that_is_no_json(ledger: Ledger, claim: Claim, value: object) -> 
 
 @pytest.mark.parametrize("value", NO_JSON, ids=lambda value: type(value).__name__)
 def test_metadata_that_is_no_json(ledger: Ledger, key: Key, value: object) -> None:
-    """Metadata that is no JSON is refused before anything is written."""
+    """Metadata that is not JSON is refused before anything is written."""
     with pytest.raises(MessageError, match="JSON"):
         ledger.claim(key, metadata={"value": value})
     assert ledger.find(key) is None

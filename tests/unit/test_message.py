@@ -164,7 +164,7 @@ BAD_BODIES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES.keys())
 def test_bad_bodies(body: bytes) -> None:
-    """A body that is no JSON is refused when it is asked for as JSON, and only then."""
+    """A body that is not JSON is refused when it is asked for as JSON, and only then."""
     message = Message("1", body)
     for ask in (message.json, lambda: message.get("a")):
         with pytest.raises(MessageError, match="not JSON"):

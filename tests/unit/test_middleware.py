@@ -418,7 +418,7 @@ def yields(message: Message, call_next: CallNext) -> Iterator[None]:
     [
         (one_argument, r"one_argument takes \(message: .*\).*; write `def one_argument\(message, "),
         (Both, "middleware Both is a class; write a call of it"),
-        (None, r"middleware: NoneType is no function of \(message, call_next\)"),
+        (None, r"middleware: NoneType is not a function of \(message, call_next\)"),
         (yields, "middleware yields is a generator; write `return call_next"),
     ],
 )

@@ -318,7 +318,7 @@ def test_waiting_in_a_task_can_be_cancelled() -> None:
         ((-1,), "per_second: -1"),
         ((float("nan"),), "per_second: nan"),
         (("10",), "per_second: '10'"),
-        ((10, 0), "burst: 0 is no whole number of 1 or more"),
+        ((10, 0), "burst: 0 is not a whole number of 1 or more"),
         ((10, 1.5), "burst: 1.5"),
     ],
 )

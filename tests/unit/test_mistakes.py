@@ -122,11 +122,11 @@ async def _async_key(message: Message) -> str:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"key": "id"}, "key: 'id' is no function; write key=lambda"),
-        ({"key": None}, "key: None is no function"),
+        ({"key": "id"}, "key: 'id' is not a function; write key=lambda"),
+        ({"key": None}, "key: None is not a function"),
         ({"key": _async_key}, "key: it is called, and not awaited"),
-        ({"fingerprint": "amount"}, "fingerprint: 'amount' is no function; write fingerprint="),
-        ({"fingerprint": None}, "fingerprint: None is no function"),
+        ({"fingerprint": "amount"}, "fingerprint: 'amount' is not a function; write fingerprint="),
+        ({"fingerprint": None}, "fingerprint: None is not a function"),
         ({"fingerprint": _async_key}, "fingerprint: it is called, and not awaited"),
     ],
 )
@@ -175,7 +175,7 @@ class _Generates:
 def test_functions_that_cannot_run_once(
     ledger: Ledger, guard: Decorate, function: Any, line: str
 ) -> None:
-    """What does its work later, or is no function yet, is refused by name."""
+    """What does its work later, or is not a function yet, is refused by name."""
     for decorate in (guard(), idempotent_consumer(ledger)):
         with pytest.raises(ConfigError, match=line):
             decorate(function)
@@ -195,7 +195,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 def test_transaction_of_what_begins_none(guard: Decorate, ledger: Ledger, engine: Engine) -> None:
-    """Where an Engine is needed, what is in use already, or is no engine at all, is refused."""
+    """Where an Engine is needed, what is in use already, or is not an engine at all, is refused."""
     with engine.connect() as connection, Session(engine) as session:
         wrong = (engine.url, "sqlite://", ledger, connection, session, AsyncSession())
         for each in (*wrong, scoped_session(sessionmaker(engine))):

@@ -129,7 +129,7 @@ def test_kept_result_is_the_ledgers_own(decorated: Decorate) -> None:
 
 
 def test_result_that_is_no_json(decorated: Decorate, ledger: Ledger, key: Key) -> None:
-    """A result that is to be kept and is no JSON fails, and is recorded as a failure."""
+    """A result that is to be kept and is not JSON fails, and is recorded as a failure."""
     charge = decorated(lambda order: object(), keep_result=True)
     with pytest.raises(MessageError, match="JSON"):
         charge(Order())

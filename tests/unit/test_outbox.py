@@ -555,8 +555,8 @@ def test_crash_points(relay: Relay, defer: Defer) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"batch": 0}, "batch: 0 is no whole number"),
-        ({"batch": True}, "batch: True is no whole number"),
+        ({"batch": 0}, "batch: 0 is not a whole number"),
+        ({"batch": True}, "batch: True is not a whole number"),
         ({"hold": "0s"}, "hold: a hold of zero"),
         ({"hold": "soon"}, "hold: 'soon' is not a duration"),
         ({"tries": 0}, "tries: 0 is not a whole number"),

@@ -190,7 +190,7 @@ def expected_of_holding(model: Model, command: Held, grant: Grant) -> type[Outco
 
 
 def is_given_back(model: Model, command: Command, grant: Grant | None) -> bool:
-    """Whether what is to be released is released already, or gone: to say so again is no error."""
+    """Whether a claim is released already, or gone: to release it again is not an error."""
     if grant is None or not isinstance(command, Release):
         return False
     return grant.number == model.released if model.exists else not grant.before.exists

@@ -110,7 +110,7 @@ class OnceMiddleware(Middleware):
 
         def run(call: Callable[..., Any], _: Any, __: Any) -> Any:
             message = self._message.get()
-            # Other actors may be called from this one: those calls are no messages.
+            # Other actors may be called from this one: those calls are not messages.
             self._message.set(None)
             if message is None:
                 return call()

@@ -80,7 +80,9 @@ def place_of(folder: str) -> ArchivePlace:
             files, path = fs.FileSystem.from_uri(folder)
     except (pa.ArrowException, ValueError, OSError) as error:
         shown = mask_passwords(folder)
-        raise ConfigError(f"archive: {shown!r} is no folder that can be opened: {error}") from error
+        raise ConfigError(
+            f"archive: {shown!r} is not a folder that can be opened: {error}"
+        ) from error
     is_local = isinstance(files, fs.LocalFileSystem)
     if is_local and Path(path).exists() and not Path(path).is_dir():
         raise ConfigError(f"archive: {path!r} is a file; name a folder")

@@ -129,7 +129,7 @@ def _fields(letter: DeadLetter, now: float) -> dict[str, Cell]:
     }
     body = shown["body"]
     if body is None:
-        body = f"{len(message.body):,} bytes that are no text"
+        body = f"{len(message.body):,} bytes that are not text"
     elif len(body) > _SHOWN:
         body = f"{body[:_SHOWN]}…"
     return fields | {"body": lines(body), "error": lines(shown["error"] or "-")}

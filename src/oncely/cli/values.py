@@ -46,7 +46,7 @@ def lease(text: str) -> str:
 def number(where: str, text: str) -> int:
     """A whole number from 1."""
     if not _NUMBER.fullmatch(text):
-        raise ConfigError(f"{where}: {text!r} is no whole number from 1 to 999999999")
+        raise ConfigError(f"{where}: {text!r} is not a whole number from 1 to 999999999")
     return int(text)
 
 

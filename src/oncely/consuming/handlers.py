@@ -29,7 +29,9 @@ class Handlers:
         Raises ConfigError for what is no handler, and where there is one already.
         """
         if not callable(handler):
-            raise ConfigError(f"handler: {handler!r} is no function; write `def handle(message):`")
+            raise ConfigError(
+                f"handler: {handler!r} is not a function; write `def handle(message):`"
+            )
         check_function(handler, "handler")
         if not types:
             if self.rest is not None:
@@ -81,5 +83,5 @@ class Handlers:
 def check_pattern(pattern: object) -> str:
     """Return `pattern` if it can be one. Raises ConfigError."""
     if not isinstance(pattern, str) or not pattern or not all(pattern.split(".")):
-        raise ConfigError(f'events: {pattern!r} is no type; write "notification.sms.send"')
+        raise ConfigError(f'events: {pattern!r} is not a type; write "notification.sms.send"')
     return pattern

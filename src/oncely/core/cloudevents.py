@@ -104,7 +104,7 @@ def _time(value: object) -> datetime:
     if isinstance(value, str):
         with suppress(ValueError):
             return datetime.fromisoformat(value.upper())
-    raise MessageError("time is no time as RFC 3339 has it")
+    raise MessageError("time is not a time as RFC 3339 has it")
 
 
 def _text(value: object) -> str:

@@ -14,7 +14,7 @@ def _no_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not JSON number")
 
 
 _decode_json = json.JSONDecoder(
@@ -25,7 +25,7 @@ _decode_json = json.JSONDecoder(
 def read_json(body: bytes) -> Any:
     """A body as JSON.
 
-    Raises MessageError where it is no JSON as RFC 8259 has it: not UTF-8, cut off, NaN, a name
+    Raises MessageError where it is not JSON as RFC 8259 has it: not UTF-8, cut off, NaN, a name
     twice in one object, nested or long beyond what can be read safely.
     """
     try:

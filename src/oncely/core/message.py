@@ -116,12 +116,12 @@ def check_message(message: Message, *, needs_id: bool = True) -> Message:
     if message.key is not None:
         check_text(message.key, "key")
     if type(message.headers) is not dict and not isinstance(message.headers, Mapping):
-        raise MessageError("headers are no mapping")
+        raise MessageError("headers are not mappings")
     texts = (*message.headers, *message.headers.values())
     if texts and not all(isinstance(text, str) for text in texts):
         raise MessageError("a header is not text")
     if message.time is not None and not isinstance(message.time, datetime):
-        raise MessageError("time is no datetime")
+        raise MessageError("time is not a datetime")
     return message
 
 

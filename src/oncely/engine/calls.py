@@ -116,7 +116,7 @@ class Calls(SettlingMeans):
         """The handler has succeeded; `deferred` is stored with that, or nothing is.
 
         `result` is kept, as JSON. Returns the claim as it now stands. Raises FencedError when it
-        is not the newest, MessageError when `result` is no JSON, ConfigError where the store
+        is not the newest, MessageError when `result` is not JSON, ConfigError where the store
         cannot defer messages.
         """
         mark = MarkHandled(claim, json_value(result))
@@ -244,7 +244,7 @@ class Calls(SettlingMeans):
     def keep_step(self, claim: Claim, name: str, result: Any) -> None:
         """Keep the result of a finished step; one that is kept already stays.
 
-        Raises FencedError when the claim is not the newest, MessageError when `result` is no JSON.
+        Raises FencedError when the claim is not the newest, MessageError when `result` is not JSON.
         """
         kept = json_value(result)
 
@@ -257,7 +257,7 @@ class Calls(SettlingMeans):
 
     def add_step(self, key: Key, name: str, result: Any) -> None:
         """Keep a result beside a record that is handled, under the name of a step; one that is kept
-        already stays. It needs no claim. Raises MessageError when `result` is no JSON.
+        already stays. It needs no claim. Raises MessageError when `result` is not JSON.
         """
         check_key(key)
         kept = json_value(result)

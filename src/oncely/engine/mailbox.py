@@ -98,7 +98,7 @@ class Mailbox:
 
     def sent(self, messages: Sequence[WaitingMessage]) -> None:
         """A transport has confirmed these: they wait no more, and a message whose last ones they
-        were is completed. To say it twice is no error.
+        were is completed. To say it twice is not an error.
         """
 
         def work(inside: Inside) -> None:

@@ -133,7 +133,7 @@ def to_give_back(outcome: Outcome) -> Request | None:
 
 
 def json_value(value: Any) -> Any:
-    """`value` as it will be read back. Raises MessageError where it is no JSON."""
+    """`value` as it will be read back. Raises MessageError where it is not JSON."""
     if value is None:
         return None
     try:

@@ -137,7 +137,7 @@ def check_takes(function: Callable[..., Any], what: str, names: Sequence[str]) -
 def check_called(function: F, what: str, names: Sequence[str]) -> F:
     """Return `function` if it can be called with these, without awaiting. Raises ConfigError."""
     if not callable(function):
-        raise ConfigError(f"{what}: {function!r} is no function of ({', '.join(names)})")
+        raise ConfigError(f"{what}: {function!r} is not a function of ({', '.join(names)})")
     if is_async(function):
         raise ConfigError(f"{what}: it is called, and not awaited; write it without async")
     check_takes(function, what, names)

@@ -119,7 +119,7 @@ def check(middleware: Any, last: CallNext) -> None:
         _check_function(middleware)
     elif not isinstance(middleware, BothWays):
         kind = type(middleware).__name__
-        raise ConfigError(f"middleware: {kind} is no function of (message, call_next)")
+        raise ConfigError(f"middleware: {kind} is not a function of (message, call_next)")
 
 
 def _check_function(middleware: _Step) -> None:

@@ -31,7 +31,7 @@ class RateLimited(BothWays):
         if not isinstance(per_second, int | float) or not per_second > 0:
             raise ConfigError(f"per_second: {per_second!r} lets nothing through; write 10, or 0.5")
         if type(burst) is not int or burst < 1:
-            raise ConfigError(f"burst: {burst!r} is no whole number of 1 or more")
+            raise ConfigError(f"burst: {burst!r} is not a whole number of 1 or more")
         self._interval_s = 1 / per_second
         self._ahead_s = (burst - 1) / per_second
         self._clock = clock

@@ -82,7 +82,7 @@ def _process(
     *,
     is_alone: bool,
 ) -> Report:
-    """`is_alone`: it is no part of a stream, which waits for a ledger that is away."""
+    """`is_alone`: it is not part of a stream, which waits for a ledger that is away."""
     began = time.monotonic()
     handler_batch = given_options.pop("handler_batch", None)
     given = as_text(given_options)

@@ -72,7 +72,7 @@ class TableName(NamedTuple):
                 continue
             if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
                 raise ConfigError(
-                    f"{what}: {name!r} is no name for a {what}; use letters, digits and "
+                    f"{what}: {name!r} is not a name for a {what}; use letters, digits and "
                     f'underscores, such as "{TABLE_NAME}"'
                 )
             if len(name) > _MAX_BYTES:

@@ -52,14 +52,14 @@ def open_store(url: "str | Engine", table: str = TABLE_NAME, schema: str | None 
             return _open_redis(url, name.table)
         case _:
             raise ConfigError(
-                f"ledger: {mask_passwords(url)!r} is of no known kind; write {_EXAMPLES}"
+                f"ledger: {mask_passwords(url)!r} is not of a known kind; write {_EXAMPLES}"
             )
 
 
 def store_around(connection: Any, table: str = TABLE_NAME, schema: str | None = None) -> Store:
     """A store in the database that `connection` is to, for joining its transactions alone.
 
-    Raises ConfigError for what is no connection with a transaction to join.
+    Raises ConfigError for what is not a connection with a transaction to join.
     """
     from oncely.stores.sql.joining import kind_of
 
@@ -138,7 +138,8 @@ def _open_engine(engine: "Engine", name: TableName) -> Store:
             raise ConfigError('ledger: the engine has no file; write "memory://" instead')
         case _:
             raise ConfigError(
-                f"ledger: an engine of {engine.dialect.name} is of no known kind; write {_EXAMPLES}"
+                f"ledger: an engine of {engine.dialect.name} is not of a known kind; write "
+                f"{_EXAMPLES}"
             )
 
 

@@ -247,7 +247,7 @@ class RedisStore(Store):
     def _all_keys(self, consumer: str | None) -> Iterator[Collection[Key]]:
         """The keys of all records, or of those of one consumer."""
         start = f"{self._prefix}:"
-        # What does not begin with a number is no record.
+        # What does not begin with a number is not a record.
         of_consumer = (
             "[0-9]*:" if consumer is None else f"{len(consumer.encode())}:{_literally(consumer)}:"
         )
@@ -302,7 +302,7 @@ def _server(url: str) -> RedisServer:
     except ValueError:
         # A URL that cannot be taken apart is not shown: its password cannot be told from the rest.
         raise ConfigError(
-            f"ledger: this is no URL of a Redis, whose database is a number; {example}"
+            f"ledger: this is not a URL of a Redis, whose database is a number; {example}"
         ) from None
 
 

@@ -211,7 +211,7 @@ class Inside(Records, Protocol):
         """
 
     def remove(self, messages: Sequence[WaitingMessage]) -> None:
-        """These wait no more. What is gone already is no error."""
+        """These wait no more. What is gone already is not an error."""
 
     def held(self, messages: Sequence[WaitingMessage]) -> set[int]:
         """The numbers of those that are held since they were taken so: nobody has let go of them,
@@ -223,7 +223,7 @@ class Inside(Records, Protocol):
         """Those of these that are `held` wait no more; their numbers."""
 
     def put_back(self, changes: Sequence[PutBack]) -> None:
-        """These go on waiting; what is gone is no error."""
+        """These go on waiting; what is gone is not an error."""
 
     def free(self, messages: Sequence[WaitingMessage]) -> None:
         """These can be taken at once, with no attempt counted, from the queue, in the lane and with
@@ -341,12 +341,12 @@ class Store(Records, Protocol):
 
     def bind(self, bindings: Collection[Binding]) -> None:  # noqa: ARG002
         """Keep what brings messages into queues, where `bindings` does not answer None; what is
-        there already is no error.
+        there already is not an error.
         """
         return  # Without a statement it would have to be implemented.
 
     def unbind(self, bindings: Collection[Binding]) -> None:  # noqa: ARG002
-        """Forget these; what is gone already is no error."""
+        """Forget these; what is gone already is not an error."""
         return
 
     def bindings(self, queue: str | None = None) -> Sequence[Binding] | None:  # noqa: ARG002

@@ -166,7 +166,7 @@ class ClaimConformance:
         assert all(isinstance(each, Written) for each in ledger.complete_many(claims))
 
     def test_release_can_be_repeated(self, ledger: Ledger) -> None:
-        """To say again that a claim is given back is no error, until the next is granted."""
+        """To say again that a claim is given back is not an error, until the next is granted."""
         first = granted(ledger.claim(KEY))
         for _ in range(2):
             ledger.release(first)

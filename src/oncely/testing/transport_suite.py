@@ -170,7 +170,7 @@ class TransportConformance(DeliveryConformance):
         assert nothing_comes(transport)
 
     def test_wrong_types(self, transport: Transport) -> None:
-        """What is no message is refused where it is published, not met by a consumer."""
+        """What is not a message is refused where it is published, not met by a consumer."""
         text_body = Message("1", "text")  # type: ignore[arg-type]
         number = Message("2", headers={"n": 1})  # type: ignore[dict-item]
         with pytest.raises(PublishRefused) as raised:

@@ -51,7 +51,7 @@ def open_transport(url: str) -> Transport:
         case "amqp" | "amqps":
             raise ConfigError(f'{named} names no broker; write "amqp://localhost"')
         case _:
-            raise ConfigError(f"{named} is of no known kind; write {_EXAMPLES}")
+            raise ConfigError(f"{named} is not of a known kind; write {_EXAMPLES}")
 
 
 def _open_sql(address: str, options: str) -> Transport:

@@ -29,8 +29,8 @@ class Delivery:
     tag: Any
     """By which the transport knows it again."""
     problem: str | None = None
-    """Why what came is no message that may be handled: its body is too large, or what says who it
-    is cannot be read. The message is there as well as it can be told."""
+    """Why what came is not a message that may be handled: its body is too large, or its id cannot
+    be read. The message is there as well as it can be told."""
 
 
 class Features(NamedTuple):
@@ -107,7 +107,7 @@ class Transport(Protocol):
 
     def unsubscribe(self, bindings: Collection[Binding]) -> None:
         """Let nothing more come into queues by these; what is there stays there. What is bound so
-        no more, or never was, is no error.
+        no more, or never was, is not an error.
         """
 
     def bindings(self, queue: str) -> Sequence[Binding] | None:

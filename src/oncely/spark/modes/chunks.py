@@ -326,7 +326,7 @@ class ChunkTask(ABC):
         elif turn.outcome is None or isinstance(turn.outcome, Granted) or turn.is_unkept:
             self._count_end(turn, ending)
         elif turn.taken is not None and isinstance(turn.outcome, Mismatch | TooOld):
-            # It has no place in the quarantine: it is no row of the source.
+            # It has no place in the quarantine: it is not a row of the source.
             self.counts.failed += 1
         else:
             self._count_outcome(turn.row, turn.outcome)

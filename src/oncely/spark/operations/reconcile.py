@@ -47,7 +47,7 @@ class Reconciliation:
     duplicates: int = 0
     """Further copies in the source."""
     quarantined: Counter[str] = field(default_factory=Counter)
-    """Rows that are no message, or were rejected, by reason."""
+    """Rows that are not messages, or were rejected, by reason."""
     not_in_source: Counter[str] = field(default_factory=Counter)
     """Records of no message of the source: handled, processing, failed, in_doubt."""
     seconds: float = 0.0
@@ -83,7 +83,7 @@ def reconcile(
     """Compare a source with the ledger and its archive, and write the details below `to`.
 
     `messages/outcome=.../` there has one row for each message and body, and each record of none;
-    `quarantined/` has the rows that are no message. Raises ConfigError for what is wrong with the
+    `quarantined/` has the rows that are not messages. Raises ConfigError for what is wrong with the
     file, and where `to` is in use; OncelyError when Spark gives up.
     """
     check_archive(archive)
@@ -121,7 +121,7 @@ def _reconcile(
 
 def _write_details(deliveries: DataFrame, compared: DataFrame, to: str) -> None:
     compared.write.partitionBy("outcome").parquet(f"{to}/messages")
-    # A reader of Parquet refuses a string of Spark's with bytes that are no text.
+    # A reader of Parquet refuses a string of Spark's with bytes that are not text.
     whole = [f.make_valid_utf8(name).alias(name) for name in ("id", "row")]
     unusable = deliveries.where("reason IS NOT NULL").select("reason", *whole)
     unusable.write.parquet(f"{to}/quarantined")
@@ -146,7 +146,7 @@ def _deliveries(spark: SparkSession, config: ReconcileConfig) -> DataFrame:
 
 
 def _judge(id_: bytes | None, body: bytes | None) -> tuple[str | None, str | None]:
-    """Why a row is no message, if so; else what tells its body from another."""
+    """Why a row is not a message, if so; else what tells its body from another."""
     try:
         check_id(None if id_ is None else bytes(id_).decode("utf-8", "surrogateescape"))
     except MessageError as error:

@@ -78,7 +78,7 @@ def _schema(
         schema = StructType.fromDDL(source.schema_)
         if not isinstance(schema, StructType):
             raise config.wrong(
-                "[source] schema", 'is no list of columns; write "id STRING, body STRING"'
+                "[source] schema", 'is not a list of columns; write "id STRING, body STRING"'
             )
     elif source.format in _SCHEMA_FROM_FILES:
         schema = spark.read.format(source.format).options(**options).load(config.source_path).schema

@@ -40,7 +40,7 @@ class RabbitmqOptions:
         url = read_secret(self.location, "option url")
         if not url.startswith(("amqp://", "amqps://")):
             shown = mask_passwords(self.location)
-            raise ConfigError(f'option url: {shown!r} is no URL of RabbitMQ; write "{_EXAMPLE}"')
+            raise ConfigError(f'option url: {shown!r} is not a URL of RabbitMQ; write "{_EXAMPLE}"')
         return url
 
     def transport(self) -> Transport:
@@ -78,7 +78,7 @@ def beside(options: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 def _folder(path: str) -> str:
     if "://" in path:
-        raise ConfigError(f"option spool: {path!r} is no folder that this machine has mounted")
+        raise ConfigError(f"option spool: {path!r} is not a folder that this machine has mounted")
     return str(Path(path).absolute())
 
 

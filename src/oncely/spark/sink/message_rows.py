@@ -87,7 +87,7 @@ def check_schema(schema: StructType) -> None:
     for name in schema.names:
         if name not in COLUMN_TYPES:
             raise ConfigError(
-                f"column {name!r} is no part of a message; drop it, or put it into 'body'"
+                f"column {name!r} is not part of a message; drop it, or put it into 'body'"
             )
 
 

@@ -8,7 +8,7 @@ from oncely.stores.sql.database import Link
 
 
 def bind(at: Access[Link], bindings: Collection[Binding]) -> None:
-    """Keep these; what is there already is no error."""
+    """Keep these; what is there already is not an error."""
     insert = at.database.insert_absent.format(
         f"{at.database.bindings_name} (queue, exchange, pattern)"
         " VALUES (%(queue)s, %(exchange)s, %(pattern)s)"
@@ -19,7 +19,7 @@ def bind(at: Access[Link], bindings: Collection[Binding]) -> None:
 
 
 def unbind(at: Access[Link], bindings: Collection[Binding]) -> None:
-    """Remove these; what is gone already is no error."""
+    """Remove these; what is gone already is not an error."""
     delete = (
         f"DELETE FROM {at.database.bindings_name}"
         " WHERE queue = %(queue)s AND exchange = %(exchange)s AND pattern = %(pattern)s"

@@ -55,7 +55,7 @@ def own_connection(raw: Any) -> Any:
 
 
 def driver_of(raw: Any) -> Driver | None:
-    """The driver of a connection; None for what is no connection of a known one."""
+    """The driver of a connection; None for what is not a connection of a known one."""
     own = own_connection(raw)
     return _driver_of_class(own.__class__, is_adapted=own is not raw)
 

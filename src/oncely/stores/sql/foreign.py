@@ -50,7 +50,7 @@ def foreign(connection: Any) -> Foreign:
     if driver_of(connection) is not None and own_connection(connection) is connection:
         return _Bare(connection)
     what = connection if isinstance(connection, type) else type(connection)
-    raise ConfigError(f"transaction: {what.__name__} is no connection; hand over {_WANTED}")
+    raise ConfigError(f"transaction: {what.__name__} is not a connection; hand over {_WANTED}")
 
 
 class _SqlAlchemy(Foreign):

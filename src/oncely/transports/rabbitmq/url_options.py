@@ -51,7 +51,7 @@ def _parameters(address: str) -> URLParameters:
         parameters = URLParameters(address)
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"transport: {mask_passwords(address)!r} is no address of a broker; "
+            f"transport: {mask_passwords(address)!r} is not an address of a broker; "
             'write "amqp://user:password@host:5672/vhost"'
         ) from error
     # When to try again is decided elsewhere.
