@@ -74,9 +74,13 @@ class TestQueuesInMariaDb(TransportConformance):
     """The suite on StoreTransport, on a MariaDB server."""
 
     @pytest.fixture
-    def connect(self, clock: ManualClock, mysql_ledger_url: str, open_sql: OpenSql) -> Iterator[Connect]:
+    def connect(
+        self, clock: ManualClock, mysql_ledger_url: str, open_sql: OpenSql
+    ) -> Iterator[Connect]:
         with ExitStack() as opened:
-            yield lambda: opened.enter_context(closing(StoreTransport(open_sql(mysql_ledger_url, clock))))
+            yield lambda: opened.enter_context(
+                closing(StoreTransport(open_sql(mysql_ledger_url, clock)))
+            )
 
 
 class SleepingClock:
