@@ -372,7 +372,7 @@ def test_a_folder_like_an_option(
 def test_the_page(command: "Command", monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What the documentation shows is what is printed."""
     monkeypatch.chdir(tmp_path)
-    page = (DOCS / "init.md").read_text()
+    page = (DOCS / "how-to" / "init.md").read_text()
     [(typed, printed)] = re.findall(r"\$ oncely (init .*)\n((?s:.)*?)```", page)
     assert command(*typed.split()).out.strip() == printed.strip()
     assert all(f"| `{name}` | {starter.text}" in page for name, starter in STARTERS.items())

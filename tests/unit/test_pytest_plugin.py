@@ -53,7 +53,7 @@ UNSAFE = """
 
 def _page() -> str:
     """All the Python of the page, as one file of tests."""
-    text = (DOCS / "testing-handlers.md").read_text()
+    text = (DOCS / "how-to" / "testing-handlers.md").read_text()
     return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 
 
