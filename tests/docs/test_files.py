@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from oncely.cli import arguments
 from oncely.cli.monitoring import _Monitor
 from oncely.consumer import Consumer
 from oncely.core.errors import ConfigError
+from oncely.metrics import _NAMES
 
 FILES = DOCS / "how-to" / "files"
 MANIFESTS = sorted((FILES / "kubernetes").glob("*.yaml"))
@@ -44,7 +44,7 @@ def every(key: str) -> Iterator[tuple[str, Any]]:
 
 def test_every_file_is_on_its_page() -> None:
     """A file that no page links to or includes is found by nobody."""
-    for file in MANIFESTS:
+    for file in [*MANIFESTS, *MONITORING.iterdir()]:
         page = (DOCS / "how-to" / f"{file.parent.name}.md").read_text()
         assert f"](files/{file.parent.name}/{file.name})" in page
 
@@ -108,3 +108,112 @@ def test_variables() -> None:
             given if f"secretRef: {{name: {secret['metadata']['name']}}}" in text else set()
         )
         assert set(re.findall(r"env:(\w+)", text)) <= own | from_secret, file.name
+
+
+# ---- Monitoring --------------------------------------------------------------------------------
+
+FOREIGN = {
+    "up": {"job"},
+    "kube_deployment_status_replicas_available": {"deployment"},
+}
+"""What others show, with the labels that are used."""
+WORDS = {"by", "or", "and", "on", "offset"}
+FUNCTION = r"[a-z_]+(?=\s*\()"
+
+
+def known() -> dict[str, set[str]]:
+    """Every metric by the names that Prometheus stores, with its labels."""
+    found = dict(FOREIGN)
+    for name, kind, labels, *_ in rows("metrics.md"):
+        [metric], own = codes(name), set(codes(labels))
+        found[metric] = own
+        if kind == "histogram":
+            del found[metric]
+            found |= {f"{metric}_{part}": own for part in ("sum", "count")}
+            found[f"{metric}_bucket"] = {*own, "le"}
+    return found
+
+
+def used(expression: str) -> tuple[set[str], set[str]]:
+    """The metrics and the labels that an expression names."""
+    labels: set[str] = set()
+    text = re.sub(r'"[^"]*"', "", expression)
+    for inside in re.findall(r"\{([^}]*)\}", text):
+        labels |= set(re.findall(r"\w+", inside))
+    for grouped in re.findall(r"\bby\s*\(([^)]*)\)", text):
+        labels |= set(re.findall(r"\w+", grouped))
+    text = re.sub(r"\{[^}]*\}|\bby\s*\([^)]*\)|\[[^\]]*\]|\boffset \w+", "", text)
+    text = re.sub(FUNCTION, "", text)
+    return set(re.findall(r"\b[a-z_]\w*", text)) - WORDS, labels
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Every expression of the rules and the dashboard, with all text that fills in labels."""
+    rules = yaml.safe_load((MONITORING / "alerts.yaml").read_text())
+    for rule in [each for group in rules["groups"] for each in group["rules"]]:
+        yield rule["expr"], " ".join(rule["annotations"].values())
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"], target["legendFormat"]
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            metric, label = re.findall(r"\w+", variable["query"])[1:]
+            yield f"max by ({label}) ({metric})", ""
+
+
+def mistakes(expression: str, filled: str) -> set[str]:
+    """What of an expression does not exist."""
+    metrics, labels = used(expression)
+    assert metrics, expression
+    exist = known()
+    wrong = metrics - set(exist)
+    for metric in metrics - wrong:
+        wrong |= {f"{metric}: {label}" for label in labels - exist[metric]}
+    shown = re.findall(r"\$labels\.(\w+)|\{\{(\w+)\}\}", filled)
+    return wrong | ({name for pair in shown for name in pair if name} - labels)
+
+
+def test_metrics_and_labels_exist() -> None:
+    """Rules and dashboard name metrics and labels that there are; what is shown is grouped by."""
+    for expression, filled in expressions():
+        assert mistakes(expression, filled) == set(), expression
+
+
+def test_metrics_that_are_made_up_are_found() -> None:
+    """A metric, a label or a text that does not fit is a mistake."""
+    good = 'sum by (consumer) (rate(oncely_claims_total{outcome="busy"}[5m])) > 0.2'
+    assert mistakes(good, "{{consumer}}") == set()
+    assert mistakes("max(oncely_ready offset 1h) * 0", "") == {"oncely_ready"}
+    assert mistakes("sum by (queue) (oncely_waiting)", "") == {"oncely_waiting: queue"}
+    assert mistakes('oncely_claims_total{state="x"}', "") == {"oncely_claims_total: state"}
+    assert mistakes(good, "{{ $labels.queue }}") == {"queue"}
+
+
+def test_outcomes_exist() -> None:
+    """What a label is compared with is one of its values."""
+    text = " ".join(expression for expression, _ in expressions())
+    outcomes = set(re.findall(r'outcome="(\w+)"', text))
+    assert outcomes
+    assert outcomes <= set(_NAMES.values())
+
+
+def test_alerts_on_the_page() -> None:
+    """Every alert has its row, with what to do."""
+    page = (DOCS / "how-to" / "monitoring.md").read_text()
+    table = re.findall(r"^\| (`Oncely.*?) \|", page, flags=re.MULTILINE)
+    rules = yaml.safe_load((MONITORING / "alerts.yaml").read_text())
+    alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
+    assert [code for cell in table for code in codes(cell)] == alerts
+
+
+def test_scraping() -> None:
+    """The job that rules and dashboard ask for is the one that is scraped, here and by pods."""
+    [scraped] = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())["scrape_configs"]
+    text = " ".join(expression for expression, _ in expressions())
+    assert set(re.findall(r'job="(\w+)"', text)) == {scraped["job_name"]}
+    [(_, label)] = every("jobLabel")
+    named = {labels[label] for _, labels in every("labels") if label in labels}
+    assert named == {scraped["job_name"]}
+    [(_, selector)] = [pair for pair in every("selector") if pair[0] == "podmonitor.yaml"]
+    assert selector["matchLabels"] == {label: scraped["job_name"]}
