@@ -117,7 +117,6 @@ FOREIGN = {
     "kube_deployment_status_replicas_available": {"deployment"},
 }
 """What others show, with the labels that are used."""
-WORDS = {"by", "or", "and", "on", "offset"}
 FUNCTION = r"[a-z_]+(?=\s*\()"
 
 
@@ -144,7 +143,7 @@ def used(expression: str) -> tuple[set[str], set[str]]:
         labels |= set(re.findall(r"\w+", grouped))
     text = re.sub(r"\{[^}]*\}|\bby\s*\([^)]*\)|\[[^\]]*\]|\boffset \w+", "", text)
     text = re.sub(FUNCTION, "", text)
-    return set(re.findall(r"\b[a-z_]\w*", text)) - WORDS, labels
+    return set(re.findall(r"\b[a-z_]\w*", text)), labels
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -163,15 +162,19 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def mistakes(expression: str, filled: str) -> set[str]:
-    """What of an expression does not exist."""
-    metrics, labels = used(expression)
-    assert metrics, expression
+    """What of an expression does not exist; each side of `and` and `or` has labels of its own."""
     exist = known()
-    wrong = metrics - set(exist)
-    for metric in metrics - wrong:
-        wrong |= {f"{metric}: {label}" for label in labels - exist[metric]}
+    wrong: set[str] = set()
+    grouped: set[str] = set()
+    for part in re.split(r"\b(?:and|or)\b", expression):
+        metrics, labels = used(part)
+        assert metrics, part
+        wrong |= metrics - set(exist)
+        for metric in metrics & set(exist):
+            wrong |= {f"{metric}: {label}" for label in labels - exist[metric]}
+        grouped |= labels
     shown = re.findall(r"\$labels\.(\w+)|\{\{(\w+)\}\}", filled)
-    return wrong | ({name for pair in shown for name in pair if name} - labels)
+    return wrong | ({name for pair in shown for name in pair if name} - grouped)
 
 
 def test_metrics_and_labels_exist() -> None:
