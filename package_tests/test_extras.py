@@ -36,7 +36,8 @@ def run(python: Path, program: Path, *arguments: str, path: str = os.environ["PA
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
     # Isolated: neither this folder's modules nor PYTHONPATH are found.
     command: list[str | Path] = [python, "-I", "-W", "error::FutureWarning", program, *arguments]
-    environment = {**kept, "PATH": path}
+    # As in a venv that is activated: Spark's own Python is the one on the PATH.
+    environment = {**kept, "PATH": f"{python.parent}{os.pathsep}{path}"}
     subprocess.run(command, cwd=folder, env=environment, check=True, timeout=300)
 
 

@@ -20,9 +20,9 @@ find_python() {
 test_on() {
     folder=build/pythons/$1
     UV_PROJECT_ENVIRONMENT=$folder UV_PYTHON_DOWNLOADS=never \
-        "$uv" sync --locked --quiet --no-default-groups --group dev --python "$2"
-    "$folder/bin/pytest" --quiet -p no:cacheprovider tests/unit tests/conformance \
-        -k "not (postgresql or mysql or mariadb or redis or rabbitmq or pooled)"
+        "$uv" sync --locked --quiet --no-default-groups --group dev --python "$2" &&
+        "$folder/bin/pytest" --quiet -p no:cacheprovider tests/unit tests/conformance \
+            -k "not (postgresql or mysql or mariadb or redis or rabbitmq or pooled)"
 }
 
 uv=$(command -v uv || echo .tools/bin/uv)

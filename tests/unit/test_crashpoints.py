@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -72,7 +73,8 @@ def test_armed_from_outside(url: str) -> None:
     """A program that knows nothing of it is killed where its environment says, the nth time."""
     ended = _run("after_claim:3", PROGRAM, url)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "0\n1\n")
-    counts = open_ledger(url).counts()
+    with closing(open_ledger(url)) as ledger:
+        counts = ledger.counts()
     assert counts == {("billing", State.COMPLETED): 2, ("billing", State.PROCESSING): 1}
 
 
@@ -86,18 +88,18 @@ def test_no_point(told: str) -> None:
 
 def test_killed_at(url: str) -> None:
     """The work is done in a process of its own, as far as to the point and no further."""
-    ledger = open_ledger(url)
-    ledger.migrate()
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
 
-    def work() -> None:
-        for number in range(3):
-            ledger.claim(Key("billing", str(number)))
-            crashpoints.reached("claimed")
+        def work() -> None:
+            for number in range(3):
+                ledger.claim(Key("billing", str(number)))
+                crashpoints.reached("claimed")
 
-    assert killed_at("claimed", work, nth=2)
-    assert ledger.counts() == {("billing", State.PROCESSING): 2}
-    assert not killed_at("claimed", work, nth=4)
-    assert ledger.counts() == {("billing", State.PROCESSING): 3}
+        assert killed_at("claimed", work, nth=2)
+        assert ledger.counts() == {("billing", State.PROCESSING): 2}
+        assert not killed_at("claimed", work, nth=4)
+        assert ledger.counts() == {("billing", State.PROCESSING): 3}
 
 
 def test_work_that_raises() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -74,36 +75,36 @@ def test_it_is_told(use: Callable[[Ledger], None]) -> None:
 def test_it_is_told_outside_of_transactions(tmp_path: Path) -> None:
     """Also by functions in a transaction, after it."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    ledger = open_ledger(url)
-    ledger.migrate()
-    engine = create_engine(url)
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+        engine = create_engine(url)
 
-    @oncely.once(ledger, consumer="billing", key=str, policy=POLICY, transaction=engine)
-    def handle(_: int, __: object) -> None:
-        pass
+        @oncely.once(ledger, consumer="billing", key=str, policy=POLICY, transaction=engine)
+        def handle(_: int, __: object) -> None:
+            pass
 
-    cast(Any, handle)(1)
-    assert ledger.retentions() == KEPT
-    engine.dispose()
+        cast(Any, handle)(1)
+        assert ledger.retentions() == KEPT
+        engine.dispose()
 
 
 def test_it_is_told_outside_of_async_transactions(tmp_path: Path) -> None:
     """And by async ones."""
     file = tmp_path / "ledger.db"
-    ledger = open_ledger(f"sqlite:///{file}")
-    ledger.migrate()
-    engine = create_async_engine(f"sqlite+aiosqlite:///{file}")
+    with closing(open_ledger(f"sqlite:///{file}")) as ledger:
+        ledger.migrate()
+        engine = create_async_engine(f"sqlite+aiosqlite:///{file}")
 
-    @oncely.once(ledger, consumer="billing", key=str, policy=POLICY, transaction=engine)
-    async def handle(_: int, __: object) -> None:
-        pass
+        @oncely.once(ledger, consumer="billing", key=str, policy=POLICY, transaction=engine)
+        async def handle(_: int, __: object) -> None:
+            pass
 
-    async def run() -> None:
-        await cast(Any, handle)(1)
-        await engine.dispose()
+        async def run() -> None:
+            await cast(Any, handle)(1)
+            await engine.dispose()
 
-    asyncio.run(run())
-    assert ledger.retentions() == KEPT
+        asyncio.run(run())
+        assert ledger.retentions() == KEPT
 
 
 def test_bare_claims_tell_nothing() -> None:
