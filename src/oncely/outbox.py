@@ -79,10 +79,10 @@ class Relay:
 
     A message that its destination cannot take now, as a queue is full, is tried again after the
     delays of `backoff`, the last of which repeats, and is set aside after `tries`. Until then the
-    others of its lane wait for it, those of other lanes do not. One that is refused for good, as it
-    is too large or leads nowhere, is set aside at once. While the broker is away no try is counted,
-    nor is it while one destination fails without a refusal: that is tried again ever more rarely,
-    and others are not.
+    others of its lane wait for it, those of other lanes do not. One that is refused permanently, as
+    it is too large or leads nowhere, is set aside at once. While the broker is away no try is
+    counted, nor is it while one destination fails without a refusal: that is tried again ever more
+    rarely, and others are not.
 
     What leads nowhere is refused, too: a queue that is missing is made only by one that is to
     `create_queues`.

@@ -367,7 +367,7 @@ class Handling:
 
     async def keep(self, calls: AsyncCalls, turns: Sequence[_T]) -> Sequence[_T]:
         """Keep in the ledger messages that did not run: for people, or until their time has come.
-        Return those of which nothing is stored: they are to come again.
+        Return those of which nothing is stored: they are to be redelivered.
         """
         if self.keeping is None:
             return turns

@@ -125,7 +125,7 @@ class MemoryTables:
         return True
 
     def purge_steps(self, consumer: str | None, older_than_s: float) -> None:
-        """Remove old steps without a record: of what was released and never came again."""
+        """Remove old steps without a record: of what was released and never redelivered."""
         now = self.clock()
         for (key, name), step in list(self._steps.items()):
             is_asked = consumer is None or key.consumer == consumer

@@ -124,5 +124,5 @@ class Spooler:
         try:
             self._transport.settle([(delivery, Ack()) for delivery in deliveries])
         except (TransportError, BrokerRefused):
-            # They are durable, and come again: the ledger knows them then.
+            # They are durable, and redelivered: the ledger knows them then.
             _log.warning("acknowledgements_lost", extra={"count": len(deliveries)}, exc_info=True)

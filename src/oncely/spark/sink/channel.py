@@ -259,7 +259,7 @@ class TaskChannel:
         self.raise_if_stopping()
 
     def close(self, counts: Counts | None = None) -> None:
-        """Hang up for good; with `counts` where the task has come to its end."""
+        """Hang up; with `counts` where the task has come to its end."""
         if self._line is None:
             return
         self._ended.set()

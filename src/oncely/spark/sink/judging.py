@@ -24,7 +24,7 @@ def judge(options: SinkOptions, counts: Counts) -> None:
 
 
 def _check_share(options: SinkOptions, counts: Counts) -> None:
-    """Only of handlers that ran: a batch that comes again, and is known to have failed, passes."""
+    """Only of handlers that ran: a batch that is known to have failed before passes."""
     ran = counts.handled + counts.errors
     if options.max_failures is not None and counts.errors > options.max_failures * ran:
         raise OncelyError(
