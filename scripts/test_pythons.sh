@@ -22,7 +22,7 @@ test_on() {
     UV_PROJECT_ENVIRONMENT=$folder UV_PYTHON_DOWNLOADS=never \
         "$uv" sync --locked --quiet --no-default-groups --group dev --python "$2" &&
         "$folder/bin/pytest" --quiet -p no:cacheprovider tests/unit tests/conformance \
-            -k "not (postgresql or mysql or mariadb or redis or rabbitmq or pooled)"
+            -k "not (postgresql or mysql or mariadb or redis or rabbitmq or pgbouncer or pooled)"
 }
 
 uv=$(command -v uv || echo .tools/bin/uv)

@@ -3,7 +3,8 @@
 import os
 import signal
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -79,33 +80,38 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'ledger.db'}"
 
 
-def test_fork_with_open_connections(url: str, key: Key) -> None:
+@pytest.fixture
+def on_file(url: str) -> Iterator[Ledger]:
+    """A ledger on the file at `url`, which has no table yet."""
+    with closing(open_ledger(url)) as ledger:
+        yield ledger
+
+
+def test_fork_with_open_connections(url: str, on_file: Ledger, key: Key) -> None:
     """A child forked while connections are open uses the ledger, and so does its parent."""
-    ledger = open_ledger(url)
-    ledger.migrate()
-    claim = granted(ledger.claim(key))
+    on_file.migrate()
+    claim = granted(on_file.claim(key))
     child = os.fork()
     if child == 0:
-        os._exit(_status_of(lambda: claim_all(ledger, 100)))
-    assert claim_all(ledger, 0) == []
-    ledger.complete(claim)
+        os._exit(_status_of(lambda: claim_all(on_file, 100)))
+    assert claim_all(on_file, 0) == []
+    on_file.complete(claim)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     processing = (key_of(0).consumer, State.PROCESSING)
-    assert ledger.counts() == {(key.consumer, State.COMPLETED): 1, processing: 100}
+    assert on_file.counts() == {(key.consumer, State.COMPLETED): 1, processing: 100}
     _check_integrity(url)
 
 
 @pytest.mark.parametrize("batch", [1, 50, 500])
-def test_kill_in_the_middle_of_batches(url: str, batch: int) -> None:
+def test_kill_in_the_middle_of_batches(url: str, on_file: Ledger, batch: int) -> None:
     """After SIGKILL the file is good, each batch is whole, and what was answered is stored."""
-    ledger = open_ledger(url)
-    ledger.migrate()
+    on_file.migrate()
     answered = _completed_until_killed(url, batch)
     _check_integrity(url)
-    stored = ledger.counts()
+    stored = on_file.counts()
     assert stored[key_of(0).consumer, State.COMPLETED] >= answered
     assert all(number % batch == 0 for number in stored.values())
-    outcomes = ledger.claim_many([key_of(number) for number in range(answered)])
+    outcomes = on_file.claim_many([key_of(number) for number in range(answered)])
     assert all(isinstance(outcome, Duplicate) for outcome in outcomes)
 
 
@@ -125,22 +131,21 @@ def test_locked_file(
     granted(ledger.claim(key))
 
 
-def test_unreachable_file(url: str, tmp_path: Path, key: Key) -> None:
+def test_unreachable_file(on_file: Ledger, tmp_path: Path, key: Key) -> None:
     """A file that is no database raises StoreError, without the driver's own error types."""
     (tmp_path / "ledger.db").write_bytes(b"this is no database, however long it may be" * 100)
     with pytest.raises(StoreError):
-        open_ledger(url).claim(key)
+        on_file.claim(key)
 
 
-def test_missing_table(url: str, key: Key) -> None:
+def test_missing_table(on_file: Ledger, key: Key) -> None:
     """Without its table every call says to migrate."""
-    ledger = open_ledger(url)
     calls: list[Callable[[], object]] = [
-        lambda: ledger.claim(key),
-        lambda: ledger.find(key),
-        ledger.counts,
-        ledger.purge,
-        lambda: list(ledger.scan()),
+        lambda: on_file.claim(key),
+        lambda: on_file.find(key),
+        on_file.counts,
+        on_file.purge,
+        lambda: list(on_file.scan()),
     ]
     for call in calls:
         with pytest.raises(StoreError, match=r"migrate\(\)"):
