@@ -18,7 +18,7 @@ MAX_ID_LENGTH = 255
 
 
 class Audit(NamedTuple):
-    """What the log says beside what it should say. None: not known, as there are not messages."""
+    """What the log says beside what it should say. None: not known, as there are no messages."""
 
     effects: Counter[str]
     """How often each message was sent, by message id."""

@@ -34,14 +34,6 @@ _SETUP = (
     f"INSERT INTO heavy VALUES {', '.join(['(0)'] * 200)}",
 )
 _CASES = [(kind, name) for name, hostile in HANDLERS.items() for kind in hostile.ends]
-_ONCE = [
-    (case, on_in_doubt)
-    for case in _CASES
-    # What leaves no doubt is the same under both.
-    for on_in_doubt in (
-        ("retry", "hold") if HANDLERS[case[1]].ends[case[0]] is End.DOUBT else ("retry",)
-    )
-]
 
 
 class Play:
@@ -163,12 +155,7 @@ def scene(case: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path)
     engine.dispose()
 
 
-@pytest.mark.parametrize(
-    ("case", "on_in_doubt"),
-    _ONCE,
-    indirect=["case"],
-    ids=lambda each: each if isinstance(each, str) else ", ".join(each),
-)
+@pytest.mark.parametrize("on_in_doubt", ["retry", "hold"])
 def test_once(case: tuple[str, str], scene: Scene, on_in_doubt: Any) -> None:
     """`once(transaction=)`."""
     policy = Policy(lease=_LEASE, on_in_doubt=on_in_doubt)

@@ -16,7 +16,9 @@ class Mutant(NamedTuple):
     old: str
     new: str
     seed: int = 0
-    """One that finds it, where those before it take long."""
+    """One that finds it, where those before it take long: the search begins there, unless
+    ONCELY_TEST_ALL_SEEDS is set.
+    """
 
     def text(self) -> str:
         """The file with the bug in it. Raises AssertionError where the place is not there once."""

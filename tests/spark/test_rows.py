@@ -141,7 +141,7 @@ def test_values_arrive_as_they_are(place: Place) -> None:
 
 
 def test_what_is_given_as_text_arrives_as_it_is(place: Place) -> None:
-    """JSON is more than a text that stands in JSON, null is none, and a time of day is one."""
+    """JSON is no text that stands in JSON, null is none, and a time of day is one."""
     place.execute("CREATE TABLE texts (id VARCHAR(64), data JSON, at TIME)")
     given: list[dict[str, Any]] = [
         {"id": "a", "data": '{"a": [1, "é"]}', "at": "12:34:56"},

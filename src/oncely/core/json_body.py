@@ -14,7 +14,7 @@ def _no_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 _decode_json = json.JSONDecoder(

@@ -116,7 +116,7 @@ def check_message(message: Message, *, needs_id: bool = True) -> Message:
     if message.key is not None:
         check_text(message.key, "key")
     if type(message.headers) is not dict and not isinstance(message.headers, Mapping):
-        raise MessageError("headers are not mappings")
+        raise MessageError("headers are not a mapping")
     texts = (*message.headers, *message.headers.values())
     if texts and not all(isinstance(text, str) for text in texts):
         raise MessageError("a header is not text")

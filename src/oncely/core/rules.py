@@ -392,7 +392,7 @@ def while_locked(record: Record | None, command: Command, now: float) -> Busy | 
 
 _DAY_S = 86_400.0
 _SMALL_PART = 30
-"""Of a retention, which goes by when a record was last seen: what is noticed is to be less."""
+"""Of a retention, which goes by when a record was last seen: what is not noticed is to be less."""
 
 
 def spared_s(policy: Policy) -> float:

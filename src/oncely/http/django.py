@@ -22,7 +22,7 @@ from oncely.async_ledger import SteadyLedger
 from oncely.core.errors import ConfigError
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.http.answers import HttpAnswer
-from oncely.http.http_request import PIECE, HttpRequest, RequestBody
+from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_length
 from oncely.http.keyed_requests import KeyedRequests
 from oncely.http.passing import Passing, passing
 from oncely.http.request_state import RequestState, answer_of
@@ -154,14 +154,15 @@ def _read_into(body: RequestBody, request: Any) -> bool:
             '"oncely.http.DjangoIdempotencyKey" before it'
         )
     try:
+        length = content_length(request.META)
         while piece := request.read(PIECE):
             body.write(piece)
-    except UnreadablePostError:
+    except (EOFError, UnreadablePostError):
         return False
     request._stream.close()
     request._stream, request._read_started = body.file, False
     # WSGI ends a body that breaks off as any other.
-    return body.length >= int(request.META.get("CONTENT_LENGTH") or 0)
+    return body.length >= length
 
 
 def _read_once(response: Any) -> StreamingHttpResponse:

@@ -1,6 +1,7 @@
 """A request, as `scope` and `fingerprint` functions are shown it, whatever framework it is of."""
 
 import hashlib
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
@@ -11,6 +12,18 @@ from oncely.http.json_equality import equal_json
 PIECE = 64 * 1024
 """Bytes of a body that are read at a time."""
 _DIGEST_BYTES = 16
+# RFC 9110, 8.6; no body has more bytes.
+_LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+
+def content_length(environ: Mapping[str, Any]) -> int:
+    """How long a request's body is to be, by its environ; 0 where that is not said. Raises EOFError
+    for what is not a length.
+    """
+    length = environ.get("CONTENT_LENGTH") or "0"
+    if not _LENGTH.fullmatch(length):
+        raise EOFError
+    return int(length)
 
 
 class RequestBody:

@@ -1,6 +1,5 @@
 """WsgiIdempotencyKey: a middleware for WSGI, under which a request runs once for each key."""
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ from typing import Any, Unpack
 from oncely._util import clock
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.http.answers import EVENT_STREAM, HELD_S, HeldBody, HttpAnswer
-from oncely.http.http_request import PIECE, HttpRequest, RequestBody
+from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_length
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.passing import Passing
 from oncely.http.request_state import RequestState
@@ -24,8 +23,6 @@ WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 STATE = "oncely"
 """In the environ: what a handler can do with its request."""
-# RFC 9110, 8.6; no body has more bytes.
-_LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 class WsgiIdempotencyKey:
@@ -211,10 +208,7 @@ def pieces_in(environ: Environ) -> Iterator[bytes]:
         while piece := source.read(PIECE):
             yield piece
         return
-    length = environ.get("CONTENT_LENGTH") or "0"
-    if not _LENGTH.fullmatch(length):
-        raise EOFError
-    left = int(length)
+    left = content_length(environ)
     while left > 0:
         piece = source.read(min(left, PIECE))
         if not piece:

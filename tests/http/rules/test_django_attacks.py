@@ -138,6 +138,14 @@ def test_a_body_that_breaks_off_is_not_handled(ledger: Ledger) -> None:
     assert [reply.status, states(ledger)] == [400, []]
 
 
+@pytest.mark.parametrize("length", ["abc", "-5", "1e3", "9" * 5000])
+def test_a_length_that_is_none_is_the_clients_error(ledger: Ledger, length: str) -> None:
+    """It is answered by 400, as under WSGI without Django; nothing is recorded."""
+    asked = django_client(lambda request: None, {"ledger": ledger, "consumer": "api"})
+    reply = asked(body=b"123", fields=[("Content-Length", length)])
+    assert [reply.status, states(ledger)] == [400, []]
+
+
 def test_a_body_that_was_read_before_is_a_mistake(ledger: Ledger) -> None:
     """Nothing would tell two requests apart."""
     from django.http import HttpResponse
