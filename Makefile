@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test test-pythons servers check check-package docs model simulate crash chaos test-spark-faults campaign queue-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark clean
+.PHONY: help setup run test test-pythons compiled-tests servers check check-package docs model simulate crash chaos test-spark-faults campaign queue-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark bench-large bench-watching bench-dashboard demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,14 +20,18 @@ run: .venv/.ready .venv/spark.jsa ## run the main job: the notifications example
 	@$(BIN)/python $(EXAMPLE)/audit.py
 
 test: .venv/.ready servers ## all tests, after lint, types and import rules
-	@$(MAKE) --no-print-directory -j 2 check .venv/spark.jsa
-	@scripts/pytest.sh -n 3 --dist loadscope --no-loadscope-reorder
+	@$(MAKE) --no-print-directory -j 2 check .venv/spark.jsa compiled-tests
+	@scripts/pytest.sh -n 5 --dist loadscope --no-loadscope-reorder
 
 test-pythons: .venv/.ready ## core and embedded stores on every Python from 3.11 that is here (ONCELY_TEST_PYTHONS="3.13")
 	@scripts/test_pythons.sh
 
 .venv/spark.jsa: .venv/.ready
 	@scripts/spark_archive.sh
+
+# Else each of the processes that run them would do it. What is wrong in a file is told by the run.
+compiled-tests: .venv/.ready
+	@scripts/pytest.sh --collect-only -q >/dev/null || :
 
 servers: ## install the servers that tests start, where that may be done
 	@scripts/servers.sh
@@ -62,8 +66,8 @@ chaos: .venv/.ready servers ## N messages while workers, RabbitMQ and PostgreSQL
 test-spark-faults: .venv/.ready servers ## every fault on Spark with N messages in each mode, and a backfill (N=2000)
 	@ONCELY_TEST_SPARK_FAULTS=$(or $(N),2000) ONCELY_TEST_BACKFILL=20000 scripts/pytest.sh -s tests/spark_faults tests/spark/test_batches_killed.py
 
-campaign: .venv/.ready servers ## the tests of kills, with many more, and of many keys
-	@ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 scripts/pytest.sh -k "kill or claim_the_same_keys" --timeout 3600
+campaign: .venv/.ready servers ## the tests of kills and of many at once, with many more
+	@ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 ONCELY_TEST_RELAYED=5000 ONCELY_TEST_STORM=2000 ONCELY_TEST_ENDED_SESSIONS=2000 ONCELY_TEST_SEEDS=500 scripts/pytest.sh -k "kill or claim_the_same_keys or several_relays or every_row_once or ended_sessions or every_guarantee_holds" --timeout 3600
 
 queue-kills: .venv/.ready servers ## kill 20 workers at a queue in PostgreSQL, over N messages (N=20000)
 	@ONCELY_TEST_QUEUE_KILLS=$(or $(N),20000) scripts/pytest.sh tests/integration/test_queue_kills.py
@@ -74,7 +78,7 @@ relay-kills: .venv/.ready servers ## N random commits, rollbacks and kills of pr
 http-kills: .venv/.ready servers ## N requests with idempotency keys while servers are killed (N=10000)
 	@ONCELY_TEST_HTTP_REQUESTS=$(or $(N),10000) scripts/pytest.sh -s tests/http/test_under_uvicorn.py --timeout 3600
 
-bench-ledger: .venv/.ready servers ## every store beside the hand-written flow and its own limit
+bench-ledger: .venv/.ready servers ## every store beside the hand-written flow and its own statements sent without it
 	@PYTHONPATH=. $(BIN)/python benchmarks/ledger.py
 
 bench-transaction: .venv/.ready servers ## the ledger in work transactions beside the same ones without it
@@ -99,6 +103,18 @@ bench-leased: .venv/.ready servers ## the same with PostgreSQL for the ledger an
 
 bench-spark: .venv/.ready servers ## mode rows on PostgreSQL beside COPY without a ledger, and as the ledger grows
 	@PYTHONPATH=. $(BIN)/python benchmarks/spark.py
+
+bench-large: .venv/.ready servers ## what operators ask of ledgers with 30,000,000 and 5,000,000 records
+	@PYTHONPATH=. $(BIN)/python benchmarks/large_ledger.py
+
+bench-watching: .venv/.ready servers ## what it costs writers that operators can look
+	@PYTHONPATH=. $(BIN)/python benchmarks/watching.py
+
+bench-dashboard: .venv/.ready servers ## a hundred requests at once to the dashboard, while a consumer works at full speed
+	@PYTHONPATH=. $(BIN)/python benchmarks/dashboard_load.py
+
+demo: .venv/.ready ## the dashboard on a ledger with a day of made-up trouble, workers running
+	@$(BIN)/python examples/trouble/demo.py
 
 clean: ## remove what the targets made
 	rm -rf .venv .tools build $(EXAMPLE)/messages $(EXAMPLE)/messages.expected.json examples/*/out

@@ -2,8 +2,9 @@
 tests run in one process.
 """
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 _SHARING_SPARK = {
-    *("test_pipeline_modes.py", "test_pipeline_runs.py", "test_reconcile.py", "test_report.py"),
+    *("test_pipeline_modes.py", "test_pipeline_runs.py", "test_reconcile.py"),
     *(
         "test_archive.py",
         "test_batches.py",
@@ -28,21 +29,59 @@ _SHARING_SPARK = {
 }
 
 
-class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
+_FIRST = (
+    "spark",
+    *("tests/conformance/test_stores.py", "tests/conformance/test_transports.py"),
+    *("tests/chaos/test_chaos.py", "tests/crash/test_crashes.py"),
+    *(
+        "tests/integration/test_consumer_waiting.py",
+        "tests/integration/test_hostile_handlers.py",
+        "tests/integration/test_rabbitmq_faults.py",
+        "tests/spark/test_handler_process.py",
+        "tests/spark/test_submit.py",
+        "tests/spark/test_batches_killed.py",
+        "tests/spark/test_rows_killed.py",
+        "tests/spark_faults/test_spark_faults.py",
+    ),
+)
+"""What takes longest, the longest first: none of it is to be left alone at the end."""
+
+
+def _scope_of(nodeid: str) -> str:
     """Files stay together where tests run in several processes; and all that share a Spark do, of
     which one is enough.
     """
+    file = nodeid.partition("::")[0]
+    folder, _, name = file.rpartition("/")
+    is_near = folder in ("tests/spark", "tests/cli", "docs/how-to")
+    return "spark" if is_near and name in _SHARING_SPARK else file
 
+
+class _ByScope(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        folder, _, name = file.rpartition("/")
-        is_near = folder in ("tests/spark", "tests/cli", "docs/how-to")
-        return "spark" if is_near and name in _SHARING_SPARK else file
+        return _scope_of(nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByFile:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByScope:
     """Whatever `--dist` says."""
-    return _ByFile(config, log)
+    return _ByScope(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays to the end: a search for garbage meanwhile would find none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The processes take the tests in this order."""
+    places = {scope: place for place, scope in enumerate(_FIRST)}
+    items.sort(key=lambda item: places.get(_scope_of(item.nodeid), len(places)))
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +93,11 @@ def in_a_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     os.chdir(before)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def metrics_of_their_own() -> Iterator[None]:
-    """What they put into the default registry, others of this process do not find there."""
+    """What a file puts into the default registry, others of this process do not find there.
+    Automatic for functions; examples ask for it.
+    """
     registered: list[Collector] = []
     register = REGISTRY.register
 

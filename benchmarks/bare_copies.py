@@ -19,7 +19,7 @@ _INSERT = "INSERT INTO keyed VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
 
 
 def copy(url: str) -> Callable[[Iterator["Row"]], None]:
-    """What `foreachPartition` takes: one COPY for a partition."""
+    """For `foreachPartition`: one COPY for a partition."""
     return partial(_copy, url)
 
 
@@ -45,7 +45,7 @@ def _insert(url: str, rows: Iterator["Row"]) -> None:
 
 
 class ArrowCopy(DataSource):
-    """The sink's own way of writing, without a ledger: Arrow to CSV, one COPY for a partition."""
+    """How the sink writes, without a ledger: Arrow to CSV, one COPY for a partition."""
 
     @classmethod
     def name(cls) -> str:
@@ -72,14 +72,14 @@ class _ArrowCopyWriter(DataSourceArrowWriter):
         return WriterCommitMessage()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing is left to do."""
+        """Do nothing: every task has committed."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing can be done."""
+        """Do nothing: rows of finished tasks stay."""
 
 
 def execute(url: str, *statements: str) -> list[Any]:
-    """What the last of some statements returns."""
+    """Execute several statements; return the result of the last."""
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in statements:
             cursor = connection.execute(statement)

@@ -1,4 +1,4 @@
-"""What the benchmark holds against the sink: the same work with less around it."""
+"""What the benchmark compares the sink with: the same work with less around it."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def handle(message: oncely.Message) -> None:
 
 
 def wait(message: oncely.Message) -> None:
-    """Do nothing but wait, as for another machine."""
+    """Only wait, as a handler waits for another machine."""
     time.sleep(WAIT_S)
 
 
@@ -53,7 +53,7 @@ async def wait_async(message: oncely.Message) -> None:
 
 
 def handle_and_weigh(message: oncely.Message) -> None:
-    """Do nothing, and now and then write down how much memory this process has."""
+    """Do nothing, and now and then record how much memory this process uses."""
     global handled
     handled += 1
     if handled % WEIGH_EVERY == 0:
@@ -102,11 +102,11 @@ class BareSqlite:
 
 
 class BarePostgresql:
-    """The two statements in PostgreSQL, each over arrays, on a table with nothing but its key."""
+    """The two statements in PostgreSQL, each over arrays, on a table with only its key."""
 
     def __init__(self, database: str) -> None:
         self._connection = psycopg.connect(database, autocommit=True)
-        # Two tasks may come to make the table at the same moment.
+        # Two tasks may create the table at the same moment.
         self._connection.execute("SELECT pg_advisory_lock(1)")
         self._connection.execute(
             "CREATE TABLE IF NOT EXISTS bare (consumer text, message_id text, status text,"
@@ -129,7 +129,7 @@ class BarePostgresql:
         )
 
     def close(self) -> None:
-        """Leave the database."""
+        """Close the connection."""
         self._connection.close()
 
 
@@ -163,7 +163,7 @@ class NoLedger(Ledger):
         return [*self._settle(requests)]
 
     def extend_each(self, claims: Sequence[Claim], _: Any) -> list[Outcome | Exception]:
-        """Written, they say."""
+        """Answer that all are written."""
         return [Written(None)] * len(claims)
 
 
@@ -191,7 +191,7 @@ class _Source(DataSource):
 
 
 class BareLedgerSource(_Source):
-    """oncely's task over a bare loop."""
+    """oncely's task on the two statements of a bare loop."""
 
     @classmethod
     def name(cls) -> str:
@@ -199,7 +199,7 @@ class BareLedgerSource(_Source):
 
 
 class NoLedgerSource(_Source):
-    """oncely's task over nothing."""
+    """oncely's task without any ledger."""
 
     @classmethod
     def name(cls) -> str:
@@ -207,7 +207,7 @@ class NoLedgerSource(_Source):
 
 
 class BareLoopSource(_Source):
-    """A loop as one would write it by hand."""
+    """A loop as teams write it by hand."""
 
     @classmethod
     def name(cls) -> str:

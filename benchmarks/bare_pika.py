@@ -1,4 +1,4 @@
-"""Loops of the driver alone: what takes messages out of a queue of RabbitMQ without any library."""
+"""Loops of the driver alone: they take messages out of a queue of RabbitMQ without any library."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ def take(
     handle: Callable[[str], object] | None = None,
     together: int = 1,
 ) -> None:
-    """Take so many messages, hand their ids to `handle`, acknowledge so many at a time."""
+    """Take so many messages, pass their ids to `handle`, acknowledge so many at a time."""
     loop = _Loop(queue, count, handle, together)
     connection = pika.SelectConnection(pika.URLParameters(url), on_open_callback=loop.opened)
     connection.ioloop.start()

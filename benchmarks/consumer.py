@@ -1,7 +1,7 @@
 """A consumer on RabbitMQ and PostgreSQL, beside loops of the driver with and without a ledger.
 
-All ways take the same messages out of a queue of their own, in turn, several rounds; the medians of
-the ratios count that are found within a round. Run with `make bench-consumer`.
+All ways take the same messages out of a queue of their own, in turn, several rounds. What counts is
+the median of the ratios within a round. Run with `make bench-consumer`.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Order(_Base):
 
 
 class Bench:
-    """The servers, and what the ways work with."""
+    """The servers, and what all ways share."""
 
     def __init__(self, stack: ExitStack, messages: int) -> None:
         self.messages = messages
@@ -69,7 +69,7 @@ class Bench:
         """Of the messages of the queue that was filled last."""
 
     def fill(self, messages: int) -> str:
-        """A queue with messages, of which some are copies of one before."""
+        """A queue with messages, some of them duplicates."""
         random = Random(messages)
         queue = f"bench-{next(self._numbers)}"
         ids: list[str] = []
@@ -82,7 +82,7 @@ class Bench:
         return queue
 
     def consumer(self, queue: str, name: str = "bench") -> Consumer:
-        """As users write it."""
+        """A consumer as users write it."""
         return Consumer(self.url, queue).idempotent(self.shop.ledger, name)
 
 
@@ -92,22 +92,22 @@ def acknowledging(bench: Bench, queue: str) -> None:
 
 
 def seed(bench: Bench, queue: str) -> None:
-    """The statements that are written by hand, for each message."""
+    """The statements that teams write by hand, for each message."""
     bare_pika.take(bench.url, queue, bench.messages, bench.by_hand.connect())
 
 
 def business(bench: Bench, queue: str) -> None:
-    """An insert and its commit for each message; nothing knows a copy."""
+    """An insert and its commit for each message; duplicates are not detected."""
     bare_pika.take(bench.url, queue, bench.messages, bench.shop.by_hand_alone())
 
 
 def once(bench: Bench, queue: str) -> None:
-    """A handler with nothing to do."""
+    """A handler that does nothing."""
     bench.consumer(queue).consume(lambda _: None, drain=True)
 
 
 def failing(percent: int) -> Callable[[Bench, str], None]:
-    """A handler that fails for so many of a hundred messages, until all others are handled."""
+    """A handler that fails for `percent` of the messages, until all others are handled."""
 
     def way(bench: Bench, queue: str) -> None:
         others = sum(not fails(id_, percent) for id_ in bench.ids)
@@ -120,7 +120,7 @@ def failing(percent: int) -> Callable[[Bench, str], None]:
             if not others:
                 consumer.stop()
 
-        # What waits for another try is no other way's to wait for.
+        # Other ways are not to wait for messages that wait for a retry.
         consumer = bench.consumer(queue, queue)
         consumer.consume(handle)
 
@@ -128,7 +128,7 @@ def failing(percent: int) -> Callable[[Bench, str], None]:
 
 
 def fails(message_id: str, percent: int) -> bool:
-    """Whether a message is one of those that fail."""
+    """Whether a message is to fail."""
     return int(message_id[:8], 16) % 100 < percent
 
 
@@ -185,7 +185,7 @@ FEW = {SEED, BUSINESS, SESSION}
 
 
 def measure(bench: Bench, rounds: int, messages: int) -> dict[str, list[float]]:
-    """Messages a second of each way in each round; one round more first, which does not count."""
+    """Messages a second of each way in each round; one more round first, which does not count."""
     rates: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds + 1):
         for name, way in WAYS.items():
@@ -201,13 +201,13 @@ def measure(bench: Bench, rounds: int, messages: int) -> dict[str, list[float]]:
 
 
 def ratio(rates: dict[str, list[float]], name: str, base: str) -> float:
-    """The median over the rounds, in each of which the machine was the same for both."""
+    """The median of the ratios of both within a round, in which the machine was the same."""
     return statistics.median(a / b for a, b in zip(rates[name], rates[base], strict=True))
 
 
 def latencies_ms(bench: Bench, rate: int, seconds: float, percent: int = 0) -> list[float]:
-    """How long messages take from their publishing to their handler, at so many a second of which
-    so many of a hundred fail: those that do not.
+    """Times from publishing to the handler, of messages that do not fail. `rate` messages a second
+    are published, of which `percent` fail.
     """
     queue = bench.fill(0)
     took: list[float] = []
@@ -250,7 +250,7 @@ def main() -> int:
     parser.add_argument("--rate", type=int, default=200, help="messages/s, for how long they take")
     parser.add_argument("--json", default="benchmarks/results/consumer.json")
     asked = parser.parse_args()
-    # What a failure costs besides depends on where it is logged.
+    # Logging would add a cost that depends on the log's handler.
     logging.getLogger("oncely").addHandler(logging.NullHandler())
     with ExitStack() as stack:
         bench = Bench(stack, asked.messages)

@@ -1,4 +1,4 @@
-"""What teams write by hand: look, insert or count, mark, each committed; and each store's limit."""
+"""What teams write by hand: look, insert or count, mark, each committed."""
 
 import sqlite3
 import threading
@@ -22,23 +22,19 @@ _INDEXES = (
 
 
 class HandWritten(ABC):
-    """The hand-written flow on one kind of store, and the bare writing of keys."""
+    """The hand-written flow on one kind of store."""
 
     @abstractmethod
     def prepare(self, rows: int) -> None:
-        """Make its tables anew, with so many rows in them."""
+        """Create its table again, with so many rows in it."""
 
     @abstractmethod
     def connect(self) -> Process:
         """A connection of its own, which processes messages by their id."""
 
-    @abstractmethod
-    def write_keys(self, ids: list[str]) -> None:
-        """Write keys, and nothing else, as fast as the store can."""
-
 
 class Postgresql(HandWritten):
-    """Three statements for each message; COPY into a table with only the key."""
+    """Three statements for each message."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -51,19 +47,15 @@ class Postgresql(HandWritten):
 
     def prepare(self, rows: int) -> None:
         for statement in (
-            "DROP TABLE IF EXISTS hand_written, keys_only",
+            "DROP TABLE IF EXISTS hand_written",
             """CREATE TABLE hand_written (id SERIAL PRIMARY KEY, message_id VARCHAR(255) NOT NULL,
             provider VARCHAR(50) NOT NULL, status VARCHAR(50) NOT NULL DEFAULT 'processing',
             attempts INT DEFAULT 1, first_processed_at TIMESTAMP NOT NULL DEFAULT NOW(),
             last_processed_at TIMESTAMP NOT NULL DEFAULT NOW(), metadata JSONB,
             CONSTRAINT uq_hand_written UNIQUE (message_id, provider))""",
             *_INDEXES,
-            """CREATE TABLE keys_only (provider text, message_id text,
-            PRIMARY KEY (message_id, provider))""",
             f"""INSERT INTO hand_written (message_id, provider, status, metadata)
             SELECT gen_random_uuid(), 'bench', 'sent', '{{}}' FROM generate_series(1, {rows})""",
-            f"""INSERT INTO keys_only SELECT 'bench', gen_random_uuid()
-            FROM generate_series(1, {rows})""",
         ):
             self._connection.execute(statement)
 
@@ -84,13 +76,9 @@ class Postgresql(HandWritten):
 
         return process
 
-    def write_keys(self, ids: list[str]) -> None:
-        with self._connection.cursor().copy("COPY keys_only FROM STDIN") as copy:
-            copy.write("".join(f"bench\t{message_id}\n" for message_id in ids))
-
 
 class MariaDb(HandWritten):
-    """The same in MariaDB's SQL; one insert of many rows."""
+    """The same in MariaDB's SQL."""
 
     def __init__(self, url: str) -> None:
         self._url = make_url(url)
@@ -111,7 +99,7 @@ class MariaDb(HandWritten):
 
     def prepare(self, rows: int) -> None:
         for statement in (
-            "DROP TABLE IF EXISTS hand_written, keys_only",
+            "DROP TABLE IF EXISTS hand_written",
             """CREATE TABLE hand_written (id INT AUTO_INCREMENT PRIMARY KEY,
             message_id VARCHAR(255) NOT NULL, provider VARCHAR(50) NOT NULL,
             status VARCHAR(50) NOT NULL DEFAULT 'processing',
@@ -119,14 +107,11 @@ class MariaDb(HandWritten):
             last_processed_at DATETIME NOT NULL DEFAULT NOW(), metadata JSON,
             CONSTRAINT uq_hand_written UNIQUE (message_id, provider))""",
             *_INDEXES,
-            """CREATE TABLE keys_only (provider VARCHAR(50), message_id VARCHAR(255),
-            PRIMARY KEY (message_id, provider))""",
         ):
             self._cursor.execute(statement)
         if rows:
             sequence = f"SELECT 'bench', UUID() FROM seq_1_to_{rows}"
             self._cursor.execute(f"INSERT INTO hand_written (provider, message_id) {sequence}")
-            self._cursor.execute(f"INSERT INTO keys_only (provider, message_id) {sequence}")
 
     def connect(self) -> Process:
         cursor = self._connected().cursor()
@@ -144,13 +129,9 @@ class MariaDb(HandWritten):
 
         return process
 
-    def write_keys(self, ids: list[str]) -> None:
-        rows = [("bench", message_id) for message_id in ids]
-        self._cursor.executemany("INSERT INTO keys_only VALUES (%s, %s)", rows)
-
 
 class Sqlite(HandWritten):
-    """The same in a SQLite file, as durable as the ledger's; many rows in one transaction."""
+    """The same in a SQLite file, as durable as the ledger's."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -166,23 +147,19 @@ class Sqlite(HandWritten):
     def prepare(self, rows: int) -> None:
         for statement in (
             "DROP TABLE IF EXISTS hand_written",
-            "DROP TABLE IF EXISTS keys_only",
             """CREATE TABLE hand_written (id INTEGER PRIMARY KEY, message_id TEXT NOT NULL,
             provider TEXT NOT NULL, status TEXT NOT NULL, attempts INT DEFAULT 1,
             first_processed_at DEFAULT CURRENT_TIMESTAMP,
             last_processed_at DEFAULT CURRENT_TIMESTAMP, metadata TEXT,
             UNIQUE (message_id, provider))""",
             *_INDEXES,
-            "CREATE TABLE keys_only (provider, message_id, PRIMARY KEY (message_id, provider))",
         ):
             self._connection.execute(statement)
-        for table, status in (("hand_written", ", status"), ("keys_only", "")):
-            self._connection.execute(
-                f"""WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n LIMIT {rows})
-                INSERT INTO {table} (provider, message_id{status})
-                SELECT 'bench', hex(randomblob(16)){", 'sent'" if status else ""} FROM n
-                WHERE {rows} > 0"""
-            )
+        self._connection.execute(
+            f"""WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n LIMIT {rows})
+            INSERT INTO hand_written (provider, message_id, status)
+            SELECT 'bench', hex(randomblob(16)), 'sent' FROM n WHERE {rows} > 0"""
+        )
 
     def connect(self) -> Process:
         connection = self._connected()
@@ -199,15 +176,9 @@ class Sqlite(HandWritten):
 
         return process
 
-    def write_keys(self, ids: list[str]) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-        rows = [("bench", message_id) for message_id in ids]
-        self._connection.executemany("INSERT INTO keys_only VALUES (?, ?)", rows)
-        self._connection.execute("COMMIT")
-
 
 class Redis(HandWritten):
-    """SET NX, and SET when done; SET NX in a pipeline."""
+    """SET NX, and SET when done."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -221,7 +192,10 @@ class Redis(HandWritten):
     def prepare(self, rows: int) -> None:
         self._client.flushdb()
         for start in range(0, rows, 10_000):
-            self.write_keys([f"before-{n}" for n in range(start, start + 10_000)])
+            pipeline = self._client.pipeline(transaction=False)
+            for n in range(start, min(start + 10_000, rows)):
+                pipeline.set(f"by-hand:bench:before-{n}", "sent", ex=86_400)
+            pipeline.execute()
 
     def connect(self) -> Process:
         client = self._connected()
@@ -232,9 +206,3 @@ class Redis(HandWritten):
                 client.set(name, "sent", ex=86_400)
 
         return process
-
-    def write_keys(self, ids: list[str]) -> None:
-        pipeline = self._client.pipeline(transaction=False)
-        for message_id in ids:
-            pipeline.set(f"keys:bench:{message_id}", 1, nx=True)
-        pipeline.execute()

@@ -1,8 +1,8 @@
 """What an idempotency key adds to a request, beside the same application without it.
 
 One client, one request after another over one connection, against uvicorn; in each round all
-variants in turn, so that the machine's moods are shared. PostgreSQL keeps the ledger; Redis keeps
-what asgi-idempotency-header keeps.
+variants in turn, so that other work on the machine affects all of them. The ledger is in
+PostgreSQL; asgi-idempotency-header keeps its answers in Redis.
 """
 
 import os
@@ -92,7 +92,7 @@ def _await(client: httpx.Client, url: str, log: Path) -> None:
 
 
 def _timed(client: httpx.Client, url: str, count: int, key: str | None = None) -> float:
-    """Milliseconds of a request in the middle; each has a key of its own, or all have one."""
+    """The median of a request, in ms; each request has a key of its own, or all have the same."""
     times = []
     for number in range(count):
         headers = {"Idempotency-Key": key or str(uuid4())}

@@ -1,4 +1,4 @@
-"""The sink beside what it could be made of: bare loops, no ledger, Parquet, dropDuplicates.
+"""The sink beside its alternatives: bare loops, no ledger, Parquet, dropDuplicates.
 
 All variants run in one session, in turn, several rounds; the medians and their ratios count.
 Run with `make bench-pipeline`, on PostgreSQL with `make bench-leased`; see `--help`.
@@ -60,12 +60,12 @@ def generate(spark: "SparkSession", rows: int, folder: Path) -> "DataFrame":
 
 
 def spread(messages: "DataFrame") -> "DataFrame":
-    """As the pipeline does before its sink."""
+    """Repartition as the pipeline does before its sink."""
     return messages.repartition(PARTITIONS, "id")
 
 
 def sink(places: Places) -> tuple[Variant, Variant]:
-    """oncely, with a handler that does nothing; and the same once more, all of it duplicates."""
+    """oncely, with a handler that does nothing; and the same messages again, all duplicates."""
     options = {
         "consumer": "bench",
         "handler": "bare_loops:handle",
@@ -93,17 +93,17 @@ def bare(name: str, places: Places) -> Variant:
 
 
 def parquet(messages: "DataFrame", out: str) -> None:
-    """Only writing."""
+    """Only write Parquet."""
     spread(messages).write.parquet(out)
 
 
 def drop_duplicates(messages: "DataFrame", out: str) -> None:
-    """What Spark has for duplicates within one batch."""
+    """Spark's own way against duplicates within one batch."""
     messages.dropDuplicates(["id"]).write.parquet(out)
 
 
 def variants(places: Places) -> dict[str, Variant]:
-    """All that is measured, with ledgers and bare tables in these places."""
+    """Every variant, with ledgers and bare tables in these places."""
     first, replay = sink(places)
     return {
         SINK: first,
@@ -117,7 +117,7 @@ def variants(places: Places) -> dict[str, Variant]:
 
 
 def in_files(out: str) -> str:
-    """A SQLite file beside what else belongs to the write."""
+    """A SQLite file beside the other files of the write."""
     return f"sqlite:///{out}.db"
 
 
@@ -128,7 +128,7 @@ def on_server(server: str) -> Places:
         name = Path(out).name
         with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}"'.encode())
-            # What the last write left to be flushed is not this one's to wait for.
+            # Or this write would wait for the flush of the last one.
             connection.execute("CHECKPOINT")
         return server.rpartition("/")[0] + f"/{name}"
 
@@ -138,7 +138,7 @@ def on_server(server: str) -> Places:
 def measure(
     compared: dict[str, Variant], messages: "DataFrame", asked: argparse.Namespace, folder: Path
 ) -> dict[str, list[float]]:
-    """Messages a second of every variant in every round; one more round first, not counted."""
+    """Messages a second of every variant in every round, after one round that does not count."""
     rates: dict[str, list[float]] = {name: [] for name in compared}
     for number in range(asked.rounds + 1):
         for place, (name, variant) in enumerate(compared.items()):
@@ -152,7 +152,7 @@ def measure(
 
 
 def worker_memory(log: Path) -> list[tuple[int, int]]:
-    """(messages handled, MiB) of the Python worker that handled the most."""
+    """(messages, MiB) of the Python worker that handled the most messages."""
     workers: dict[int, list[tuple[int, int]]] = {}
     for line in log.read_text().splitlines():
         pid, handled, mib = json.loads(line)
@@ -175,7 +175,7 @@ def measure_memory(messages: "DataFrame", folder: Path) -> list[tuple[int, int]]
 
 
 def measure_concurrency(messages: "DataFrame", folder: Path) -> dict[str, float]:
-    """How long one task takes for handlers that wait, by how many of them run at a time."""
+    """How long one task takes for handlers that wait, by the number that run at a time."""
     took = {}
     few = messages.limit(WAITING).coalesce(1)
     for handler, concurrency in (("wait", 1), ("wait", 8), ("wait_async", 8)):
@@ -194,7 +194,7 @@ def measure_concurrency(messages: "DataFrame", folder: Path) -> dict[str, float]
 
 
 def as_table(rates: dict[str, list[float]]) -> Table:
-    """The medians, and what they are of the others."""
+    """The medians, and the sink's ratios to the other variants."""
     medians = {name: statistics.median(values) for name, values in rates.items()}
     table = Table(title="messages/s, medians", title_justify="left")
     for heading in ("variant", "median", "lowest", "highest", "oncely sink / this"):

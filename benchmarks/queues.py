@@ -1,8 +1,8 @@
 """A queue in PostgreSQL, beside procrastinate and pgqueuer on the same work.
 
 All publish the same small jobs, singly and in batches, and one worker process of each handles them
-with a handler that does nothing; in turn, several rounds, on one server. The medians of the ratios
-count that are found within a round. Run with `make bench-queue`.
+with a handler that does nothing; in turn, several rounds, on one server. What counts is the median
+of the ratios within a round. Run with `make bench-queue`.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SINGLY, BATCHES, CONSUMED = "published singly", f"published by {BATCH:,}", "cons
 
 
 class Work:
-    """One way to do it. Each has a database of its own."""
+    """One library's queue, in a database of its own."""
 
     consumers: tuple[str, ...]
     """The names under which its consuming is shown."""
@@ -49,16 +49,16 @@ class Work:
         self.url = url
 
     def publish(self, messages: int, batch: int) -> None:
-        """Put so many into the queue."""
+        """Publish so many messages."""
         raise NotImplementedError
 
     def consume(self, name: str) -> None:
-        """Handle all that is there."""
+        """Handle every message of the queue."""
         raise NotImplementedError
 
 
 class Oncely(Work):
-    """As users write it."""
+    """oncely, as users write it."""
 
     consumers = (ONCELY, IDEMPOTENT)
 
@@ -81,7 +81,7 @@ class Oncely(Work):
 
 
 class Procrastinate(Work):
-    """By its documentation: deferred by its sync connector, handled by tasks that are async."""
+    """As its documentation says: deferred by its sync connector, handled by async tasks."""
 
     consumers = (PROCRASTINATE,)
 
@@ -125,7 +125,7 @@ def _task_of(app: procrastinate.App) -> "procrastinate.tasks.Task[..., Any, Any]
 
 
 class Pgqueuer(Work):
-    """By its documentation, with the fastest of its drivers."""
+    """As its documentation says, with the fastest of its drivers."""
 
     consumers = (PGQUEUER,)
 
@@ -205,7 +205,7 @@ def measure(server: str, rounds: int, messages: int) -> dict[str, dict[str, list
 
 
 def ratio(rates: dict[str, list[float]], name: str, base: str) -> float:
-    """The median over the rounds, in each of which the machine was the same for both."""
+    """The median of the ratios of both within a round, in which the machine was the same."""
     return statistics.median(a / b for a, b in zip(rates[name], rates[base], strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Loads in turn, in several rounds, on one store after the other; and what comes of them."""
+"""Loads in turn, in several rounds, on one store after the other; and their results."""
 
 import argparse
 import json
@@ -14,6 +14,9 @@ from rich.table import Table
 from tests import servers
 
 from loads import Load, Measured
+
+_FILE_WIDTH = 160
+"""Characters of a line in a file or a pipe, which have no width of their own."""
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Cell:
 
 
 def arguments(description: str | None, stores: Sequence[str], json: str) -> argparse.ArgumentParser:
-    """What every benchmark may be asked for."""
+    """The arguments of every benchmark."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--stores", nargs="+", choices=stores, default=stores)
     parser.add_argument("--rounds", type=int, default=3)
@@ -47,7 +50,7 @@ def measure(
     asked: argparse.Namespace,
     show: Callable[[str, float], None],
 ) -> dict[str, list[Measured]]:
-    """Every load in every round, in turn; one round more first, short and not counted."""
+    """Every load in every round, in turn, after a short round that does not count."""
     found: dict[str, list[Measured]] = defaultdict(list)
     for number in range(asked.rounds + 1):
         for name, load in loads():
@@ -78,7 +81,7 @@ def each_store(
     asked: argparse.Namespace,
     measure_store: Callable[[str, argparse.Namespace, Progress], list[Cell]],
 ) -> list[Cell]:
-    """The cells of every store that this machine can run, written down as they come."""
+    """The cells of every store that this machine can run, written to a file one by one."""
     Path(asked.json).parent.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     cells: list[Cell] = []
@@ -88,7 +91,7 @@ def each_store(
                 cells += measure_store(store, asked, progress)
             except servers.MissingProgram as missing:
                 console.print(f"{store} is left out: {missing}")
-            # After each: what was measured stays, whatever comes of the next.
+            # After each store: its cells stay, even if the next store fails.
             Path(asked.json).write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
     return cells
 
@@ -97,7 +100,12 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a row for each load; words to the left, figures to the right."""
     table = Table(title="messages/s, medians", title_justify="left")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in {"store", "load"} else "right")
+        table.add_column(
+            heading, justify="left" if heading in {"store", "load", "work"} else "right"
+        )
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    console.print(table)

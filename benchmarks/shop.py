@@ -28,7 +28,7 @@ _INSERT = text("INSERT INTO orders (content) VALUES (:content)")
 
 
 class Shop:
-    """Processing a message is to insert a row. Each way is made once for a thread."""
+    """Processing a message means inserting a row. Each way is made once for a thread."""
 
     def __init__(self, url: str) -> None:
         self._url = make_url(url)
@@ -40,7 +40,7 @@ class Shop:
         self.ledger = open_ledger(url)
 
     def prepare(self) -> None:
-        """Make its tables, without rows."""
+        """Create its tables, without rows."""
         key, text_type = _KINDS[self._kind]
         self.ledger.migrate()
         with self.engine.begin() as connection:
@@ -67,7 +67,7 @@ class Shop:
     # ---- One message after the other -----------------------------------------------------------
 
     def alone(self) -> Process:
-        """The business insert, and nothing that would know a copy."""
+        """The business insert; duplicates are not detected."""
 
         def process(message_id: str) -> None:
             with self.plain.begin() as connection:
@@ -100,7 +100,7 @@ class Shop:
         return process
 
     def by_hand_alone(self) -> Process:
-        """The business insert with the driver and nothing else."""
+        """The business insert with the driver alone."""
         raw = self._connected()
         cursor = raw.cursor()
 
@@ -111,7 +111,7 @@ class Shop:
         return process
 
     def by_hand(self) -> Process:
-        """A bare claim before it, in a table of only the key."""
+        """The same after a bare claim, in a table with only the key."""
         raw = self._connected()
         cursor, claim = raw.cursor(), _BY_HAND[self._kind]
 
@@ -124,7 +124,7 @@ class Shop:
         return process
 
     def _connected(self) -> Any:
-        """A connection of the driver, past SQLAlchemy."""
+        """A connection of the driver, without SQLAlchemy."""
         pooled = self.plain.raw_connection()
         pooled.detach()
         return pooled.dbapi_connection

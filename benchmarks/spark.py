@@ -70,22 +70,22 @@ def without_ledger(payments: "DataFrame", url: str) -> None:
 
 
 def arrow_without_ledger(payments: "DataFrame", url: str) -> None:
-    """What the sink does besides asking its ledger."""
+    """What the sink does without its ledger."""
     spread(payments).write.format("arrow_copy").option("url", url).mode("append").save()
 
 
 def drop_duplicates(payments: "DataFrame", url: str) -> None:
-    """What Spark has for duplicates within one batch."""
+    """Spark's own way against duplicates within one batch."""
     payments.dropDuplicates(["id"]).foreachPartition(copy(url))
 
 
 def one_by_one(payments: "DataFrame", url: str) -> None:
-    """As it is often written in foreachBatch."""
+    """As teams often write it in foreachBatch."""
     payments.foreachPartition(insert(url))
 
 
 def rows(payments: "DataFrame", url: str) -> None:
-    """What is measured."""
+    """The variant that is measured: mode `rows`."""
     options = {"mode": "rows", "consumer": "bench", "ledger": url, "table": "payments"}
     spread(payments).write.format("oncely").options(**options).mode("append").save()
 
@@ -101,7 +101,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 def set_up(server: Postgresql) -> None:
-    """Let the server have the settings."""
+    """Give the server the settings."""
     execute(server.url, *(f"ALTER SYSTEM SET {each} = '{SETTINGS[each]}'" for each in SETTINGS))
     server.restart()
 
@@ -121,7 +121,7 @@ def empty(url: str) -> None:
 
 
 def measure(payments: "DataFrame", url: str, rounds: int) -> dict[str, list[float]]:
-    """Rows a second of every variant in every round; one more round first, not counted."""
+    """Rows a second of every variant in every round, after one round that does not count."""
     count = payments.count()
     few = payments.limit(count // FEWER).repartition(PARTITIONS).cache()
     few_count = few.count()
@@ -141,7 +141,7 @@ def measure(payments: "DataFrame", url: str, rounds: int) -> dict[str, list[floa
 
 
 def grow(url: str, size: int) -> None:
-    """Let the ledger have that many completed records, of random ids."""
+    """Fill the ledger up to that many completed records, with random ids."""
     [[there]] = execute(url, "SELECT count(*) FROM processed_messages")
     execute(
         url,
@@ -174,7 +174,7 @@ def measure_growth(
 
 
 def as_table(rates: dict[str, list[float]]) -> Table:
-    """The medians, and what they are of the limit."""
+    """The medians, and their ratios to the limit."""
     medians = {name: statistics.median(values) for name, values in rates.items()}
     table = Table(title="rows/s, medians", title_justify="left")
     for heading in ("variant", "median", "lowest", "highest", "of the limit", "mode rows / this"):
@@ -192,7 +192,7 @@ def as_table(rates: dict[str, list[float]]) -> Table:
 
 
 def _ratio(rates: dict[str, list[float]], one: str, other: str) -> float:
-    """The median of the ratios within a round: what slows the machine slows both."""
+    """The median of the ratios within a round: other work on the machine slows both."""
     return statistics.median(a / b for a, b in zip(rates[one], rates[other], strict=True))
 
 

@@ -1,7 +1,7 @@
 """Messages in transactions of their own: the ledger inside them, beside the same ones without it.
 
-All loads run in turn, several rounds, on tables without rows; the medians of the ratios count that
-are found within a round. Run with `make bench-transaction`; see `--help` for smaller runs.
+All loads run in turn, several rounds, on tables without rows. What counts is the median of the
+ratios within a round. Run with `make bench-transaction`; see `--help` for smaller runs.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def process_of(url: str, way: str) -> Process:
 
 @lru_cache
 def shop_at(url: str) -> Shop:
-    """One for each process."""
+    """One shop for each process."""
     return Shop(url)
 
 
@@ -63,7 +63,7 @@ def loads_on(shop: Shop, url: str, processes: Processes) -> Iterator[tuple[str, 
             yield f"{name}, {where}", load
     for name, window in WINDOWS.items():
         shop.clear()
-        yield name, windows(window(shop), WINDOW)
+        yield name, windows(partial(window, shop), WINDOW)
 
 
 def measure_store(store: str, asked: argparse.Namespace, progress: Progress) -> list[Cell]:
@@ -99,14 +99,14 @@ def rows_of(cells: list[Cell]) -> Iterator[Sequence[str]]:
 
 
 def ratio(rates: list[float], bases: list[float]) -> float:
-    """The median over the rounds, in each of which the machine was the same for both."""
+    """The median of the ratios of both within a round, in which the machine was the same."""
     return statistics.median(rate / base for rate, base in zip(rates, bases, strict=True))
 
 
 def main() -> int:
     """Measure and print."""
     parser = arguments(__doc__, tuple(SERVERS), "benchmarks/results/transaction.json")
-    # Short rounds, but many: what else the machine does falls on all loads alike.
+    # Short rounds, but many: other work on the machine affects all loads alike.
     parser.set_defaults(rounds=7, seconds=1.0)
     cells = each_store(parser.parse_args(), measure_store)
     show_table(HEADINGS, rows_of(cells))

@@ -1,4 +1,4 @@
-"""Runs the model with spin: every mode must hold in all that can happen, every mutant must fail.
+"""Runs the model with spin: every mode must hold in every run, every mutant must fail.
 
 Exits with 1 where a mode has an error or was not searched to its end, or where a mutant survives;
 with 2 where spin or gcc is missing.
@@ -71,7 +71,7 @@ _CUT_SHORT = ("Search not completed", "search depth too small", "out of memory")
 
 
 class CheckError(Exception):
-    """The model, or what spin makes of it, cannot be run."""
+    """The model, or the verifier that spin makes of it, cannot be run."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a case."""
+    """The result of a case."""
 
     case: Case
     states: int
@@ -174,7 +174,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _check_names() -> None:
-    """A mutant that nobody runs shows nothing."""
+    """Every mutant of the model has a case here: one without a case shows nothing."""
     written = set(re.findall(r"\bBUG_(\w+)", MODEL.read_text()))
     listed = MUTANTS.keys() | ENDLESS_MUTANTS.keys()
     if written != listed:
@@ -221,8 +221,8 @@ def _run(case: Case, parent: Path) -> Result:
     with TemporaryDirectory(dir=parent) as folder:
         began = time.monotonic()
         _call(folder, "spin", *case.defines, "-a", str(MODEL))
-        # A mutant is caught, and few faults are looked through, before an optimized verifier is
-        # compiled.
+        # For a mutant, or for few faults, the search takes less time than compiling an optimized
+        # verifier.
         optimize = "-O2" if case.faults > _FEW_FAULTS and not case.bug else "-O0"
         table = "-w20" if case.bug else "-w24"
         memory = f"-DMEMLIM={_MEMORY_MB}"
@@ -238,7 +238,7 @@ def _run(case: Case, parent: Path) -> Result:
 
 
 def _error(case: Case, said: str, folder: str) -> str:
-    """The property that does not hold, as the model has it; or what else is wrong."""
+    """The property that does not hold, as the model names it; or another error."""
     why = _WHY.search(said)
     if why is None:
         raise CheckError(f"{case}: the verifier says\n{said}")
@@ -251,7 +251,7 @@ def _error(case: Case, said: str, folder: str) -> str:
 
 
 def _call(folder: str, *command: str) -> str:
-    """What it says. Raises CheckError where it fails."""
+    """The output of a command. Raises CheckError if it fails."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise CheckError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.server_fixtures import (  # noqa: F401 - fixtures.
+    _empty_databases,
     mariadb,
     mysql_url,
     postgresql,

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs pytest with what makes tests quick that start hundreds of processes and a database each.
+# Runs pytest so that tests that start hundreds of processes and databases are quick.
 # Its arguments are pytest's.
 set -eu
 cd "$(dirname "$0")/.."
@@ -7,8 +7,8 @@ cd "$(dirname "$0")/.."
 # Else each process compiles all that it imports.
 unset PYTHONDONTWRITEBYTECODE
 
-# Files of tests and servers are in memory, which nobody waits for, where there is room for them and
-# where programs may be run.
+# Files of tests and servers are in memory, which needs no flush, if there is room for them and
+# programs may be run there.
 in_memory() {
     [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] || return 1
     ! grep -q '^[^ ]* /dev/shm [^ ]* [^ ]*noexec' /proc/mounts || return 1

@@ -1,6 +1,5 @@
 #!/bin/sh
-# Installs what tests start for themselves, and what checks the model, where it is missing and where
-# that may be done.
+# Installs the missing servers that tests start, and the tools that check the model, if it may.
 # A server that a variable ONCELY_TEST_..._URL names is not needed here.
 set -eu
 
@@ -34,7 +33,7 @@ find_missing() {
     has_c_headers || echo libc6-dev
 }
 
-# Debian's packages start their servers, and look here whether they may.
+# Debian's packages start their servers, unless this file forbids it.
 forbid_starting() {
     policy=/usr/sbin/policy-rc.d
     [ ! -e "$policy" ] || return 0
@@ -50,7 +49,7 @@ install_packages() {
         apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
 }
 
-# Debian keeps programs of servers off the PATH.
+# Debian does not put programs of servers on the PATH.
 PATH=$PATH:/usr/sbin
 for folder in /usr/lib/postgresql/*/bin; do
     PATH=$PATH:$folder

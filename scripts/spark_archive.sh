@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes .venv/spark.jsa: the classes that a pipeline on Spark loads, ready to be mapped into memory.
-# A driver that tests start takes half as long with it; a Java that cannot make one goes without.
+# With it a test's driver starts in half the time; a Java that cannot make one runs without it.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -39,6 +39,6 @@ said=$(.venv/bin/oncely pipeline run "$folder/pipeline.toml" 2>&1 </dev/null) ||
 if [ -s "$folder/spark.jsa" ]; then
     mv -f "$folder/spark.jsa" "$archive"
 else
-    # Not to be tried again.
+    # So that it is not tried again.
     : >"$archive"
 fi

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the tests of the core and of the stores in memory and SQLite on every Python that oncely is
-# for and that is on this machine, each in a venv of its own from uv.lock.
+# Runs the tests of the core and of the stores in memory and SQLite on every Python that oncely
+# supports and that is on this machine, each in a venv of its own from uv.lock.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -22,6 +22,7 @@ test_on() {
     UV_PROJECT_ENVIRONMENT=$folder UV_PYTHON_DOWNLOADS=never \
         "$uv" sync --locked --quiet --no-default-groups --group dev --python "$2" &&
         "$folder/bin/pytest" --quiet -p no:cacheprovider tests/unit tests/conformance \
+            -n 2 --dist loadscope --no-loadscope-reorder \
             -k "not (postgresql or mysql or mariadb or redis or rabbitmq or pgbouncer or pooled)"
 }
 

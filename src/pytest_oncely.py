@@ -1,7 +1,7 @@
-"""The plugin for pytest, which finds it by itself: the fixtures `ledger` and `ledger_url`.
+"""The pytest plugin, which pytest loads by itself: the fixtures `ledger` and `ledger_url`.
 
-Every run of pytest where oncely is installed loads this, so it imports nothing of oncely before a
-test asks for a fixture.
+Every run of pytest loads it if oncely is installed, so it does not import oncely before a test
+asks for a fixture.
 """
 
 import sys
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def ledger_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where `ledger` is: an SQLite file of this test. Define a fixture of this name for another."""
+    """The URL of `ledger`: a SQLite file of this test. Define your own fixture to change it."""
     return f"sqlite:///{tmp_path_factory.mktemp('oncely') / 'ledger.db'}"
 
 
@@ -33,7 +33,7 @@ def ledger(ledger_url: str) -> "Iterator[Ledger]":
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Iterator[None]:
-    """The time that a test has let pass ends with it."""
+    """Undo the time that a test has let pass, when the test ends."""
     try:
         return (yield)
     finally:

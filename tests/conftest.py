@@ -7,11 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import certifi
 import pytest
 from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
     _empty_databases,
-    _mysql_ledger,
-    _postgresql_ledger,
+    _mysql_ledgers,
+    _postgresql_ledgers,
+    _sqlite_ledger,
     mariadb,
     mysql_ledger_url,
     mysql_url,
@@ -29,6 +31,7 @@ from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
     rabbitmq_url,
     redis_server,
     redis_url,
+    sqlite_ledger_url,
 )
 
 from oncely._util import clock as process_clock
@@ -75,12 +78,25 @@ def _let_propagate() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _found_by_spark() -> Iterator[None]:
-    """Spark's Python finds `tests.spark_daemon`, and what is to be run first: Java keeps the
+    """Spark's Python finds the tests' modules, and what is to be run first: Java keeps the
     environment that it began with.
     """
     with pytest.MonkeyPatch.context() as patched:
         for folder in (Path(__file__).parents[1], Path(__file__).with_name("python_start")):
             patched.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Of all authorities for certificates one is enough, as no test asks any: PyMySQL and httpx
+    read them all for each connection, with TLS or without, which takes most of it.
+    """
+    first, end, _ = certifi.contents().partition("-----END CERTIFICATE-----")
+    file = tmp_path_factory.mktemp("authority") / "one.pem"
+    file.write_text(f"{first}{end}\n")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SSL_CERT_FILE", str(file))
         yield
 
 
@@ -103,7 +119,6 @@ def shared_spark() -> Iterator["SparkSession"]:
 
     settings = {
         "spark.master": "local[2,4]",
-        "spark.python.daemon.module": "tests.spark_daemon",
         "spark.sql.shuffle.partitions": "2",
     }
     session = open_session("tests", settings)
@@ -171,12 +186,13 @@ def claim(ledger: Ledger, key: Key) -> Claim:
 
 
 @pytest.fixture
-def open_sqlite(tmp_path: Path) -> Iterator[OpenSqlite]:
-    """Opens stores on one SQLite file, and closes them all at the end."""
+def open_sqlite(sqlite_ledger_url: str) -> Iterator[OpenSqlite]:  # noqa: F811 - the fixture.
+    """Opens stores on one SQLite file with a migrated ledger, and closes them all at the end."""
+    file = Path(sqlite_ledger_url.removeprefix("sqlite:///"))
     with ExitStack() as opened:
 
         def open_store(clock: Clock | None = None) -> SqlStore:
-            store = SqlStore(sqlite_engine(tmp_path / "ledger.db"), clock=clock)
+            store = SqlStore(sqlite_engine(file), clock=clock)
             opened.callback(store.close)
             return store
 

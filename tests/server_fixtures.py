@@ -5,6 +5,7 @@ A server that cannot be had skips the tests that need it, and fails them in CI.
 
 import fcntl
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from tests.servers import MariaDb, MissingProgram, PgBouncer, Postgresql, Rabbit
 from oncely.ledger import open_ledger
 
 if TYPE_CHECKING:
+    from psycopg import Connection as PostgresqlConnection
     from psycopg.sql import Composed
     from pymysql.cursors import Cursor
 
@@ -28,13 +30,18 @@ S = TypeVar("S")
 # The names of queues that tests use where they may choose.
 QUEUES = ("orders", "another", "a", "A", "a.b", "a:b", "é")
 
-_LEDGER_TABLES = (
+_LEDGER_TABLES = {
     "processed_messages",
+    "message_activity",
+    "message_audit",
     "message_bindings",
     "message_consumers",
+    "message_runs",
     "message_steps",
+    "message_workers",
     "waiting_messages",
-)
+}
+_VERSION_TABLE = "processed_messages_version"
 
 # Number 0 is left alone: where a server has a use besides, it is there.
 _REDIS_NUMBERS = cycle(range(1, 16))
@@ -148,27 +155,34 @@ def mysql_url(mariadb: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def _postgresql_ledger(postgresql: str) -> Iterator[str]:
-    from psycopg import sql
-
-    name = _new_name()
-    _postgresql_execute(postgresql, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    url = _url_of(postgresql, name)
-    with closing(open_ledger(url)) as ledger:
-        ledger.migrate()
-    yield url
-    _postgresql_drop(postgresql, name)
+def _postgresql_ledgers(postgresql: str) -> Iterator[list[str]]:
+    """The names of databases with a migrated ledger in them that tests have left, without a row."""
+    names: list[str] = []
+    yield names
+    for name in names:
+        _postgresql_drop(postgresql, name)
 
 
 @pytest.fixture
-def postgresql_ledger_url(_postgresql_ledger: str) -> Iterator[str]:
-    """The URL of a migrated ledger without a row on a PostgreSQL: always the same one."""
+def postgresql_ledger_url(postgresql: str, _postgresql_ledgers: list[str]) -> Iterator[str]:
+    """The URL of a migrated ledger without a row on a PostgreSQL. What tables a test adds are gone
+    after it; apart from them it leaves the schema as it is, or drops a table of the ledger.
+    """
     from psycopg import sql
 
-    yield _postgresql_ledger
-    _postgresql_execute(_postgresql_ledger, sql.SQL(_DISCONNECT).format())
-    tables = sql.SQL(", ").join(map(sql.Identifier, _LEDGER_TABLES))
-    _postgresql_execute(_postgresql_ledger, sql.SQL("TRUNCATE {}").format(tables))
+    if _postgresql_ledgers:
+        name = _postgresql_ledgers.pop()
+        url = _url_of(postgresql, name)
+    else:
+        name = _new_name()
+        url = _url_of(postgresql, name)
+        _postgresql_execute(postgresql, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        _migrate(url)
+    yield url
+    if _postgresql_is_migrated_again(url):
+        _postgresql_ledgers.append(name)
+    else:
+        _postgresql_drop(postgresql, name)
 
 
 @pytest.fixture
@@ -178,27 +192,47 @@ def pooled_ledger_url(pgbouncer: PgBouncer, postgresql_ledger_url: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def _mysql_ledger(mariadb: str) -> Iterator[str]:
-    name = _new_name()
+def _mysql_ledgers(mariadb: str) -> Iterator[list[str]]:
+    """As on PostgreSQL."""
+    names: list[str] = []
+    yield names
     with _mysql_cursor(mariadb) as cursor:
-        cursor.execute(f"CREATE DATABASE {name}")
-    url = _url_of(mariadb, name)
-    with closing(open_ledger(url)) as ledger:
-        ledger.migrate()
-    yield url
-    with _mysql_cursor(mariadb) as cursor:
-        cursor.execute(f"DROP DATABASE {name}")
+        for name in names:
+            cursor.execute(f"DROP DATABASE {name}")
 
 
 @pytest.fixture
-def mysql_ledger_url(_mysql_ledger: str) -> Iterator[str]:
-    """The URL of a migrated ledger without a row on a MariaDB: always the same one."""
-    yield _mysql_ledger
-    name = str(make_url(_mysql_ledger).database)
-    with _mysql_cursor(_mysql_ledger) as cursor:
+def mysql_ledger_url(mariadb: str, _mysql_ledgers: list[str]) -> Iterator[str]:
+    """The URL of a migrated ledger without a row on a MariaDB: as on PostgreSQL."""
+    if _mysql_ledgers:
+        name = _mysql_ledgers.pop()
+        url = _url_of(mariadb, name)
+    else:
+        name = _new_name()
+        url = _url_of(mariadb, name)
+        with _mysql_cursor(mariadb) as cursor:
+            cursor.execute(f"CREATE DATABASE {name}")
+        _migrate(url)
+    yield url
+    with _mysql_cursor(mariadb) as cursor:
         _mysql_disconnect(cursor, name)
-        for table in _LEDGER_TABLES:
-            cursor.execute(f"DELETE FROM {name}.{table}")
+        if _mysql_is_migrated_again(cursor, name):
+            _mysql_ledgers.append(name)
+        else:
+            cursor.execute(f"DROP DATABASE {name}")
+
+
+@pytest.fixture(scope="session")
+def _sqlite_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("migrated") / "ledger.db"
+    _migrate(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture
+def sqlite_ledger_url(_sqlite_ledger: Path, tmp_path: Path) -> str:
+    """The URL of a migrated ledger without a row in a file of the test's folder."""
+    return f"sqlite:///{shutil.copy(_sqlite_ledger, tmp_path / 'ledger.db')}"
 
 
 @pytest.fixture
@@ -262,6 +296,11 @@ def _alone_at(variable: str) -> Iterator[None]:
         yield
 
 
+def _migrate(url: str) -> None:
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+
+
 def _new_name() -> str:
     return f"oncely_{uuid.uuid4().hex}"
 
@@ -308,20 +347,45 @@ _LEFT = """
 def _postgresql_is_empty_again(url: str) -> bool:
     """End what connections a test left, and drop its tables; whether that was all it left."""
     import psycopg
-    from psycopg import sql
 
     try:
         with closing(psycopg.connect(url, autocommit=True)) as connection:
             connection.execute(_DISCONNECT)
-            tables = connection.execute(
-                "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
-            ).fetchall()
-            if tables:
-                names = sql.SQL(", ").join(sql.Identifier("public", name) for (name,) in tables)
-                connection.execute(sql.SQL("DROP TABLE {} CASCADE").format(names))
+            _postgresql_drop_tables(connection, _postgresql_tables(connection))
             return connection.execute(_LEFT).fetchone() is None
     except psycopg.Error:
         return False
+
+
+def _postgresql_is_migrated_again(url: str) -> bool:
+    """End what connections a test left, drop the tables that it added and empty the ledger's;
+    whether all of those are there.
+    """
+    import psycopg
+    from psycopg import sql
+
+    with closing(psycopg.connect(url, autocommit=True)) as connection:
+        connection.execute(_DISCONNECT)
+        tables = _postgresql_tables(connection)
+        if not tables >= {*_LEDGER_TABLES, _VERSION_TABLE}:
+            return False
+        _postgresql_drop_tables(connection, tables - _LEDGER_TABLES - {_VERSION_TABLE})
+        names = sql.SQL(", ").join(map(sql.Identifier, _LEDGER_TABLES))
+        connection.execute(sql.SQL("TRUNCATE {}").format(names))
+        return True
+
+
+def _postgresql_tables(connection: "PostgresqlConnection") -> set[str]:
+    found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    return {name for (name,) in found}
+
+
+def _postgresql_drop_tables(connection: "PostgresqlConnection", tables: set[str]) -> None:
+    from psycopg import sql
+
+    if tables:
+        names = sql.SQL(", ").join(sql.Identifier("public", name) for name in tables)
+        connection.execute(sql.SQL("DROP TABLE {} CASCADE").format(names))
 
 
 @contextmanager
@@ -342,6 +406,21 @@ def _mysql_cursor(url: str) -> Iterator["Cursor"]:
         connection.cursor() as cursor,
     ):
         yield cursor
+
+
+def _mysql_is_migrated_again(cursor: "Cursor", database: str) -> bool:
+    """Drop the tables that a test added, and empty the ledger's; whether all of those are there."""
+    cursor.execute(f"USE {database}")
+    cursor.execute("SHOW TABLES")
+    tables = {name for (name,) in cursor.fetchall()}
+    if not tables >= {*_LEDGER_TABLES, _VERSION_TABLE}:
+        return False
+    for table in tables - _LEDGER_TABLES - {_VERSION_TABLE}:
+        cursor.execute(f"DROP TABLE `{table}`")
+    for table in _LEDGER_TABLES:
+        # What is deleted goes on being locked until the server has swept it up.
+        cursor.execute(f"TRUNCATE {table}")
+    return True
 
 
 def _mysql_disconnect(cursor: "Cursor", database: str) -> None:

@@ -47,7 +47,7 @@ def forgotten_outcome(ledger: oncely.Ledger, key: oncely.Key) -> None:
 
 
 def calls(ledger: oncely.Ledger, key: oncely.Key, claim: oncely.Claim) -> None:
-    assert_type(ledger.claim_many([key], lease=60), list[oncely.ClaimOutcome])
+    assert_type(ledger.claim_many([key], lease=60), Sequence[oncely.ClaimOutcome])
     assert_type(ledger.find(key), oncely.Record | None)
     assert_type(ledger.counts(), Mapping[tuple[str, oncely.State], int])
     assert_type(ledger.purge(older_than="30d"), int)
@@ -74,7 +74,7 @@ async def async_calls(ledger: oncely.Ledger, key: oncely.Key, claim: oncely.Clai
     assert_type(outcome, oncely.ClaimOutcome)
     if isinstance(outcome, oncely.Granted):
         assert_type(outcome.claim, oncely.Claim)
-    assert_type(await calls.claim_many([key]), list[oncely.ClaimOutcome])
+    assert_type(await calls.claim_many([key]), Sequence[oncely.ClaimOutcome])
     assert_type(await calls.find(key), oncely.Record | None)
     assert_type(await calls.purge(older_than="30d"), int)
     async for record in calls.scan(state="failed"):

@@ -14,7 +14,7 @@ from sphinx.util.typing import stringify_annotation
 
 import oncely
 
-_PACKAGES = ("oncely", "oncely.http", "oncely.middleware", "oncely.spark")
+_PACKAGES = ("oncely", "oncely.http", "oncely.middleware", "oncely.spark", "oncely.web")
 _ALIASES = ("ClaimOutcome", "WriteOutcome", "Probe", "Finding", "Duration", "Id")
 """Types with a name of their own, which signatures show by it; what holds another comes first."""
 _GIVEN = frozenset(

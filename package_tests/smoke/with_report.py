@@ -1,4 +1,4 @@
-"""The page of plots of a ledger."""
+"""The pages of a ledger as one file."""
 
 import subprocess
 import sys
@@ -13,5 +13,5 @@ assert isinstance(outcome, oncely.Granted)
 ledger.complete(outcome.claim)
 command = Path(sys.executable).with_name("oncely")
 arguments = ["report", "--ledger", "sqlite:///oncely.db", "--to", "report.html"]
-subprocess.run([command, *arguments], check=True, timeout=300)
+subprocess.run([command, *arguments], check=True, timeout=60)
 assert "billing" in Path("report.html").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """oncely processes every message once: on one machine or on Spark, over one ledger.
 
-The public names stand in `__init__.pyi`; each is imported when it is first asked for.
+The public names are listed in `__init__.pyi`; each is imported when it is first used.
 """
 
 from oncely._util.lazy_names import lazily

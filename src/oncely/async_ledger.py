@@ -32,18 +32,18 @@ P = ParamSpec("P")
 
 
 class _Claiming:
-    """One `claim_many`, whose claims are given back when its task goes away meanwhile."""
+    """One `claim_many`, whose claims are given back when its task is cancelled before it ends."""
 
     def __init__(
-        self, call: Callable[[], list[ClaimOutcome]], batcher: Batcher[Request, Outcome]
+        self, call: Callable[[], Sequence[ClaimOutcome]], batcher: Batcher[Request, Outcome]
     ) -> None:
         self._call = call
         self._batcher = batcher
         self._lock = threading.Lock()
-        self._outcomes: list[ClaimOutcome] = []
+        self._outcomes: Sequence[ClaimOutcome] = []
         self._gone = False
 
-    def run(self) -> list[ClaimOutcome]:
+    def run(self) -> Sequence[ClaimOutcome]:
         outcomes = self._call()
         with self._lock:
             self._outcomes = outcomes
@@ -60,14 +60,14 @@ class _Claiming:
 
 
 def _giving_back(
-    claim_many: Callable[Concatenate[Ledger, P], list[ClaimOutcome]],
-) -> Callable[Concatenate["AsyncLedger", P], Coroutine[Any, Any, list[ClaimOutcome]]]:
-    """`awaited`, for a task that may go away before it is answered."""
+    claim_many: Callable[Concatenate[Ledger, P], Sequence[ClaimOutcome]],
+) -> Callable[Concatenate["AsyncLedger", P], Coroutine[Any, Any, Sequence[ClaimOutcome]]]:
+    """`awaited`, for a task that may be cancelled before it is answered."""
 
     @wraps(claim_many)
     async def method(
         self: "AsyncLedger", /, *args: P.args, **kwargs: P.kwargs
-    ) -> list[ClaimOutcome]:
+    ) -> Sequence[ClaimOutcome]:
         call = partial(claim_many, self._ledger, *args, **kwargs)
         claiming = _Claiming(call, self._batcher)
         try:
@@ -82,10 +82,10 @@ def _giving_back(
 class AsyncLedger(AsyncCalls):
     """The calls of `ledger` as coroutines, for any number of tasks and event loops.
 
-    Each method is the one of Ledger by its name. A task that is cancelled ends at once, and what
-    it is granted after that is given back; whatever else it asked for may still be done. The
-    loop is never blocked: single calls are carried out by threads of the ledger's own, the
-    others by the loop's default executor.
+    Each method is the one of Ledger by its name. A task that is cancelled ends at once: a claim
+    that it is granted after that is given back, and anything else that it asked for may still be
+    done. The loop is never blocked: single calls are carried out by threads of the ledger's own,
+    the others by the loop's default executor.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -116,7 +116,7 @@ class AsyncLedger(AsyncCalls):
         return await asyncio.to_thread(function, *args)
 
     async def pause(self, seconds: float) -> None:
-        """Return after so long."""
+        """Return after that many seconds."""
         await clock.pause(seconds)
 
     claim_many = _giving_back(Ledger.claim_many)
@@ -144,14 +144,17 @@ class AsyncLedger(AsyncCalls):
         *,
         text: str | None = None,
         lease_over: bool = False,
+        exhausted: bool = False,
     ) -> AsyncIterator[Record]:
-        """The records that fit, longest unseen first, for `async for`."""
-        scan = partial(self._ledger.scan, text=text, lease_over=lease_over)
+        """The records that fit, least recently seen first, for `async for`."""
+        scan = partial(self._ledger.scan, text=text, lease_over=lease_over, exhausted=exhausted)
         for record in await asyncio.to_thread(scan, consumer, state, older_than, limit):
             yield record
 
     counts = awaited(Ledger.counts)
+    of_message = awaited(Ledger.of_message)
     tallies = awaited(Ledger.tallies)
+    window = awaited(Ledger.window)
     size = awaited(Ledger.size)
     problems = awaited(Ledger.problems)
 
@@ -165,7 +168,7 @@ class AsyncLedger(AsyncCalls):
     async def waiting(
         self, consumer: str | None = None, limit: int = 100
     ) -> AsyncIterator[WaitingMessage]:
-        """What waits to be tried again, for `async for`."""
+        """The messages that wait for a retry, for `async for`."""
         for message in await asyncio.to_thread(lambda: [*self._ledger.waiting(consumer, limit)]):
             yield message
 
@@ -180,9 +183,12 @@ class AsyncLedger(AsyncCalls):
     migrate = awaited(Ledger.migrate)
     migration_sql = awaited(Ledger.migration_sql)
     reset = awaited(Ledger.reset)
+    happened = awaited(Ledger.happened)
     forget = awaited(Ledger.forget)
     retry_dead = awaited(Ledger.retry_dead)
     discard_dead = awaited(Ledger.discard_dead)
+    run_now = awaited(Ledger.run_now)
+    cancel = awaited(Ledger.cancel)
     keep_retention = awaited(Ledger.keep_retention)
     retentions = awaited(Ledger.retentions)
     purge = awaited(Ledger.purge)
@@ -192,9 +198,10 @@ class AsyncLedger(AsyncCalls):
 
 
 class SteadyLedger(AsyncLedger):
-    """An AsyncLedger whose single calls come to their end before a cancelled task hears of that.
+    """An AsyncLedger whose calls end before a cancelled task gets its CancelledError.
 
-    So nothing is under way any more when the task has ended. What it was granted is given back.
+    So no call is under way any more when the task has ended. A claim that it was granted is given
+    back.
     """
 
     async def _settle_one(self, request: Request) -> Outcome:
@@ -207,7 +214,7 @@ class SteadyLedger(AsyncLedger):
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which may block, returns."""
-        # A future of the executor, and no task: the end of asyncio.run cancels all tasks.
+        # A future of the executor, not a task: the end of asyncio.run cancels all tasks.
         call = partial(copy_context().run, function, *args)
         done = asyncio.get_running_loop().run_in_executor(None, call)
         stop = None
@@ -219,7 +226,7 @@ class SteadyLedger(AsyncLedger):
             except Exception:  # noqa: BLE001, S110 - `result` raises it.
                 pass
         if stop is not None:
-            # Whatever it came to: asyncio would else say that nobody has asked.
+            # Read, and not used: otherwise asyncio logs that an exception was never retrieved.
             done.exception()
             raise stop
         return done.result()
@@ -256,7 +263,7 @@ class _TaskCall(Call[Request, Outcome]):
 
 
 class _Tasks:
-    """The tasks of one event loop: their calls go to the batcher together, and come back so."""
+    """The tasks of one event loop: their calls go to the batcher together, and return together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, batcher: Batcher[Request, Outcome]) -> None:
         self.loop = loop
@@ -266,7 +273,7 @@ class _Tasks:
 
     def call(self, request: Request) -> _TaskCall:
         if not self._calls:
-            # Once the tasks that can run now have all had their turn.
+            # After all tasks that can run now have had their turn.
             self.loop.call_soon(self._hand_over)
         call = _TaskCall(request, self.loop.create_future(), self)
         self._calls.append(call)
@@ -300,7 +307,7 @@ def _wake(calls: Sequence[_TaskCall]) -> None:
 
 
 def _tasks_here(batcher: Batcher[Request, Outcome]) -> _Tasks:
-    """Those of the event loop that runs in this thread, of every AsyncLedger over one ledger."""
+    """The tasks of this thread's event loop, for every AsyncLedger over one ledger."""
     loop = asyncio.get_running_loop()
     tasks: _Tasks | None = getattr(batcher.here, "tasks", None)
     if tasks is None or tasks.loop is not loop:

@@ -1,4 +1,4 @@
-"""The barrier: a function that runs once for each message, which an interceptor names before."""
+"""The barrier: a function that runs once for each message; an interceptor sets the message's id."""
 
 import inspect
 import logging
@@ -47,10 +47,10 @@ _current: ContextVar[_Context | None] = ContextVar("oncely_message_context", def
 def message_context(
     message_id: Id | None, consumer_queue: str, connection: Any = None
 ) -> Iterator[None]:
-    """While this is entered, that message of that queue is what this thread and task consume.
+    """While this is entered, this thread or task consumes that message of that queue.
 
-    Functions behind a barrier take part in the transaction of `connection`, any that
-    `Ledger.transaction` takes, where there is one; its owner commits it.
+    With a `connection`, of any kind that `Ledger.transaction` takes, functions behind a barrier
+    take part in its transaction; its owner commits it.
     """
     token = _current.set(_Context(message_id, consumer_queue, connection))
     try:
@@ -74,12 +74,12 @@ def idempotent_consumer(
     context, its owner rolls the function's own writes back, too. Where a Message is among the
     arguments, the same id with another body is refused.
 
-    The call raises MessageError where there is no context, or no id in it; and what a function
-    under `once` raises.
+    The call raises MessageError where there is no context, or no id in it; besides, it raises what
+    a function under `once` raises.
     """
     if inspect.isroutine(ledger):
         raise ConfigError(f"{_NAME}: it takes arguments; write @{_NAME}(ledger)")
-    # Whose messages they are is known when one comes.
+    # The consumer is the queue of the context, which is known when a message comes.
     handling = Handling.under(ledger, _NAME, policy, lease, keep_result=keep_result)
     barrier = _Barrier(replace(handling, forgets_failures=True))
 

@@ -41,8 +41,8 @@ class Consumer:
     """A queue and the handlers of its messages; nothing is opened before `consume`.
 
     `transport` is the URL of a broker, or a transport that is open. Each method but `handler`,
-    `consume` and `stop` says one thing more and returns the consumer. All raise ConfigError, which
-    says what to write instead, for what cannot be meant.
+    `consume` and `stop` sets one thing more and returns the consumer. All raise ConfigError, which
+    says what to write instead, for settings that make no sense.
     """
 
     def __init__(self, transport: str | Transport, queue: str) -> None:
@@ -50,7 +50,7 @@ class Consumer:
             raise ConfigError(f'queue: {queue!r} is not a name; write queue="notifications"')
         self.queue = queue
         self.url = transport if isinstance(transport, str) else None
-        """Of the broker; None where a transport was handed over."""
+        """The URL of the broker; None where a transport was handed over."""
         self._transport = None if isinstance(transport, str) else transport
         self._handlers = Handlers()
         self._outer: list[Middleware] = []
@@ -71,26 +71,24 @@ class Consumer:
         self._error_queue: str | None = None
         self._stop = StopEvent()
         self.pulse = Pulse()
-        """Feels how `consume` is."""
+        """Tells whether `consume` is alive, for health checks."""
 
     @property
     def ledger(self) -> Ledger | None:
-        """What remembers the messages, where anything does."""
+        """The ledger of `idempotent`; None without it."""
         return self._ledger
 
     @property
     def topics(self) -> Sequence[str]:
-        """The types of events that it is to be given; none are named where it takes whatever comes
-        into its queue.
-        """
+        """The types of events that it takes; none where it takes whatever comes into its queue."""
         return self._handlers.topics
 
     # ---- What it takes -------------------------------------------------------------------------
 
     def events(self, *types: str) -> Self:
-        """Take messages of these types; where the broker has an exchange, the queue is bound by
-        them. Any other that comes goes to the dead letters. `*` stands for a word between dots,
-        `#` for any number of them.
+        """Take messages of these types; where the broker has an exchange, the queue is bound to
+        them. `on_unknown_type` of the policy decides about any other message that comes. `*` stands
+        for a word between dots, `#` for any number of words.
         """
         self._handlers.events += map(check_pattern, types)
         return self
@@ -122,7 +120,7 @@ class Consumer:
     def middleware(self, *middlewares: Middleware) -> Self:
         """Put these around the handler: `fn(message, call_next)`, the first outermost.
 
-        Duplicates go through those that stand before `idempotent`, and through nothing after it.
+        Duplicates go through the middleware before `idempotent`, and through none after it.
         """
         (self._outer if self._ledger is None else self._inner).extend(middlewares)
         return self
@@ -139,7 +137,7 @@ class Consumer:
         `metadata` is kept with the record; it may be a function of the message.
         """
         if self._ledger is not None:
-            raise ConfigError("idempotent: it is said already")
+            raise ConfigError("idempotent: this consumer has a ledger already; call it once")
         Handling.under(ledger, name, policy)
         self._ledger, self._name, self._policy = ledger, name, policy
         self._metadata_of = _metadata_of(metadata)
@@ -147,7 +145,7 @@ class Consumer:
 
     def transactional(self, source: Begins | AsyncBegins, *, together: bool = False) -> Self:
         """Give the handler a connection of this Engine or session factory, to the ledger's own
-        database: what it does there is committed with its claim, or undone with it.
+        database: its writes there are committed with its claim, or rolled back with it.
 
         The messages of a window have one transaction where all succeed, else each has its own,
         for which its handler is called again. A handler that takes them `together` is called with
@@ -163,17 +161,17 @@ class Consumer:
         return self
 
     def tries(self, tries: int) -> Self:
-        """Give a message up after so many."""
+        """Give a message up after so many attempts."""
         self._change(tries=tries)
         return self
 
     def backoff(self, delays: Duration | Sequence[Duration]) -> Self:
-        """Wait so long before another try; the last of several repeats."""
+        """Wait so long before a retry; the last of several delays repeats."""
         self._change(backoff=delays)
         return self
 
     def catch(self, listener: Listener) -> Self:
-        """Call `listener(error, message)` after each failure that is to be tried again."""
+        """Call `listener(error, message)` after each failure that will be retried."""
         self._on_retry.append(check_called(listener, "catch", ["error", "message"]))
         return self
 
@@ -185,7 +183,8 @@ class Consumer:
         return self
 
     def error_queue(self, name: str) -> Self:
-        """Send a copy of what is given up to this destination, too; the ledger has the dead letter.
+        """Send a copy of each message that is given up to this destination; the ledger has the dead
+        letter.
 
         For a consumer whose ledger has transactions.
         """
@@ -212,8 +211,8 @@ class Consumer:
         return self
 
     def ordered(self) -> Self:
-        """Handle messages of the same key one after another, in their order; one that is to be
-        tried again holds up those behind it. Within one process: run one, where that matters.
+        """Handle messages of the same key one after another, in their order; one that waits for its
+        retry holds up those behind it. Within one process: run only one, where that matters.
         """
         self._is_ordered = True
         return self
@@ -226,8 +225,8 @@ class Consumer:
     # ---- Elsewhere -----------------------------------------------------------------------------
 
     def redirect(self, *, ledger: Ledger | None = None, transport: Transport | None = None) -> Self:
-        """Work with these, where they are given, instead of what was named before: in another
-        environment, say. They stay open.
+        """Use these, where they are given, in place of the ledger and transport that were named: in
+        another environment, say. They stay open.
 
         A ledger is refused where there is none to replace, and in a transactional consumer, whose
         records are where its transactions are.
@@ -255,13 +254,13 @@ class Consumer:
         stop_on_signals: bool = False,
         on_progress: Callable[[ConsumerReport], None] = lambda _: None,
     ) -> ConsumerReport:
-        """Handle messages until it is stopped, or to `drain` until nothing is waiting, delayed or
-        in flight; what it has done.
+        """Handle messages until it is stopped, or, to `drain`, until no message is waiting, delayed
+        or in flight. Return what it has done.
 
-        `handler` takes what no decorated one takes. `on_progress` is told now and then. With
-        `stop_on_signals` SIGTERM and SIGINT stop it, and a second one ends the process at once.
-        Raises TransportError where the broker cannot be reached to begin with, StoreError where the
-        ledger has no table.
+        `handler` takes the messages that no decorated handler takes. `on_progress` is called now
+        and then. With `stop_on_signals` SIGTERM and SIGINT stop it, and a second one ends the
+        process at once. Raises TransportError where the broker cannot be reached at the start,
+        StoreError where the ledger has no table.
         """
         settings = self._settings(handler)
         try:
@@ -270,6 +269,8 @@ class Consumer:
                 # The loop asks on every turn.
                 self._stop.on_asked = self.pulse.beat
                 self._subscribe(transport, settings.parts.handlers.topics)
+                if self._ledger is not None:
+                    self._ledger.recorder.works_as("consumer", self._name)
                 consuming = Consuming(
                     settings, transport, self._stop, on_progress, self.pulse, drains=drain
                 )
@@ -279,14 +280,14 @@ class Consumer:
             self._stop.clear()
 
     def stop(self) -> None:
-        """Take no more, and let `consume` return, or the next one, where none is at work: from any
-        thread, or a handler of signals.
+        """Take no more messages, and let `consume` return, or the next call of it where none runs.
+        From any thread, or a signal handler.
         """
         self._stop.set()
 
     @contextmanager
     def opened(self) -> Iterator[Transport]:
-        """Its transport, for others to ask; closed in the end, unless it was handed over."""
+        """Its transport, for use by others; closed at the end, unless it was handed over."""
         if self._transport is not None:
             yield self._transport
             return
@@ -299,7 +300,7 @@ class Consumer:
     def _subscribe(self, transport: Transport, topics: Sequence[str]) -> None:
         exchange = transport.features.exchange
         if self._ledger is not None and exchange:
-            # Before they are there: what nobody remembers nobody would remove.
+            # Before they are made: a binding that the ledger does not have would never be pruned.
             bindings = [Binding(self.queue, exchange, topic) for topic in topics]
             self._remember(self._ledger, bindings)
         transport.subscribe(self.queue, topics, alone=self._is_ordered)
@@ -308,9 +309,9 @@ class Consumer:
         try:
             ledger.mailbox.bind(bindings)
         except (StoreUnavailable, ContentionError):
-            # That is for the policy to meet. The next start remembers them.
+            # `on_outage` deals with that later. The next start stores them.
             extra = {"queue": self.queue, "consumer": self._name}
-            _log.warning("bindings_not_remembered", exc_info=True, extra=extra)
+            _log.warning("bindings_not_stored", exc_info=True, extra=extra)
 
     def _settings(self, handler: Handler | None) -> ConsumerSettings:
         handlers = self._handlers.with_rest(handler)
@@ -356,12 +357,12 @@ class Consumer:
         names += [] if self._begins is None else ["connection"]
         for handler in parts.handlers.all:
             check_takes(handler, "handler", names)
-            # The chain is made around all of them together, and cannot know each.
+            # The chain is made around all handlers together, and cannot check each.
             for middleware in (*parts.outer, *parts.inner):
                 check(middleware, handler)
         if self._error_queue is not None and (self._ledger is None or not self._ledger.can_defer):
             raise ConfigError(
-                "error_queue: what goes there is sent by way of the ledger, which is to be in a "
+                "error_queue: its messages are sent through the ledger, which has to be in a "
                 'database; add .idempotent(open_ledger("postgresql://..."), name)'
             )
         if self._begins is None or self._ledger is None:

@@ -1,4 +1,4 @@
-"""Ledger: asks the rules, and makes the store hold what they answer. The only writer of records."""
+"""Ledger: asks the rules, and stores their answers. The only writer of records."""
 
 import logging
 import math
@@ -7,18 +7,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from oncely.core.commands import Extend, Forget, Outcome, Reset, Written
-from oncely.core.durations import Duration, lease_seconds, seconds
+from oncely.core.commands import Forget, Happened, Outcome, Reset, Written
+from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError, describe
+from oncely.core.ids import check_ids
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.rules import PURGEABLE
-from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage, retries_of
+from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage, retries_of, retry_name
+from oncely.engine.alike_requests import to_extend
 from oncely.engine.batch import Batcher
 from oncely.engine.calls import Calls
 from oncely.engine.mailbox import LedgerMailbox
-from oncely.engine.request import Request, raise_if_refused, to_give_back, to_write
+from oncely.engine.recording import Recorder
+from oncely.engine.request import Request, raise_if_refused, to_give_back
 from oncely.engine.settle import LedgerObserver, Settler
 from oncely.engine.transaction import JoinedTransaction
 from oncely.stores.memory_store import MemoryStore
@@ -29,10 +32,13 @@ from oncely.stores.store import (
     Horizons,
     Inside,
     KeyRange,
+    Look,
+    Operations,
     Query,
     Store,
     Tally,
     Wanted,
+    Window,
 )
 
 if TYPE_CHECKING:
@@ -41,16 +47,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RETENTION = Policy().retention
-"""Of a consumer that told none."""
+"""The retention of a consumer that has stored none."""
 _TICK_S = 1e-6
-"""The least by which the times of stores differ."""
+"""The smallest difference between two times of a store."""
 
 
 class Closable(Protocol):
-    """What can be closed, and goes on when it is used again."""
+    """An object that can be closed, and opens again when it is used again."""
 
     def close(self) -> None:
-        """End what it has begun."""
+        """End its threads, and give back what it holds."""
 
 
 Kept = TypeVar("Kept", bound=Closable)
@@ -68,15 +74,16 @@ class Ledger(Calls):
 
     def __init__(self, store: Store, metrics: LedgerObserver | None = None) -> None:
         self._store = store
-        self._metrics = metrics
-        self._settler = Settler(store, metrics)
+        self.recorder = Recorder(store, metrics)
+        """Counts what this process does with the ledger, and tells operators and metrics."""
+        self._settler = Settler(store, self.recorder)
         self._batcher = Batcher(self._settler.settle, self._settler.settle_each, to_give_back)
         self._told_retentions: set[tuple[str, float]] = set()
         self._kept: dict[object, Any] = {}
 
     def keep(self, name: object, make: Callable[[], Kept]) -> Kept:
-        """What those who work with this ledger keep once for all of them: made where there is none
-        by this name yet, and closed with the ledger.
+        """The object of that name, shared by all users of this ledger: made where there is none
+        yet, and closed with the ledger.
         """
         if name not in self._kept:
             self._kept.setdefault(name, make())
@@ -88,11 +95,11 @@ class Ledger(Calls):
     def _settle_each(self, requests: Sequence[Request]) -> Sequence[Outcome | Exception]:
         return self._settler.settle_each(requests)
 
-    def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
+    def _settle(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         return self._settler.settle(requests)
 
-    def _settle_inside(self, inside: Inside, requests: Sequence[Request]) -> list[Outcome]:
-        return Settler(inside, self._metrics).settle(requests)
+    def _settle_inside(self, inside: Inside, requests: Sequence[Request]) -> Sequence[Outcome]:
+        return Settler(inside, self.recorder).settle(requests)
 
     def _transact(self, work: Callable[[Inside], T]) -> T:
         return self._store.transaction(work)
@@ -119,17 +126,23 @@ class Ledger(Calls):
         return LedgerMailbox(self, self._store)
 
     @property
+    def operations(self) -> Operations:
+        """What operators look back at: workers, activity, runs and the audit."""
+        return self._store
+
+    @property
     def is_shared(self) -> bool:
         """Whether other processes see the same records."""
         return not isinstance(self._store, MemoryStore)
 
-    def extend_each(self, claims: Sequence[Claim], lease: Duration) -> list[Outcome | Exception]:
-        """As `extend_many`, for a heartbeat: it waits for no other call's connection, and what
-        could not be extended has its error.
+    def extend_each(
+        self, claims: Sequence[Claim], lease: Duration
+    ) -> Sequence[Outcome | Exception]:
+        """As `extend_many`, for a heartbeat: it does not wait for the connections of other calls,
+        and a claim that could not be extended has its error in its place.
         """
-        lease_s = lease_seconds(lease)
-        requests = [to_write(Extend(claim, lease_s)) for claim in claims]
-        return Settler(self._store.beside(), self._metrics).settle_each(requests)
+        beside = Settler(self._store.beside(), self.recorder)
+        return beside.settle_each(to_extend(claims, lease))
 
     # ---- Looking -------------------------------------------------------------------------------
 
@@ -154,17 +167,36 @@ class Ledger(Calls):
         *,
         text: str | None = None,
         lease_over: bool = False,
+        exhausted: bool = False,
     ) -> Iterator[Record]:
-        """At most `limit` records that fit, longest unseen first.
+        """At most `limit` records that fit, least recently seen first.
 
-        `state` may be the status as the table has it. `text` stands in the message id.
-        `lease_over` chooses those whose lease has run out: in processing, those in doubt. Raises
-        ConfigError for a state that is none.
+        `state` may be the status as the table has it. `text` is part of the message id.
+        `lease_over` chooses records whose lease has run out: of those in processing, the ones in
+        doubt. `exhausted` chooses those that have failed permanently. A SQL store has no index for
+        this order, and reads all records in the state: `window` reads a bounded number. Raises
+        ConfigError for an unknown state.
         """
         if text is not None and not _can_be_stored(text):
-            raise ConfigError(f"text: {text!r} can stand in no message id")
+            raise ConfigError(f"text: {text!r} cannot be part of a message id")
         query = _query(consumer, state, older_than, limit)
-        return iter(self._store.scan(query._replace(text=text, lease_over=lease_over)))
+        wanted = query._replace(text=text, lease_over=lease_over, exhausted=exhausted)
+        return iter(self._store.scan(wanted))
+
+    def window(self, look: Look) -> Window:
+        """A look at some records in the order of their ids, which takes about as long in a ledger
+        of any size: the keys of those that fit, and where the next window goes on. The records of
+        one id stay together, so that a few more than the limit may be given.
+
+        A ledger in Redis has an order of its own. Raises ConfigError where `after` is not the end
+        of a window there.
+        """
+        return self._store.window(look)
+
+    def of_message(self, message_id: str) -> Sequence[Record]:
+        """The records of a message, of whatever consumers, in the order of their names."""
+        check_ids([message_id])
+        return self._store.of_message(message_id)
 
     def key_ranges(self, number: int) -> Sequence[KeyRange]:
         """At most `number` ranges, of about as many records each, that together hold all; one
@@ -177,8 +209,8 @@ class Ledger(Calls):
     ) -> Iterator[Sequence[Record]]:
         """The records of a range that are wanted, page by page, however many there are.
 
-        What is in the ledger all the while is given, once, as it is when its page is read; in
-        Redis, a record may be given again.
+        A record that is in the ledger all the time is given once, as it is when its page is read;
+        in Redis, a record may be given again.
         """
         return self._store.read(keys, wanted)
 
@@ -186,9 +218,11 @@ class Ledger(Calls):
         """How many records each consumer has in each state."""
         return {name: tally.count for name, tally in self.tallies().items()}
 
-    def tallies(self) -> Mapping[tuple[str, State], Tally]:
-        """What each consumer's records in each state add up to."""
-        return self._store.tallies()
+    def tallies(self, most: int | None = None) -> Mapping[tuple[str, State], Tally]:
+        """Totals of each consumer's records in each state. Where there are more than `most`, they
+        may be estimates: a large table is not read from end to end.
+        """
+        return self._store.tallies(most)
 
     def size(self) -> int | None:
         """The bytes that the records take up, where the store can tell."""
@@ -205,31 +239,45 @@ class Ledger(Calls):
         self._store.migrate()
 
     def migration_sql(self) -> str:
-        """What `migrate` would do now, as SQL; empty where nothing."""
+        """What `migrate` would do now, as SQL; empty where it would do nothing."""
         return self._store.migration_sql()
 
-    def reset(self, key: Key, *, by: str = "", why: str = "") -> None:
+    def reset(self, key: Key, *, by: str = "", why: str = "", fence: int | None = None) -> None:
         """Allow a record that has failed or is in doubt to run again, its attempts from zero; at
         once where its message waits in the ledger, or is a dead letter there.
 
         Who did it, when and why is kept under "reset" in the record's metadata. Raises
-        RefusedError for any other record.
+        RefusedError for any other record, and where a `fence` is named that is not its newest.
         """
         self._operate(
             key,
-            Reset(describe(by), describe(why)),
-            "only what has failed or is in doubt can be reset",
+            Reset(describe(by), describe(why), fence=fence),
+            "only a record that has failed or is in doubt can be reset",
+        )
+
+    def happened(self, key: Key, *, by: str = "", why: str = "", fence: int | None = None) -> None:
+        """Complete a record in doubt, as somebody knows that its effect has happened: nothing of it
+        runs again, neither a delivery nor what waits in the ledger to be tried, which is removed.
+
+        Who said so, when and why is kept under "happened" in the record's metadata. Raises
+        RefusedError for any record that is not in doubt, and not held without an end, and where a
+        `fence` is named that is not its newest.
+        """
+        self._operate(
+            key,
+            Happened(describe(by), describe(why), fence),
+            "only a record in doubt can be completed by hand",
         )
 
     def forget(self, key: Key, *, found: Record | None = None) -> None:
-        """Remove a record that nobody works on, with its steps and what it deferred; a later
-        delivery is a first one, and so is a message that waits in the ledger to be tried again.
+        """Remove a record that no worker processes, with its steps and deferred messages. The next
+        delivery is treated as new, and so is a message that waits in the ledger for a retry.
 
         Raises RefusedError where a claim is live, and where the record is not as it was `found`.
         """
-        refusal = "a live claim cannot be forgotten"
+        refusal = "a record with a live claim cannot be forgotten"
         if found is not None:
-            refusal += ", nor what has changed since it was found"
+            refusal += ", nor one that has changed since it was found"
         self._operate(key, Forget(None if found is None else found.version), refusal)
 
     def dead(self, consumer: str | None = None, limit: int = 100) -> Iterator[DeadLetter]:
@@ -250,30 +298,48 @@ class Ledger(Calls):
         """Let dead letters be handled by their consumers again, at once, their attempts from zero;
         return how many were still there. `message` replaces the one of a single letter.
 
-        Who did it, when and why is kept as by `reset`. Raises MessageError for a message that
-        cannot be one, or has another id; ConfigError for one that is to replace several.
+        Who did it, when and why is kept as by `reset`. Raises MessageError for a message that is
+        unusable, or has another id; ConfigError where `message` would replace several.
         """
         numbers = _numbers(ids)
         if message is not None and len(numbers) != 1:
-            raise ConfigError("message: it can replace one; name one dead letter")
+            raise ConfigError("message: it can replace only one; name one dead letter")
         return self.mailbox.retry_dead(numbers, message, describe(by), describe(why))
 
     def discard_dead(self, ids: int | Collection[int]) -> int:
         """Remove dead letters; return how many were still there. Their records stay, so that a
-        redelivery is no first one.
+        redelivery is not treated as new.
         """
         return self.mailbox.discard_dead(_numbers(ids))
 
     def waiting(self, consumer: str | None = None, limit: int = 100) -> Iterator[WaitingMessage]:
-        """At most `limit` messages that wait to be tried again, of one consumer or of all: each
-        with `key`, `message`, `due`, `attempts` and `error`.
+        """At most `limit` messages that wait for a retry, of one consumer or of all: each with
+        `key`, `message`, `due`, `attempts` and `error`.
         """
         queue = retries_of("*" if consumer is None else consumer)
         return self.mailbox.listed(queue, _limit(limit))
 
+    def run_now(self, key: Key) -> None:
+        """Make a waiting retry due at once; its attempts stay counted.
+
+        Raises RefusedError where it does not wait, and where a worker has it in hand.
+        """
+        outcome = self.mailbox.run_now(check_key(key))
+        raise_if_refused(key, outcome, "a worker has it in hand")
+
+    def cancel(self, key: Key, *, by: str = "", why: str = "") -> None:
+        """End a waiting retry: its message has failed permanently, and becomes a dead letter,
+        which can be retried.
+
+        Who did it, when and why is kept under "cancelled" in the record's metadata. Raises
+        RefusedError where it does not wait, and where a worker has it in hand.
+        """
+        outcome = self.mailbox.cancel(check_key(key), describe(by), describe(why))
+        raise_if_refused(key, outcome, "a worker has it in hand")
+
     def keep_retention(self, consumer: str, retention: Duration) -> None:
-        """Keep for how long the consumer's records are to be kept, which `purge` goes by. What this
-        ledger was told before is not written again.
+        """Store how long the consumer's records are kept: `purge` goes by it. A retention that this
+        object has stored before is not written again.
         """
         told = (consumer, seconds(retention, "retention"))
         if told not in self._told_retentions:
@@ -281,7 +347,7 @@ class Ledger(Calls):
             self._told_retentions.add(told)
 
     def retentions(self) -> Mapping[str, timedelta]:
-        """For how long records are to be kept, of each consumer that told it."""
+        """How long records are kept, of each consumer that has stored a retention."""
         kept = self._store.retentions()
         return {consumer: timedelta(seconds=kept_s) for consumer, kept_s in kept.items()}
 
@@ -293,13 +359,13 @@ class Ledger(Calls):
         *,
         on_batch: Callable[[int], None] = lambda _: None,
     ) -> int:
-        """Remove records last seen longer ago than `older_than`, `batch` in one transaction; where
-        that is not said, each consumer's after its own retention (30 days where it told none).
+        """Remove records last seen longer ago than `older_than`, `batch` in one transaction;
+        without it, each consumer's after its own retention (30 days where it has stored none).
 
-        Never those in processing, nor those with deferred messages waiting. What was sent before
-        that is too old from now on, unless it is in the ledger. Returns, and logs, how many;
-        `on_batch` is told how many each transaction removed. Raises KeysLocked where somebody's
-        transaction keeps it from raising a horizon: purge again later.
+        Never those in processing, nor those with deferred messages waiting. A message that was sent
+        before that time is too old from now on, unless it has a record. Returns, and logs, how
+        many; `on_batch` is called after each transaction with the number that it removed. Raises
+        KeysLocked where another transaction prevents it from raising a horizon: purge again later.
         """
         if older_than is None:
             kept = self.retentions()
@@ -313,14 +379,13 @@ class Ledger(Calls):
         while purged := self._store.purge(query, PURGEABLE):
             on_batch(purged)
             total += purged
-            if self._metrics is not None:
-                self._metrics.purged(consumer, purged)
+            self.recorder.purged(consumer, purged)
         _log.info("purged", extra={"consumer": consumer, "count": total})
         return total
 
     def purge_found(self, found: Sequence[Record]) -> set[Key]:
-        """Remove those of `found`, in one transaction where there are any, that are still as they
-        were found; return their keys.
+        """Remove those of `found` that are still as they were found, in one transaction where the
+        store has transactions; return their keys.
 
         Never those in processing or handled, nor those with deferred messages waiting. Their
         steps stay until `purge_steps`.
@@ -336,12 +401,12 @@ class Ledger(Calls):
         if self.can_defer:
             purged = self._transact(purge)
         else:
-            # First: what was not forgotten may be refused, what was is never granted.
+            # The horizon first: a message whose record stays may be refused as too old, but one
+            # whose record is gone is never granted.
             self._store.forget_until(_just_after(old for old, _ in gone))
             purged = self._store.swap(gone)
-        if self._metrics is not None:
-            for consumer, count in Counter(key.consumer for key in purged).items():
-                self._metrics.purged(consumer, count)
+        for consumer, count in Counter(key.consumer for key in purged).items():
+            self.recorder.purged(consumer, count)
         return purged
 
     def purge_steps(self, older_than: Duration, consumer: str | None = None) -> None:
@@ -358,16 +423,16 @@ class Ledger(Calls):
         is `async with`, and gives an AsyncInbox. What is claimed, written and deferred there is
         stored when the caller commits, together with the caller's own work, or not at all.
 
-        Leaving the block raises EndedError where the transaction was ended inside it, by whomever
-        and however: a claim that was committed by that runs out. Raises
-        ConfigError for what is no such connection, and where the store has no transactions.
+        Leaving the block raises EndedError where the transaction was ended inside it, in whatever
+        way: a claim that was committed by that runs out. Raises ConfigError for anything that is
+        not such a connection, and where the store has no transactions.
         """
         beliefs = self._settler.beliefs
-        return JoinedTransaction(self, self._store, connection, self._metrics, beliefs)
+        return JoinedTransaction(self, self._store, connection, self.recorder, beliefs)
 
     def is_contention(self, error: Exception) -> bool:
-        """Whether `error`, of a caller's transaction, says that it lost against another, or its
-        connection: all of it may be done again.
+        """Whether `error`, of a caller's transaction, says that it lost against another, or lost
+        its connection: the whole transaction may be repeated.
         """
         return self._store.is_contention(error)
 
@@ -377,27 +442,27 @@ class Ledger(Calls):
 
     @property
     def observer(self) -> LedgerObserver | None:
-        """The metrics that are told what happens, where any are."""
-        return self._metrics
+        """The metrics that count what happens, where there are any."""
+        return self.recorder.metrics
 
     def observe(self, metrics: LedgerObserver) -> None:
-        """Tell these from now on what happens, and none that were told before."""
-        self._metrics = self._settler.observer = metrics
+        """Let these metrics count what happens from now on, in place of any before."""
+        self.recorder.metrics = metrics
 
     def count_untracked(self, consumer: str) -> None:
-        """Say that a message of `consumer` runs without a claim: logged, and told the metrics."""
+        """Log and count that a message of `consumer` runs without a claim."""
         _log.warning("untracked", extra={"consumer": consumer})
-        if self._metrics is not None:
-            self._metrics.untracked(consumer)
+        self.recorder.untracked(consumer)
 
     def close(self) -> None:
         """Give back connections, and end threads; a later call opens and starts them again."""
         for kept in list(self._kept.values()):
             kept.close()
         self._batcher.close()
+        self.recorder.close()
         self._store.close()
 
-    def _operate(self, key: Key, command: Reset | Forget, refusal: str) -> None:
+    def _operate(self, key: Key, command: Reset | Happened | Forget, refusal: str) -> None:
         request = Request(check_key(key), command)
         if self.can_defer:
             outcome = self._transact(lambda inside: self._operate_inside(inside, request))
@@ -410,12 +475,16 @@ class Ledger(Calls):
         if not isinstance(outcome, Written):
             return outcome
         waiting = inside.waiting([request.key])
-        if isinstance(request.command, Forget):
-            inside.forget_steps(request.key)
-            # What waits to be tried is the message itself, and may be the only copy of it.
-            inside.remove([each for each in waiting if each.queue == OUTBOX])
-        elif retries := [each for each in waiting if each.queue != OUTBOX]:
-            inside.free(retries)
+        match request.command:
+            case Forget():
+                inside.forget_steps(request.key)
+                # A message that waits for its retry stays: it may be the only copy.
+                inside.remove([each for each in waiting if each.queue == OUTBOX])
+            case Happened():
+                # Others of its key, set aside for another content, say, are not it.
+                inside.remove([each for each in waiting if each.name == retry_name(each.queue)])
+            case _ if retries := [each for each in waiting if each.queue != OUTBOX]:
+                inside.free(retries)
         return outcome
 
 
@@ -426,7 +495,7 @@ def open_ledger(
     schema: str | None = None,
     metrics: LedgerObserver | None = None,
 ) -> Ledger:
-    """A ledger over the store that `url` names; a SQLAlchemy Engine will do as well.
+    """A ledger over the store that `url` names; a SQLAlchemy Engine is accepted as well.
 
     The records are in `table`, of `schema` where one is named; in Redis, under keys that begin
     with `table`. `metrics` is an `oncely.metrics.Metrics`, where Prometheus is to see what happens.
@@ -447,7 +516,9 @@ def _just_after(records: Iterable[Record]) -> Horizons:
 def _numbers(ids: int | Collection[int]) -> Collection[int]:
     numbers = [ids] if isinstance(ids, int) else [*ids]
     if wrong := [each for each in numbers if type(each) is not int]:
-        raise ConfigError(f"id: {wrong[0]!r} is no dead letter's; they are whole numbers")
+        raise ConfigError(
+            f"id: {wrong[0]!r} is not the number of a dead letter; write a whole number"
+        )
     return numbers
 
 

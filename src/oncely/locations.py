@@ -1,5 +1,5 @@
 """Where a ledger or transport is, as settings name it: a URL, or env:NAME or file:PATH, which keep
-one secret.
+the URL secret.
 """
 
 import os
@@ -20,7 +20,7 @@ class LedgerPlace(NamedTuple):
     """Where a ledger is, as it is handed from process to process."""
 
     location: str
-    """A URL, or env:NAME or file:PATH, which are read where it is opened."""
+    """A URL, or env:NAME or file:PATH, which the process that opens the ledger reads."""
     table: str = TABLE_NAME
     schema: str | None = None
 
@@ -46,15 +46,15 @@ def open_named_transport(location: str) -> Transport:
 
 
 def absolute(folder: str) -> str:
-    """A folder as every process finds it: Spark's have a working directory of their own. What is
-    a URL stays as it is.
+    """A folder as every process finds it: Spark's processes have working directories of their own.
+    A URL stays as it is.
     """
     return folder if "://" in folder else str(Path(folder).absolute())
 
 
 def absolute_location(location: str, folder: Path | None = None) -> str:
-    """The same for where a ledger or transport is; what is relative is so to `folder`, or else to
-    the working directory. Raises ConfigError for a sqlite URL without a file.
+    """The same for the location of a ledger or transport. A relative path counts from `folder`,
+    else from the working directory. Raises ConfigError for a sqlite URL without a file.
     """
     base = Path.cwd() if folder is None else folder
     kind, _, name = location.partition(":")
@@ -67,7 +67,7 @@ def absolute_location(location: str, folder: Path | None = None) -> str:
 
 @contextmanager
 def hidden(url: str, location: str) -> Iterator[None]:
-    """A ConfigError from here on names the location, and not the secret that is there."""
+    """Inside the block, a ConfigError names the location, and not the secret that is there."""
     try:
         yield
     except ConfigError as error:

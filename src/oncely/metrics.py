@@ -1,7 +1,8 @@
-"""Metrics for Prometheus, for those who ask for them; they never stand in a message's way."""
+"""Metrics for Prometheus, where a program wants them; their errors never stop a message."""
 
 import functools
 import logging
+import time
 from collections import Counter as Counted
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from oncely.core.commands import (
     Waiting,
     Written,
 )
-from oncely.core.errors import ConfigError
+from oncely.core.errors import ConfigError, StoreUnavailable, describe
 from oncely.core.record import State
 from oncely.core.waiting import OUTBOX, WaitingMessage, consumer_of, name_of_queue
 from oncely.engine.request import Request
@@ -50,17 +51,19 @@ _NAMES: dict[type, str] = {
 }
 """How the answers to claims are labelled."""
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_EXACT = 100_000
+"""Up to so many records a scrape counts; of more, it shows estimates of what is completed."""
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
 
 def harmless(method: F) -> F:
-    """Let an error of the metrics be logged and go no further."""
+    """Log an error of the metrics, and do not raise it."""
 
     @functools.wraps(method)
     def guarded(*args: Any, **kwargs: Any) -> None:
         try:
             method(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - whatever it is, the message goes on.
+        except Exception:  # noqa: BLE001 - the message must go on.
             _log.exception("metrics_failed")
 
     return guarded  # type: ignore[return-value]  # It takes and returns the same.
@@ -69,8 +72,7 @@ def harmless(method: F) -> F:
 class Metrics:
     """Counts what a ledger does: hand it to `open_ledger(url, metrics=Metrics())`, and to a Relay.
 
-    One for each registry; several ledgers and relays may tell it what they do. A second one raises
-    ConfigError.
+    One for each registry; several ledgers and relays may share it. A second one raises ConfigError.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
@@ -133,14 +135,17 @@ class Metrics:
         )
 
     def watch(self, ledger: Ledger, *, records: bool = True) -> None:
-        """Show how many records `ledger` has, too, and what messages wait there: asked for at
-        each scrape, which reads the table unless `records` is False.
+        """Also show how many records `ledger` has, and how many messages wait there. Each scrape
+        asks the store, and reads the table of records unless `records` is False.
 
-        Where the store is away, or the records are many, the scrape waits for it. Raises
-        ConfigError for a second ledger: the gauges do not tell one from another.
+        Where the store is away, or has many records, the scrape waits for it. Raises ConfigError
+        for a second ledger: the gauges have no label for the ledger.
         """
         if self._watches:
-            raise ConfigError("metrics: they watch a ledger already; watch one for each registry")
+            raise ConfigError(
+                "metrics: this registry watches a ledger already; watch one ledger for each "
+                "registry"
+            )
         self._watches = True
         self._registry.register(LedgerGauges(ledger, records=records))
 
@@ -208,25 +213,45 @@ def _count_each(counter: Counter, messages: Sequence[WaitingMessage]) -> None:
 
 
 class LedgerGauges:
-    """What stands in a ledger, asked for when Prometheus asks; its records where they are wanted,
-    and the messages that wait.
+    """The gauges of a ledger, read at each scrape: its records, where they are wanted, and the
+    messages that wait.
     """
 
     def __init__(self, ledger: Ledger, *, records: bool) -> None:
         self._ledger = ledger
         self._records = records
+        self._failed_at: float | None = None
 
     def describe(self) -> list[Metric]:
-        """Nothing yet: to register must not need the store."""
+        """Nothing: registering must not need the store."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges, as the store has them now; none where it cannot be asked."""
+        """The gauges, as the store has them now; none where it cannot be asked, which is logged
+        when it begins and when it ends.
+        """
         try:
             yield from self._gauges() if self._records else []
             yield from self._waiting()
-        except Exception:  # noqa: BLE001 - the other metrics are to be seen all the same.
-            _log.exception("metrics_failed")
+        except Exception as error:  # noqa: BLE001 - the other metrics have to be shown all the same.
+            self._failed(error)
+        else:
+            self._recovered()
+
+    def _failed(self, error: Exception) -> None:
+        """Log the first of a row of failures: Prometheus asks every few seconds."""
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+            # An outage has no place in the program that a traceback could show.
+            is_unexpected = not isinstance(error, StoreUnavailable)
+            extra = {"error": describe(error, 300)}
+            _log.error("gauges_failed", extra=extra, exc_info=is_unexpected)
+
+    def _recovered(self) -> None:
+        if self._failed_at is not None:
+            away_s = round(time.monotonic() - self._failed_at, 1)
+            self._failed_at = None
+            _log.info("gauges_recovered", extra={"away_s": away_s})
 
     def _gauges(self) -> list[Metric]:
         records = GaugeMetricFamily("oncely_records", "Records.", labels=["consumer", "state"])
@@ -239,7 +264,7 @@ class LedgerGauges:
             labels=["consumer"],
         )
         now = self._ledger.now()
-        for (consumer, state), tally in self._ledger.tallies().items():
+        for (consumer, state), tally in self._ledger.tallies(_EXACT).items():
             records.add_metric([consumer, state.value], tally.count)
             if state is State.PROCESSING:
                 in_doubt.add_metric([consumer], tally.lease_over)

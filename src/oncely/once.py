@@ -67,21 +67,22 @@ def once(
     """Run the decorated function, sync or async, once for each id that `key` gives.
 
     `key` and `fingerprint` are called with the function's own arguments; True stands for a
-    fingerprint of them all, or of the body of the Message among them. A duplicate does not run the
-    function and returns the kept result, else None. `keep_result` keeps it, as JSON. An error of
-    the function is recorded and raised as it was; what follows is the policy's. Within the function
-    messages have steps and can be sent.
+    fingerprint of them all, or of the body of the Message among them. For a duplicate the function
+    does not run, and the call returns the kept result, else None. `keep_result` keeps it, as JSON.
+    An error of the function is recorded and raised as it was; the policy decides what follows.
+    Inside the function, messages have steps and can be sent.
 
     With `transaction`, a SQLAlchemy Engine or sessionmaker (for async functions, an async one),
-    the function is called with a connection or session as its last argument, in a transaction of
-    its own that the claim is part of: all is stored together, or nothing. Where that transaction
-    loses against another, all of it is done again.
+    the function is called with a connection or session as its last argument. Its transaction holds
+    the claim, too: all is stored together, or nothing. Where it loses against another transaction,
+    the function is called again.
 
     The call raises BusyError, MismatchError, ExhaustedError, InDoubtError or TooOldError where the
-    ledger does not grant the message, MessageError for an id that cannot be one, a fingerprint of
-    what shows no content or a result that is not JSON, StoreUnavailable, before the function runs,
-    when the ledger cannot be reached, and FencedError, after it ran, when another worker took the
-    message over meanwhile. What can never run raises ConfigError when it is decorated.
+    ledger does not grant the message, and MessageError for an unusable id, for a fingerprint of a
+    value that has no JSON form and for a result that is not JSON. It raises StoreUnavailable,
+    before the function runs, when the ledger cannot be reached, and FencedError, after the function
+    ran, when another worker has taken the message over. A function that can never run raises
+    ConfigError when it is decorated.
     """
     if inspect.isroutine(ledger):
         raise ConfigError("once: it takes arguments; write @once(ledger, consumer=..., key=...)")
@@ -134,7 +135,7 @@ _NO_SOURCES = {
     *("Connection", "AsyncConnection", "Session", "AsyncSession"),
     *("scoped_session", "async_scoped_session"),
 }
-"""Of SQLAlchemy: they are in use, or can be in one transaction only."""
+"""Classes of SQLAlchemy that are in use already, or can be in one transaction only."""
 
 
 def _check_asking(key: object, fingerprint: object) -> None:
@@ -147,22 +148,22 @@ def _check_asking(key: object, fingerprint: object) -> None:
         )
     for name, function in (("key", key), ("fingerprint", fingerprint)):
         if callable(function) and is_async(function):
-            raise ConfigError(f"{name}: it is called, and not awaited; write it without async")
+            raise ConfigError(f"{name}: {name_of(function)} is async; write it without async")
 
 
 def check_transaction(source: object, function: Callable[..., Any], ledger: Ledger) -> None:
-    """Raise ConfigError for what does not begin transactions as `function` needs them."""
+    """Raise ConfigError where `source` does not begin transactions as `function` needs them."""
     check_source(source, name_of(function), ledger, awaits=is_async(function))
 
 
 def check_source(source: object, user: str, ledger: Ledger, *, awaits: bool) -> None:
-    """Raise ConfigError for what does not begin transactions as `user` needs them, which `awaits`
-    them or not: such that `ledger` can be part of them.
+    """Raise ConfigError where `source` does not begin transactions that `ledger` can be part of:
+    for a `user` that `awaits` them, or for one that does not.
     """
     kinds = type(source).__mro__
     if not callable(getattr(source, "begin", None)) or {k.__name__ for k in kinds} & _NO_SOURCES:
         raise ConfigError(
-            f"transaction: a {type(source).__name__} begins no transactions of its own; "
+            f"transaction: a {type(source).__name__} does not begin transactions; "
             "hand over an Engine or a sessionmaker"
         )
     is_theirs = any(kind.__module__.startswith("sqlalchemy.") for kind in kinds)

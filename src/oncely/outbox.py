@@ -1,14 +1,14 @@
-"""Relay: sends what handlers have left, each after its handler has succeeded. And `publish`."""
+"""Relay: publishes deferred messages after their handlers have succeeded. And `publish`."""
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
+from oncely._util.clock import monotonic
 from oncely._util.crash_points import reached
 from oncely._util.pauses import pause_s
 from oncely.core.durations import Duration, positive_seconds, seconds
@@ -40,13 +40,13 @@ _FIRST_APART_S = 5.0
 _LONGEST_APART_S = 300.0
 """Between two tries at a destination that fails while others do not."""
 _SLICE_S = 0.5
-"""How long a wait for messages may keep a stop waiting."""
+"""How long a wait for messages may delay a stop."""
 _LOOK_S = 1.0
-"""How often it looks while messages wait that cannot be sent yet: nobody says when they can."""
+"""How often it looks while messages wait that cannot be sent yet: no event tells when they can."""
 _TIDY_EVERY_S = 300.0
 _TIDY_AGE = timedelta(minutes=1)
 _TIDY_MOST = 10_000
-"""Records that tidying looks at; what is left comes the next time."""
+"""Records that one tidying looks at; the next one looks at more."""
 _TIDY_BATCH = 100
 
 
@@ -56,10 +56,10 @@ class RelayReport:
 
     sent: int = 0
     refused: int = 0
-    """How often a message was refused that is to be tried again."""
+    """How often a message was refused that will be retried."""
     set_aside: int = 0
     error: str | None = None
-    """Why it cannot go on at the moment; else what was refused or left for later last, and why."""
+    """Why it cannot go on at the moment; else which destination last refused or failed, and why."""
     is_away: bool = False
     """Whether it cannot go on at the moment: the broker or the store is away."""
 
@@ -68,29 +68,28 @@ OnProgress = Callable[[RelayReport], None]
 
 
 class Relay:
-    """Sends what waits in `ledger` through `transport`, at least once and under the same ids.
+    """Publishes the outbox of `ledger` through `transport`, at least once and under the same ids.
 
     It takes `batch` messages at a time; nobody else is given them for the time of `hold`. Those of
     one lane (see WaitingMessage) are published one after another, each when the one before is
     confirmed: a batch of a single lane takes as many exchanges with the broker as it has messages.
-    When the hold is over, nothing more of the batch is published; what is being published at that
-    moment, another relay may publish too. So choose a hold that outlasts a batch, or a batch that
-    is through long before. What a dead relay held waits until the hold is over.
+    When the hold is over, nothing more of the batch is published; a message that is being published
+    at that moment may be published by another relay, too. So choose a hold that is much longer than
+    a batch takes. Messages that a dead relay held wait until the hold is over.
 
-    A message that its destination cannot take now, as a queue is full, is tried again after the
-    delays of `backoff`, the last of which repeats, and is set aside after `tries`. Until then the
-    others of its lane wait for it, those of other lanes do not. One that is refused permanently, as
-    it is too large or leads nowhere, is set aside at once. While the broker is away no try is
-    counted, nor is it while one destination fails without a refusal: that is tried again ever more
-    rarely, and others are not.
+    A message that its destination cannot take now, because a queue is full, say, is retried after
+    the delays of `backoff`, the last of which repeats, and is set aside after `tries`. Until then
+    the others of its lane wait for it, those of other lanes do not. A message that is refused
+    permanently, because it is too large or leads nowhere, is set aside at once. While the broker is
+    away no try is counted, nor while one destination fails without a refusal: that destination is
+    tried ever more rarely, and does not hold up the others.
 
-    What leads nowhere is refused, too: a queue that is missing is made only by one that is to
-    `create_queues`.
+    A message for a missing queue leads nowhere: a relay makes the queue only with `create_queues`.
 
     Any number of relays may serve one ledger, in threads, processes and machines; one relay may
     be used by several threads. It looks for messages when the store wakes it, and every
-    `poll`. Without `metrics` it tells those of the ledger. Raises ConfigError for settings that
-    cannot be meant.
+    `poll`. Without `metrics` it uses those of the ledger. Raises ConfigError for settings that make
+    no sense.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class Relay:
         poll: Duration = "1s",
         create_queues: bool = False,
         metrics: RelayObserver | None = None,
-        clock: Clock = time.monotonic,
+        clock: Clock = monotonic,
     ) -> None:
         if type(batch) is not int or batch < 1:
             raise ConfigError(f"batch: {batch!r} is not a whole number of 1 or more")
@@ -121,10 +120,10 @@ class Relay:
         )
 
     def send_waiting(self, parents: Sequence[Key] | None = None) -> RelayReport:
-        """Send until nothing more can be taken; of these `parents` alone, where any are named.
+        """Send until nothing more can be taken; only of these `parents`, where any are named.
 
-        What has a delay or was refused goes on waiting. Raises TransportError when the broker is
-        away: what it has confirmed is marked, what else was taken can be taken again at once.
+        A message with a delay, or one that was refused, goes on waiting. Raises TransportError when
+        the broker is away: confirmed messages are marked, the others can be taken again at once.
         """
         sending = _Sending(self._means, threading.Event(), parents)
         try:
@@ -135,10 +134,10 @@ class Relay:
         return sending.report
 
     def drain(self, stop: threading.Event, on_progress: OnProgress = lambda _: None) -> RelayReport:
-        """As `send_waiting`, for all that waits, until `stop` is set; all published is marked.
+        """As `send_waiting`, for all messages, until `stop` is set; all published ones are marked.
 
-        Messages whose handlers have succeeded and of which nothing waits are completed, too.
-        `on_progress` is told after each batch.
+        Handled messages that have nothing left to send are completed, too. `on_progress` is called
+        after each batch.
         """
         sending = _Sending(self._means, stop, on_progress=on_progress)
         sending.go_on()
@@ -146,26 +145,28 @@ class Relay:
         return sending.report
 
     def run(self, stop: threading.Event, on_progress: OnProgress = lambda _: None) -> RelayReport:
-        """Send what waits and what comes, until `stop` is set; all that is published is marked.
+        """Send the messages that wait and that come, until `stop` is set; all published ones are
+        marked.
 
         Tidies as `drain` does, on start and every few minutes. While the broker or the store is
-        away it tries again, ever more slowly. `on_progress` is told after each batch, and whenever
-        the relay has looked for messages.
+        away it tries again, ever more slowly. `on_progress` is called after each batch, and
+        whenever the relay has looked for messages.
         """
+        self._means.ledger.recorder.works_as("relay")
         sending = _Sending(self._means, stop, on_progress=on_progress)
         tidy_at = 0.0
         failures = 0
         while not stop.is_set():
             try:
-                if time.monotonic() >= tidy_at:
+                if monotonic() >= tidy_at:
                     self._tidy(stop)
-                    tidy_at = time.monotonic() + _TIDY_EVERY_S
+                    tidy_at = monotonic() + _TIDY_EVERY_S
                 sending.go_on()
                 failures = 0
                 self._await_messages(stop)
             except (TransportError, StoreUnavailable, ContentionError) as error:
                 failures += 1
-                _log.warning("relay_cannot_go_on", exc_info=True)
+                _log.warning("relay_stalled", exc_info=True)
                 sending.tell(error)
                 stop.wait(pause_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
         sending.mark()
@@ -175,16 +176,16 @@ class Relay:
         """Return when messages may be there, and when it is time to look, or to stop."""
         some_wait = self._means.ledger.mailbox.backlog().waiting > 0
         rest_s = min(self._poll_s, _LOOK_S) if some_wait else self._poll_s
-        look_at = time.monotonic() + rest_s
+        look_at = monotonic() + rest_s
         woken = False
-        while not woken and not stop.is_set() and (left_s := look_at - time.monotonic()) > 0:
+        while not woken and not stop.is_set() and (left_s := look_at - monotonic()) > 0:
             slice_s = min(left_s, _SLICE_S)
-            asleep_at = time.monotonic()
+            asleep_at = monotonic()
             self._means.ledger.mailbox.wait(timedelta(seconds=slice_s))
-            woken = time.monotonic() - asleep_at < slice_s
+            woken = monotonic() - asleep_at < slice_s
 
     def _tidy(self, stop: threading.Event) -> None:
-        """Complete what is handled and of which nothing waits: a worker died between the two."""
+        """Complete handled messages that have nothing left to send: their worker died before it."""
         handled = self._means.ledger.scan(
             state=State.HANDLED, older_than=_TIDY_AGE, limit=_TIDY_MOST
         )
@@ -216,7 +217,7 @@ class _Means(NamedTuple):
 
 
 class _Batch:
-    """What was taken together: what is left of it, by lanes, and what came of the rest."""
+    """Messages that were taken together: those left, by lanes, and what became of the rest."""
 
     def __init__(self, taken: Iterable[WaitingMessage] = (), good_until: float = 0.0) -> None:
         self.good_until = good_until
@@ -228,7 +229,8 @@ class _Batch:
             self._lanes.setdefault(message.lane, deque()).append(message)
 
     def heads(self) -> Mapping[str, WaitingMessage]:
-        """The first of each lane, by its lane, all for one destination; none when none is left.
+        """The first message of each lane, by its lane, all for one destination; empty when none is
+        left.
 
         Two of one lane never go to the transport together: it could refuse the first and take the
         second.
@@ -238,15 +240,15 @@ class _Batch:
         return {lane: head for lane, head in heads.items() if head.destination == destination}
 
     def left(self) -> list[WaitingMessage]:
-        """What of it is not sent, as far as is known."""
+        """The messages that are not known to be sent."""
         return [message for lane in self._lanes.values() for message in lane]
 
     def confirm(self, lane: str) -> None:
-        """The transport has the head of the lane."""
+        """The transport has confirmed the head of the lane."""
         self.confirmed.append(self._lanes[lane].popleft())
 
     def refuse(self, lane: str, refusal: PutBack) -> None:
-        """The transport does not take the head of the lane."""
+        """The transport has refused the head of the lane."""
         self.refusals.append(refusal)
         if refusal.retry_s is None:
             self._lanes[lane].popleft()
@@ -255,21 +257,21 @@ class _Batch:
             self._lanes[lane].clear()
 
     def put_apart(self, destination: str) -> "_Batch":
-        """What is left for a destination, in a batch of its own."""
+        """Move what is left for a destination into another batch, and return that."""
         left = self.left()
         apart = _Batch(each for each in left if each.destination == destination)
         self._lanes = _Batch(each for each in left if each.destination != destination)._lanes
         return apart
 
     def take_in(self, apart: "_Batch") -> None:
-        """Have again what was put apart."""
+        """Take back what was put apart."""
         self._lanes |= apart._lanes
 
 
 class _Sending:
     """Sends batch after batch, for one thread.
 
-    After an error it has its batch still in hand, and goes on with that when it is called again.
+    After an error it still has its batch, and goes on with it when it is called again.
     """
 
     def __init__(
@@ -281,20 +283,20 @@ class _Sending:
     ) -> None:
         self.report = RelayReport()
         self._refused: str | None = None
-        """What was not taken last, and why."""
+        """The destination that last refused or failed, and why."""
         self._means = means
         self._stop = stop
         self._parents = parents
         self._on_progress = on_progress
         self._batch = _Batch()
         self._failures: dict[str, int] = {}
-        """How often destinations have failed since they last did not."""
+        """How often in a row each destination has failed."""
 
     def go_on(self) -> None:
         """Send until nothing more can be taken, or the event to stop is set.
 
-        `on_progress` is told after each batch and in the end. Raises TransportError when the
-        broker is away; what it has confirmed before is marked.
+        `on_progress` is called after each batch and at the end. Raises TransportError when the
+        broker is away; messages that it has confirmed before are marked.
         """
         self.mark()
         while not self._stop.is_set() and (self._heads() or self._take()):
@@ -306,13 +308,13 @@ class _Sending:
         self.tell(None)
 
     def tell(self, error: Exception | None) -> None:
-        """Tell how far it is, and what is in its way, if anything."""
+        """Report how far it is, and the error that stops it, if any."""
         self.report.error = self._refused if error is None else describe(error)
         self.report.is_away = error is not None
         self._on_progress(self.report)
 
     def mark(self) -> None:
-        """Let the ledger know what came of the messages."""
+        """Store what became of the messages."""
         batch = self._batch
         if batch.confirmed:
             reached("after_publish")
@@ -325,7 +327,7 @@ class _Sending:
             batch.refusals = []
 
     def let_go(self) -> None:
-        """Let others have at once what is in hand, and what may or may not be sent."""
+        """Put the batch back for others at once, including messages that may have been sent."""
         left = [PutBack(message, None, 0.0, is_try=False) for message in self._batch.left()]
         self._means.ledger.mailbox.put_back(left)
         self._batch = _Batch()
@@ -340,12 +342,12 @@ class _Sending:
         return bool(taken)
 
     def _heads(self) -> Mapping[str, WaitingMessage]:
-        """What goes to the transport next, if anything is in hand and still held."""
+        """The messages for the next publish, if any are left and still held."""
         return self._batch.heads() if self._means.clock() < self._batch.good_until else {}
 
     def _publish_all(self) -> None:
-        """Publish what is in hand. Raises TransportError where no destination takes anything but
-        such as fail later.
+        """Publish the batch. Raises TransportError where every destination has failed, at once or
+        later.
         """
         taking: set[str] = set()
         failing: dict[str, tuple[_Batch, TransportError]] = {}
@@ -379,7 +381,7 @@ class _Sending:
                 self._batch.confirm(lane)
 
     def _leave(self, messages: Sequence[WaitingMessage], error: TransportError) -> None:
-        """Let these wait, whose destination alone fails."""
+        """Put these back: their destination fails, while others do not."""
         destination, reason = messages[0].destination, describe(error)
         failures = self._failures[destination] = self._failures.get(destination, 0) + 1
         retry_s = pause_s(failures - 1, _FIRST_APART_S, _LONGEST_APART_S)
@@ -387,11 +389,11 @@ class _Sending:
         self._means.ledger.mailbox.put_back(left)
         self._refused = f"{destination}: {reason}"
         told = {"destination": destination, "count": len(messages), "again_in_s": round(retry_s)}
-        _log.warning("destination_is_away", extra={**told, "reason": reason})
+        _log.warning("destination_unavailable", extra={**told, "reason": reason})
 
     def _publish(self, messages: Sequence[WaitingMessage]) -> Mapping[int, tuple[str, bool]]:
-        """Which are refused, by their places: why, and whether they may be taken later. All others
-        are confirmed.
+        """The places of refused messages, each with the reason and whether a retry may succeed. All
+        others are confirmed.
         """
         destination = messages[0].destination
         try:
@@ -402,7 +404,7 @@ class _Sending:
         except BrokerRefused:
             raise
         except ConfigError as error:
-            # It is no destination: no other message is to wait for that.
+            # The text is not a destination: refused, so that no other message waits for it.
             return dict.fromkeys(range(len(messages)), (str(error), False))
         return {}
 
@@ -450,8 +452,8 @@ def publish(
     *,
     create: bool = True,
 ) -> None:
-    """Publish messages as `Transport.publish` does, by a transport or by its URL, which is opened
-    for this call alone. Raises as both do.
+    """Publish messages as `Transport.publish` does. A `transport` that is a URL is opened for this
+    call alone. Raises as `Transport.publish` and `open_transport` do.
 
     To publish in a transaction of your own, see `Inbox.put` and `Inbox.send`.
     """

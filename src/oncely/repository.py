@@ -1,6 +1,6 @@
-"""ProcessedMessageRepository: which messages a service has processed, in the manner of one table.
+"""ProcessedMessageRepository: the records of processed messages, used like one table.
 
-A record is asked for, marked, and marked again; there are no leases and no second attempts.
+A record is looked up, begun, and marked; there are no leases and no second attempts.
 """
 
 import logging
@@ -24,8 +24,8 @@ _POLICY = at_most_once(lease="none")
 class ProcessedMessageRepository:
     """Records of messages, by message id and provider (the consumer).
 
-    `ledger` is a Ledger, or an Inbox: then all is a part of that transaction. A record that was
-    begun is never begun again, whatever becomes of it, until it is removed.
+    `ledger` is a Ledger, or an Inbox: then all calls are part of that transaction. A message whose
+    record was begun is not begun again, even if it failed, until the record is removed.
     """
 
     def __init__(self, ledger: Ledger | Inbox) -> None:
@@ -34,7 +34,7 @@ class ProcessedMessageRepository:
     def is_already_processed(self, message_id: Id, provider: str) -> bool:
         """Whether there is a record of the message, in any state.
 
-        Raises StoreUnavailable where nobody can know.
+        Raises StoreUnavailable where the store cannot be reached.
         """
         return self._calls.find(Key(provider, message_id)) is not None
 
@@ -50,7 +50,7 @@ class ProcessedMessageRepository:
         try:
             attempts = self._calls.count_delivery(key).attempts
         except RefusedError:
-            # It was removed meanwhile, and may be begun.
+            # The record was removed since the claim, and may be begun again.
             return self.mark_processing(message_id, provider, metadata)
         _log.warning("duplicate", extra={**key._asdict(), "attempts": attempts})
         return False
@@ -58,28 +58,28 @@ class ProcessedMessageRepository:
     def mark_sent(self, message_id: Id, provider: str) -> None:
         """The message is processed.
 
-        As `mark_failed`, it is for any process, and does nothing but log where there is no record
-        that is processing. A store that fails is logged as well: the effect has happened, and is
-        not to happen again for the sake of the mark. In a transaction it raises StoreError.
+        Any process may call this and `mark_failed`. Where the message has no record in processing,
+        they only log that. An error of the store is only logged, too: the effect has happened, and
+        must not happen again because of a missing mark. In a transaction they raise StoreError.
         """
         self._mark(Key(provider, message_id), None)
 
     def mark_failed(self, message_id: Id, provider: str, error_message: str) -> None:
         """The handler has failed, and does not run again.
 
-        The text is kept under "error" in the metadata; what else is there stays.
+        The text is kept under "error" in the metadata; the other metadata stays.
         """
         self._mark(Key(provider, message_id), error_message)
 
     def cleanup(self, days: float = 30) -> int:
-        """Remove records that were not seen for so long, and return how many.
+        """Remove records that were not seen for so many days, and return how many.
 
         Never those in processing. Raises ConfigError inside a transaction.
         """
         if not isinstance(self._calls, Ledger):
             raise ConfigError(
-                "cleanup: it removes in transactions of its own; call it on a repository that has "
-                "the ledger itself"
+                "cleanup: it needs its own transactions; call it on a repository of the ledger, "
+                "not of an inbox"
             )
         return self._calls.purge(timedelta(days=days))
 
@@ -98,7 +98,7 @@ class ProcessedMessageRepository:
         record = self._calls.find(key)
         if record is None:
             raise FencedError("there is no record")
-        # Whoever marks need not be who began: the record itself stands for the claim.
+        # Another process may have begun the record: a claim is made of the record itself.
         if error_message is None:
             self._calls.complete(Claim(record))
         else:

@@ -1,4 +1,4 @@
-"""IdempotenceService: what a message bus asks before and after a message's handler runs."""
+"""IdempotenceService: the calls of a message bus before and after a message's handler runs."""
 
 import threading
 import weakref
@@ -34,18 +34,18 @@ from oncely.lifecycle.held_message import MOST_DEFERRED, HeldMessage, Untracked
 from oncely.lifecycle.turn import Asked, Turn
 
 _MOST_NOTES = 10_000
-"""Messages that were not assigned of which is remembered why; the oldest are forgotten."""
+"""Messages that were not assigned whose reason is kept; the oldest are forgotten."""
 
 
 class ProcessingStatus(StrEnum):
     """What to do with a delivery."""
 
     ASSIGNED = "assigned"
-    """Its handler is to run."""
+    """Run its handler."""
     IGNORE = "ignore"
-    """Nothing is to run; what the broker is told depends on the reason."""
+    """Run nothing; whether to acknowledge it depends on the reason."""
     MESSAGE_HANDLED = "message_handled"
-    """Its handler has run; what it deferred may wait to be sent."""
+    """Its handler has succeeded; send the deferred messages that still wait."""
 
 
 Reason = Literal["completed", "busy", "in_doubt", "exhausted", "mismatch", "too_old"]
@@ -73,12 +73,13 @@ class _Assigned:
 class IdempotenceService:
     """Which messages of one consumer are processed, and what their handlers have to send.
 
-    `ledger` is a Ledger, or an Inbox: then all is a part of that transaction. `lease` replaces the
-    policy's; it is extended from ASSIGNED until the message is said to be handled, completed or
-    failed, and one of these has to be said. For any number of threads, outside a transaction.
+    `ledger` is a Ledger, or an Inbox: then all calls are part of that transaction. `lease` replaces
+    the policy's; it is extended from ASSIGNED until `message_handled`, `processing_completed` or
+    `processing_failed`, one of which has to be called. Safe to share between threads, outside a
+    transaction.
 
-    Every method raises MessageError for a message without a usable id, unless the policy finds
-    another way, and StoreUnavailable when the store cannot be reached.
+    Every method raises MessageError for a message without a usable id, unless `on_missing_id`
+    allows it, and StoreUnavailable when the store cannot be reached.
     """
 
     def __init__(
@@ -92,14 +93,14 @@ class IdempotenceService:
         self._inline = InlineCalls(ledger)
         owner = cast(Ledger, ledger.ledger) if isinstance(ledger, Inbox) else ledger
         handling = Handling.under(owner, consumer, policy, lease)
-        # The bus says itself when a message is completed.
+        # The bus itself calls `processing_completed`.
         self._handling = replace(handling, finishes_handled=False)
         self._is_joined = isinstance(ledger, Inbox)
         self._lock = threading.Lock()
         self._assigned: dict[Key, _Assigned] = {}
         self._notes: dict[Key, Reason | Literal["untracked"]] = {}
-        """What came of asking last, where that was no claim."""
-        # A service that nobody has any more processes nothing: its claims are to run out.
+        """The reason of the last status, where that was not a claim."""
+        # A service that is garbage processes nothing any more: its claims run out.
         gone = weakref.finalize(self, _let_go_all, self._handling.heartbeat, self._assigned)
         gone.atexit = False
 
@@ -110,7 +111,7 @@ class IdempotenceService:
         turn = Turn(_asked(message))
         key = self._handling.key_of(turn.asked)
         if key in self._assigned:
-            # Even where its lease has run out: the handler is still at it, in this process.
+            # Even where its lease has run out: the handler still runs, in this process.
             self._note(key, "busy")
             return ProcessingStatus.IGNORE
         run_inline(self._handling.begin(self._inline, [turn], is_joined=self._is_joined))
@@ -129,7 +130,7 @@ class IdempotenceService:
         return ProcessingStatus.IGNORE
 
     def reason(self, message: Message) -> Reason | None:
-        """Why the last status of the message was IGNORE; None where it was none.
+        """Why the last status of the message was IGNORE; None where it was another.
 
         Only "completed" may be acknowledged as done.
         """
@@ -144,9 +145,9 @@ class IdempotenceService:
     ) -> None:
         """Keep `deferred` under the message being processed, until that is handled.
 
-        Its id is kept; one id for one destination is kept once. Raises MessageError for an id that
-        cannot be one and beyond the limit of one message, RefusedError where the handler of
-        `message` does not run under a claim of this service.
+        `deferred` keeps its id; one id for one destination is kept once. Raises MessageError for an
+        unusable id and beyond the limit of one message, RefusedError where the handler of `message`
+        does not run under a claim of this service.
         """
         key = self._tracked_key(message)
         check_message(deferred)
@@ -156,8 +157,8 @@ class IdempotenceService:
             assigned = None if key is None else self._assigned.get(key)
             if key is None or assigned is None:
                 raise RefusedError(
-                    f"{message.id!r} is not being processed under a claim here, and can defer "
-                    "nothing: send it at once"
+                    f"{message.id!r} is not being processed under a claim here, so it cannot defer "
+                    f"{deferred.id!r}: send it at once"
                 )
             position = len(assigned.deferred)
             if position >= MOST_DEFERRED:
@@ -168,10 +169,11 @@ class IdempotenceService:
     # ---- When the handler has ended ------------------------------------------------------------
 
     def message_handled(self, message: Message) -> None:
-        """The handler has succeeded; what it deferred is stored with that, or nothing is.
+        """The handler has succeeded; that and its deferred messages are stored together, or not at
+        all.
 
-        To say it again is fine. Raises FencedError where another worker took the message over
-        meanwhile, RefusedError where its handler does not run here.
+        Safe to repeat. Raises FencedError where another worker has taken the message over,
+        RefusedError where its handler does not run here.
         """
         key = self._tracked_key(message)
         if key is None:
@@ -180,10 +182,12 @@ class IdempotenceService:
         if assigned is not None:
             self._store_handled(assigned)
         elif self._state(key) not in (State.HANDLED, State.COMPLETED):
-            raise RefusedError(f"{message.id!r} is not being processed here: ask for its status")
+            raise RefusedError(
+                f"{message.id!r} is not being processed here: call processing_status first"
+            )
 
     def get_deferred_messages(self, message: Message) -> Sequence[WaitingMessage]:
-        """What is still to be sent, in the order of sending."""
+        """The deferred messages that are not sent yet, in the order of sending."""
         key = self._tracked_key(message)
         if key is None:
             return []
@@ -193,10 +197,10 @@ class IdempotenceService:
         return self._calls.mailbox.deferred(key)
 
     def deferred_message_sent(self, message: Message, deferred: WaitingMessage) -> None:
-        """It is sent, and waits no more; after the last one the message is completed.
+        """`deferred` is sent: remove it. After the last one `message` is completed.
 
-        To say it again is fine. Raises RefusedError where the message is not handled yet, and
-        for what another one deferred.
+        Safe to repeat. Raises RefusedError where the message is not handled yet, and where another
+        message deferred it.
         """
         key = self._tracked_key(message)
         if key is None or deferred.parent != key:
@@ -205,15 +209,15 @@ class IdempotenceService:
             raise RefusedError(f"{message.id!r} is not handled yet: nothing may be sent before")
         waits = [deferred]
         if deferred.number is None:
-            # It was asked for before it was stored.
+            # `get_deferred_messages` gave it before it was stored.
             waits = [one for one in self._calls.mailbox.deferred(key) if one.name == deferred.name]
         self._calls.mailbox.sent(waits)
 
     def processing_completed(self, message: Message) -> None:
-        """Nothing is left to do; what was not said to be handled is handled first.
+        """Nothing is left to do. A message that is not marked as handled is marked first.
 
-        To say it again is fine. Raises RefusedError where deferred messages still wait, or the
-        handler has not succeeded, FencedError where another worker took the message over.
+        Safe to repeat. Raises RefusedError where deferred messages still wait, or the handler has
+        not succeeded, FencedError where another worker took the message over.
         """
         key = self._tracked_key(message)
         if key is None:
@@ -228,17 +232,17 @@ class IdempotenceService:
         self._calls.mailbox.finish([key])
         if self._state(key) is not State.COMPLETED:
             waiting = len(self._calls.mailbox.deferred(key))
-            left = f"of what it deferred, {waiting} wait to be sent"
+            left = f"deferred messages that wait to be sent: {waiting}"
             why = left if waiting else "it is not handled"
             raise RefusedError(f"{message.id!r} cannot be completed: {why}")
 
     def processing_failed(self, message: Message, error: BaseException) -> timedelta | None:
-        """The handler has failed, or what came after it; what was not stored is dropped.
+        """The handler has failed, or a step after it; deferred messages not stored yet are dropped.
 
-        Returns after how long the message is to be delivered again; None when no further attempt
-        is granted, and it belongs into the error queue. Where this process is being stopped, by an
-        error that is not an Exception, the handler has not failed: its claim is given back. What
-        goes wrong in recording that is logged; the claim runs out then.
+        Returns after how long to deliver the message again; None when no further attempt is
+        granted, and it belongs into the error queue. Where an error that is not an Exception stops
+        this process, the handler has not failed: its claim is given back. An error in recording
+        that is logged; the claim runs out then.
         """
         key = self._tracked_key(message)
         assigned = None if key is None else self._take(key)
@@ -257,7 +261,7 @@ class IdempotenceService:
     # ---- What runs here ------------------------------------------------------------------------
 
     def _tracked_key(self, message: Message) -> Key | None:
-        """None for a message that runs without a claim."""
+        """The key of the message; None where it runs without a claim."""
         key = self._handling.key_of(_asked(message))
         return None if key is None or self._notes.get(key) == "untracked" else key
 
@@ -270,11 +274,11 @@ class IdempotenceService:
         self._say(assigned, lambda claim: self._inline.handled(claim, deferred=deferred))
 
     def _say(self, assigned: _Assigned, speak: Callable[[Claim], Awaitable[object]]) -> None:
-        """Tell the ledger, until it answers or the lease is over."""
+        """Call the ledger until it answers, or the lease is over."""
         held, heartbeat = assigned.held, self._handling.heartbeat
 
         def speak_now() -> Awaitable[object]:
-            # As it was extended last: so that the ledger believes it at once.
+            # The claim as it was last extended: so the ledger need not read the record first.
             [claim] = heartbeat.newest([held.claim])
             return speak(claim)
 

@@ -1,4 +1,4 @@
-"""MessageTracker: which messages were processed, asked and said in the caller's own transaction."""
+"""MessageTracker: looks up and marks processed messages in the caller's own transaction."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,15 +18,15 @@ T = TypeVar("T")
 class MessageTracker:
     """The messages of `consumer`, in the database and the transaction of `connection`.
 
-    `connection` is any that `Ledger.transaction` takes, save those of asyncio. Its owner commits.
-    The records are in `table`, of `schema` where one is named; a ledger there has to migrate it.
+    `connection` is any that `Ledger.transaction` takes, except those of asyncio. Its owner commits.
+    The records are in `table`, of `schema` where one is named; a ledger has to migrate it first.
     """
 
     def __init__(
         self, connection: Any, consumer: str, table: str = TABLE_NAME, schema: str | None = None
     ) -> None:
         if hasattr(connection, "run_sync"):
-            raise ConfigError("tracker: this connection is async; take AsyncMessageTracker")
+            raise ConfigError("tracker: this connection is async; use AsyncMessageTracker")
         self._consumer = check_id(consumer, "consumer")
         self._connection = connection
         self._ledger = Ledger(store_around(connection, table, schema))
@@ -40,10 +40,10 @@ class MessageTracker:
     def mark_as_processed(self, message_id: Id) -> None:
         """The message is processed, as soon as the transaction commits.
 
-        Where another transaction has marked it too, this waits for the end of that. Raises
-        DuplicateError where the message was processed before: what was done for it here is to be
-        rolled back. The transaction itself is left as it was. Raises BusyError, ExhaustedError or
-        InDoubtError where a ledger knows the message otherwise.
+        Where another transaction has marked it too, this waits until that one ends. Raises
+        DuplicateError where the message was processed before: roll back what was done for it here;
+        the transaction itself is left as it was. Raises BusyError, ExhaustedError or InDoubtError
+        where the record of the message is in another state.
         """
         with self._ledger.transaction(self._connection) as inbox:
             outcome = inbox.claim(Key(self._consumer, message_id))
@@ -61,7 +61,7 @@ class AsyncMessageTracker:
         self, connection: Any, consumer: str, table: str = TABLE_NAME, schema: str | None = None
     ) -> None:
         if not hasattr(connection, "run_sync"):
-            raise ConfigError("tracker: this connection is not async; take MessageTracker")
+            raise ConfigError("tracker: this connection is not async; use MessageTracker")
         self._connection = connection
         self._names = (check_id(consumer, "consumer"), table, schema)
 

@@ -1,4 +1,4 @@
-"""Writes that are harmless to repeat: rows that are there are renewed, others are inserted."""
+"""Writes that are safe to repeat: existing rows are updated, others are inserted."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,18 +29,18 @@ def upsert(
     update: str | Sequence[str] | None = None,
     sequence_by: str | None = None,
 ) -> None:
-    """Insert rows into a table, or renew those that are there under the same `key`.
+    """Insert rows into a table, or update existing rows with the same `key`.
 
     `table` is a Table or a mapped class. `key` names the columns of its primary key or of a unique
-    constraint. `update` names those that are renewed: without it all that are given beside the
-    key; none where it is empty. Of rows with one key the last counts; with `sequence_by`, a column
-    that is renewed, that with the largest value in it, whenever it was or is written. Nothing is
+    constraint. `update` names the columns to update: without it, all given columns but the key's;
+    an empty one updates none. Of rows with one key the last counts. With `sequence_by`, one of the
+    updated columns, the row with the largest value in it counts, stored or given. Nothing is
     committed.
 
     On MariaDB and MySQL any unique constraint of the table finds a row, not only that of `key`.
 
     Raises ConfigError for columns that do not fit the table or each other, and for other databases;
-    what the database says is raised as it is.
+    an error of the database is raised as it is.
     """
     target = _table_of(table)
     given = [rows] if isinstance(rows, Mapping) else list(rows)
@@ -70,7 +70,7 @@ def _dialect_of(connection: Connection | Session, table: Table) -> str:
         return connection.dialect.name
     raise ConfigError(
         f"upsert: {type(connection).__name__} is neither a Connection nor a Session; "
-        "for async ones write: await connection.run_sync(upsert, table, rows, key)"
+        "for an async one write: await connection.run_sync(upsert, table, rows, key)"
     )
 
 
@@ -94,7 +94,7 @@ def check_columns(
     update: Sequence[str],
     sequence_by: str | None,
 ) -> None:
-    """Raise ConfigError where rows of these columns cannot be upserted so."""
+    """Raise ConfigError where rows with these columns cannot be upserted."""
     for name in (*columns, *key, *update):
         if name not in table.c:
             raise ConfigError(f"upsert: the table {table.name} has no column {name!r}")
@@ -107,21 +107,21 @@ def check_columns(
         )
     if sequence_by is not None and sequence_by not in update:
         raise ConfigError(
-            f"upsert: sequence_by={sequence_by!r} is not a column that is renewed;"
+            f"upsert: sequence_by={sequence_by!r} is not a column that is updated;"
             f" name one of {', '.join(update)}"
         )
 
 
 def _check_no_null(rows: Sequence[Row], names: Sequence[str]) -> None:
-    # To a unique constraint no null equals another: the row would be inserted each time. And
-    # nothing comes before or after null.
+    # In a unique constraint no null equals another: the row would be inserted each time. And null
+    # has no order.
     for name in names:
         if any(row[name] is None for row in rows):
-            raise ConfigError(f"upsert: {name!r} tells rows apart, and is None in one of them")
+            raise ConfigError(f"upsert: {name!r} is None in a row; it needs a value in each")
 
 
 def _is_unique(table: Table, key: Sequence[str]) -> bool:
-    # MariaDB and MySQL would not say so, and insert the row once more.
+    # MariaDB and MySQL would not report that, and would insert the row once more.
     constraints = [
         constraint.columns
         for constraint in table.constraints
@@ -151,7 +151,7 @@ def _statement(
             return _statement_of_mysql(table, key, update, sequence_by)
         case _:
             raise ConfigError(
-                f"upsert: it is for PostgreSQL, SQLite, MariaDB and MySQL, not for {dialect}"
+                f"upsert: {dialect} is not supported; use PostgreSQL, SQLite, MariaDB or MySQL"
             )
 
 
@@ -161,12 +161,13 @@ def _statement_of_mysql(
     statement = mysql.insert(table)
     given = statement.inserted
     if not update:
-        # INSERT IGNORE would keep quiet about other mistakes as well.
+        # INSERT IGNORE would hide other errors as well.
         return statement.on_duplicate_key_update({key[0]: table.c[key[0]]})
     if sequence_by is None:
         return statement.on_duplicate_key_update({name: given[name] for name in update})
     newest = _is_newest(table.c[sequence_by], given[sequence_by])
-    # One column is renewed after the other, and the condition sees what was: its own comes last.
+    # Columns are updated one after another, and the condition has to see the old value: so the
+    # column of the condition comes last.
     names = sorted(update, key=lambda name: name == sequence_by)
     return statement.on_duplicate_key_update(
         [(name, func.if_(newest, given[name], table.c[name])) for name in names]

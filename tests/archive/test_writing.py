@@ -88,9 +88,13 @@ def test_each_consumer_has_its_retention(aging: "Aging") -> None:
         aging.complete("m", consumer=consumer)
     aging.clock.advance(10 * DAY_S)
     with pytest.raises(ConfigError, match="did you mean 'billing'"):
-        archive(aging.ledger, str(aging.folder), retention={"biling": "5d"})
-    archived = archive(aging.ledger, str(aging.folder), "30d", retention={"billing": "5d"})
-    assert {name: each.archived for name, each in archived.items()} == {"billing": 1, "sms": 0}
+        archive(aging.ledger, str(aging.folder), retention={"biling": "5d"}, by="")
+    own = {"billing": "5d"}
+    archived = archive(aging.ledger, str(aging.folder), "30d", retention=own, by="")
+    assert {name: each.archived for name, each in archived.counts.items()} == {
+        "billing": 1,
+        "sms": 0,
+    }
 
 
 def test_what_waits_to_be_sent_stays(aging: "Aging") -> None:

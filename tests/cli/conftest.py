@@ -64,7 +64,6 @@ TABLES = {
     "policy": {},
     "spark": {
         "spark.driver.extraJavaOptions": SHORT_RUN,
-        "spark.python.daemon.module": "tests.spark_daemon",
     },
 }
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import OnFile, with_real_input
 
-from oncely import State
+from oncely import State, ops
 from oncely.spark.pipeline.config import read_config
 
 if TYPE_CHECKING:
@@ -51,7 +51,17 @@ def test_it_says_what_it_moved(old: "OnFile", command: "Command", tmp_path: Path
     again = json.loads(command("archive", "--json", "--to", str(tmp_path / "archive")).out)
     assert again["consumers"]["billing"] == {"archived": 0, "left": 0, "files": 0}
     assert again["total"] == {"archived": 1, "left": 0, "files": 1}
+    assert again["audit_error"] is None
     assert old.ledger.counts() == {("billing", State.COMPLETED): 1, ("sms", State.PROCESSING): 1}
+
+
+def test_it_is_in_the_audit(old: "OnFile", command: "Command", tmp_path: Path) -> None:
+    """An entry says who moved how many, and why; also where there was nothing to move."""
+    to = ("archive", "--to", str(tmp_path / "archive"), "--by", "ann")
+    assert command(*to, "--why", "monthly").code == 0
+    assert command(*to).code == 0
+    entries = [(each.by, each.action, each.changed, each.why) for each in ops.audit(old.ledger)]
+    assert entries == [("ann", "archived", 0, ""), ("ann", "archived", 31, "monthly")]
 
 
 def test_of_one_consumer(old: "OnFile", command: "Command", tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ def test_too_early(service: Service) -> None:
     ran = service.command("bindings", "prune", "new:consumer", "--yes")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == (
-        "oncely: the queue is not bound by 'order.returned' yet, which the consumer needs; start "
-        "this version of it, and prune when no older one runs\n"
+        "oncely: the queue is not bound to 'order.returned' yet, which the consumer needs; start "
+        "this version of the consumer, and prune when no older version runs\n"
     )
     assert service.comes(PLACED, CANCELLED) == [PLACED, CANCELLED]
 
@@ -279,7 +279,7 @@ def test_asks(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal())
     assert service.command("bindings", "prune", "new:consumer").code == 1
     ran = service.command("bindings", "prune", "new:consumer", "--json")
-    assert (ran.code, ran.out) == (1, '{"pruned": []}\n')
+    assert (ran.code, ran.out) == (1, '{"pruned": [], "audit_error": null}\n')
     assert service.comes(CANCELLED) == [CANCELLED]
     assert service.command("bindings", "prune", "new:consumer").code == 0
     assert service.comes(CANCELLED) == []
@@ -302,8 +302,8 @@ def test_nothing_remembers(
         2,
         "",
         (
-            "oncely: nothing remembers the bindings of queue 'orders': the broker does not tell "
-            "them, and the consumer has no ledger in SQL; type: rabbitmqctl list_bindings\n"
+            "oncely: the bindings of queue 'orders' are not known: the broker does not list them, "
+            "and the consumer has no ledger in SQL; type: rabbitmqctl list_bindings\n"
         ),
     )
 

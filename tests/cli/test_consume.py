@@ -335,7 +335,7 @@ def test_a_mistake_of_all_workers(shop: Shop, in_process: "InProcess") -> None:
         (["unread:consumer"], "unread cannot be imported: SyntaxError: "),
         (["unread:consumer"], "unread.py, line 2)"),
         (["shop:worker"], "shop has no 'worker'; did you mean shop:consumer?"),
-        (["shop:nothing"], "shop:nothing is of type dict and no oncely.Consumer; did you mean"),
+        (["shop:nothing"], "shop:nothing is of type dict, not an oncely.Consumer; did you mean"),
         (["shop:in_memory", "--workers", "2"], '"memory://" is seen by one process only'),
         (["shop:forgetful", "--workers", "2"], 'ledger: "memory://" is seen by one process only'),
         (["shop:unhandled"], "nothing handles the messages"),

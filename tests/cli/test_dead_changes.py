@@ -65,7 +65,8 @@ def test_retry_is_noted(shop: Shop, command: "Command") -> None:
     one, two = shop.fail(ORDER, Message("b"))
     command("dead", "retry", str(one), "--by", "ann", "--why", "the customer is there now")
     ran = command("dead", "retry", str(two), "--json", "--by", "bob")
-    assert json.loads(ran.out) == {"retried": [two], "missing": [], "by": "bob", "why": ""}
+    told = {"retried": [two], "missing": [], "by": "bob", "why": "", "audit_error": None}
+    assert json.loads(ran.out) == told
     noted = notes(shop, "order-17")
     assert (noted["by"], noted["why"]) == ("ann", "the customer is there now")
     assert notes(shop, "b")["by"] == "bob"
@@ -164,7 +165,7 @@ def test_edit_in_an_editor(
     answer("")
     monkeypatch.delenv("VISUAL", raising=False)
     edits = "file.write_text(file.read_text().replace('ana', file.suffix))"
-    for script, said in (("pass", "nothing was changed"), ("sys.exit(3)", "ended with 3")):
+    for script, said in (("pass", "nothing was changed"), ("sys.exit(3)", "exited with code 3")):
         monkeypatch.setenv("EDITOR", editor(tmp_path, script))
         ran = command("dead", "edit", str(one))
         assert (ran.code, ran.out) == (1, "")
@@ -181,7 +182,7 @@ def test_no_editor(shop: Shop, in_process: "InProcess") -> None:
     [one] = shop.fail(ORDER)
     ran = in_process("dead", "edit", str(one), stdin=subprocess.DEVNULL)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
-    assert "not a terminal, so no editor; name what is to change: --body FILE" in ran.stderr
+    assert "not a terminal, so no editor can be opened; add --body FILE" in ran.stderr
 
 
 def test_on_postgresql(postgresql_url: str, command: "Command") -> None:
@@ -219,7 +220,8 @@ def test_discard(shop: Shop, command: "Command") -> None:
     assert command("dead", "discard", str(one)) == (0, "discarded: 1\n", "")
     ran = command("dead", "discard", str(one), "--json", "--by", "ann")
     assert (ran.code, ran.err) == (1, f"oncely: there is no dead letter {one}\n")
-    assert json.loads(ran.out) == {"discarded": [], "missing": [one], "by": "ann", "why": ""}
+    told = {"discarded": [], "missing": [one], "by": "ann", "why": "", "audit_error": None}
+    assert json.loads(ran.out) == told
     assert left(shop) == [two]
     assert [*shop.ledger.scan()] == before
     assert shop.handled() == []
@@ -230,7 +232,7 @@ def test_no_is_no(shop: Shop, command: "Command", answer: Answer, text: str) -> 
     """Several go after a question, which is asked on stderr; only a yes is one."""
     numbers = shop.fail(ORDER, Message("b"))
     answer(text)
-    asked = "discard 2 dead letters for ever? [y/N] "
+    asked = "discard 2 dead letters permanently? [y/N] "
     ran = command("dead", "discard", "--all")
     assert ran == (1, "", f"{asked}nothing was changed\n")
     answer(text)
@@ -247,7 +249,7 @@ def test_nobody_to_ask(shop: Shop, in_process: "InProcess") -> None:
     words = ("dead", "discard", *map(str, numbers))
     ran = in_process(*words, stdin=subprocess.DEVNULL)
     assert (ran.returncode, ran.stdout) == (2, "")
-    said = "discard 2 dead letters for ever? not a terminal: add --yes to confirm"
+    said = "discard 2 dead letters permanently? not a terminal: add --yes to confirm"
     assert ran.stderr == f"oncely: {said}\n"
     ran = in_process(*words, "--yes", stdin=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "80"})
     assert (ran.returncode, ran.stdout) == (0, "discarded: 2\n")

@@ -258,7 +258,7 @@ def test_answers(
     monkeypatch.setattr(sys, "stdin", Keyboard(answers))
     code, out, err = command("init")
     assert code == 0
-    assert err.startswith("What is to be done once?\n  1  function ")
+    assert err.startswith("What do you want to process once?\n  1  function ")
     assert err.count("Number or name [") == answers.count("\n")
     assert out.startswith("wrote app.py, oncely.env\n")
     assert "ype:\n\n  . ./oncely.env\n" in out

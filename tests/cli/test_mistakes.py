@@ -23,7 +23,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["show", "a\udcff"], "ID: id with a lone surrogate"),
     (["show", "a", "--consumer", ""], "--consumer: empty consumer"),
     (["list", "--consumer", "a\0"], "--consumer: consumer with NUL"),
-    (["list", "--text", "a\udcff"], "--text: text with a lone surrogate"),
+    (["list", "--id-contains", "a\udcff"], "--id-contains: text with a lone surrogate"),
     (["list", "--older-than", "soon"], "--older-than: 'soon' is not a duration: write"),
     (["list", "--older-than=-1d"], "--older-than: '-1d' is not a duration"),
     (
@@ -41,7 +41,10 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     (["purge", "--retention", "=90d"], "--retention: empty consumer"),
     (["purge", "--retention", "billing=x"], "--retention: 'x' is not a duration"),
-    (["list", "--text", "-x"], "--text: expected one argument; see: oncely list --help"),
+    (
+        ["list", "--id-contains", "-x"],
+        "--id-contains: expected one argument; see: oncely list --help",
+    ),
     (["check", "--lease", "0s"], "lease: a lease of zero"),
     (["check", "--replay-window", "x"], "--replay-window: 'x' is not a duration"),
     (["status", "--table", "a b"], "table: 'a b' is not a name for a table"),
@@ -64,6 +67,9 @@ WRONG: list[tuple[list[str], str]] = [
     (["status", "--watch", "soon"], "--watch: 'soon' is not a duration"),
     (["status", "--watch", "0"], "--watch: zero would never"),
     (["list", "--sort", "random"], "--sort: invalid choice: 'random'"),
+    (["list", "--id-begins", "a\0", "--sort", "id"], "--id-begins: text with NUL"),
+    (["list", "--id-begins", "a"], "list: --id-begins and --after need --sort id"),
+    (["list", "--after", "a", "--sort", "newest"], "list: --id-begins and --after need --sort id"),
     (["relay", "--metrics-port", "70000"], "--metrics-port: '70000' is not a port"),
     (["relay", "--log-level", "loud"], "--log-level: invalid choice: 'loud'"),
     (["status", "--jsn"], "unrecognized arguments: --jsn; did you mean: --json; see: "),
@@ -102,12 +108,10 @@ def test_no_ledger(
     assert command(name, *id_).err == (
         "oncely: no ledger is named; add --ledger sqlite:///ledger.db, or the like\n"
     )
-    ran = command(name, *id_, "--ledger", f"sqlite:///{tmp_path}/gone.db")
-    assert ran == (
-        2,
-        "",
-        f"oncely: ledger: there is no file '{tmp_path}/gone.db'; type: oncely migrate\n",
-    )
+    url = f"sqlite:///{tmp_path}/gone.db"
+    ran = command(name, *id_, "--ledger", url)
+    missing = f"ledger: there is no file '{tmp_path}/gone.db'"
+    assert ran == (2, "", f"oncely: {missing}; type: oncely migrate --ledger {url}\n")
 
 
 @pytest.mark.parametrize("name", ["status", "list", "purge", "check", "migrate"])

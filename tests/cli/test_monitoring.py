@@ -13,17 +13,16 @@ from tests.integration.others import wait_until
 
 from oncely import Consumer, Message
 from oncely._util.signals import told_to_stop
-from oncely.cli.monitoring import monitored
+from oncely.cli.monitoring import _Monitor, monitored
 from oncely.consuming import loop
 from oncely.consuming.health import Health, Outage, Pulse
 from oncely.core.errors import StoreUnavailable, TransportError
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
+from oncely.stores.store import Backlog
 from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery
-
-pytestmark = pytest.mark.usefixtures("metrics_of_their_own")
 
 
 class AwayLedger(Ledger):
@@ -120,7 +119,7 @@ def test_what_cannot_be_told(ask: Ask, tmp_path: Path, caplog: pytest.LogCapture
     """An error is answered as one, and logged."""
     (tmp_path / "counter_1.db").write_bytes(b"no")
     status, text = ask("/metrics", {"": FINE}, workers={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)})
-    assert (status, text) == (500, "it cannot be told; see the log\n")
+    assert (status, text) == (500, "internal error: see the log\n")
     [logged] = [each for each in caplog.records if each.message == "monitoring_failed"]
     assert vars(logged)["path"] == "/metrics"
 
@@ -131,6 +130,25 @@ def test_a_ledger_that_is_away(ask: Ask) -> None:
     assert status == 503
     assert text.startswith("the ledger cannot be reached: StoreUnavailable: db:5432: no route")
     assert "geheim" not in text
+
+
+def test_scrapes_of_a_ledger_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often Prometheus asks, the outage is one line in the log, and its end another."""
+
+    def away(self: MemoryStore) -> dict[str, Backlog]:
+        raise StoreUnavailable("db:5432: no route")
+
+    monitor = _Monitor(Ledger(MemoryStore()), dict, None)
+    with caplog.at_level("INFO", "oncely"):
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryStore, "backlogs", away)
+            for _ in range(3):
+                assert monitor.answer("/metrics").status == 200
+        for _ in range(3):
+            assert "oncely_deferred_waiting 0.0" in monitor.answer("/metrics").text
+    assert [each.message for each in caplog.records] == ["gauges_failed", "gauges_recovered"]
 
 
 def test_the_pulse_of_a_loop() -> None:
@@ -180,7 +198,7 @@ def test_a_consumer_whose_broker_is_lost(
     assert transport.unready[: len(said) + 2] == [*said, lost, lost]
     assert consumer.pulse.health().unready is None
     told = [each.message for each in caplog.records if each.message.startswith("broker_")]
-    assert told == ["broker_is_away", "broker_is_back"]
+    assert told == ["broker_unavailable", "broker_available"]
 
 
 class Beats(Pulse):

@@ -320,7 +320,7 @@ def test_a_port_that_is_taken(works: Works, port: Get) -> None:
         timeout=60,
     )
     assert ran.returncode == 2
-    said = f"oncely: --metrics-port: 127.0.0.1:{served['port']} cannot be had (Address already"
+    said = f"oncely: --metrics-port: 127.0.0.1:{served['port']} cannot be opened (Address already"
     assert ran.stderr.startswith(said)
     assert ran.stderr.count("\n") == 1
 

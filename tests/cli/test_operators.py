@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ONE = Key("billing", "order-1")
 
-LIVE = "a live claim cannot be forgotten, nor what has changed since it was found"
+LIVE = "a record with a live claim cannot be forgotten, nor one that has changed since it was found"
 
 
 def rows(out: str) -> list[list[str]]:
@@ -51,7 +51,10 @@ def test_status(filled: "OnFile", command: "Command") -> None:
     """A row for each consumer and a total; ages in units that people use."""
     code, out, err = command("status")
     assert (code, err) == (0, "")
-    assert rows(out)[1:-1] == [
+    shown = rows(out)[1:-1]
+    # The youngest one's age is that of the test.
+    assert re.fullmatch(r"\d+ s", shown[2].pop())
+    assert shown == [
         [
             "consumer",
             "processing",
@@ -63,7 +66,7 @@ def test_status(filled: "OnFile", command: "Command") -> None:
             "processing",
         ],
         ["billing", "1", "0", "1", "1", "1", "1", "3 h 12 min"],
-        ["sms", "1", "1", "0", "1", "0", "0", "0 s"],
+        ["sms", "1", "1", "0", "1", "0", "0"],
         ["total", "2", "1", "1", "2", "1", "1", "3 h 12 min"],
     ]
     assert out.splitlines()[-1].startswith("size ")
@@ -73,7 +76,8 @@ def test_status_as_json(filled: "OnFile", command: "Command") -> None:
     """One object on stdout, times in seconds."""
     ran = command("status", "--json")
     found = json.loads(ran.out)
-    assert set(found) == {"consumers", "total", "backlog", "queues", "size_bytes"}
+    parts = {"consumers", "total", "backlog", "queues", "size_bytes"}
+    assert set(found) == {"verdict", "stuck", "problems", *parts}
     billing = found["consumers"]["billing"]
     assert billing.pop("oldest_processing_s") == pytest.approx(11_525, abs=60)
     assert billing == {
@@ -87,6 +91,7 @@ def test_status_as_json(filled: "OnFile", command: "Command") -> None:
         "waiting": 0,
         "waiting_lag_s": 0.0,
         "dead_letters": 0,
+        "is_estimate": False,
     }
     assert found["total"]["records"] == 6
     assert found["size_bytes"] > 0
@@ -117,8 +122,8 @@ def test_status_of_what_waits(
     at.ledger.mailbox.keep([claimless])
     out = command("status").out
     table = rows(out)
-    first = table.index(["waits to be", "overdue", "dead"])
-    assert table[first + 1] == ["consumer", "tried again", "for", "letters"]
+    first = table.index(["waiting for", "overdue", "dead"])
+    assert table[first + 1] == ["consumer", "a retry", "for", "letters"]
     assert table[first + 2 : first + 4] == [["shop", "1", "-", "2"], ["total", "1", "-", "2"]]
     assert re.fullmatch(r"queue \[web\]: 1 waiting( \(oldest: \d+ s\))?", out.splitlines()[-2])
     found = json.loads(command("status", "--json").out)
@@ -231,10 +236,10 @@ def test_list(filled: "OnFile", command: "Command") -> None:
         (["--state", "exhausted", "--consumer", "billing"], []),
         (["--state", "completed"], ["order-1"]),
         (["--state", "sent", "--consumer", "sms"], []),
-        (["--consumer", "sms", "--text", "order"], ["order-1"]),
+        (["--consumer", "sms", "--id-contains", "order"], ["order-1"]),
         (["--older-than", "1h", "--consumer", "sms"], ["order-1", "to-send"]),
         (["--older-than", "4h"], []),
-        (["--text", "%"], []),
+        (["--id-contains", "%"], []),
         (["--limit", "2"], ["doubtful", "order-1"]),
     ],
 )
@@ -261,14 +266,45 @@ def test_the_newest_first(filled: "OnFile", command: "Command") -> None:
     assert ids("--state", "in-doubt") == ["doubtful"]
     assert ids("--state", "exhausted") == ["order-1"]
     assert sorted(ids("--state", "failed")) == ["order-1", "order-2"]
-    assert ids("--consumer", "sms", "--text", "order") == ["order-1"]
+    assert ids("--consumer", "sms", "--id-contains", "order") == ["order-1"]
     assert ids("--older-than", "1h", "--consumer", "sms", "--state", "processing") == []
 
 
 def test_list_says_what_is_missing(filled: "OnFile", command: "Command") -> None:
     """A list that is cut says so, and so does one that is empty."""
-    assert command("list", "--limit", "2").err == "the first 2; more fit, see --limit\n"
-    assert command("list", "--text", "nothing") == (0, "", "no matching records\n")
+    assert command("list", "--limit", "2").err == "the first 2; more records match, see --limit\n"
+    assert command("list", "--id-contains", "nothing") == (0, "", "no matching records\n")
+
+
+def test_list_by_id(filled: "OnFile", command: "Command") -> None:
+    """In the order of the ids; a list that is cut says after which id the next one goes on, and the
+    lists together have every record.
+    """
+
+    def report(*options: str) -> Any:
+        return json.loads(command("list", "--json", "--sort", "id", *options).out)
+
+    whole = report()
+    ids = [record["message_id"] for record in whole["records"]]
+    assert ids == ["doubtful", "live", "order-1", "order-1", "order-2", "to-send"]
+    assert (whole["more"], whole["end"], whole["looked_at"]) == (False, None, 6)
+    first = report("--limit", "2")
+    assert (first["more"], first["end"]) == (True, "live")
+    assert [each["message_id"] for each in report("--after", "live")["records"]] == ids[2:]
+    assert command("list", "--sort", "id", "--limit", "2").err == (
+        "more records may match; go on with: --after=live\n"
+    )
+    for options, found in (
+        (["--id-begins", "order"], ids[2:5]),
+        (["--id-begins", "order", "--consumer", "sms"], ["order-1"]),
+        (["--id-contains", "r-2"], ["order-2"]),
+        (["--state", "in-doubt"], ["doubtful"]),
+        (["--state", "exhausted"], ["order-1"]),
+        (["--state", "completed"], ["order-1"]),
+        (["--older-than", "4h"], []),
+    ):
+        assert [each["message_id"] for each in report(*options)["records"]] == found, options
+    assert command("list", "--sort", "id", "--id-begins", "x").err == "no matching records\n"
 
 
 def test_list_as_json_has_every_field(filled: "OnFile", command: "Command") -> None:
@@ -287,7 +323,31 @@ def test_list_as_json_has_every_field(filled: "OnFile", command: "Command") -> N
     [listed] = json.loads(command("list", "--json", "--state", "sent").out)["records"]
     assert listed == expected
     shown = json.loads(command("show", "order-1", "--consumer", "billing", "--json").out)
-    assert shown == {**expected, "deferred": [], "steps": {}}
+    nothing: dict[str, Any] = {"deferred": [], "steps": {}, "waiting": None, "dead_letters": []}
+    assert shown == expected | nothing
+
+
+def test_show_says_where_the_message_is(shop: "Shop", command: "Command") -> None:
+    """Of what waits to be tried again `show` says when it is due, of a dead letter its number."""
+    [number] = shop.fail(Message("a"))
+    shop.wait(Message("b"), "1h")
+    assert f"dead letter {number}: ValueError: no such customer" in command("show", "a").out
+    assert re.search(r"waits for a retry: .*in 59 min", command("show", "b").out)
+    [letter] = json.loads(command("show", "a", "--json").out)["dead_letters"]
+    assert (letter["id"], letter["body"]) == (number, "")
+    waiting = json.loads(command("show", "b", "--json").out)["waiting"]
+    assert waiting["error"].endswith("OSError: away")
+
+
+def test_verdict_of_the_status(shop: "Shop", at: "OnFile", command: "Command") -> None:
+    """The status as JSON says in a line whether anything is stuck."""
+    assert json.loads(command("status", "--json").out)["verdict"] == "nothing is stuck"
+    shop.fail(Message("a"))
+    at.claim("billing", "doubtful")
+    at.age(7_500)
+    found = json.loads(command("status", "--json").out)
+    assert re.fullmatch(r"stuck: 1 in doubt \(oldest: 2 h\); 1 dead letter", found["verdict"])
+    assert [each["what"] for each in found["stuck"]] == ["in doubt", "dead letters"]
 
 
 def test_list_takes_what_it_prints(filled: "OnFile", command: "Command") -> None:
@@ -346,6 +406,25 @@ def test_ids_stay_whole(
     ran = in_process("list")
     [line] = [line for line in ran.stdout.splitlines() if "x" * 48 in line]
     assert len(line) > 250
+
+
+def test_what_does_not_fit_has_several_lines(
+    at: "OnFile", command: "Command", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal of 80 columns a row that is wider has several lines, all but the first
+    indented, and so has the head; no word is broken, and the error is not cut to nothing.
+    """
+    monkeypatch.setenv("COLUMNS", "80")
+    at.fail("notification-service", "x" * 32, "smtp-8.example refused the connection")
+    head, more, rule, first, second = command("list").out.splitlines()
+    assert head.split() == ["consumer", "id", "state", "attempts", "fence"]
+    assert more.split() == ["last", "seen", "error"]
+    assert rule == "─" * 80
+    assert first.split() == ["notification-service", "x" * 32, "failed", "1", "1"]
+    assert second.startswith("    ")
+    assert second.rstrip().endswith("smtp-8.example refused the connection")
+    at.complete("notification-service", "y" * 100)
+    assert max(map(len, command("list").out.splitlines())) == 80
 
 
 def test_show(filled: "OnFile", command: "Command") -> None:
@@ -442,14 +521,21 @@ def test_who_resets(filled: "OnFile", command: "Command", monkeypatch: pytest.Mo
         "refused": [],
         "by": "bob",
         "why": "",
+        "audit_error": None,
     }
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["reset", "to-send"], "is handled: only what has failed or is in doubt can be reset"),
-        (["reset", "live"], "is processing: only what has failed or is in doubt can be reset"),
+        (
+            ["reset", "to-send"],
+            "is handled: only a record that has failed or is in doubt can be reset",
+        ),
+        (
+            ["reset", "live"],
+            "is processing: only a record that has failed or is in doubt can be reset",
+        ),
         (["forget", "live"], f"is processing: {LIVE}"),
     ],
 )
@@ -484,7 +570,7 @@ def test_no_is_no(
     """Only a yes is one."""
     answering(monkeypatch, answer)
     before = filled.ledger.counts()
-    code, out, err = command("forget", "--older-than", "1h", "--text", "order")
+    code, out, err = command("forget", "--older-than", "1h", "--id-contains", "order")
     assert (code, out) == (1, "")
     assert err == "forget 3 records of billing, sms? [y/N] nothing was changed\n"
     assert filled.ledger.counts() == before
@@ -559,7 +645,7 @@ def test_a_limit_for_many(filled: "OnFile", command: "Command") -> None:
     """A limit is kept, and it is said that others fit."""
     code, out, err = command("reset", "--older-than", "1h", "--limit", "1")
     assert (code, out.count("reset")) == (0, 1)
-    assert err == "the first 1 only; more fit, see --limit\n"
+    assert err == "only the first 1; more records match, see --limit\n"
 
 
 # ---- purge -------------------------------------------------------------------------------------
@@ -594,7 +680,7 @@ def test_purge_by_class(old: "OnFile", command: "Command") -> None:
 def test_purge_as_json(old: "OnFile", command: "Command") -> None:
     """One object, also for one consumer."""
     report = json.loads(command("purge", "--consumer", "news", "--older-than", "20d", "--json").out)
-    assert report == {"purged": {"news": 2}, "total": 2}
+    assert report == {"purged": {"news": 2}, "total": 2, "audit_error": None}
     assert json.loads(command("purge", "--json").out)["total"] == 4
 
 
@@ -615,7 +701,7 @@ def test_purge_tells_a_slip(old: "OnFile", command: "Command") -> None:
     """A name that is nearly another's purges nothing at all."""
     code, out, err = command("purge", "--retention", "biling=90d")
     assert (code, out) == (2, "")
-    assert "no record is of 'biling'; did you mean 'billing'?" in err
+    assert "there are no records of 'biling'; did you mean 'billing'?" in err
     assert sum(old.ledger.counts().values()) == 9
 
 
@@ -634,7 +720,7 @@ def test_migrate(tmp_path: Path, command: "Command") -> None:
     url = f"sqlite:///{tmp_path / 'new.db'}"
     assert command("migrate", "--ledger", url) == (0, "", "migrated\n")
     again = command("migrate", "--ledger", url)
-    assert again == (0, "", "nothing to do: the schema is the newest\n")
+    assert again == (0, "", "nothing to do: the schema is up to date\n")
     assert json.loads(command("migrate", "--ledger", url, "--json").out) == {
         "applied": False,
         "sql": "",
@@ -652,7 +738,7 @@ def test_migrate_as_sql(tmp_path: Path, command: "Command") -> None:
     with closing(sqlite3.connect(file)) as connection:
         connection.executescript(ran.out)
     again = command("migrate", "--sql", "--ledger", f"sqlite:///{file}")
-    assert again == (0, "", "nothing to do: the schema is the newest\n")
+    assert again == (0, "", "nothing to do: the schema is up to date\n")
 
 
 def test_migrate_as_sql_of_a_table_of_another_name(at: "OnFile", command: "Command") -> None:

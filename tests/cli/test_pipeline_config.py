@@ -62,7 +62,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "ledger", "memory://", "is seen by one process only"),
     ("pipeline", "ledger", "env:NOT_SET_ANYWHERE", "variable NOT_SET_ANYWHERE is not set"),
     ("pipeline", "ledger", "file:nowhere.txt", "cannot be read: No such file"),
-    ("pipeline", "trigger", "sometimes", "[pipeline] trigger: 'sometimes' is none"),
+    ("pipeline", "trigger", "sometimes", "[pipeline] trigger: 'sometimes' is not one"),
     (
         "pipeline",
         "mode",
@@ -193,7 +193,7 @@ def test_a_setting_of_spark_without_quotes(project: "Project", main: "Main") -> 
     file.write_text(file.read_text() + "\nspark.executor.memory = '2g'\n")
     code, err = main("pipeline", "run", str(file))
     assert code == 2
-    assert "[spark] spark: a name with dots stands in quotes" in err
+    assert "[spark] spark: write a name with dots in quotes" in err
 
 
 def test_what_is_right_passes(project: "Project") -> None:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import with_real_input
 
-from oncely import State, open_ledger
+from oncely import State, open_ledger, ops
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, Main, Project, Run
@@ -75,6 +75,11 @@ def test_a_run_its_repetition_and_a_lost_checkpoint(project: "Project") -> None:
     assert (lost["handled"], lost["duplicates"]) == (0, {"input": 0, "ledger": 414})
     assert set(project.effects().values()) == {1}
     assert len(project.effects()) == 401
+    with contextlib.closing(open_ledger(f"sqlite:///{project.folder}/out/ledger.db")) as ledger:
+        runs, [rates] = ops.runs(ledger), ops.activity(ledger).day.values()
+    assert [run.totals["handled"] for run in runs] == [0, 1, 0, 400]
+    assert all(run.ended is not None and run.error is None for run in runs)
+    assert (rates.handled, rates.duplicates) == (401, 12 + 1 + 414)
 
 
 @pytest.mark.usefixtures("spark")

@@ -97,8 +97,8 @@ def fill(at: OnFile, good: list[str], folder: Path) -> dict[str, list[str]]:
     for id_ in (*ids["archived"], "archived-and-gone"):
         at.complete(CONSUMER, id_)
     at.age(40 * DAY_S)
-    moved = archive(at.ledger, str(folder / "archive"), "30d")
-    assert moved[CONSUMER].archived == len(ids["archived"]) + 1
+    moved = archive(at.ledger, str(folder / "archive"), "30d", by="")
+    assert moved.counts[CONSUMER].archived == len(ids["archived"]) + 1
     for id_ in ids["in_doubt"]:
         at.claim(CONSUMER, id_)
     at.claim(CONSUMER, "in-doubt-and-gone")
@@ -244,7 +244,7 @@ def test_a_source_alone_will_do(file: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("spark")
 def test_another_table(project: "Project", command: "Command") -> None:
     """The file, or --table, names where a pipeline keeps its records, and where others find them:
-    for the comparison, and for the page.
+    for the comparison, and for the report.
     """
     project.put("in.json", ["1", "2"])
     project.tables["pipeline"]["ledger_table"] = "others"
@@ -265,7 +265,7 @@ def test_another_table(project: "Project", command: "Command") -> None:
     assert (code, found["handled"], found["missing"]) == (1, 1, 1)
     to = str(project.folder / "report.html")
     code, out, _ = command("report", "--ledger", url, "--table", "thirds", "--to", to, "--json")
-    assert (code, json.loads(out)["records"]) == (0, 1)
+    assert (code, json.loads(out)["total"]["records"]) == (0, 1)
 
 
 QUEUE = """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncely import Key, Message, State, open_transport
+from oncely import Key, Message, State, open_transport, ops
 from oncely.cli import progress
 from oncely.core.waiting import WaitingMessage
 from oncely.testing import granted
@@ -112,9 +112,14 @@ def test_set_aside_and_sent_again(
     assert (code, json.loads(out)["set_aside"]) == (1, 1)
     assert command("relay", "--drain").code == 0
     wide = transport.partition("?")[0]
-    code, out, err = command("relay", "--drain", "--send-again", "--json", "--transport", wide)
-    assert (code, told(err)) == (0, ["to be sent again: 1"])
+    again = ("relay", "--drain", "--retry-set-aside", "--json", "--by", "ann", "--why", "wide now")
+    code, out, err = command(*again, "--transport", wide)
+    assert (code, told(err)[-1]) == (0, "set-aside messages to retry: 1")
     assert json.loads(out) == {"sent": 1, "refused": 0, "set_aside": 0, "waiting": 0}
+    assert command(*again, "--transport", wide).code == 0
+    [entry] = ops.audit(at.ledger)
+    assert (entry.by, entry.action, entry.changed) == ("ann", "sent_again", 1)
+    assert (entry.consumer, entry.message_id, entry.why) == ("", "", "wide now")
 
 
 def test_progress(

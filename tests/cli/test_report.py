@@ -1,292 +1,132 @@
-"""`oncely report`: the page, as a browser shows it."""
+"""`oncely report`: the file that it writes, and what it says."""
 
 import json
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import chdir
+import re
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
-from tests.cli.conftest import OnFile, ran_here, with_real_input
-from tests.server_fixtures import available
-from tests.servers import MissingProgram
+from tests.cli.conftest import OnFile
 
-from oncely import Key
-from oncely.archive.writing import archive
-from oncely.report.page import page
-from oncely.spark.operations.measures import Measures
-from oncely.spark.session import make_active
+from oncely import Key, open_ledger
+from oncely.core.errors import StoreUnavailable
+from oncely.testing import granted
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from selenium.webdriver import Chrome
-    from tests.cli.conftest import InProcess, Main, Project
+    from tests.cli.conftest import Command, Main
 
-HOSTILE = "<script>alert(1)</script>"
-PLOTS = ["over-time", "distance", "attempts", "handling", "states", "in-doubt"]
-LEGEND_PT = 60
-"""What a legend has in the same colours as the bars is shorter."""
-DAY_S = 86_400
-SHOTS = os.environ.get("ONCELY_TEST_SCREENSHOTS")
-"""A folder for pictures of the page, for people to look at."""
+_WITHOUT = """
+import sys
 
-_CONTRAST = """
-function luminance(colour) {
-  const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(part => {
-    const c = part / 255;
-    return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-  });
-  return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-}
-function contrast(a, b) {
-  const [low, high] = [luminance(a), luminance(b)].sort((x, y) => x - y);
-  return (high + 0.05) / (low + 0.05);
-}
-const card = getComputedStyle(document.querySelector("figure")).backgroundColor;
-const texts = [...document.querySelectorAll("svg text, p, h2, dt, dd")];
-return Math.min(...texts.map(text => {
-  const style = getComputedStyle(text);
-  return contrast(text instanceof SVGElement ? style.fill : style.color, card);
-}));
+for name in ("pyspark", "py4j", "pyarrow", "matplotlib", "starlette", "uvicorn"):
+    sys.modules[name] = None
+from oncely.cli import main
+
+sys.exit(main(sys.argv[1:]))
 """
 
 
-def open_browser() -> "Chrome":
-    """Chromium without a window. Raises MissingProgram."""
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        raise MissingProgram(
-            "Chromium is not installed; type: apt-get install chromium chromium-driver"
-        )
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu"):
-        options.add_argument(f"--{argument}")
-    options.add_argument("--window-size=1100,1000")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    return webdriver.Chrome(options, Service(driver))
+def test_written(filled: OnFile, command: "Command", tmp_path: Path) -> None:
+    """The file has what is in the ledger; the command says what is stuck, and ends well."""
+    file = tmp_path / "report.html"
+    ran = command("report", "--to", str(file))
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith(f"{file}: stuck: 1 in doubt (oldest: ")
+    page = file.read_text(encoding="utf-8")
+    assert "doubtful" in page
+    assert filled.url in page
+    assert [each.name for each in tmp_path.iterdir() if "report" in each.name] == [file.name]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Chrome"]:
-    """Where Chromium is missing, the test is skipped, or fails in CI."""
-    browser = available(open_browser)
-    yield browser
-    browser.quit()
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory, shared_spark: "SparkSession") -> Path:
-    """The page of a ledger in which everything is, and of its archive."""
-    make_active(shared_spark)
-    folder = tmp_path_factory.mktemp("report")
-    at = OnFile(folder / "ledger.db")
-    for number in range(5):
-        at.complete("billing", f"old-{number}")
-    at.age(40 * DAY_S)
-    archive(at.ledger, str(folder / "archive"), "30d")
-    at.claim("billing", "<b>doubtful</b>")
-    at.claim(HOSTILE, "doubtful")
-    for number in range(20):
-        at.complete("billing", f"order-{number}")
-    at.age(2 * 3_600)
-    for number in range(4):
-        at.ledger.claim(Key("billing", f"order-{number}"))
-    at.fail("billing", "failed", final=True)
-    at.fail("billing", "to-be-tried")
-    at.claim(HOSTILE, "live")
-    at.ledger.close()
-    with chdir(folder):
-        ran = ran_here(
-            *("report", "--ledger", "sqlite:///ledger.db", "--json"),
-            *("--archive", "archive", "--to", "report.html"),
-        )
-    assert ran.code == 0, ran.err
-    said = json.loads(ran.out)
-    assert (said["records"], said["duplicates"]) == (30, 4)
-    assert said["standings"]["billing"] == {
-        "completed": 25,
-        "in_doubt": 1,
-        "exhausted": 1,
-        "failed": 1,
-    }
-    assert said["standings"][HOSTILE] == {"in_doubt": 1, "held": 1}
-    return folder / "report.html"
-
-
-@pytest.fixture
-def opened(browser: "Chrome", report: Path) -> "Chrome":
-    """The page in a browser."""
-    browser.get(report.as_uri())
-    return browser
-
-
-def keep_picture(browser: "Chrome", name: str) -> None:
-    """Take one of the whole page, where somebody wants to look."""
-    if SHOTS:
-        browser.set_window_size(1100, 3400)
-        browser.save_screenshot(f"{SHOTS}/report-{name}.png")
-
-
-def numbers(browser: "Chrome", plot: str) -> dict[str, list[str]]:
-    """The numbers of a plot: for each first cell the other ones."""
-    rows = browser.find_elements(By.CSS_SELECTOR, f"#{plot} tbody tr")
-    found = [
-        [cell.get_attribute("textContent") or "" for cell in row.find_elements(By.TAG_NAME, "td")]
-        for row in rows
-    ]
-    return {first: rest for first, *rest in found}
-
-
-def check_drawn(browser: "Chrome", plot: str) -> None:
-    """It has a size, bars in a colour of the page, the longest longer than anything in a legend, a
-    title and named axes.
+def test_what_is_not_a_file_stays(filled: OnFile, command: "Command", tmp_path: Path) -> None:
+    """A pipe, as /dev/stdout is one, is refused and not replaced by a file; of a link to a file,
+    the file is replaced.
     """
-    svg = browser.find_element(By.CSS_SELECTOR, f"#{plot} .plot svg")
-    assert svg.size["width"] > 400
-    assert svg.size["height"] > 100
-    bars = browser.execute_script(
-        "return [...arguments[0].querySelectorAll('path[style*=\"fill: var(--\"]')].filter(path => "
-        "{ const box = path.getBBox(); return box.width > 1 && box.height > 1"
-        " && Math.max(box.width, box.height) > arguments[1]; }).length",
-        svg,
-        LEGEND_PT,
-    )
-    assert bars >= 1
-    assert browser.find_element(By.ID, f"{plot}-title").text
-    texts = [text.text for text in svg.find_elements(By.TAG_NAME, "text")]
-    assert any(word in " ".join(texts) for word in ("messages", "deliveries", "age of the oldest"))
+    pipe, link, file = (tmp_path / name for name in ("pipe", "link", "report.html"))
+    os.mkfifo(pipe)
+    ran = command("report", "--to", str(pipe))
+    assert ran.code == 2
+    assert "is not a file; name one" in ran.err
+    assert pipe.is_fifo()
+    file.touch()
+    link.symlink_to(file)
+    assert command("report", "--to", str(link)).code == 0
+    assert link.is_symlink()
+    assert "<!doctype html>" in file.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("plot", PLOTS)
-def test_every_plot_is_drawn(opened: "Chrome", plot: str) -> None:
-    """Each of the page."""
-    check_drawn(opened, plot)
+def test_as_json(filled: OnFile, command: "Command", tmp_path: Path) -> None:
+    """As `oncely status --json` has it, and the file."""
+    file = tmp_path / "report.html"
+    said = json.loads(command("report", "--to", str(file), "--json").out)
+    status = json.loads(command("status", "--json").out)
+    assert said.pop("file") == str(file)
+    assert said.keys() == status.keys()
+    assert said["total"]["completed"] == status["total"]["completed"] == 1
 
 
-def test_nothing_is_loaded_and_nothing_complains(browser: "Chrome", report: Path) -> None:
-    """The page asks for no other file, and the console is empty."""
-    browser.get_log("performance")  # type: ignore[no-untyped-call]
-    browser.get_log("browser")  # type: ignore[no-untyped-call]
-    browser.get(report.as_uri())
-    events = [
-        json.loads(line["message"])["message"]
-        for line in browser.get_log("performance")  # type: ignore[no-untyped-call]
-    ]
-    asked = [
-        e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"
-    ]
-    assert [url for url in asked if not url.startswith("data:")] == [report.as_uri()]
-    assert browser.get_log("browser") == []  # type: ignore[no-untyped-call]
+def test_needs_little(filled: OnFile, tmp_path: Path) -> None:
+    """Neither Spark nor Java, matplotlib or a server are needed."""
+    file = tmp_path / "report.html"
+    words = [sys.executable, "-c", _WITHOUT, "report", "--to", str(file), "--ledger", filled.url]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "doubtful" in file.read_text(encoding="utf-8")
 
 
-def test_names_are_shown_and_not_run(opened: "Chrome") -> None:
-    """A consumer that is called like a script, and an id like a tag."""
-    assert opened.execute_script("return document.scripts.length") == 0
-    assert HOSTILE in numbers(opened, "states")
-    labels = [text.text for text in opened.find_elements(By.CSS_SELECTOR, "#states svg text")]
-    assert HOSTILE in labels
-    assert "<b>doubtful</b>" in opened.find_element(By.ID, "doubtful").text
+def test_table_and_schema(postgresql_url: str, command: "Command", tmp_path: Path) -> None:
+    """Of the table that is named; the file says which, without the password."""
+    with closing(open_ledger(postgresql_url, table="shop_messages", schema="billing")) as ledger:
+        ledger.migrate()
+        ledger.complete(granted(ledger.claim(Key("shop", "order-17"))))
+    file = tmp_path / "report.html"
+    url = re.sub(r"//(\w+)@", r"//\1:geheim@", postgresql_url)
+    given = ("--ledger", url, "--table", "shop_messages", "--schema", "billing")
+    ran = command("report", "--to", str(file), *given)
+    assert ran.code == 0, ran.err
+    page = file.read_text(encoding="utf-8")
+    assert ", table shop_messages, schema billing</span>" in page
+    assert "order-17" not in page  # It is completed.
+    assert '<th scope="row" data-label="consumer">shop</th>' in page
+    assert ":***@" in page
+    assert "geheim" not in page
 
 
-def test_the_numbers_are_those_of_the_ledger(opened: "Chrome") -> None:
-    """Ledger and archive together, each record once."""
-    assert numbers(opened, "states")["billing"] == ["25", "0", "0", "1", "1", "1"]
-    assert numbers(opened, "attempts")["1"] == ["30"]
-    assert numbers(opened, "distance")["1 h to 6 h"] == ["4"]
-    assert sum(int(count) for [count] in numbers(opened, "handling").values()) == 21
-    over_time = numbers(opened, "over-time").values()
-    assert sum(int(messages) for messages, _ in over_time) == 30
-    assert sum(int(duplicates) for _, duplicates in over_time) == 4
-    doubtful, age = numbers(opened, "in-doubt")["billing"]
-    assert doubtful == "1"
-    assert age.startswith("2")
-    assert age.endswith(" h")
+def test_secret_of_the_ledger_is_not_in_it(
+    filled: OnFile, command: "Command", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ledger that env:NAME names is named so."""
+    monkeypatch.setenv("SHOP_LEDGER", filled.url)
+    file = tmp_path / "report.html"
+    ran = command("report", "--to", str(file), "--ledger", "env:SHOP_LEDGER")
+    assert ran.code == 0, ran.err
+    page = file.read_text(encoding="utf-8")
+    assert "env:SHOP_LEDGER" in page
+    assert filled.url not in page
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_legible_in_light_and_dark(opened: "Chrome", scheme: str) -> None:
-    """All texts, those of the plots too, stand out from what is behind them."""
-    wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
-    keep_picture(opened, scheme)
-    assert opened.execute_script(_CONTRAST) >= 4.5
+def test_whole_or_not_at_all(
+    filled: OnFile, main: "Main", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the ledger goes away, an existing file stays as it was, and nothing is beside it."""
 
+    def away(*_: object, **__: object) -> NoReturn:
+        raise StoreUnavailable("the database has gone")
 
-@with_real_input
-@pytest.mark.timeout(1_800)
-def test_real_input(project: "Project", in_process: "InProcess", browser: "Chrome") -> None:
-    """The page of real deliveries, of which one is in doubt and all others are in the archive."""
-    expected = project.read_real_input()
-    project.run()
-    at = OnFile(project.folder / "out" / "ledger.db")
-    [record] = at.ledger.scan(limit=1)
-    at.ledger.forget(record.key)
-    at.claim("tests", record.key.message_id)
-    at.ledger.close()
-    at.age(3_600)
-    given = ("--ledger", at.url)
-    archive_, page_ = project.folder / "archive", project.folder / "report.html"
-    moved = in_process("archive", *given, "--to", str(archive_), "--older-than", "1m")
-    assert moved.returncode == 0, moved.stderr
-    ran = in_process(
-        *("report", *given, "--archive", str(archive_), "--to", str(page_), "--json"), timeout=540
-    )
-    said = json.loads(ran.stdout)
-    duplicates = expected["duplicates"] - record.duplicates
-    assert (said["records"], said["duplicates"]) == (expected["unique"], duplicates)
-    browser.get(page_.as_uri())
-    for plot in PLOTS:
-        check_drawn(browser, plot)
-    completed, *_, failed, exhausted = numbers(browser, "states")["tests"]
-    assert (completed, failed, exhausted) == (f"{expected['unique'] - 1:,}", "0", "0")
-    over_time = numbers(browser, "over-time").values()
-    assert sum(int(copies) for _, copies in over_time) == duplicates
-    keep_picture(browser, "real")
-
-
-def nothing(**known: Any) -> Measures:
-    """What an empty ledger adds up to, but for what is known."""
-    return Measures(
-        **{
-            "at": 1.8e9,
-            "records": 0,
-            "archived": 0,
-            "duplicates": 0,
-            "step_s": 60.0,
-            "over_time": [],
-            "distance": None,
-            "attempts": [0] * 11,
-            "handling": None,
-            "standings": {},
-            "oldest_in_doubt": [],
-            "in_doubt": [],
-            **known,
-        }
-    )
-
-
-def test_an_empty_ledger_has_a_page() -> None:
-    """It says for each plot that there is nothing to draw."""
-    shown = page(nothing(), "bill<ing")
-    assert shown.count("<p>None.</p>") == len(PLOTS)
-    assert "<svg" not in shown
-    assert "Messages of bill&lt;ing" in shown
-
-
-def test_many_consumers_stay_legible() -> None:
-    """The largest are drawn; all are in the table; what cannot be seen is written out."""
-    names = [f"consumer {number}" for number in range(30)]
-    shown = page(nothing(standings={name: {"completed": 1} for name in [*names, "a\u202eb $x$"]}))
-    assert "The 11 with the fewest" in shown
-    assert all(f"<td>{name}</td>" in shown for name in names)
-    assert "\u202e" not in shown
-    assert "a\\u202eb $x$" in shown
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    file = folder / "report.html"
+    file.write_text("yesterday's")
+    monkeypatch.setattr("oncely.web.contents.audit", away)
+    code, err = main("report", "--to", str(file))
+    assert code == 1
+    assert "the database has gone" in err
+    assert file.read_text() == "yesterday's"
+    assert list(folder.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +135,7 @@ def test_many_consumers_stay_legible() -> None:
         (["--to", "none/report.html"], "there is no folder 'none'"),
         (["--to", "."], "is a folder; name a file"),
         ([], "--to"),
-        (["--to", "r.html", "--archive", "none"], "--archive: there is no folder 'none'"),
+        (["--to", "r.html", "--archive", "none"], "unrecognized arguments: --archive"),
         (["--to", "r.html", "--ledger", "sqlite:///none.db"], "there is no file 'none.db'"),
     ],
 )
@@ -307,7 +147,7 @@ def test_mistakes(
     arguments: list[str],
     said: str,
 ) -> None:
-    """A wrong option is told in one line, before Spark starts."""
+    """A wrong option is told in one line."""
     monkeypatch.chdir(tmp_path)
     code, err = main("report", *arguments)
     assert code == 2

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from oncely import Key, Message
+from oncely import Key, Message, ops
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, OnFile, Shop
@@ -57,7 +57,7 @@ def test_waiting_as_json(shop: "Shop", command: "Command") -> None:
 def test_none_waits(shop: "Shop", at: "OnFile", command: "Command") -> None:
     """That is no failure; a consumer that nobody knows is a mistake. Dead letters do not wait."""
     shop.fail(Message("a"))
-    none = (0, "", "nothing waits to be tried again\n")
+    none = (0, "", "no messages wait for a retry\n")
     assert command("waiting") == none
     assert command("waiting", "--consumer", "shop") == none
     ran = command("waiting", "--consumer", "shp")
@@ -89,3 +89,40 @@ def test_forget_leaves_it(shop: "Shop", command: "Command") -> None:
     assert command("forget", "a").code == 0
     assert shop.ledger.find(Key("shop", "a")) is None
     assert "in 59 min" in command("waiting").out
+
+
+def test_run_now(shop: "Shop", at: "OnFile", command: "Command") -> None:
+    """What waits runs with the next worker; it is noted who wanted that."""
+    shop.wait(Message("a"), "10m")
+    ran = command("run-now", "a", "--by", "ann", "--why", "it is back")
+    assert ran == (0, "due now 'a' (shop) by ann: it is back\n", "")
+    handled: list[str] = []
+    shop.consumer().tries(3).consume(lambda message: handled.append(message.id), drain=True)
+    assert handled == ["a"]
+    [entry] = ops.audit(at.ledger)
+    assert (entry.action, entry.message_id, entry.changed) == ("run_now", "a", 1)
+
+
+def test_cancel(shop: "Shop", at: "OnFile", command: "Command") -> None:
+    """What waits becomes a dead letter that says who wanted that, and does not run."""
+    shop.wait(Message("a"), "10m")
+    ran = command("cancel", "a", "--by", "ann", "--why", "withdrawn", "--json")
+    assert json.loads(ran.out)["cancelled"] == [{"consumer": "shop", "message_id": "a"}]
+    [letter] = at.ledger.dead()
+    assert (letter.message.id, letter.reason) == ("a", "cancelled by ann: withdrawn")
+    assert shop.handled() == []
+    for name in ("cancel", "run-now"):
+        ran = command(name, "a")
+        assert (ran.code, ran.err) == (1, "oncely: 'a' does not wait for a retry\n")
+
+
+def test_a_worker_has_it(shop: "Shop", at: "OnFile", command: "Command") -> None:
+    """What a worker has begun is neither hurried nor cancelled."""
+    shop.wait(Message("a"), "10m")
+    at.ledger.reset(Key("shop", "a"))
+    at.claim("shop", "a")
+    ran = command("cancel", "a", "--consumer", "shop")
+    assert ran.code == 1
+    assert "a worker has it in hand" in ran.err
+    [waits] = at.ledger.waiting()
+    assert waits.id == "a"

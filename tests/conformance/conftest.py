@@ -39,6 +39,12 @@ def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     return str(request.getfixturevalue(f"{kind}_url"))
 
 
+def ledger_url_of(kind: str, request: pytest.FixtureRequest) -> str:
+    """The URL of a migrated ledger without a row in a store of that kind; skips as `url_of`."""
+    # In Redis nothing is to be migrated.
+    return str(request.getfixturevalue("redis_url" if kind == "redis" else f"{kind}_ledger_url"))
+
+
 @pytest.fixture(params=SHARED)
 def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty store, of each kind that processes can share."""

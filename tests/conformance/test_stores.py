@@ -41,9 +41,7 @@ class TestSqlStoreOnSqlite(StoreConformance):
 
     @pytest.fixture
     def store(self, clock: ManualClock, open_sqlite: Callable[..., SqlStore]) -> Store:
-        store = open_sqlite(clock)
-        store.migrate()
-        return store
+        return open_sqlite(clock)
 
 
 class TestSqlStoreOnPostgresql(StoreConformance):
@@ -121,7 +119,6 @@ def test_locked_file(
     """A file locked beyond the busy timeout raises StoreUnavailable; afterwards all is well."""
     monkeypatch.setattr("oncely._util.sqlite_files.BUSY_TIMEOUT_S", 0.05)
     ledger = Ledger(open_sqlite())
-    ledger.migrate()
     other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailable, match="locked"):
@@ -155,7 +152,6 @@ def test_missing_table(on_file: Ledger, key: Key) -> None:
 def test_stores_on_one_file(open_sqlite: Callable[..., SqlStore], key: Key) -> None:
     """What one store has written the next one finds, also when the first is closed."""
     first = open_sqlite()
-    first.migrate()
     Ledger(first).complete(granted(Ledger(first).claim(key)), {"total": 3})
     first.close()
     record = Ledger(open_sqlite()).find(key)

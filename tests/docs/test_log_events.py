@@ -11,7 +11,7 @@ from tests.docs.pages import codes, rows
 
 SOURCES = Path(__file__).parents[2] / "src" / "oncely"
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
-AWAY = ("away", "back")
+AWAY = ("unavailable", "available")
 
 
 class Logged(NamedTuple):
@@ -112,7 +112,7 @@ def outages() -> Iterator[str]:
                 what = node.args[0]
                 assert isinstance(what, ast.Constant)
                 assert isinstance(what.value, str)
-                yield from (f"{what.value}_is_{each}" for each in AWAY)
+                yield from (f"{what.value}_{each}" for each in AWAY)
 
 
 def test_events() -> None:

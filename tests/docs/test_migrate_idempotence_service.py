@@ -30,6 +30,7 @@ class Bus:
         self.handled: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self.dies: set[str] = set()
+        self.refuses: set[str] = set()
         known["handle"] = self._handle
         known["send"] = self._send
         page = Page("migrate-idempotence-service", {"sqlite:///bus.db": url})
@@ -44,6 +45,8 @@ class Bus:
     def _handle(self, message: oncely.Message, send_later: Callable[..., None]) -> None:
         if f"handling {message.id}" in self.dies:
             raise KeyboardInterrupt
+        if message.id in self.refuses:
+            raise oncely.Unrecoverable("no such customer")
         self.handled[message.id] += 1
         for name in ("receipt", "copy"):
             send_later(f"{name}-for-{message.id}", "mail", b"{}")
@@ -102,3 +105,17 @@ def test_the_old_service_loses_what_its_worker_died_over(bus: Bus) -> None:
     assert bus.copy() == 0
     assert bus.after(message) == "acknowledge"
     assert bus.handled["order-5"] == 1
+
+
+def test_a_message_that_failed_permanently_is_not_requeued(bus: Bus) -> None:
+    """Each delivery of it goes to the error queue: requeued, it would come back forever."""
+    bus.refuses = {"order-5"}
+    message = oncely.Message("order-5")
+    assert [bus.after(message) for _ in range(3)] == 3 * ["error queue"]
+
+
+def test_a_queue_without_a_completed_message_moves_back(bus: Bus) -> None:
+    """There is nothing to copy, and that is no error."""
+    bus.copy_back()
+    _process_all(bus.before, 1)
+    assert bus.handled == {"order-0": 1}

@@ -29,7 +29,7 @@ class Statuses:
         table = Service(self.connection, "sms-service")
         names = {"oncely": oncely, "table": table, "send_sms": send_sms}
         self.before = page.run("Before and after, with a status", names, 0)["handle_by_table"]
-        self.zero = page.run("Release 0: give back what is being processed", names)[
+        self.zero = page.run("Release 0: requeue messages that are being processed", names)[
             "handle_by_table"
         ]
         after = page.run("Before and after, with a status", names, 1)

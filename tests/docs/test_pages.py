@@ -16,7 +16,10 @@ from oncely.cli import arguments
 from oncely.cli.examples import EXAMPLES
 from oncely.core.errors import ConfigError
 
-PACKAGES = ("oncely", "oncely.http", "oncely.middleware", "oncely.spark", "oncely.testing")
+PACKAGES = (
+    *("oncely", "oncely.http", "oncely.middleware", "oncely.spark", "oncely.testing"),
+    "oncely.web",
+)
 MODULES = (
     *("oncely.barrier", "oncely.metrics", "oncely.repository", "oncely.service", "oncely.tracker"),
     *("oncely.testing.simulation", "oncely.upsert"),

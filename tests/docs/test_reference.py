@@ -190,7 +190,7 @@ def test_options_of_process() -> None:
     text = (DOCS / "reference" / "options.md").read_text()
     own = {*parameters(spark.process), *parameters(spark.foreach_batch)}
     own -= {"messages", "options", *sink_options._NAMES}
-    [told] = re.findall(r"^`process` and `foreach_batch` take besides:.*\n.*", text, re.MULTILINE)
+    [told] = re.findall(r"^`process` and `foreach_batch` also take.*\n.*", text, re.MULTILINE)
     assert own <= set(codes(told))
 
 

@@ -1,7 +1,6 @@
 """A handler behind each middleware; and rows beside a ledger, as applications have them."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +11,16 @@ from oncely.ledger import Ledger
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A ledger and business rows in one database, of each kind."""
-    with opened(request.param, request, tmp_path) as place:
+    with opened(request.param, request) as place:
         yield place
 
 
 @pytest.fixture
-def sqlite_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def sqlite_place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """The same on SQLite."""
-    with opened("sqlite", request, tmp_path) as place:
+    with opened("sqlite", request) as place:
         yield place
 
 

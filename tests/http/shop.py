@@ -17,6 +17,7 @@ from oncely.ledger import open_ledger
 
 EFFECTS = Path(os.environ["SHOP_EFFECTS"])
 WORK_S = float(os.environ.get("SHOP_WORK_S", "0"))
+LEASE = os.environ.get("SHOP_LEASE", "1s")
 
 
 def _order(number: str) -> None:
@@ -40,4 +41,4 @@ def application() -> Any:
         return app
     policy = Policy(on_in_doubt=os.environ.get("SHOP_IN_DOUBT", "retry"))  # type: ignore[arg-type]
     ledger = open_ledger(os.environ["SHOP_LEDGER"])
-    return IdempotencyKey(app, ledger, consumer="shop", lease="1s", policy=policy)
+    return IdempotencyKey(app, ledger, consumer="shop", lease=LEASE, policy=policy)

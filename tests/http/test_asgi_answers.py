@@ -211,7 +211,7 @@ def test_an_application_that_says_nothing(ledger: Ledger) -> None:
         pass
 
     post = asgi_client(IdempotencyKey(silent, ledger, consumer="api"))
-    with pytest.raises(RuntimeError, match="before its answer was whole"):
+    with pytest.raises(RuntimeError, match="before its response was complete"):
         post()
     record = ledger.find(KEY)
     assert record is not None

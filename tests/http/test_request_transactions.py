@@ -166,7 +166,7 @@ def test_nobody_commits(place: Place) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             await client.post("/pay", headers={"Idempotency-Key": '"k1"'})
 
-    with pytest.raises(EndedError, match="commit it before you return the answer"):
+    with pytest.raises(EndedError, match="commit it before you return the response"):
         asyncio.run(once())
     assert place.rows() == []
     assert place.find(KEY).state is State.FAILED
@@ -234,7 +234,7 @@ def test_a_transaction_after_the_answer(place: Place) -> None:
         return JSONResponse({}, background=BackgroundTask(late))
 
     assert post(application(place, pay))[0].status_code == 200
-    assert "leave the block before you return the answer" in str(errors)
+    assert "leave the block before you return the response" in str(errors)
     assert place.rows() == []
 
 

@@ -4,7 +4,6 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
@@ -51,15 +50,11 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def opened(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Place]:
+def opened(kind: str, request: pytest.FixtureRequest) -> Iterator[Place]:
     """A place of that kind of database."""
-    if kind == "sqlite":
-        url = f"sqlite:///{folder / 'ledger.db'}"
-    else:
-        url = str(request.getfixturevalue(f"{kind}_url"))
+    url = str(request.getfixturevalue(f"{kind}_ledger_url"))
     engine = engine_on(url)
     with closing(open_ledger(url)) as ledger:
-        ledger.migrate()
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE effects (message VARCHAR(255))"))
         yield Place(kind, url, ledger, engine)

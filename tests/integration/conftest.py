@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from tests.integration.callers import KINDS, Place, opened
@@ -25,16 +24,16 @@ def mysql(mysql_url: str) -> Iterator[PyMysql]:
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A ledger and business rows in one database, of each kind."""
-    with opened(request.param, request, tmp_path) as place:
+    with opened(request.param, request) as place:
         yield place
 
 
 @pytest.fixture(params=["postgresql", "mysql"])
 def line(request: pytest.FixtureRequest) -> Iterator[Line]:
-    """A line to an empty table on each kind of server."""
-    with line_to(request.getfixturevalue(f"{request.param}_url")) as line:
+    """A line to a ledger without a row on each kind of server."""
+    with line_to(request.getfixturevalue(f"{request.param}_ledger_url")) as line:
         yield line
 
 

@@ -30,14 +30,13 @@ class Line:
 
 @contextmanager
 def line_to(url: str) -> Iterator[Line]:
-    """A line to the empty database at `url`, which has to be cut once in the end."""
+    """A line to the ledger without a row at `url`, which has to be cut once in the end."""
     at = make_url(url)
     with Proxy(at.port or 0) as proxy:
         through = at.set(host="127.0.0.1", port=proxy.port)
         urls = (url.render_as_string(hide_password=False) for url in (through, at))
         ledger, other = (open_ledger(url) for url in urls)
         with closing(ledger), closing(other):
-            other.migrate()
             # So that it is no first request that is cut, but one in the middle.
             ledger.counts()
             yield Line(ledger, proxy, other)

@@ -3,10 +3,9 @@
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
-from tests.conformance.conftest import SHARED, url_of
+from tests.conformance.conftest import SHARED, ledger_url_of
 from tests.integration.misled import CONSUMER, Worker, misled_worker
 from tests.integration.others import wait_until
 
@@ -21,12 +20,9 @@ _SERVERS = tuple(kind for kind in SHARED if kind != "sqlite")
 
 
 @pytest.fixture
-def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty store of that kind, migrated."""
-    url = url_of(kind, request, tmp_path)
-    with closing(open_ledger(url)) as ledger:
-        ledger.migrate()
-    return url
+def url(kind: str, request: pytest.FixtureRequest) -> str:
+    """The URL of a ledger without a row in a store of that kind."""
+    return ledger_url_of(kind, request)
 
 
 @pytest.fixture

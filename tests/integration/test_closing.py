@@ -5,11 +5,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import event
-from tests.conformance.conftest import url_of
+from tests.conformance.conftest import ledger_url_of
 
 from oncely.core.record import Key
 from oncely.ledger import Ledger, open_ledger
@@ -18,14 +17,14 @@ from oncely.once import once
 from oncely.stores.sql.sql_store import SqlStore
 from oncely.testing import at_once, granted
 
-_LEDGERS = 20
+_LEDGERS = 5
 _KINDS = ("memory", "sqlite", "postgresql", "mysql", "redis")
 
 
 @pytest.fixture(params=_KINDS)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty ledger of each kind."""
-    return "memory://" if request.param == "memory" else url_of(request.param, request, tmp_path)
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a ledger without a row of each kind."""
+    return "memory://" if request.param == "memory" else ledger_url_of(request.param, request)
 
 
 def use(ledger: Ledger, number: int) -> None:
@@ -42,7 +41,6 @@ def use(ledger: Ledger, number: int) -> None:
     async def mail_all() -> None:
         await asyncio.gather(*(mail(number * 100 + n) for n in range(5)))
 
-    ledger.migrate()
     assert charge(number) == number
     asyncio.run(mail_all())
     at_once(3, lambda n: charge(1_000_000 + number * 100 + n))
@@ -70,10 +68,9 @@ def test_closed_and_used_again(url: str) -> None:
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mysql"])
-def sql_ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+def sql_ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
     """A ledger in a database of each kind."""
-    with closing(open_ledger(url_of(request.param, request, tmp_path))) as ledger:
-        ledger.migrate()
+    with closing(open_ledger(ledger_url_of(request.param, request))) as ledger:
         yield ledger
 
 
@@ -96,19 +93,49 @@ def test_heartbeat_while_every_connection_is_taken(sql_ledger: Ledger) -> None:
 
 def test_connections_end(sql_ledger: Ledger) -> None:
     """When a ledger is closed, so are its connections, the heartbeat's too."""
-    store = sql_ledger._store
-    assert isinstance(store, SqlStore)
-    opened: list[object] = []
-    closed: list[object] = []
-    for engine in (store._engine, store._engine_beside):
-        event.listen(engine, "connect", lambda connection, _: opened.append(connection))
-        event.listen(engine, "close", lambda connection, _: closed.append(connection))
-    sql_ledger.close()
+    opened, closed = _watched(sql_ledger)
     heartbeat = Heartbeat(sql_ledger, 60.0, is_by_hand=True)
     claim = granted(sql_ledger.claim(Key("billing", "1"), "60s"))
     heartbeat.hold([claim], 0.0)
     heartbeat.beat()
     sql_ledger.close()
     assert len(opened) == 2
-    assert len(closed) >= len(opened)
-    assert set(map(id, opened)) <= set(map(id, closed))
+    assert opened <= closed
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_connections_at_work_end(sql_ledger: Ledger, is_closed: bool) -> None:
+    """A connection at which a thread was at work when its ledger was closed, or when another
+    connection had broken, is closed as soon as the thread is done.
+    """
+    opened, closed = _watched(sql_ledger)
+    store = sql_ledger._store
+    assert isinstance(store, SqlStore)
+    with store._connected():
+        if is_closed:
+            sql_ledger.close()
+        else:
+            # As after an error that says that a connection is gone.
+            store._engine.dispose()
+        assert len(opened) == 1
+        assert not closed
+    assert opened == closed
+
+
+def _watched(ledger: Ledger) -> tuple[set[int], set[int]]:
+    """Closes the ledger; the connections that it opens and closes from then on."""
+    store = ledger._store
+    assert isinstance(store, SqlStore)
+    alive: list[object] = []
+    opened: set[int] = set()
+    closed: set[int] = set()
+
+    def opens(connection: object, _: object) -> None:
+        alive.append(connection)  # So that its number stays its own.
+        opened.add(id(connection))
+
+    ledger.close()
+    for engine in (store._engine, store._engine_beside):
+        event.listen(engine, "connect", opens)
+        event.listen(engine, "close", lambda connection, _: closed.add(id(connection)))
+    return opened, closed

@@ -4,7 +4,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from oncely.once import once
 from oncely.stores.memory_store import MemoryStore
 from oncely.transports.store_transport import StoreTransport
 
-_LEASE = "300ms"
+_LEASE = "800ms"
 _PACE = 3
 """How much faster than ours the clock of the queue goes: what is busy comes back after a second."""
 _SETUP = (
@@ -132,21 +131,20 @@ def case(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 @pytest.fixture
-def scene(case: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+def scene(case: tuple[str, str], request: pytest.FixtureRequest) -> Iterator[Scene]:
     """A database of that kind, and a program with a single connection."""
     kind, name = case
-    if kind == "sqlite":
-        url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    else:
-        url = str(request.getfixturevalue(f"{kind}_url"))
+    url = str(request.getfixturevalue(f"{kind}_ledger_url"))
     engine, other = engine_on(url, pool_size=1, max_overflow=0), engine_on(url)
     with closing(open_ledger(url)) as ledger:
-        ledger.migrate()
         with other.begin() as connection:
             for statement in _SETUP:
                 connection.execute(text(statement))
             if name == "SET ROLE":
                 connection.execute(text("CREATE ROLE nobody_else SUPERUSER"))
+        # No lease is to run out while the first connection is made.
+        ledger.counts()
+        engine.connect().close()
         yield Scene(kind, ledger, engine, other, "abc-123")
     if name == "SET ROLE":
         with other.begin() as connection:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -48,10 +47,10 @@ class Program(NamedTuple):
 
 
 @pytest.fixture(params=list(CALLERS))
-def program(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Program]:
+def program(request: pytest.FixtureRequest) -> Iterator[Program]:
     """A program for each kind of connection."""
     kind, run = CALLERS[request.param]
-    with opened(kind, request, tmp_path) as place:
+    with opened(kind, request) as place:
         yield Program(place, run)
 
 
@@ -133,15 +132,17 @@ def _deferred(id_: str, delay_s: float = 0.0) -> WaitingMessage:
 
 
 def test_table_missing(program: Program) -> None:
-    """Where the ledger's table is missing, that is said, whatever the driver calls it."""
+    """A missing table is reported whatever the driver calls it. The message names the transaction's
+    database, which may be another one than the ledger's.
+    """
     with program.place.engine.begin() as connection:
         connection.execute(text("DROP TABLE processed_messages"))
-    with pytest.raises(StoreError, match="missing or of an older version"):
+    with pytest.raises(StoreError, match="missing or of an older version in the database of this"):
         program.transact(pay)
 
 
 @pytest.mark.parametrize("name", [name for name in CALLERS if "sqlite" not in name])
-def test_connection_lost(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_connection_lost(name: str, request: pytest.FixtureRequest) -> None:
     """A connection that breaks is a store that cannot be reached; nothing is stored."""
     kind, run = CALLERS[name]
 
@@ -152,7 +153,7 @@ def test_connection_lost(name: str, request: pytest.FixtureRequest, tmp_path: Pa
             inbox.claim(KEY)
         raise ZeroDivisionError
 
-    with opened(kind, request, tmp_path) as place:
+    with opened(kind, request) as place:
         # Some drivers fail once more when their transaction is rolled back.
         own = () if "connection" in name or "session" in name else (Exception,)
         with pytest.raises((ZeroDivisionError, *own)):
@@ -227,9 +228,7 @@ def test_scoped_session(place: Place) -> None:
     "driver", ["sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy"]
 )
 @pytest.mark.parametrize("handed", ["connection", "session"])
-def test_coroutines(
-    driver: str, handed: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_coroutines(driver: str, handed: str, request: pytest.FixtureRequest) -> None:
     """With an AsyncConnection or an AsyncSession it is `async with`, and its calls are awaited."""
 
     async def run(place: Place) -> None:
@@ -244,7 +243,7 @@ def test_coroutines(
                 await inbox.complete(outcome.claim)
             await link.commit()
 
-    with opened(driver.partition("+")[0], request, tmp_path) as place:
+    with opened(driver.partition("+")[0], request) as place:
         asyncio.run(run(place))
         assert place.find(KEY).state is State.COMPLETED
         assert place.rows() == ["abc-123"]
@@ -253,7 +252,7 @@ def test_coroutines(
 @pytest.mark.parametrize(
     "driver", ["sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy"]
 )
-def test_coroutines_send(driver: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_coroutines_send(driver: str, request: pytest.FixtureRequest) -> None:
     """What is sent in an AsyncSession waits to be sent once that has committed, and never where it
     has not; no claim is needed.
     """
@@ -267,7 +266,7 @@ def test_coroutines_send(driver: str, request: pytest.FixtureRequest, tmp_path: 
                         await inbox.send("mails", {"order": number}, key="k")
                     await (session.commit() if number % 2 else session.rollback())
 
-    with opened(driver.partition("+")[0], request, tmp_path) as place:
+    with opened(driver.partition("+")[0], request) as place:
         asyncio.run(run(place))
         assert place.rows() == ["1", "3"]
         sent = [each.message for each in place.ledger.mailbox.listed(OUTBOX, 9)]
@@ -282,11 +281,9 @@ def test_coroutines_send(driver: str, request: pytest.FixtureRequest, tmp_path: 
     [{"isolation_level": None}, {"isolation_level": "IMMEDIATE"}],
     ids=["begun by hand", "immediate"],
 )
-def test_settings_of_sqlite(
-    settings: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_settings_of_sqlite(settings: dict[str, Any], request: pytest.FixtureRequest) -> None:
     """However sqlite3 begins its transactions, the claim is part of the one that is open."""
-    with opened("sqlite", request, tmp_path) as place:
+    with opened("sqlite", request) as place:
         engine = create_engine(place.url, connect_args=settings)
         with engine.connect() as connection:
             if settings["isolation_level"] is None:

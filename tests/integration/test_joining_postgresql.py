@@ -1,7 +1,6 @@
 """Transactions of PostgreSQL that begin with a claim."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -20,9 +19,9 @@ KEY = Key("billing", "abc-123")
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A ledger and business rows in one PostgreSQL database."""
-    with opened("postgresql", request, tmp_path) as place:
+    with opened("postgresql", request) as place:
         yield place
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Barrier
 from typing import Any
 
@@ -195,7 +194,7 @@ def test_is_contention(place: Place) -> None:
 
 @pytest.mark.parametrize("kind", ["postgresql", "mysql"])
 def test_deadlock_of_the_caller(
-    kind: str, pool: ThreadPoolExecutor, request: pytest.FixtureRequest, tmp_path: Path
+    kind: str, pool: ThreadPoolExecutor, request: pytest.FixtureRequest
 ) -> None:
     """A deadlock between statements of the caller's is one that its transaction lost."""
 
@@ -207,7 +206,7 @@ def test_deadlock_of_the_caller(
                 if message == order[0]:
                     start.wait(_DEADLINE_S)
 
-    with opened(kind, request, tmp_path) as place:
+    with opened(kind, request) as place:
         with place.engine.begin() as connection:
             connection.execute(text("CREATE UNIQUE INDEX by_message ON effects (message)"))
             for message in ("a", "b"):
@@ -221,11 +220,11 @@ def test_deadlock_of_the_caller(
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_stricter_isolation(level: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_stricter_isolation(level: Any, request: pytest.FixtureRequest) -> None:
     """A transaction of PostgreSQL that began before another's claim, and may not see it, has lost
     against that one.
     """
-    with opened("postgresql", request, tmp_path) as place:
+    with opened("postgresql", request) as place:
         engine = place.engine.execution_options(isolation_level=level)
         with pytest.raises(ContentionError), engine.begin() as connection:
             connection.execute(text("SELECT count(*) FROM effects"))
@@ -248,9 +247,9 @@ def test_swallowed_error(place: Place) -> None:
 
 
 @pytest.fixture
-def file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def file(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A place on SQLite."""
-    with opened("sqlite", request, tmp_path) as place:
+    with opened("sqlite", request) as place:
         yield place
 
 
@@ -281,7 +280,7 @@ def test_others_have_written_since(file: Place) -> None:
         connection.exec_driver_sql("BEGIN")
         connection.execute(text("SELECT count(*) FROM effects")).all()
         pay(file, "other")
-        with pytest.raises(ContentionError, match="others have written"):
+        with pytest.raises(ContentionError, match="another connection has written"):
             _claim(file, connection)
         connection.rollback()
         assert isinstance(_claim(file, connection), Duplicate)
@@ -296,9 +295,9 @@ _FAR_AWAY: dict[str, Callable[[Connection], object]] = {
 
 
 @pytest.mark.parametrize("kind", list(_FAR_AWAY))
-def test_time_zone_of_the_caller(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_time_zone_of_the_caller(kind: str, request: pytest.FixtureRequest) -> None:
     """Leases do not depend on the time zone of the caller's session."""
-    with opened(kind, request, tmp_path) as place:
+    with opened(kind, request) as place:
         with place.engine.begin() as connection:
             _FAR_AWAY[kind](connection)
             with place.ledger.transaction(connection) as inbox:

@@ -37,9 +37,9 @@ Postgresql = Callable[[], Place]
 
 
 @pytest.fixture
-def sqlite_place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+def sqlite_place(request: pytest.FixtureRequest) -> Any:
     """A place on SQLite."""
-    with opened("sqlite", request, tmp_path) as place:
+    with opened("sqlite", request) as place:
         yield place
 
 
@@ -83,11 +83,11 @@ def test_commits_each_statement(place: Place) -> None:
 
 
 def test_bare_connection_commits_each_statement(
-    postgresql_url: str, sqlite_place: Place, request: pytest.FixtureRequest, tmp_path: Path
+    postgresql_url: str, sqlite_place: Place, request: pytest.FixtureRequest
 ) -> None:
     """Nor has a driver's connection where autocommit is on, and nothing was begun."""
     with (
-        opened("postgresql", request, tmp_path) as place,
+        opened("postgresql", request) as place,
         psycopg.connect(postgresql_url, autocommit=True) as connection,
     ):
         assert "switch autocommit off" in refusal(place.ledger, connection)
@@ -246,11 +246,11 @@ def test_commit_of_a_bare_connection(place: Place) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_django_refuses_itself(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_django_refuses_itself(kind: str, request: pytest.FixtureRequest) -> None:
     """Inside `atomic` Django lets nobody commit; what it marks for rollback is noticed."""
     from django.db import transaction
 
-    with opened(kind, request, tmp_path) as place, django_connection(place) as connection:
+    with opened(kind, request) as place, django_connection(place) as connection:
         with pytest.raises(transaction.TransactionManagementError):
             with transaction.atomic(kind), place.ledger.transaction(connection) as inbox:
                 inbox.claim(KEY)
@@ -284,10 +284,10 @@ def _django(place: Place, work: Callable[[Inbox, Callable[[], Any]], None]) -> N
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "mysql", "django"])
-def with_savepoints(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+def with_savepoints(request: pytest.FixtureRequest) -> Any:
     """Runs work that may begin savepoints; and the place where it is done."""
     django = request.param == "django"
-    with opened("postgresql" if django else request.param, request, tmp_path) as place:
+    with opened("postgresql" if django else request.param, request) as place:
         run = _django if django else _sqlalchemy
         yield place, lambda work: run(place, work)
 

@@ -18,8 +18,8 @@ from oncely.ledger import open_ledger
 
 _WORKERS = 3
 _KILLS = {
-    Postgresql: int(os.environ.get("ONCELY_TEST_KILLS_POSTGRESQL", "20")),
-    MariaDb: int(os.environ.get("ONCELY_TEST_KILLS_MYSQL", "5")),
+    Postgresql: int(os.environ.get("ONCELY_TEST_KILLS_POSTGRESQL", "8")),
+    MariaDb: int(os.environ.get("ONCELY_TEST_KILLS_MYSQL", "3")),
 }
 _DEADLINE_S = 60.0
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
@@ -23,9 +22,9 @@ _AT_MOST_S = 4.0
 
 
 @pytest.fixture(params=["postgresql", "mysql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A ledger and business rows in one database, on each kind of server."""
-    with opened(request.param, request, tmp_path) as place:
+    with opened(request.param, request) as place:
         yield place
 
 

@@ -41,7 +41,7 @@ def test_claims_of_many(line: Line, delivers: bool) -> None:
     keys = [Key("billing", f"message-{n}") for n in range(200)]
     line.other.complete(granted(line.other.claim(keys[7])))
     line.proxy.cut(b"message-100", delivers=delivers)
-    outcomes = line.ledger.claim_many(keys, "60s")
+    outcomes = [*line.ledger.claim_many(keys, "60s")]
     assert isinstance(outcomes.pop(7), Duplicate)
     for claim in map(granted, outcomes):
         assert _same(line.stored(claim.key), claim.record)
@@ -77,7 +77,7 @@ def test_claims_of_many_while_the_server_is_away(line: Line, delivers: bool) -> 
     line.proxy.cut(b"message-100", delivers=delivers, away_s=AWAY_S)
     token = new_token()
     outcomes = _until_back(
-        lambda: line.ledger.claim_many([*keys, keys[3]], "60s", token=token),
+        lambda: [*line.ledger.claim_many([*keys, keys[3]], "60s", token=token)],
     )
     assert isinstance(outcomes.pop(), Busy)
     for claim in map(granted, outcomes):

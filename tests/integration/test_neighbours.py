@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from threading import Barrier
 
 import pytest
@@ -24,9 +23,9 @@ Meet = Callable[[], object]
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A ledger on MariaDB, and a program whose sessions are at REPEATABLE READ, its default."""
-    with opened("mysql", request, tmp_path) as place:
+    with opened("mysql", request) as place:
         yield place
 
 

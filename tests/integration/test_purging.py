@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -25,9 +24,9 @@ _ROWS_READ = {
 
 
 @pytest.fixture(params=["postgresql", "mysql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A ledger and business rows in one database, on each kind of server."""
-    with opened(request.param, request, tmp_path) as place:
+    with opened(request.param, request) as place:
         yield place
 
 

@@ -16,8 +16,8 @@ from tests.integration.queue_worker import CONSUMER, QUEUE, WINDOW
 from oncely import Message, open_ledger, open_transport
 from oncely.core.record import State
 
-MESSAGES = int(os.environ.get("ONCELY_TEST_QUEUE_KILLS", "600"))
-WORKERS = 4 if MESSAGES <= 1_000 else 20
+MESSAGES = int(os.environ.get("ONCELY_TEST_QUEUE_KILLS", "300"))
+WORKERS = 3 if MESSAGES <= 1_000 else 20
 _KILLS = 2 * WORKERS
 _PAUSE_S = min(0.01, 60 / MESSAGES)
 _BATCH = 500

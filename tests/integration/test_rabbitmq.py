@@ -411,7 +411,7 @@ def test_prefetch_in_bytes(rabbitmq_url: str, channel: BlockingChannel, small: i
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-@pytest.mark.parametrize(("number", "size"), [(800, 1_000_000), (2_000, 250_000)])
+@pytest.mark.parametrize(("number", "size"), [(200, 1_000_000), (600, 250_000)])
 def test_drained_of_large_messages(
     rabbitmq_url: str, queue_type: str, number: int, size: int
 ) -> None:

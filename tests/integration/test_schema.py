@@ -100,11 +100,11 @@ def test_older_schema(url: str, key: Key) -> None:
         ledger.complete(granted(ledger.claim(key)), {"total": 3})
         record = ledger.find(key)
         assert ledger.problems() == [
-            "processed_messages is at migration 0001 of 0005; type: oncely migrate"
+            "processed_messages is at migration 0001 of 0006; type: oncely migrate"
         ]
         with pytest.raises(StoreError, match=r"of an older version; call migrate\(\)"):
             ledger.steps(key)
-        assert "processed_messages (" not in ledger.migration_sql()
+        assert "TABLE processed_messages (" not in ledger.migration_sql()
         at_once(10, lambda _: ledger.migrate())
         assert ledger.find(key) == record
         assert _shape(url, "waiting_messages") == _shape(url, "other_waiting")
@@ -168,7 +168,7 @@ def test_newer_schema(url: str, key: Key) -> None:
     with opened(url) as ledger:
         ledger.migrate()
         _run(url, "UPDATE processed_messages_version SET version_num = '9999';")
-        text = "processed_messages is at migration 9999, of a newer oncely than this one"
+        text = "processed_messages is at migration 9999 of a newer oncely; install"
         for call in (ledger.migrate, ledger.migration_sql):
             with pytest.raises(StoreError, match=text):
                 call()
@@ -182,7 +182,9 @@ def test_foreign_table(url: str) -> None:
     before = _shape(url, "processed_messages")
     with opened(url) as ledger:
         for call in (ledger.migrate, ledger.migration_sql):
-            with pytest.raises(StoreError, match=r"is another's, without attempts, first_pro"):
+            with pytest.raises(
+                StoreError, match=r"is a table of another program, without attempts, first_pro"
+            ):
                 call()
     assert _shape(url, "processed_messages") == before
     assert _tables(url) == ["processed_messages"]
@@ -314,25 +316,25 @@ _MYSQL_DRIFTS = {
     f"{_T} MODIFY fence bigint": "fence should not be nullable",
     f"{_T} DROP CONSTRAINT uq_message_provider": "unique",
     f"{_T} MODIFY message_id varchar(255) COLLATE utf8mb4_general_ci NOT NULL": "different ids",
-    f"{_T} MODIFY provider varchar(255) COLLATE utf8mb4_bin NOT NULL": "provider goes by",
+    f"{_T} MODIFY provider varchar(255) COLLATE utf8mb4_bin NOT NULL": "provider has the collation",
 }
 _SQLITE_DRIFTS = {f"{_T} DROP COLUMN fence": "the column fence is missing"}
 _D = "ALTER TABLE waiting_messages"
 _POSTGRESQL_DRIFTS |= {
-    f"{_D} DROP CONSTRAINT waiting_messages_name": "and name together unique",
+    f"{_D} DROP CONSTRAINT waiting_messages_name": "there is no unique constraint on",
     f"{_D} ALTER ordering_key TYPE varchar(9)": "ordering_key is of type VARCHAR(length=9",
     "DROP INDEX waiting_messages_free": "the index waiting_messages_free is missing",
 }
 _MYSQL_DRIFTS |= {
-    f"{_D} DROP CONSTRAINT waiting_messages_name": "and name together unique",
+    f"{_D} DROP CONSTRAINT waiting_messages_name": "there is no unique constraint on",
     f"{_D} MODIFY body BLOB NOT NULL": "body is of type BLOB",
     "DROP INDEX waiting_messages_lane ON waiting_messages": "waiting_messages_lane is missing",
-    "ALTER TABLE message_steps MODIFY name varchar(255) COLLATE utf8mb4_bin NOT NULL": "name goes",
+    "ALTER TABLE message_steps MODIFY name varchar(255) COLLATE utf8mb4_bin NOT NULL": "name has",
 }
 _ALL_DRIFTS = {
     f"{_D} DROP COLUMN delay_s": "the column delay_s is missing",
     "DROP TABLE message_steps": "processed_messages: its table message_steps is missing",
-    "DELETE FROM processed_messages_version": "is at migration none of 0005; type: oncely migrate",
+    "DELETE FROM processed_messages_version": "is at migration none of 0006; type: oncely migrate",
     "DROP TABLE processed_messages": "there is no table processed_messages; type: oncely migrate",
 }
 DRIFTS = [

@@ -113,7 +113,7 @@ def test_postgresql_table(handmade: str) -> None:
         with pytest.raises(StoreError, match=r"migrate\(\)"):
             ledger.claim(_SENT)
         assert ledger.problems() == [
-            "processed_messages is at migration none of 0005; type: oncely migrate"
+            "processed_messages is at migration none of 0006; type: oncely migrate"
         ]
         ledger.migrate()
         check_taken_over(ledger)

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.conformance.conftest import url_of
+from tests.conformance.conftest import ledger_url_of, url_of
 from tests.integration.lines import Line
 from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql, wait_until
 from tests.integration.test_schema import _run as run_by_hand
@@ -35,9 +35,9 @@ _DEADLINE_S = 30.0
 
 
 @pytest.fixture(params=_KINDS)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database of each kind that has transactions."""
-    return url_of(request.param, request, tmp_path)
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a ledger without a row in a database of each kind that has transactions."""
+    return ledger_url_of(request.param, request)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_error_ends_a_transaction(store: SqlStore, url: str) -> None:
     def work(inside: Inside) -> None:
         inside.keep([deferred("m")])
         calls: list[Callable[[], object]] = [
-            lambda: inside.steps(PARENT),
+            lambda: inside.steps_of([PARENT]),
             lambda: inside.waiting([PARENT]),
             lambda: inside.load([PARENT]),
         ]
@@ -111,7 +111,7 @@ def test_error_that_is_swallowed(store: SqlStore, url: str) -> None:
     def work(inside: Inside) -> str:
         inside.keep([deferred("m")])
         with pytest.raises(StoreError):
-            inside.steps(PARENT)
+            inside.steps_of([PARENT])
         return "well"
 
     with pytest.raises(StoreError, match=r"migrate\(\)"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from tests.conformance.conftest import url_of
+from tests.conformance.conftest import ledger_url_of
 
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
@@ -39,9 +39,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty store of that kind."""
-    return "memory://" if kind == "memory" else url_of(kind, request, tmp_path)
+def url(kind: str, request: pytest.FixtureRequest) -> str:
+    """The URL of a ledger without a row in a store of that kind."""
+    return "memory://" if kind == "memory" else ledger_url_of(kind, request)
 
 
 @pytest.fixture
@@ -53,7 +53,6 @@ def another_ledger(kind: str, url: str, clock: ManualClock) -> Iterator[OpenLedg
         def open_another() -> Ledger:
             ledger = Ledger(memory if kind == "memory" else _store(kind, url, clock))
             opened.callback(ledger.close)
-            ledger.migrate()
             return ledger
 
         yield open_another

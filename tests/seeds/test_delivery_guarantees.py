@@ -296,9 +296,9 @@ def test_a_table_of_its_own(engine: Engine, url: str) -> None:
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_what_cannot_be_tracked_in(async_engine: AsyncEngine, engine: Engine) -> None:
     """What is not a connection, or one of the other world, is refused, and said what to take."""
-    with pytest.raises(ConfigError, match="take AsyncMessageTracker"):
+    with pytest.raises(ConfigError, match="use AsyncMessageTracker"):
         MessageTracker(AsyncSession(async_engine), _CONSUMER)
-    with pytest.raises(ConfigError, match="take MessageTracker"):
+    with pytest.raises(ConfigError, match="use MessageTracker"):
         AsyncMessageTracker(Session(engine), _CONSUMER)
     with pytest.raises(ConfigError, match="str is not a connection"):
         MessageTracker("sqlite:///orders.db", _CONSUMER)

@@ -368,7 +368,7 @@ def test_not_completed_while_messages_wait(service: IdempotenceService, ledger: 
     service.add_deferred_message(MESSAGE, INVOICE)
     service.add_deferred_message(MESSAGE, RECEIPT)
     service.message_handled(MESSAGE)
-    with pytest.raises(RefusedError, match="2 wait to be sent"):
+    with pytest.raises(RefusedError, match="wait to be sent: 2"):
         service.processing_completed(MESSAGE)
     assert _state(ledger) is State.HANDLED
     assert sent_by(service) == ["invoice-1 to ", "receipt-1 to "]
@@ -388,7 +388,7 @@ def test_completing_stores_what_was_deferred(service: IdempotenceService, ledger
     """Who completes at once and has deferred something is told that it waits; nothing is lost."""
     service.processing_status(MESSAGE)
     service.add_deferred_message(MESSAGE, INVOICE)
-    with pytest.raises(RefusedError, match="1 wait to be sent"):
+    with pytest.raises(RefusedError, match="wait to be sent: 1"):
         service.processing_completed(MESSAGE)
     assert _state(ledger) is State.HANDLED
     assert sent_by(service) == ["invoice-1 to "]

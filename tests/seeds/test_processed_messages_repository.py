@@ -305,7 +305,7 @@ def test_all_is_stored_together_or_nothing(ledger: Ledger, engine: Engine, commi
             assert not repository.mark_processing(_ID, _PROVIDER)
             connection.execute(text("INSERT INTO orders (id) VALUES ('order-1')"))
             repository.mark_sent(_ID, _PROVIDER)
-            with pytest.raises(ConfigError, match="transactions of its own"):
+            with pytest.raises(ConfigError, match="its own transactions"):
                 repository.cleanup()
         if commits:
             connection.commit()

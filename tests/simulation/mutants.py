@@ -46,6 +46,12 @@ MUTANTS = [
         "record.lease_until is None or now + 1.0 < record.lease_until",
     ),
     Mutant(
+        "what happened leaves the old claim",
+        RULES,
+        "version=version_of(new.birth + _AFTER_OPERATOR, new.version)",
+        "version=new.version",
+    ),
+    Mutant(
         "an old fence may write",
         RULES,
         "record.fence == claim.fence and record.birth == claim.record.birth",
@@ -57,7 +63,7 @@ MUTANTS = [
         RULES,
         "record.fence == claim.fence and record.birth == claim.record.birth",
         "record.fence == claim.fence",
-        seed=392,
+        seed=22,
     ),
     Mutant(
         "attempts are not counted when a claim is granted again",

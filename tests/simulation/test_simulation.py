@@ -3,15 +3,20 @@
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
+from oncely._util import clock
 from oncely.core.message import Message
+from oncely.engine.request import new_token
 from oncely.testing.simulation import SimulationFailed, simulate, simulated
 
-_SEEDS = int(os.environ.get("ONCELY_TEST_SEEDS", "500"))
+_SEEDS = int(os.environ.get("ONCELY_TEST_SEEDS", "200"))
 _PARTS = 10
 
 
@@ -27,6 +32,37 @@ def test_a_seed_replays_exactly() -> None:
     """The same seed, the same history, event by event."""
     for seed in range(20):
         assert simulated(seed).history.text() == simulated(seed).history.text()
+
+
+def test_other_threads_of_the_process() -> None:
+    """They have their own clock and randomness, and change nothing: the thread of a ledger that was
+    opened before may beat meanwhile.
+    """
+    alone = simulated(7).history.text()
+    drawn: list[float] = []
+    with _beating(lambda: drawn.append(new_token() + clock.monotonic() - clock.wall_time())):
+        beside = simulated(7).history.text()
+    assert beside == alone
+    assert drawn
+
+
+@contextmanager
+def _beating(beat: Callable[[], object]) -> Iterator[None]:
+    stop, has_begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            beat()
+            has_begun.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert has_begun.wait(10)
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_a_seed_replays_in_another_process() -> None:
@@ -62,7 +98,7 @@ def test_everything_befalls_them() -> None:
         seen.update(event.what for event in simulated(seed).history.events)
     wanted = {
         *("kill", "freeze", "stop", "interrupt", "was_interrupted"),
-        *("store_away", "broker_away", "reset", "forget", "purge"),
+        *("store_away", "broker_away", "reset", "settle", "forget", "purge"),
         *("acknowledged", "dead_letter", "requeued", "arrived", "step_kept"),
     }
     assert wanted - {*seen} == set()

@@ -51,11 +51,10 @@ def ledger_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def ledger(ledger_url: str) -> Ledger:
+def ledger(sqlite_ledger_url: str, ledger_url: str) -> Ledger:
     """The ledger that the sink of a test writes to."""
-    opened = open_ledger(ledger_url)
-    opened.migrate()
-    return opened
+    assert sqlite_ledger_url == ledger_url
+    return open_ledger(ledger_url)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ def main(folder: str, ledger: str, temporary: str) -> None:
     settings = {
         "spark.master": "local[2,4]",
         "spark.local.dir": temporary,
-        "spark.python.daemon.module": "tests.spark_daemon",
     }
     spark = open_session("rows", settings)
     options = {"mode": "rows", "consumer": "tests", "ledger": ledger, "table": "payments"}

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.spark.batch_targets import CALLS, DATABASE, FOLDER, IDS_IN
-from tests.spark.conftest import HERE, ROOT, environment
+from tests.spark.conftest import HERE, environment
 from tests.spark.test_connect import remote  # noqa: F401 - a fixture.
 
 _ALL = int(os.environ.get("ONCELY_TEST_SPARK_FAULTS", "0"))
@@ -52,7 +52,7 @@ def kill(
         text=True,
         timeout=500,
         cwd=folder,
-        env=environment(**{FOLDER: str(folder), DATABASE: url, "PYTHONPATH": str(ROOT)}),
+        env=environment(**{FOLDER: str(folder), DATABASE: url}),
     )
     assert program.returncode == 0, program.stderr[-3_000:]
     return [json.loads(line) for line in program.stdout.splitlines()]

@@ -178,7 +178,7 @@ def test_no_file_descriptor_is_left(
     said = [sys.executable, "-c", program, driver.address, driver.token]
     with subprocess.Popen(said, stderr=subprocess.PIPE, text=True) as caller:
         with no_file_left():
-            until(lambda: "channel_stumbled" in caplog.messages)
+            until(lambda: "channel_error" in caplog.messages)
             assert driver.committed() == Counts()
         _, err = caller.communicate(timeout=60)
         assert caller.returncode == 0, err

@@ -32,7 +32,6 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": port,
         "spark.ui.enabled": "false",
-        "spark.python.daemon.module": "tests.spark_daemon",
         "spark.sql.shuffle.partitions": "2",
     }
     pairs = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]

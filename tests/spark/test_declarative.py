@@ -31,7 +31,6 @@ def test_the_example(tmp_path: Path) -> None:
     run = subprocess.run(
         [
             *(program("spark-pipelines"), "run", "--conf", "spark.ui.enabled=false"),
-            *("--conf", "spark.python.daemon.module=tests.spark_daemon"),
         ],
         cwd=project,
         # The port of the server that Spark starts for itself is a free one under SPARK_TESTING.

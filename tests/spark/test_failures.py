@@ -85,4 +85,4 @@ def test_java_is_gone() -> None:
     for error in (Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(111)):
         own = as_own(error)
         assert type(own) is OncelyError
-        assert str(own) == "Spark gave up: its Java process has ended: killed, or out of memory"
+        assert str(own) == "Spark gave up: its Java process was killed, or ran out of memory"

@@ -6,6 +6,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,13 @@ from oncely import (
     State,
     StoreUnavailable,
     open_ledger,
+    ops,
 )
+from oncely.core.activity import Run
+from oncely.locations import LedgerPlace
 from oncely.spark import Report, StreamCounts, foreach_batch, process, sink_options
 from oncely.spark.failures import as_own
+from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.settings import as_text
 
 if TYPE_CHECKING:
@@ -118,6 +123,36 @@ def test_a_batch_is_processed_once(frame: Frame, settings: Settings, effects: "E
     again = process(messages, **settings)
     assert (again.handled, again.counts.duplicates_ledger, again.quarantined) == (0, 42, 1)
     assert set(effects.per_message().values()) == {1}
+
+
+def kept_runs(settings: Settings) -> list[Run]:
+    """The runs in the ledger, the newest first."""
+    with closing(open_ledger(settings["ledger"])) as ledger:
+        ledger.migrate()
+        return [*ops.runs(ledger)]
+
+
+def test_a_batch_is_a_run(frame: Frame, settings: Settings) -> None:
+    """What became of a batch is kept for operators, and counted for its consumer; so is why it
+    failed.
+    """
+    messages = frame(("a", '{"bad": true}'), ("b", "{}"), ("b", "{}"), (None, "{}"))
+    process(messages, **settings | {"handler": handlers.fail_bad, "tries": 1})
+    [run] = kept_runs(settings)
+    assert (run.consumer, run.error, run.totals["received"]) == ("tests", None, 4)
+    assert run.ended is not None
+    others = sum(run.totals[name] for name in ("handled", "failed", "in_doubt", "waiting"))
+    copies = sum(run.totals["duplicates"].values())
+    assert others + copies + sum(run.totals["quarantined"].values()) == 4
+    migrated_ledger(LedgerPlace(settings["ledger"])).recorder.tell()
+    with closing(open_ledger(settings["ledger"])) as ledger:
+        rates = ops.activity(ledger).day["tests"]
+        assert (rates.handled, rates.failed, rates.duplicates) == (1, 1, 1)
+        assert {each.worker.kind for each in ops.workers(ledger)} == {"spark"}
+    with pytest.raises(OncelyError):
+        process(messages, **settings | {"handler": handlers.fail_bad, "fail_if": "any"})
+    failed, _ = kept_runs(settings)
+    assert failed.error is not None
 
 
 def test_copies_meet_in_one_task(frame: Frame, settings: Settings, effects: "Effects") -> None:
@@ -307,7 +342,9 @@ def test_a_write_fails_where_its_messages_do(frame: Frame, settings: Settings) -
         'ValueError: password=*** is bad (option fail_if="all"); '
         "see: oncely list --consumer tests --state failed"
     )
-    with pytest.raises(OncelyError, match=r"^1 of 2 new messages were not handled: 1 waiting to "):
+    with pytest.raises(
+        OncelyError, match=r"^1 of 2 new messages were not handled: 1 waiting for a retry"
+    ):
         process(frame(("e", "{}"), ("f", _BAD)), **failing | {"tries": 3}, fail_if="any")
     assert process(frame(("g", _BAD)), **failing, fail_if="never").failed == 1
 
@@ -412,6 +449,12 @@ def test_foreach_batch(
         assert query.awaitTermination(120)
     assert reports == [(0, 2, 0), (1, 1, 1), (0, 0, 2), (1, 0, 2)]
     assert effects.per_message() == {"a": 1, "b": 1, "c": 1}
+    # A run for each query, not for each batch.
+    again, first = kept_runs(settings)
+    assert (first.totals["received"], first.totals["handled"]) == (4, 3)
+    assert first.totals["duplicates"] == {"input": 0, "ledger": 1}
+    assert (again.totals["received"], again.totals["handled"]) == (4, 0)
+    assert None not in (first.ended, again.ended)
 
 
 def test_one_ledger_on_postgresql_for_all_fronts(

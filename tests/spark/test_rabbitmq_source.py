@@ -105,22 +105,24 @@ def test_everything_takes_effect_once(
     ids = [f"m{n}" for n in range(900)]
     publish(rabbitmq_url, ids + ids[:100])
     batches = stream.run(rabbitmq_url, max_messages_per_batch="250", keep_segments="2")
-    assert batches == [250] * 4
+    # A broker that pauses ends a batch before it is full.
+    assert (sum(batches), max(batches)) == (1000, 250)
     assert is_empty(rabbitmq_url)
     # The last batch is committed when there is another one.
-    assert stream.segments() == [2, 3, 4]
+    last = len(batches)
+    assert stream.segments() == [last - 2, last - 1, last]
 
     publish(rabbitmq_url, ["later"])
     assert stream.run(rabbitmq_url, keep_segments="2") == [1]
-    assert stream.segments() == [3, 4, 5]
+    assert stream.segments() == [last - 1, last, last + 1]
 
-    for file in stream.checkpoint.glob("commits/*4*"):
+    for file in stream.checkpoint.glob(f"commits/*{last}*"):
         file.unlink()
     assert stream.run(rabbitmq_url) == [1]
 
     shutil.rmtree(stream.checkpoint)
     publish(rabbitmq_url, ["last"])
-    assert sum(stream.run(rabbitmq_url)) == 250 + 250 + 1 + 1
+    assert sum(stream.run(rabbitmq_url)) == sum(batches[-2:]) + 1 + 1
     assert effects.per_message() == dict.fromkeys([*ids, "later", "last"], 1)
     assert ledger.counts() == {("tests", State.COMPLETED): 902}
 

@@ -69,7 +69,7 @@ def test_what_fits(engine: Engine) -> None:
     ("given", "line"),
     [
         (schema(accont=StringType()), "column accont: .* did you mean 'account'"),
-        (schema(amount=IntegerType()), "no column 'account', which the table payments wants"),
+        (schema(amount=IntegerType()), "no column 'account', which the table payments requires"),
         (schema(account=LongType()), "'account' is bigint.*cast\\(account AS STRING\\)"),
         (
             schema(account=StringType(), amount=DecimalType(5, 2)),
@@ -123,7 +123,7 @@ def test_tables_and_keys(engine: Engine) -> None:
     with pytest.raises(ConfigError, match="neither the primary key nor a unique"):
         check_table(open_target(engine, "payments", ["account"]), fitting)
     for name in ("id", "amount", "amuont"):
-        line = f"sequence_by='{name}' is not a column that is renewed; name one of account"
+        line = f"sequence_by='{name}' is not a column that is updated; name one of account"
         with pytest.raises(ConfigError, match=line):
             check_table(open_target(engine, "payments", ["id"], name), fitting)
 

@@ -41,7 +41,6 @@ logging.basicConfig(level=logging.DEBUG)
 from oncely.spark.session import open_session
 folder, handlers = sys.argv[1:]
 settings = {"spark.master": "local[1]", "spark.eventLog.enabled": "true",
-            "spark.python.daemon.module": "tests.spark_daemon",
             "spark.eventLog.compress": "false", "spark.eventLog.dir": f"file:{folder}/events"}
 spark = open_session("secrets", settings)
 spark.sparkContext.setLogLevel("INFO")

@@ -17,6 +17,7 @@ from tests.servers import Rabbitmq
 from oncely import ConfigError, Message, OncelyError, open_transport
 from oncely.core.errors import TransportError
 from oncely.core.verdicts import Ack
+from oncely.spark.rabbitmq import spooler as spooler_module
 from oncely.spark.rabbitmq.source_options import read_rabbitmq_options
 from oncely.spark.rabbitmq.spool import Spool, read_segment
 from oncely.spark.rabbitmq.spooler import Spooler
@@ -163,8 +164,12 @@ def left_in_queue(url: str) -> list[str]:
     return [delivery.message.id for delivery in deliveries]
 
 
-def test_segments_hold_what_was_acknowledged(rabbitmq_url: str, open_at: Open) -> None:
+def test_segments_hold_what_was_acknowledged(
+    rabbitmq_url: str, open_at: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Segments of the limit, in the order of the queue, and the queue is empty then."""
+    # However long the broker pauses.
+    monkeypatch.setattr(spooler_module, "_QUIET_S", 10.0)
     ids = [f"m{n:04}" for n in range(2_500)]
     publish(rabbitmq_url, ids)
     spooler = open_at(rabbitmq_url, wait="10s")
@@ -213,16 +218,23 @@ def test_what_cannot_be_written_is_not_acknowledged(rabbitmq_url: str, open_at: 
     ],
 )
 def test_killed_between_the_queue_and_the_offset(
-    rabbitmq_url: str, open_at: Open, tmp_path: Path, point: str, spooled: bool, queued: bool
+    rabbitmq_url: str,
+    open_at: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    spooled: bool,
+    queued: bool,
 ) -> None:
     """Every message is in the spool or in the queue, wherever the process dies; what is in both
     comes again as a later segment.
     """
+    # However long the broker pauses.
+    monkeypatch.setattr(spooler_module, "_QUIET_S", 10.0)
     ids = [f"m{n}" for n in range(200)]
     publish(rabbitmq_url, ids)
 
     def work() -> None:
-        open_at(rabbitmq_url, wait="10s").take(1_000)
+        open_at(rabbitmq_url, wait="10s").take(len(ids))
 
     assert killed_at(point, work)
     spooler = open_at(rabbitmq_url, wait="1s")
@@ -232,7 +244,7 @@ def test_killed_between_the_queue_and_the_offset(
     deadline = time.monotonic() + _DEADLINE_S
     while queued and len(ids_of(spooler.spool)) < (before + 1) * len(ids):
         assert time.monotonic() < deadline
-        spooler.take(1_000)
+        spooler.take(len(ids))
     assert ids_of(spooler.spool) == ids * (before + queued)
     spooler.close()
     assert left_in_queue(rabbitmq_url) == []
@@ -275,7 +287,7 @@ def test_a_broker_that_goes_away(
     """
     url = private_rabbitmq.url
     publish(url, [f"a{n}" for n in range(100)])
-    spooler = open_at(url, wait="0.2s")
+    spooler = open_at(url, wait="2s")
     settle = spooler._transport.settle
     rounds = itertools.count()
 
@@ -327,7 +339,7 @@ _GOOD = {"url": "amqp://localhost", "queue": "orders", "spool": "spool"}
         ({"quue": "orders"}, "option quue: there is no such key; did you mean 'queue'?"),
         ({"max_messages_per_batch": "0"}, "max_messages_per_batch: '0' is not a whole number"),
         ({"keep_segments": "few"}, "keep_segments: 'few' is not a whole number"),
-        ({"wait": "0s"}, 'option wait: zero would ask without a pause; write "1s"'),
+        ({"wait": "0s"}, 'option wait: zero would ask the broker without a pause; write "1s"'),
         ({"wait": "soon"}, "option wait: 'soon' is not a duration"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.spark.conftest import HERE, environment
 from tests.spark.programs import QUICK_JAVA, program
-from tests.spark_faults.cluster import MASTER, start_cluster
+from tests.spark_faults.cluster import MASTER, WORKER, start_cluster
 from tests.spark_faults.processes import Programs
 
 import oncely
@@ -136,6 +136,9 @@ def _submit(programs: Programs, master: str, tmp_path: Path, ledger: str) -> dic
         "spark.driver.bindAddress": MASTER,
         "spark.executor.memory": "512m",
         "spark.executorEnv.LEDGER_SECRET": ledger,
+        # Few rows: generating code for them would take longer than it saves.
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.codegen.wholeStage": "false",
         "spark.sql.session.timeZone": "Europe/Berlin",
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",
@@ -167,14 +170,14 @@ def test_a_cluster(tmp_path: Path, postgresql_url: str) -> None:
     (tmp_path / "handlers.py").write_text(_CLUSTERED)
     (tmp_path / "pipeline.toml").write_text(_PIPELINE)
     with Programs(tmp_path) as programs:
-        master = start_cluster(programs, tmp_path / "work", cores=1)
+        master = start_cluster(programs, tmp_path / "work", cores=1, hosts=[WORKER])
         told = _submit(programs, master, tmp_path, postgresql_url)
     assert (told["pipeline"]["code"], told["pipeline"]["handled"]) == (0, 20)
     assert list(told["settings"].values()) == [master, "Europe/Berlin", "true"]
     lines = map(json.loads, (tmp_path / "effects.jsonl").read_text().splitlines())
     effects = {line["id"]: line["cwd"] for line in lines}
     assert len(effects) == 20
-    assert all(folder.startswith(f"{tmp_path}/work-127.0.0.") for folder in effects.values())
+    assert all(folder.startswith(f"{tmp_path}/work-{WORKER}/") for folder in effects.values())
     code, said = told["file"]
     assert code == 2
     wrong = f"[pipeline] ledger: 'sqlite:///{tmp_path}/relative.db' is a file of one machine"

@@ -1,5 +1,6 @@
-"""Spark's own cluster manager: a master and two workers, each on an address of its own."""
+"""Spark's own cluster manager: a master and its workers, each on an address of its own."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyspark
@@ -7,18 +8,18 @@ from tests.servers import free_port
 from tests.spark_faults.processes import Programs
 
 MASTER = "127.0.0.1"
-_WORKERS = ("127.0.0.2", "127.0.0.3")
-"""Spark runs a second copy of a task on another host only."""
+WORKER = "127.0.0.2"
+SECOND_WORKER = "127.0.0.3"
 
 
-def start_cluster(programs: Programs, folder: Path, cores: int) -> str:
-    """Return the master's URL. Each worker has so many cores, and its executors work in a folder
-    whose name begins as `folder`.
+def start_cluster(programs: Programs, folder: Path, cores: int, hosts: Sequence[str]) -> str:
+    """Return the master's URL. There is a worker on each host; each has so many cores, and its
+    executors work in a folder whose name begins as `folder`.
     """
     port = free_port()
     url = f"spark://{MASTER}:{port}"
     _spark_class(programs, "master.Master", MASTER, "--port", str(port))
-    for host in _WORKERS:
+    for host in hosts:
         sizes = ["--cores", str(cores), "--memory", "1g", "--work-dir", f"{folder}-{host}"]
         _spark_class(programs, "worker.Worker", host, *sizes, url)
     return url

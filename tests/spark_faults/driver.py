@@ -35,12 +35,7 @@ PARTITIONS = 2
 _SCHEMA = "id string"
 _CHUNK = 20
 _AGAIN_S = 0.5
-_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""What runs for seconds gains nothing by being compiled well."""
 _SETTINGS = {
-    "spark.driver.extraJavaOptions": _JAVA,
-    "spark.executor.extraJavaOptions": _JAVA,
-    "spark.python.daemon.module": "tests.spark_daemon",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # What is slow to come is handed over as it comes, and not in one piece at the end.
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(_CHUNK),

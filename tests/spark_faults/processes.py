@@ -39,6 +39,8 @@ class Programs:
         self._environment = os.environ | {
             _MARK: self._mark,
             LOG_VARIABLE: str(folder / LOG),
+            # What makes a driver's Java quick to start does so for masters, workers and executors.
+            "JDK_JAVA_OPTIONS": os.environ.get("SPARK_SUBMIT_OPTS", ""),
             "PYSPARK_PYTHON": sys.executable,
             # Executors work in folders of their own.
             "PYTHONPATH": os.pathsep.join(

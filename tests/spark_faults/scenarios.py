@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from tests.servers import Postgresql
-from tests.spark_faults.cluster import MASTER, start_cluster
+from tests.spark_faults.cluster import MASTER, SECOND_WORKER, WORKER, start_cluster
 from tests.spark_faults.driver import LEASE_S
 from tests.spark_faults.run import Run
 
@@ -78,7 +78,9 @@ def host_frozen(run: Run, _: Postgresql) -> None:
 
 def speculation(run: Run, _: Postgresql) -> None:
     """A slow task runs for the second time while the first is still at it."""
-    master = start_cluster(run.programs, run.checkpoint.with_name("work"), cores=4)
+    # Spark runs a second copy of a task on another host only.
+    hosts = (WORKER, SECOND_WORKER)
+    master = start_cluster(run.programs, run.checkpoint.with_name("work"), cores=4, hosts=hosts)
     events = run.checkpoint.with_name("events")
     events.mkdir()
     told = {"spark.master": master, "spark.eventLog.dir": f"file:{events}"}

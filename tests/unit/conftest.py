@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -179,11 +178,10 @@ class Sql(NamedTuple):
 
 
 @pytest.fixture
-def sql(tmp_path: Path) -> Iterator[Sql]:
+def sql(sqlite_ledger_url: str) -> Iterator[Sql]:
     """A ledger with transactions, and what handlers may write to."""
-    engine = create_engine(f"sqlite:///{tmp_path / 'ledger.db'}")
+    engine = create_engine(sqlite_ledger_url)
     with closing(open_ledger(engine)) as ledger:
-        ledger.migrate()
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE effects (name TEXT)"))
         yield Sql(ledger, engine)

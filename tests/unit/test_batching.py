@@ -500,7 +500,7 @@ def test_worker_is_broken_off(
     work.meddle = lambda requests: None
     batcher.submit([call := NotedCall("b")])
     assert call.wait() == ("done", "b")
-    assert "batch_broken_off" in caplog.messages
+    assert "batch_aborted" in caplog.messages
     assert work.threads[0] is work.threads[1]
 
 
@@ -597,7 +597,7 @@ def test_undoing_fails(
     monkeypatch.setattr(batcher, "_carry_out_each", lambda requests: [StoreError("away")])
     batcher.abandon(call)
     batcher.close()
-    assert "giving_back_failed" in caplog.messages
+    assert "release_failed" in caplog.messages
 
 
 class Interruption:

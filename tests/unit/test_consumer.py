@@ -63,7 +63,7 @@ def test_ledger_away_at_the_start(queue: Queue, caplog: pytest.LogCaptureFixture
     queue.put("1", type="order.placed")
     consumer = Consumer(queue, "in").idempotent(Ledger(store), "billing").events("order.*")
     assert consumer.consume(lambda _: None, drain=True).handled == 1
-    assert [each.message for each in caplog.records] == ["bindings_not_remembered"]
+    assert [each.message for each in caplog.records] == ["bindings_not_stored"]
     [binding] = queue.bindings("in")
     assert binding.pattern == "order.*"
 
@@ -412,7 +412,7 @@ MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda c, _: [c.handler("a")(of_one), c.handler("a")(of_one)], "has a handler already"),
     (lambda c, _: c.idempotent("sqlite:///a.db", "billing"), "open_ledger"),
     (lambda c, ledger: c.idempotent(ledger, ""), "consumer"),
-    (lambda c, ledger: c.idempotent(ledger, "a").idempotent(ledger, "a"), "said already"),
+    (lambda c, ledger: c.idempotent(ledger, "a").idempotent(ledger, "a"), "has a ledger already"),
     (lambda c, ledger: c.idempotent(ledger, "a", 3), "metadata:"),
     (lambda c, ledger: c.idempotent(ledger, "a", awaited), "metadata:"),
     (lambda c, ledger: c.idempotent(ledger, "a", policy=Policy), "policy:"),

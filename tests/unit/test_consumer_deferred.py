@@ -19,7 +19,6 @@ from oncely.transports.transport import Transport
 def test_sent_when_the_broker_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that could not be sent at first leaves before a drain is over, and once."""
     monkeypatch.setattr(sending, "_AGAIN_S", 0.01)
-    monkeypatch.setattr("oncely.consuming.loop._HOLD", "20ms")
     ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
     ledger.migrate()
     transport = open_transport(f"sqlite:///{tmp_path}/queue.db")

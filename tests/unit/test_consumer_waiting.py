@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -432,7 +431,7 @@ def test_others_go_first(
     """Whoever has put back what it does not take leaves it to others when it is due, and has it
     itself where there are none.
     """
-    monkeypatch.setattr("oncely.consuming.retries.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("oncely.consuming.retries.monotonic", clock)
     keeping = Keeping("billing")
     old, new = (Retries(ledger.mailbox, keeping, 60.0, Outage("store", "in")) for _ in range(2))
     turn = DeliveryTurn(Delivery(Message("1"), "in", 1, None), lambda _: None)

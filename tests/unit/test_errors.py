@@ -153,3 +153,10 @@ def test_one_parent() -> None:
     own = [error for error in raised if error.__module__ == errors.__name__]
     assert len(own) > 10
     assert all(issubclass(error, OncelyError) for error in own)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("text", ["a", "-", "password", "a://b:", "@a://b:", "token ", "token="])
+def test_large_texts_are_masked_in_time(text: str) -> None:
+    """A body of a megabyte takes as long as it is, not as its square, whatever is in it."""
+    assert mask_passwords(text * (1_000_000 // len(text)))

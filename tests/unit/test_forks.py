@@ -16,7 +16,7 @@ from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.testing import granted
 
-_FORKS = 30
+_FORKS = 10
 _DEADLINE_S = 20
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -311,24 +311,24 @@ def test_what_hangs_is_ended(
     assert "in stuck" in capfd.readouterr().err
 
 
-def test_children_of_handlers(under_once: Callable[[Handler], Handler]) -> None:
+def test_children_of_handlers(under_once: Callable[[Handler], Handler], tmp_path: Path) -> None:
     """What a handler starts and leaves behind is not waited for, and what its fork comes to is not
     its own.
     """
-    started: subprocess.Popen[bytes]
+    started = tmp_path / "started"
 
     @under_once
     def charge(_: oncely.Message) -> None:
-        nonlocal started
         if os.fork() == 0:
             reached("in_the_child")
             os._exit(0)
-        started = subprocess.Popen(["sleep", "5"])
+        started.write_text(str(subprocess.Popen(["sleep", "60"]).pid))
 
     begun = time.monotonic()
     with pytest.raises(AssertionError, match=f"ended without coming there; {CAME_TO}$"):
         kill_at("in_the_child", charge, ORDER)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
+    os.kill(int(started.read_text()), signal.SIGKILL)
 
 
 # ---- runs_once ---------------------------------------------------------------------------------

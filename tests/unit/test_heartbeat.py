@@ -30,7 +30,9 @@ class WatchedLedger(Ledger):
         self.extended: queue.Queue[list[Claim]] = queue.Queue()
         self.afterwards: Callable[[], object] = lambda: None
 
-    def extend_each(self, claims: Sequence[Claim], lease: Duration) -> list[Outcome | Exception]:
+    def extend_each(
+        self, claims: Sequence[Claim], lease: Duration
+    ) -> Sequence[Outcome | Exception]:
         try:
             outcomes = super().extend_each(claims, lease)
             self.afterwards()
@@ -147,7 +149,7 @@ def test_outage(
     assert heartbeat.is_good(claim)
     monotonic.advance(_LEASE_S)
     assert not heartbeat.is_good(claim)
-    assert "extending_failed" in caplog.messages
+    assert "lease_extension_failed" in caplog.messages
     meddling.meddle = lambda: None
     ledger.beats(3)
     assert heartbeat.is_good(claim)
@@ -202,7 +204,7 @@ def test_any_error(
     meddling.meddle = fail
     heartbeat.hold([claim], 0.0)
     ledger.beats(2)
-    assert "extending_failed" in caplog.messages
+    assert "lease_extension_failed" in caplog.messages
     meddling.meddle = lambda: None
     ledger.beats(2)
     assert heartbeat.let_go(claim).record.version > claim.record.version

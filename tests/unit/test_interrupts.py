@@ -3,7 +3,7 @@
 import dis
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
 from itertools import count, pairwise
@@ -40,11 +40,14 @@ def _places(code: CodeType) -> frozenset[int]:
 
 
 class Tracer:
-    """Raises at the n-th place of the library where a signal's handler may run, and not again."""
+    """Calls `handler` at the n-th place of the library where a signal's handler may run, and not
+    again.
+    """
 
-    def __init__(self, place: int) -> None:
+    def __init__(self, place: int, handler: Callable[[], object]) -> None:
         self._left = place
-        self.has_raised = False
+        self._handler = handler
+        self.has_run = False
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(_SOURCES):
@@ -52,17 +55,24 @@ class Tracer:
         # In this order: Python 3.13 gives opcodes to a frame that has its function already.
         frame.f_trace, frame.f_trace_lines, frame.f_trace_opcodes = self, False, True
         is_place = event == "opcode" and frame.f_lasti in _places(frame.f_code)
-        if is_place and not self.has_raised:
+        if is_place and not self.has_run:
             if self._left == 0:
-                self.has_raised = True
-                raise Interrupt
+                self.has_run = True
+                self._handler()
             self._left -= 1
         return self
 
 
-def interrupted(place: int, ledger: Ledger, key: Key) -> bool:
-    """Claim, with an interrupt at that place of the library; whether it came to it."""
-    tracer = Tracer(place)
+def interrupt() -> None:
+    """What a handler does that raises."""
+    raise Interrupt
+
+
+def interrupted(
+    place: int, ledger: Ledger, key: Key, handler: Callable[[], object] = interrupt
+) -> bool:
+    """Claim, with a signal at that place of the library; whether it came to it."""
+    tracer = Tracer(place, handler)
     before = sys.gettrace()
     # Python 3.12 looks only as tracing begins whether any frame wants opcodes.
     sys._getframe().f_trace_opcodes = True
@@ -73,7 +83,7 @@ def interrupted(place: int, ledger: Ledger, key: Key) -> bool:
         pass
     finally:
         sys.settrace(before)
-    return tracer.has_raised
+    return tracer.has_run
 
 
 @pytest.fixture(params=["memory", "sqlite"])

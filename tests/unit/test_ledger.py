@@ -213,7 +213,7 @@ def test_one_claim_completed_many_times(ledger: Ledger, claim: Claim) -> None:
 
 def test_fingerprints_fit_keys(ledger: Ledger, key: Key) -> None:
     """As many fingerprints as keys, or it is an error before anything is stored."""
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="fingerprint: 2 for 1 keys; give one for each key"):
         ledger.claim_many([key], fingerprints=["one", "two"])
     assert ledger.counts() == {}
 
@@ -495,6 +495,14 @@ def test_blocked_until_purged(ledger: Ledger, clock: ManualClock, claim: Claim) 
     assert isinstance(ledger.claim(claim.key), Duplicate)
 
 
+def test_batches_of_any_kind(ledger: Ledger) -> None:
+    """Keys and claims may come as whatever can be gone through, once."""
+    prices = {Key("billing", str(n)): n for n in range(3)}
+    outcomes = ledger.claim_many(prices.keys())  # type: ignore[arg-type]
+    written = ledger.complete_many(granted(outcome) for outcome in outcomes)  # type: ignore[arg-type]
+    assert [type(outcome) for outcome in written] == [Written] * 3
+
+
 # ---- Opening -----------------------------------------------------------------------------------
 
 
@@ -519,6 +527,13 @@ def test_missing_folder() -> None:
     """A file in a folder that does not exist is a ConfigError that names it."""
     with pytest.raises(ConfigError, match="folder does not exist"):
         open_ledger("sqlite:////no/such/folder/ledger.db")
+
+
+def test_sqlite_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told when the ledger is opened, with the version that it needs."""
+    monkeypatch.setattr("sqlite3.sqlite_version_info", (3, 32, 3))
+    with pytest.raises(ConfigError, match=r"a ledger in a file needs 3\.33 or newer"):
+        open_ledger("sqlite:///ledger.db")
 
 
 def test_scan_takes_the_status_of_the_table(ledger: Ledger, key: Key) -> None:

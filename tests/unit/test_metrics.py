@@ -1,5 +1,6 @@
 """What Prometheus gets to see, and that it never stands in a message's way."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -243,6 +244,50 @@ def test_scrapes_outlive_the_store(
     metrics.watch(Away(meddling))
     Ledger(meddling, metrics).claim(KEYS[0])
     assert value("oncely_claims_total", consumer="billing", outcome="granted") == 1
+
+
+def test_scrapes_log_an_outage_once(
+    registry: CollectorRegistry,
+    metrics: Metrics,
+    watched: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """However many scrapes meet a ledger that is away: one line when that begins, without a
+    traceback, and one when the ledger can be read again; and the same at the next outage.
+    """
+
+    def away() -> float:
+        raise StoreUnavailable("the database is away")
+
+    caplog.set_level(logging.INFO, "oncely")
+    metrics.watch(watched)
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(watched, "now", away)
+            for _ in range(3):
+                list(registry.collect())
+        for _ in range(3):
+            list(registry.collect())
+    assert [line.message for line in caplog.records] == ["gauges_failed", "gauges_recovered"] * 2
+    assert vars(caplog.records[0])["error"] == "StoreUnavailable: the database is away"
+    assert not any(line.exc_info for line in caplog.records)
+
+
+def test_scrapes_log_a_mistake_with_its_place(
+    registry: CollectorRegistry,
+    metrics: Metrics,
+    watched: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error that is not an outage is logged once, too, with its traceback."""
+    metrics.watch(watched)
+    monkeypatch.setattr(watched, "now", lambda: 1 / 0)
+    for _ in range(3):
+        list(registry.collect())
+    [line] = caplog.records
+    assert (line.message, bool(line.exc_info)) == ("gauges_failed", True)
 
 
 def test_how_messages_end(watched: Ledger, metrics: Metrics, value: Value) -> None:

@@ -453,7 +453,7 @@ def test_forgotten_await() -> None:
     async def forgets(message: Message, call_next: CallNext) -> Any:
         return call_next(message)
 
-    with pytest.raises(ConfigError, match="forgets returned what it was to await"):
+    with pytest.raises(ConfigError, match="forgets returned an awaitable instead of its result"):
         run(chained_async([forgets], length_async))
 
 

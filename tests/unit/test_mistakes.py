@@ -124,10 +124,10 @@ async def _async_key(message: Message) -> str:
     [
         ({"key": "id"}, "key: 'id' is not a function; write key=lambda"),
         ({"key": None}, "key: None is not a function"),
-        ({"key": _async_key}, "key: it is called, and not awaited"),
+        ({"key": _async_key}, "key: _async_key is async; write it without async"),
         ({"fingerprint": "amount"}, "fingerprint: 'amount' is not a function; write fingerprint="),
         ({"fingerprint": None}, "fingerprint: None is not a function"),
-        ({"fingerprint": _async_key}, "fingerprint: it is called, and not awaited"),
+        ({"fingerprint": _async_key}, "fingerprint: _async_key is async; write it without"),
     ],
 )
 def test_key_and_fingerprint(guard: Decorate, options: dict[str, Any], line: str) -> None:
@@ -360,7 +360,9 @@ def _endless() -> list[Any]:
 def testvalues_without_content(guard: Decorate, value: Any) -> None:
     """What could differ from process to process is refused, whoever gives it."""
     for options in ({"fingerprint": True}, {"fingerprint": lambda _: value}):
-        with pytest.raises(MessageError, match=r"fingerprint: .*; give fingerprint= a function"):
+        with pytest.raises(
+            MessageError, match=r"fingerprint: .*; write fingerprint= as a function"
+        ):
             guard(**options)(_work)(value)
 
 
@@ -375,7 +377,7 @@ def test_methods_need_a_fingerprint_of_their_own(guard: Decorate) -> None:
         def refund(self, amount: int) -> None: ...
 
     Billing().refund(5)
-    with pytest.raises(MessageError, match="Billing shows no content"):
+    with pytest.raises(MessageError, match="Billing has no JSON form"):
         Billing().charge(5)
 
 
@@ -436,7 +438,9 @@ def test_probe_that_is_async() -> None:
     async def probe(message: Message) -> str:
         return "happened"
 
-    with pytest.raises(ConfigError, match="on_in_doubt: a probe is called, and not awaited"):
+    with pytest.raises(
+        ConfigError, match="on_in_doubt: the probe is async; write it without async"
+    ):
         Policy(on_in_doubt=probe)  # type: ignore[arg-type]
 
 

@@ -323,7 +323,7 @@ def test_a_destination_that_fails_alone(
     report = relay.send_waiting()
     assert (report.sent, report.refused, report.set_aside, report.is_away) == (3, 0, 0, False)
     assert report.error == "mail: TransportError: not confirmed in time"
-    [told] = [vars(each) for each in caplog.records if each.message == "destination_is_away"]
+    [told] = [vars(each) for each in caplog.records if each.message == "destination_unavailable"]
     assert (told["destination"], told["count"]) == ("mail", 3)
     assert {each.attempts for each in ledger.mailbox.listed(OUTBOX, 9)} == {0}
     assert relay.send_waiting().sent == 0

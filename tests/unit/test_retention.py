@@ -126,7 +126,7 @@ def test_it_cannot_be_told_now(
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "oncely"):
         patched.setattr(ledger._store, "keep_retention", away)
         by_once(ledger)
-    assert [record.getMessage() for record in caplog.records] == ["retention_not_kept"]
+    assert [record.getMessage() for record in caplog.records] == ["retention_not_stored"]
     assert ledger.retentions() == {}
     ledger.forget(oncely.Key("billing", "1"))
     by_once(ledger)

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from oncely.core.commands import (
     Ask,
     Busy,
+    Cancel,
     Command,
     Complete,
     Confirm,
@@ -29,6 +30,7 @@ from oncely.core.commands import (
     Forget,
     Granted,
     Handled,
+    Happened,
     Held,
     InDoubt,
     MarkHandled,
@@ -37,6 +39,7 @@ from oncely.core.commands import (
     Refused,
     Release,
     Reset,
+    RunNow,
     Written,
 )
 from oncely.core.policy import Policy
@@ -77,6 +80,10 @@ class Model:
     fingerprint: str | None = None
     result: Any = None
     duplicates: int = 0
+    is_cancelled: bool = False
+    """Whether an operator has cancelled it once, since it began."""
+    is_said: bool = False
+    """Whether it is completed because somebody has said that it happened."""
     writes: int = 0
     """Every change of the record; a write decided before the last of them must not succeed."""
 
@@ -196,13 +203,13 @@ def is_given_back(model: Model, command: Command, grant: Grant | None) -> bool:
     return grant.number == model.released if model.exists else not grant.before.exists
 
 
-Unclaimed = Finish | CountDelivery | Reset | Forget
+Unclaimed = Finish | CountDelivery | Reset | Happened | RunNow | Cancel | Forget
 """What anybody may ask: relays, the hand-written repository's face, operators."""
 
 
 def expected_without_a_claim(model: Model, command: Unclaimed, now: float) -> type[Outcome]:
     """Only what is handled is finished, and whatever is there is counted. Operators never touch a
-    live claim, nor reset what has been handled.
+    live claim, nor reset what has been handled; and only what is in doubt may have happened.
     """
     match command:
         case Finish():
@@ -214,6 +221,16 @@ def expected_without_a_claim(model: Model, command: Unclaimed, now: float) -> ty
         case Reset():
             over = model.exists and (not model.lives(now) or model.ends is None)
             allowed = over and model.state in (State.PROCESSING, State.FAILED)
+        case Happened():
+            over = model.exists and (not model.lives(now) or model.ends is None)
+            is_said = model.state is State.COMPLETED and model.is_said
+            allowed = over and (model.state is State.PROCESSING or is_said)
+        case RunNow():
+            waits = model.state is State.FAILED and not model.exhausted
+            allowed = not model.exists or waits
+        case Cancel():
+            waits = model.state is State.FAILED and (not model.exhausted or model.is_cancelled)
+            allowed = not model.exists or waits
     return Written if allowed else Refused
 
 
@@ -253,7 +270,8 @@ def note_asking(model: Model, ask: Ask, outcome: Outcome, now: float) -> None:
             else:
                 model.duplicates += 1
             if begins:
-                model.result, model.duplicates = None, 0
+                model.result, model.duplicates, model.is_said = None, 0, False
+                model.is_cancelled = False
             model.exists, model.asker, model.released = True, ask.token, NOBODY
         case Duplicate() if model.state is State.COMPLETED:
             model.duplicates += 1
@@ -281,7 +299,9 @@ def note_holding(model: Model, command: Held, grant: Grant, now: float) -> None:
 
 
 def note_without_a_claim(model: Model, command: Unclaimed) -> None:
-    """What somebody did who holds no claim; but for a reset, the newest holder stays the newest."""
+    """What somebody did who holds no claim; the newest holder stays the newest, unless an operator
+    has decided.
+    """
     match command:
         case Finish():
             model.state = State.COMPLETED
@@ -291,6 +311,12 @@ def note_without_a_claim(model: Model, command: Unclaimed) -> None:
             model.exists = False
         case Reset():
             model.state, model.exhausted, model.attempts = State.FAILED, False, 0
+            model.holder, model.asker = NOBODY, NOBODY
+        case Happened():
+            model.state, model.is_said = State.COMPLETED, True
+            model.holder, model.asker = NOBODY, NOBODY
+        case Cancel():
+            model.exhausted = model.is_cancelled = True
             model.holder, model.asker = NOBODY, NOBODY
 
 
@@ -329,7 +355,9 @@ HELD_COMMANDS: list[Callable[[Claim, Any, float | None], Held]] = [
     lambda claim, _, __: Confirm(claim),
 ]
 commands = st.sampled_from(HELD_COMMANDS)
-unclaimed = st.sampled_from([Finish(), CountDelivery(), Reset(), Forget()])
+unclaimed = st.sampled_from(
+    [Finish(), CountDelivery(), Reset(), Happened(), RunNow(), Cancel(), Forget()]
+)
 
 
 class RulesMachine(RuleBasedStateMachine):
@@ -451,7 +479,9 @@ class RulesMachine(RuleBasedStateMachine):
 
     @rule(key=keys, command=unclaimed, slowly=st.booleans())
     def command_without_a_claim(self, key: Key, command: Unclaimed, slowly: bool) -> None:
-        """Somebody without a claim finishes, counts, resets or forgets a record."""
+        """Somebody without a claim finishes, counts, resets or forgets a record, or says that its
+        effect has happened.
+        """
         expected = expected_without_a_claim(self.world.models[key], command, self.world.now)
         step = self.decide(key, command, None, expected)
         if slowly:
@@ -541,11 +571,11 @@ class RulesMachine(RuleBasedStateMachine):
         match step.command:
             case Ask() as ask:
                 note_asking(model, ask, outcome, step.decided_at)
-            case Finish() | CountDelivery() | Reset() | Forget() as command:
-                note_without_a_claim(model, command)
-            case held:
+            case Held():
                 assert step.grant is not None
-                note_holding(model, held, step.grant, step.decided_at)
+                note_holding(model, step.command, step.grant, step.decided_at)
+            case command:
+                note_without_a_claim(model, command)
         if isinstance(outcome, Granted | Handled):
             if is_again and before.state is State.PROCESSING:
                 assert isinstance(step.command, Ask)

@@ -9,6 +9,7 @@ import pytest
 from oncely.core.commands import (
     Ask,
     Busy,
+    Cancel,
     Command,
     Complete,
     Confirm,
@@ -22,6 +23,7 @@ from oncely.core.commands import (
     Forget,
     Granted,
     Handled,
+    Happened,
     InDoubt,
     MarkHandled,
     Mismatch,
@@ -29,6 +31,7 @@ from oncely.core.commands import (
     Refused,
     Release,
     Reset,
+    RunNow,
     TooOld,
     Waiting,
     Written,
@@ -79,6 +82,9 @@ EXTEND = Extend(CLAIM, 20.0)
 FINISH = Finish()
 COUNT = CountDelivery()
 RESET = Reset("ann", "paid by hand")
+HAPPENED = Happened("ann", "paid by hand")
+RUN_NOW = RunNow()
+CANCEL = Cancel("ann", "paid by hand")
 FORGET = Forget()
 
 SAME = "same"
@@ -122,6 +128,20 @@ RESET_ANEW = (((BIRTH >> 24) + 183_251_937_967) << 24) + 5
 NOTE = {"by": "ann", "at": "1970-01-01T00:00:12+00:00", "why": "paid by hand"}
 FRESH = then(State.FAILED, attempts=0, metadata={"tenant": "a", "reset": NOTE}, version=RESET_ANEW)
 """An operator lets it run again, and says so; whoever was at work on it is not any more."""
+TOLD_SO = then(
+    State.COMPLETED,
+    lease_until=None,
+    metadata={"tenant": "a", "happened": NOTE},
+    version=RESET_ANEW,
+)
+"""An operator says that its effect has happened, and whoever was at work on it is not any more."""
+CANCELLED = then(
+    State.FAILED,
+    exhausted=True,
+    metadata={"tenant": "a", "error": "cancelled by ann", "cancelled": NOTE},
+    version=RESET_ANEW,
+)
+"""An operator lets it fail permanently."""
 NO = {"tenant": "a", "error": "no"}
 DOUBT = {"tenant": "a", "error": "in doubt: a claim ran out"}
 PROCESSING = State.PROCESSING
@@ -211,6 +231,30 @@ CELLS: list[Row] = [
     (FAILED,    RESET,    12,   Written,   FRESH),
     (EXHAUSTED, RESET,    12,   Written,   {**FRESH, "exhausted": False}),
     (COMPLETED, RESET,    12,   Refused,   SAME),
+
+    (ABSENT,    HAPPENED, 12,   Refused,   SAME),
+    (HELD,      HAPPENED, 9,    Refused,   SAME),
+    (IN_DOUBT,  HAPPENED, 12,   Written,   TOLD_SO),
+    (HANDLED,   HAPPENED, 12,   Refused,   SAME),
+    (FAILED,    HAPPENED, 12,   Refused,   SAME),
+    (EXHAUSTED, HAPPENED, 12,   Refused,   SAME),
+    (COMPLETED, HAPPENED, 12,   Refused,   SAME),
+
+    (ABSENT,    RUN_NOW,  12,   Written,   SAME),
+    (HELD,      RUN_NOW,  9,    Refused,   SAME),
+    (IN_DOUBT,  RUN_NOW,  12,   Refused,   SAME),
+    (HANDLED,   RUN_NOW,  12,   Refused,   SAME),
+    (FAILED,    RUN_NOW,  12,   Written,   SAME),
+    (EXHAUSTED, RUN_NOW,  12,   Refused,   SAME),
+    (COMPLETED, RUN_NOW,  12,   Refused,   SAME),
+
+    (ABSENT,    CANCEL,   12,   Written,   SAME),
+    (HELD,      CANCEL,   9,    Refused,   SAME),
+    (IN_DOUBT,  CANCEL,   12,   Refused,   SAME),
+    (HANDLED,   CANCEL,   12,   Refused,   SAME),
+    (FAILED,    CANCEL,   12,   Written,   CANCELLED),
+    (EXHAUSTED, CANCEL,   12,   Refused,   SAME),
+    (COMPLETED, CANCEL,   12,   Refused,   SAME),
 
     (ABSENT,    FORGET,   12,   Written,   GONE),
     (HELD,      FORGET,   9,    Refused,   SAME),
@@ -411,7 +455,7 @@ def test_every_cell_has_a_row() -> None:
     assert len(cells) == len(set(cells))
     assert set(cells) == {(command, stand) for command in TABLE for stand in Standing}
     held = (Confirm, MarkHandled, Complete, Fail, Release, Extend)
-    others = (Finish, CountDelivery, Reset, Forget)
+    others = (Finish, CountDelivery, Reset, Happened, RunNow, Cancel, Forget)
     assert set(cells) == set(product((Ask, *held, *others), Standing))
     assert {stand for stand, command, *_ in REPETITIONS if command is OWN} == set(Standing) - {
         ABSENT
@@ -521,12 +565,55 @@ def test_no_lease_never_runs_out(at: float) -> None:
     assert decide(endless, ASK, at).outcome == Busy(endless, None)
 
 
-@pytest.mark.parametrize("command", [RESET, FORGET])
-def test_operators_end_what_has_no_end(command: Reset | Forget) -> None:
+@pytest.mark.parametrize("command", [RESET, HAPPENED, FORGET])
+def test_operators_end_what_has_no_end(command: Reset | Happened | Forget) -> None:
     """A claim without a lease is for operators to judge; one whose lease lives is not."""
     endless = BASE._replace(lease_until=None)
     assert isinstance(decide(endless, command, 12).outcome, Written)
     assert isinstance(decide(BASE, command, 9).outcome, Refused)
+
+
+@pytest.mark.parametrize("command", [RESET, HAPPENED])
+def test_operators_decide_what_they_have_seen(command: Reset | Happened) -> None:
+    """Who has looked at a claim decides nothing of a later one."""
+    assert isinstance(decide(BASE, replace(command, fence=BASE.fence), 12).outcome, Written)
+    earlier = decide(BASE, replace(command, fence=BASE.fence - 1), 12)
+    assert earlier == (Refused(BASE), BASE, False)
+
+
+def test_what_happened_is_said_again() -> None:
+    """Who has said that it happened, and did not hear the answer, may say so again; another is
+    refused. The former holder, who was frozen, has nothing more to say.
+    """
+    stored = decide(STORED[IN_DOUBT], HAPPENED, 12).new
+    assert stored is not None
+    again = decide(stored, HAPPENED, 13)
+    assert again == (Written(stored, is_repeated=True), stored, False)
+    assert isinstance(decide(stored, replace(HAPPENED, by="bob"), 13).outcome, Refused)
+    assert isinstance(decide(stored, COMPLETE, 13).outcome, Fenced)
+    assert isinstance(decide(stored, ASK, 13).outcome, Duplicate)
+
+
+def test_what_waits_runs_now() -> None:
+    """What is due later is due now, and whoever takes it then is granted it; its attempts stay."""
+    waits = BASE._replace(state=State.FAILED, lease_until=99.0)
+    due = decide(waits, RUN_NOW, 12).new
+    assert due is not None
+    assert due == waits._replace(lease_until=12.0, last_seen=12.0, version=waits.version + 1)
+    granted = decide(due, replace(ASK, is_taken=True), 12).outcome
+    assert isinstance(granted, Granted)
+    assert granted.claim.attempts == waits.attempts + 1
+
+
+def test_what_waits_is_cancelled() -> None:
+    """What was cancelled does not run; who did not hear the answer may say it again."""
+    waits = BASE._replace(state=State.FAILED, lease_until=99.0)
+    cancelled = decide(waits, CANCEL, 12).new
+    assert cancelled is not None
+    assert cancelled.lease_until is None
+    assert isinstance(decide(cancelled, replace(ASK, is_taken=True), 13).outcome, Exhausted)
+    assert decide(cancelled, CANCEL, 13).outcome == Written(cancelled, is_repeated=True)
+    assert isinstance(decide(cancelled, replace(CANCEL, by="bob"), 13).outcome, Refused)
 
 
 def test_of_two_that_send_the_newest_may_complete() -> None:

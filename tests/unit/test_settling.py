@@ -9,7 +9,8 @@ from oncely.core.commands import Complete, Extend, Fail, Fenced, Granted, Releas
 from oncely.core.errors import ContentionError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
-from oncely.engine.request import Request, to_claim, to_write
+from oncely.engine.asking import to_claim
+from oncely.engine.request import Request, to_write
 from oncely.engine.settle import Settler
 from oncely.ledger import Ledger
 from oncely.stores.store import Change, Store

@@ -147,7 +147,7 @@ def test_step_that_gives_an_awaitable(ledger: Ledger, key: Key) -> None:
     async def debit() -> None: ...
 
     with (
-        pytest.raises(MessageError, match="hand over the async function itself"),
+        pytest.raises(MessageError, match="pass the async function itself"),
         claimed(ledger, key) as work,
     ):
         work.processing.step("debit", lambda: debit())

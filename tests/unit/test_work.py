@@ -177,7 +177,6 @@ def test_generator_closed_elsewhere(ledger: Ledger, key: Key) -> None:
 def test_forked_child_leaves_the_claim_to_its_parent(open_sqlite: OpenSqlite, key: Key) -> None:
     """A child that ends inside the block gives nothing back."""
     ledger = Ledger(open_sqlite())
-    ledger.migrate()
     try:
         with claimed(ledger, key):
             child = os.fork()

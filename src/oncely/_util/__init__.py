@@ -1,1 +1,1 @@
-"""What has nothing to do with messages."""
+"""Helpers that know nothing of messages."""

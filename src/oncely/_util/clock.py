@@ -11,12 +11,13 @@ from contextlib import contextmanager
 class Clock:
     """The machine's own clock, which never goes back."""
 
-    def monotonic(self) -> float:
-        """Seconds since any moment."""
-        return time.monotonic()
+    # Kept here: tests of users that freeze the time replace it in the module `time`. Waiting would
+    # never end there, and a lease would seem to be over, or to last for ever.
+    monotonic = staticmethod(time.monotonic)
+    """Seconds since some fixed moment."""
 
     def sleep(self, seconds: float) -> None:
-        """Return after so long."""
+        """Return after that many seconds."""
         time.sleep(seconds)
 
     async def pause(self, seconds: float) -> None:
@@ -26,7 +27,7 @@ class Clock:
         await asyncio.sleep(seconds)
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Return when `event` is set, at the latest after so long; whether it is."""
+        """Return when `event` is set, or after that many seconds; whether it is set."""
         return event.wait(seconds)
 
 
@@ -34,12 +35,12 @@ _clock = Clock()
 
 
 def monotonic() -> float:
-    """Seconds since any moment."""
+    """Seconds since some fixed moment."""
     return _clock.monotonic()
 
 
 def sleep(seconds: float) -> None:
-    """Return after so long."""
+    """Return after that many seconds."""
     _clock.sleep(seconds)
 
 
@@ -49,13 +50,13 @@ async def pause(seconds: float) -> None:
 
 
 def wait(event: threading.Event, seconds: float) -> bool:
-    """Return when `event` is set, at the latest after so long; whether it is."""
+    """Return when `event` is set, or after that many seconds; whether it is set."""
     return _clock.wait(event, seconds)
 
 
 @contextmanager
 def replaced_by(clock: Clock) -> Iterator[None]:
-    """Let everybody in this process go by `clock` meanwhile."""
+    """Inside the block, all code of this process goes by `clock`."""
     global _clock  # noqa: PLW0603 - for the whole process, on purpose.
     former, _clock = _clock, clock
     try:
@@ -70,7 +71,7 @@ _passed_s = 0.0
 
 
 def pass_for_stores(seconds: float) -> None:
-    """From now on it is so much later for every store in this process, and in those it forks."""
+    """Let so many seconds pass at once for every store in this process, and in those it forks."""
     global _passed_s  # noqa: PLW0603 - for the whole process, on purpose.
     _passed_s += seconds
 

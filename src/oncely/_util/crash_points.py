@@ -25,8 +25,8 @@ def reached(name: str) -> None:
 
 @contextmanager
 def watched_by(watcher: Callable[[str], object]) -> Iterator[None]:
-    """Meanwhile tell `watcher` the name of every point that is reached, in whichever thread, before
-    what is armed there is called.
+    """Inside the block, call `watcher` with the name of every point that any thread reaches, before
+    the action that is armed there.
     """
     _watchers.append(watcher)
     try:
@@ -58,9 +58,9 @@ def disarm() -> None:
 
 
 def told_point(told: object, where: str) -> tuple[str, int]:
-    """The name, and the how-many-eth time, that `told` stands for: "after_claim:3".
+    """The name and the count in a setting such as "after_claim:3".
 
-    Raises ConfigError, which begins with `where` it was told, for what names no point.
+    Raises ConfigError where it does not name a point; the text begins with `where` it was set.
     """
     name, colon, nth = told.partition(":") if isinstance(told, str) else ("", "", "")
     if not name or (colon and not (nth.isascii() and nth.isdigit() and int(nth))):

@@ -1,4 +1,4 @@
-"""Forks: what has locks or threads begins afresh in the child, which has none of the threads."""
+"""Forks: an object with locks or threads starts afresh in the child, where no thread of it runs."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 
 
 class Fresh(Protocol):
-    """What can begin afresh."""
+    """An object that can start afresh."""
 
     def start_afresh(self) -> None:
         """Leave locks, threads and connections to the parent: called in a forked child."""
@@ -24,10 +24,10 @@ def afresh_in_children(thing: Fresh) -> None:
 
 
 class Pausing(Fresh, Protocol):
-    """What is not to be in the midst of something when the process is forked."""
+    """An object that has to be at rest when the process is forked."""
 
     def pause(self) -> None:
-        """Come to a rest, and stay so: called before a fork, in the thread that forks."""
+        """Come to rest, and stay at rest: called before a fork, in the thread that forks."""
 
     def go_on(self) -> None:
         """Go on: called in the parent after the fork."""
@@ -65,9 +65,10 @@ os.register_at_fork(before=_pause_all, after_in_parent=_go_on_all, after_in_chil
 
 
 def end_child(error: BaseException | None) -> NoReturn:
-    """End a process that was forked inside a handler, where it would leave that, with `error`.
+    """End a process that was forked inside a handler, where it would leave the handler, with
+    `error`.
 
-    What would follow is its parent's: claims, connections, and the transactions on them.
+    What comes after the handler is the parent's: claims, connections, and their transactions.
     """
     if error is not None and not isinstance(error, SystemExit):
         traceback.print_exception(error)

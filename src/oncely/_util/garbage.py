@@ -9,16 +9,17 @@ _VALUES_BETWEEN = 250_000
 
 _lock = threading.Lock()
 _inside: list[tuple[int, int, int]] = []
-"""The settings that each found who is inside."""
+"""The thresholds that each block inside found when it was entered."""
 
 
 @contextmanager
 def rarely_collecting() -> Iterator[None]:
-    """Meanwhile collect garbage once in several windows or chunks, and not several times in each.
+    """Inside the block, collect garbage once in several windows or chunks, not several times in
+    each.
 
-    Their messages, records and claims are small values that live as long as they do; looking
-    through them again and again is an eighth of the time. This is for the whole process, until the
-    last that asked for it is done.
+    Their messages, records and claims are small values that live as long as the window; looking
+    through them again and again takes an eighth of the time. It holds for the whole process, until
+    the last such block is left.
     """
     with _lock:
         former = gc.get_threshold()

@@ -1,9 +1,10 @@
-"""Pauses: how long to wait before what has failed is tried again."""
+"""Pauses: how long to wait before a retry."""
 
 import math
-import random
 import time
 from collections.abc import Callable
+
+from oncely._util.chance import CHANCE
 
 _LONG_LIFE_S = 60.0
 _FIRST_DELAY_S = 0.5
@@ -18,10 +19,10 @@ def pause_s(
 ) -> float:
     """Twice as long after each failure but the first, up to a bound.
 
-    Chance takes away up to half of it: those who have failed together are not to come back
+    Up to half of it is taken away at random, so that those who failed together do not retry
     together. `jitter` gives numbers from 0 to 1.
     """
-    chance = random.random() if jitter is None else jitter()  # noqa: S311 - spreads, hides nothing.
+    chance = CHANCE.random() if jitter is None else jitter()
     # Bounded, because a power of two soon is too large for a float.
     return min(math.ldexp(first_s, min(failures, 16)), longest_s) * (1 + chance) / 2
 
@@ -51,11 +52,11 @@ class Backoff:
         return self._clock() - self._started_at >= _LONG_LIFE_S
 
     def started(self) -> None:
-        """Take note that it lives from now on."""
+        """Note that it runs from now on."""
         self._started_at = self._clock()
 
     def died(self) -> float:
-        """Take note that it lives no more; return after how many seconds it is due again."""
+        """Note that it has died; return in how many seconds it is due again."""
         if self.lived_long():
             self._short_lives = 0
         delay_s = pause_s(self._short_lives, _FIRST_DELAY_S, _MOST_DELAY_S, self._jitter)

@@ -11,11 +11,11 @@ from typing import NoReturn
 _SHOW_CURSOR = b"\x1b[?25h\n"
 
 _told: list[int] = []
-"""The signals that have come while somebody waits for them."""
+"""The signals that came while a block of `on_signals` was entered."""
 
 
 class StopEvent(threading.Event):
-    """An event that tells who waits for it: `on_asked` is called whenever somebody asks."""
+    """An event that notices when it is asked: `is_set` calls `on_asked` first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class StopEvent(threading.Event):
 
 
 def is_process_stopping() -> bool:
-    """Whether this process was told to stop while somebody waited for that in `told_to_stop`."""
+    """Whether this process was told to stop, and is still in a block of `on_signals`."""
     return bool(_told)
 
 
@@ -44,14 +44,14 @@ def told_to_stop(stop: threading.Event | None = None) -> Iterator[threading.Even
 def on_signals(
     tell: Callable[[], object], at_second: Callable[[int], object] | None = None
 ) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls `tell`, from a thread of its own, and each that comes after
-    it `at_second` with its number; outside the main thread nothing does.
+    """Inside the block, the first SIGINT or SIGTERM calls `tell` in a separate thread; each later
+    one calls `at_second` with its number. Outside the main thread nothing is called.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # A handler of signals interrupts the main thread anywhere, also where that holds the lock of
-    # the event that `tell` sets. What a handler puts into such a queue never waits.
+    # A signal handler interrupts the main thread anywhere, also while that holds the lock of the
+    # event that `tell` sets. Putting into a SimpleQueue never waits for a lock.
     comings: SimpleQueue[bool] = SimpleQueue()
     thread = threading.Thread(target=lambda: comings.get() and tell(), daemon=True)
     thread.start()
@@ -81,7 +81,7 @@ def end_at_once(number: int) -> NoReturn:
     The signal itself would do nothing to the first process of a container.
     """
     if os.isatty(2):
-        # Progress on a terminal hides it.
+        # A progress display on a terminal hides the cursor.
         os.write(2, _SHOW_CURSOR)
     os._exit(128 + number)
 

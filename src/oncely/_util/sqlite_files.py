@@ -4,6 +4,8 @@ import sqlite3
 import time
 from typing import Any
 
+from oncely._util.clock import monotonic
+
 BUSY_TIMEOUT_S = 30.0
 """How long to wait for another process that writes to the same file."""
 _PATIENT = f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}"
@@ -13,7 +15,9 @@ _RETRY_S = 0.001
 
 def prepare(connection: Any) -> None:
     """Make a new connection of the driver fit for a file that others write to as well."""
-    connection.isolation_level = None  # BEGIN IMMEDIATE is ours to say, and to wait for.
+    # A program may have another for all connections of SQLAlchemy.
+    connection.text_factory = str
+    connection.isolation_level = None  # `begin` writes BEGIN IMMEDIATE itself, and waits for it.
     connection.execute(_PATIENT)
     switch_to_wal(connection)
     # A commit that a power cut can undo would run its message twice.
@@ -25,9 +29,9 @@ def begin(cursor: Any) -> None:
 
     Raises OperationalError where it stays locked.
     """
-    # SQLite's own busy timeout sleeps for up to a tenth of a second at a time, in which the
-    # lock stands free; with two writers that halves the rate.
-    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    # SQLite's own busy timeout sleeps for up to a tenth of a second at a time, while the lock may
+    # be free; with two writers that halves the rate.
+    deadline = monotonic() + BUSY_TIMEOUT_S
     cursor.execute("PRAGMA busy_timeout = 0")
     try:
         while True:
@@ -35,7 +39,7 @@ def begin(cursor: Any) -> None:
                 cursor.execute("BEGIN IMMEDIATE")
                 return
             except sqlite3.OperationalError as error:
-                if not is_locked(error) or time.monotonic() > deadline:
+                if not is_locked(error) or monotonic() > deadline:
                     raise
                 time.sleep(_RETRY_S)
     finally:
@@ -43,20 +47,22 @@ def begin(cursor: Any) -> None:
 
 
 def is_locked(error: Exception) -> bool:
-    """Whether an error says that somebody else writes to the file, or has written meanwhile."""
+    """Whether an error says that another connection writes to the file, or has written to it since
+    this transaction began to read.
+    """
     # The low byte: the rest says why it is locked, such as a recovery going on.
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED
 
 
 def switch_to_wal(connection: Any) -> None:
     """Set WAL mode, which stays with the file. Raises OperationalError where it stays locked."""
-    # The switch needs the file for itself, and SQLite does not apply the busy timeout to it.
-    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    # The switch needs the file exclusively, and SQLite does not apply the busy timeout to it.
+    deadline = monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 raise
             time.sleep(0.02)

@@ -1,1 +1,1 @@
-"""Adapters: messages handled once by workers that users already have. Each needs its framework."""
+"""Adapters: handle messages once in the workers of other frameworks. Each needs its framework."""

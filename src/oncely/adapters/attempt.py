@@ -1,4 +1,4 @@
-"""An attempt at handling a message, of which is known who raised what, and what follows."""
+"""An attempt at handling a message: it knows whether the handler raised, and what follows."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,19 +17,21 @@ from oncely.lifecycle.wrapping import name_of
 class Attempt:
     """Runs a handler under a claim, or, given an Engine or sessionmaker, in a transaction with it.
 
-    To be run once. What is raised is what a function under `once` raises.
+    Run it once. It raises the same errors as a function under `once`. `kind` is what operators see
+    this process as.
     """
 
     result: Any = None
-    """What the handler returned; of a duplicate, what was kept."""
+    """The handler's result; for a duplicate, the kept result."""
 
-    def __init__(self, handling: Handling, turn: Turn, source: Any = None) -> None:
+    def __init__(self, kind: str, handling: Handling, turn: Turn, source: Any = None) -> None:
+        handling.ledger.recorder.handles_as(kind, handling.consumer)
         self._handling = handling
         self._source = source
         self.turn = turn
 
     def run(self, call: Callable[..., Any]) -> None:
-        """Let `call` handle the message, if it is new; it is given the session, if there is one."""
+        """Let `call` handle the message, if it is new; it gets the session, if there is one."""
         if self._source is not None:
             self.result = run(self._handling, self._source, self.turn, call)
             return
@@ -39,7 +41,7 @@ class Attempt:
         self.result = work.result
 
     async def run_async(self, call: Callable[..., Awaitable[Any]]) -> None:
-        """As `run`, for what is to be awaited."""
+        """As `run`, for an async handler."""
         if self._source is not None:
             self.result = await run_async(self._handling, self._source, self.turn, call)
             return
@@ -50,22 +52,22 @@ class Attempt:
 
     @property
     def has_result(self) -> bool:
-        """Whether `result` is what the handler came to, now or at a former time."""
+        """Whether `result` is the handler's result, of this attempt or of an earlier one."""
         is_new = self.turn.ending not in (None, AFTER_DUPLICATE)
         return is_new or self._handling.keeps_result
 
     def verdict(self, error: Exception) -> Verdict | None:
-        """What follows `error`, which was raised; None where the handler has failed."""
+        """What follows after `error` was raised; None if the handler itself has failed."""
         if error is self.turn.error:
             return None
         if self._source is not None and self.turn.ending is not None:
-            # Also what a database raised that only lost, or was away.
+            # Also an error of a database whose transaction lost a race, or that was down.
             return self.turn.ending.verdict
         return after_refusal(error).verdict if isinstance(error, OncelyError) else None
 
     @property
     def told(self) -> Mapping[str, Any]:
-        """Of a failed one, for the log: of what, which it was, and when the next follows."""
+        """A failed attempt's fields for the log: the message, the attempt, the next try."""
         verdict = self.own_verdict
         return {
             "message_id": self.turn.asked.message_id,
@@ -76,13 +78,13 @@ class Attempt:
 
     @property
     def own_verdict(self) -> Verdict:
-        """What follows by the policy, after the handler has failed too."""
+        """What follows by the policy, also after the handler has failed."""
         return Ack() if self.turn.ending is None else self.turn.ending.verdict
 
 
 def session_parameter(function: Callable[..., Any], but: Sequence[str] = ()) -> str:
-    """The name of its last parameter, by which a session is handed over: callers may have named
-    those before it. Raises ConfigError where there is none, `but` those that are something else.
+    """The name of the last parameter, by which the session is passed: callers may pass those before
+    it by name. The parameters `but` do not count. Raises ConfigError if no other is left.
     """
     parameters = inspect.signature(function).parameters.values()
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]

@@ -1,4 +1,4 @@
-"""A base for Celery's tasks that run once for each task id."""
+"""A base class for Celery tasks that run once for each task id."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,19 +36,18 @@ def once_task(
 ) -> type[Task]:
     """For `@app.task(base=once_task(ledger))`: the task runs once for each task id.
 
-    Or for what `key` gives for what the task's function is called with: with `bind=True` the task
-    comes first, as it does there. The consumer is the task's name if none is
-    named. Tasks are acknowledged late, and delivered again when their worker is lost, unless the
-    task says otherwise. A duplicate has the kept result, which is JSON; with `keep_result` off it
-    is ignored. A task that is busy, or meets a store that is away, runs again later, and that is
-    not one of Celery's retries. A refused task fails with an error that says why, which
-    `autoretry_for` does not see. An error of the task, Celery's Retry among them, is recorded and
-    raised as it was.
+    `key` replaces the task id: it is called with the arguments of the task's function, with
+    `bind=True` the task first. The consumer is by default the task's name. Tasks are acknowledged
+    late, and redelivered when their worker is lost, unless the task sets other options. A
+    duplicate has the kept result, which is JSON; with `keep_result` off it is ignored. A task that
+    is busy, or whose store is unavailable, runs again later, and that does not count as a retry of
+    Celery. A refused task fails with an error that says why, which `autoretry_for` does not see.
+    An error of the task, also Celery's Retry, is recorded and raised unchanged.
 
-    With `transaction`, a SQLAlchemy Engine or sessionmaker, the task's function is given a
-    connection or session as its last parameter, by name, in a transaction that the claim is part
-    of: all is stored together, or nothing. Senders leave that parameter out. A function that cannot
-    be given one raises ConfigError when its task is made.
+    With `transaction`, a SQLAlchemy Engine or sessionmaker, the task's function gets a connection
+    or session as its last parameter, by name. Its writes and the claim are one transaction: all of
+    it is stored, or nothing. Senders leave that parameter out. A function without such a parameter
+    raises ConfigError when its task is created.
     """
     handling = Handling.under(ledger, consumer or "task", policy, lease, keep_result=keep_result)
     if transaction is not None:
@@ -70,7 +69,7 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
     key_of: ClassVar[KeyOf | None]
     source: ClassVar[Any] = None
     session_names: ClassVar[Sequence[str]] = ()
-    """The parameter that is given the session, where there is one."""
+    """The parameter that gets the session, if there is one."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -78,11 +77,12 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
             _take_session(cls)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task: once where a worker calls it, and each time where other code does."""
+        """Run the task: once if a worker calls it, and each time if other code does."""
         if self.request.called_directly or self.request.get("is_claimed"):
             return super().__call__(*args, **kwargs)
         self.request.is_claimed = True
-        attempt = Attempt(self._handling, Turn(Asked(self._message_id(args, kwargs))), self.source)
+        turn = Turn(Asked(self._message_id(args, kwargs)))
+        attempt = Attempt("celery", self._handling, turn, self.source)
         try:
             ignored = self._attempt(attempt, args, kwargs)
         except Exception as error:
@@ -104,7 +104,7 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
         return id_of_key(self.key_of(*([self] if _is_bound(type(self)) else []), *args, **kwargs))
 
     def _attempt(self, attempt: Attempt, args: Any, kwargs: Any) -> Ignore | None:
-        """Run it, if it is new; whether Celery is to leave its state alone."""
+        """Run the task, if it is new; return Ignore if Celery must not change its state."""
         ignored: list[Ignore] = []
 
         def call(*sessions: Any) -> Any:
@@ -113,7 +113,7 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
             try:
                 return ended(self.run, *args, **kwargs, **given)
             except Ignore as raised:
-                # It has said its state itself, or has put another task in its place.
+                # The task has set its state itself, or has replaced itself by another task.
                 ignored.append(raised)
 
         attempt.run(call)
@@ -122,7 +122,7 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
         return None if attempt.has_result else Ignore("a duplicate")
 
     def _again(self, delay_s: float, error: Exception) -> Retry | Reject:
-        """As `retry`, which would count it."""
+        """Run the task again later. Celery's own `retry` would count a retry."""
         request = self.request
         signature = self.signature_from_request(request, countdown=delay_s, retries=request.retries)
         try:
@@ -133,12 +133,12 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
 
 
 def _is_bound(task: type[OnceTask]) -> bool:
-    # Looked up where Celery has put it: what retries stands in its place in the instance.
+    # Looked up in the class, where Celery has put it: `autoretry_for` replaces it in the instance.
     return not isinstance(getattr_static(task, "run"), staticmethod)
 
 
 def _take_session(task: type[OnceTask]) -> None:
-    """Let the task be sent without its last parameter. Raises ConfigError where it has none."""
+    """Let senders leave out the last parameter. Raises ConfigError if there is none."""
     function: Callable[..., Any] = task.run
     if is_async(function):
         raise ConfigError(
@@ -152,5 +152,5 @@ def _take_session(task: type[OnceTask]) -> None:
     sent = whole.replace(
         parameters=[p for p in whole.parameters.values() if p.name not in left_out]
     )
-    # Celery asks it, before a task is sent, whether the arguments fit.
+    # Celery checks the arguments by it before a task is sent.
     task.__header__ = staticmethod(sent.bind)

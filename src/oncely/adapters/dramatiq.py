@@ -1,4 +1,4 @@
-"""A middleware for dramatiq whose actors handle each message once."""
+"""A middleware for dramatiq: actors handle each message once."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -28,18 +28,18 @@ KeyOf = Callable[[MessageProxy], Id | None]
 class OnceMiddleware(Middleware):
     """For `broker.add_middleware`: every actor handles a message once.
 
-    The consumer is the actor's name, the id dramatiq's own or what `key` gives for a message. An
-    actor's option `once` is a Policy of its own, or False for an actor that is left alone. A
-    duplicate has the kept result, which is JSON; with `keep_result` off it is skipped. What is
-    busy, or meets a store that is away, is sent again with a delay. What is refused goes to
-    dramatiq's dead letters. An error of the actor is recorded and raised as it was, so that Retries
-    decides.
+    The consumer is the actor's name, the id is dramatiq's own or the result of `key` for a
+    message. An actor's option `once` is a Policy of its own, or False to leave the actor unchanged.
+    A duplicate has the kept result, which is JSON; with `keep_result` off it is skipped. A message
+    that is busy, or whose store is unavailable, is enqueued again with a delay. A refused message
+    goes to dramatiq's dead letters. An error of the actor is recorded and raised unchanged, so that
+    Retries decides.
 
-    With `transaction`, a SQLAlchemy Engine or sessionmaker, actors are given a connection or
-    session as their last parameter, by name, in a transaction that the claim is part of: all is
-    stored together, or nothing. An actor's option `once_transaction` is a source of its own, or
-    False for an actor that takes none. An actor that cannot be given one raises ConfigError when it
-    is declared.
+    With `transaction`, a SQLAlchemy Engine or sessionmaker, actors get a connection or session as
+    their last parameter, by name. Their writes and the claim are one transaction: all of it is
+    stored, or nothing. An actor's option `once_transaction` is a source of its own, or False for
+    an actor that takes no session. An actor without such a parameter raises ConfigError when it is
+    declared.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class OnceMiddleware(Middleware):
         transaction: Any = None,
     ) -> None:
         under = partial(Handling.under, ledger, lease=lease, keep_result=keep_result)
-        # What is wrong is told where it is written, and not by the first message.
+        # Wrong options are reported here, not by the first message.
         under("actor", policy)
         self._ledger = ledger
         if transaction is not None:
@@ -67,11 +67,11 @@ class OnceMiddleware(Middleware):
 
     @property
     def actor_options(self) -> set[str]:
-        """What actors may be declared with."""
+        """The options with which actors may be declared."""
         return {"once", "once_transaction"}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:  # noqa: ARG002
-        """Refuse an actor that cannot be given a session."""
+        """Refuse an actor that cannot take a session."""
         try:
             self._session_of(actor)
         except ConfigError as error:
@@ -83,11 +83,11 @@ class OnceMiddleware(Middleware):
             actor.fn = wrapped(actor.fn, self._once(broker, actor))
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:  # noqa: ARG002
-        """Let the function know what it is called for."""
+        """Tell the wrapped function which message it is called for."""
         self._message.set(message)
 
     def _session_of(self, actor: Actor[Any, Any]) -> tuple[Any, str] | None:
-        """Where its sessions come from, and the parameter they go to; None where it takes none."""
+        """The source of the actor's sessions, and their parameter; None if it takes no session."""
         source = actor.options.get("once_transaction", self._transaction)
         if source in (None, False) or actor.options.get("once") is False:
             return None
@@ -105,27 +105,29 @@ class OnceMiddleware(Middleware):
 
     def _once(self, broker: Broker, actor: Actor[Any, Any]) -> Run:
         session = self._session_of(actor)
-        # Found when it is used: what raises where an actor is declared, dramatiq only logs.
+        # Made at the first use: dramatiq only logs errors raised when an actor is declared.
         handling_of = cache(self._under)
 
         def run(call: Callable[..., Any], _: Any, __: Any) -> Any:
             message = self._message.get()
-            # Other actors may be called from this one: those calls are not messages.
+            # The actor may call others as functions: those calls are not messages.
             self._message.set(None)
             if message is None:
                 return call()
             turn = Turn(Asked(id_of_key(self._key_of(message))))
             if session is None:
-                return _attempted(Attempt(handling_of(actor), turn), broker, message, call)
+                return _attempted(
+                    Attempt("dramatiq", handling_of(actor), turn), broker, message, call
+                )
             source, name = session
-            attempt = Attempt(handling_of(actor), turn, source)
+            attempt = Attempt("dramatiq", handling_of(actor), turn, source)
             return _attempted(attempt, broker, message, lambda given: call(**{name: given}))
 
         return run
 
 
 class _ActorError(ConfigError, MiddlewareError):
-    """What else is raised where an actor is declared, dramatiq only logs."""
+    """A ConfigError that dramatiq raises when an actor is declared, and does not only log."""
 
 
 def _attempted(
@@ -136,7 +138,7 @@ def _attempted(
     except Exception as error:
         match attempt.verdict(error):
             case Delay(delay_s):
-                # By hand: Retries would count it.
+                # Not by Retries, which would count it.
                 broker.enqueue(message, delay=int(delay_s * 1_000))  # type: ignore[arg-type]
                 raise _skipped(message) from error
             case SetAside(reason):
@@ -150,7 +152,7 @@ def _attempted(
 
 
 def _skipped(message: MessageProxy) -> SkipMessage:
-    # Results would keep None as the result of what is skipped.
+    # Results would store None as the result of a skipped message.
     message.options["store_results"] = False
     return SkipMessage("a duplicate, or sent again")
 

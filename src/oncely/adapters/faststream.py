@@ -34,9 +34,9 @@ KeyOf = Callable[[StreamMessage[Any]], Id | None]
 _Next = Callable[[StreamMessage[Any]], Awaitable[Any]]
 
 SESSION = "oncely_session"
-"""As what a handler finds its connection or session in FastStream's context."""
+"""The name of a handler's connection or session in FastStream's context."""
 _LONGEST_SLEEP_S = 1.0
-"""Until a message that waits is given back where its subscriber has stopped."""
+"""How soon a waiting message is requeued after its subscriber has stopped."""
 
 
 def once_middleware(
@@ -51,18 +51,18 @@ def once_middleware(
 ) -> Callable[..., BaseMiddleware[Any, Any]]:
     """For a broker's or router's `middlewares`: each subscriber handles a message once.
 
-    Subscribers have records of their own: `consumer`, a dot and the name of the function. The id
-    is the `message_id` of RabbitMQ's properties, or what `key` gives for a message. A duplicate is
-    acknowledged; where results are kept, its result is published as the first one's. What is busy,
-    or meets a store that is away, waits and asks again. What is refused, or where `key` raises, is
-    rejected. An error of the handler is recorded and raised as it was: FastStream's AckPolicy
-    decides what follows. Where the policy sets tries or backoff, it decides instead: the message
-    waits in the worker, is handled again, and is rejected in the end.
+    The consumer of a subscriber is `consumer`, a dot and the name of its function. The id is
+    RabbitMQ's property `message_id`, or the result of `key` for a message. A duplicate is
+    acknowledged; if results are kept, the first result is published again. A message that is busy,
+    or whose store is unavailable, waits in the worker and is claimed again. A message that is
+    refused, or for which `key` raises, is rejected. An error of the handler is recorded and raised
+    unchanged: FastStream's AckPolicy decides what follows. If the policy sets tries or backoff, it
+    decides instead: the message waits in the worker, is retried, and is rejected in the end.
 
-    With `transaction`, a SQLAlchemy AsyncEngine or async_sessionmaker, the handler runs in a
-    transaction that the claim is part of, and finds its connection or session in the context:
+    With `transaction`, a SQLAlchemy AsyncEngine or async_sessionmaker, the handler and the claim
+    share a transaction. The handler takes its connection or session from the context:
     `session: Annotated[AsyncSession, Context("oncely_session")]`. A handler that is not async
-    raises ConfigError when its first message comes.
+    raises ConfigError at its first message.
     """
     handling = Handling.under(ledger, consumer, policy, lease, keep_result=keep_result)
     if transaction is not None:
@@ -74,7 +74,7 @@ def once_middleware(
 
 
 class _OneMessage(BaseMiddleware[Any, Any]):
-    """What surrounds the handling, or publishing, of one message."""
+    """The middleware around the handling, or the publishing, of one message."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class _OneMessage(BaseMiddleware[Any, Any]):
 
     async def consume_scope(self, call_next: _Next, msg: StreamMessage[Any]) -> Any:
         """Call the handler, if the message is new."""
-        # The answer to a request comes by here as well.
+        # The response to a request passes here, too.
         if msg.source_type is not SourceType.CONSUME:
             return await call_next(msg)
         subscriber = self.context.get_local("handler_")
@@ -103,7 +103,7 @@ class _OneMessage(BaseMiddleware[Any, Any]):
         handling = self._handling_of(first.name)
         asked = self._asked(msg)
         while True:
-            attempt = Attempt(handling, Turn(asked), self._source)
+            attempt = Attempt("faststream", handling, Turn(asked), self._source)
             delay = await self._attempted(attempt, call_next, msg, handling.policy)
             if delay is None:
                 break
@@ -116,7 +116,7 @@ class _OneMessage(BaseMiddleware[Any, Any]):
     async def _attempted(
         self, attempt: Attempt, call_next: _Next, message: StreamMessage[Any], policy: Policy
     ) -> Delay | None:
-        """After what the message is to be tried again; None where it is done."""
+        """Handle the message; return the delay of its retry, or None if it is done."""
         acknowledged: list[AckMessage] = []
 
         async def call(*sessions: Any) -> Any:
@@ -127,7 +127,7 @@ class _OneMessage(BaseMiddleware[Any, Any]):
                         stack.enter_context(self.context.scope(SESSION, session))
                     return await call_next(message)
             except AckMessage as raised:
-                # It is done, and is not to be undone.
+                # The message is done, and must not be undone.
                 acknowledged.append(raised)
 
         try:
@@ -150,7 +150,7 @@ class _OneMessage(BaseMiddleware[Any, Any]):
         return None
 
     def _asked(self, message: StreamMessage[Any]) -> Asked:
-        """What the ledger is asked with. Raises RejectMessage where that cannot be told."""
+        """The claim to ask for. Raises RejectMessage if `key` fails."""
         try:
             message_id = id_of_key(self._key_of(message))
             fingerprint = fingerprint_of(message.body)
@@ -170,7 +170,7 @@ def _check_awaited(calls: Iterable[Any]) -> None:
 
 
 async def _wait(delay_s: float, subscriber: Any) -> None:
-    """Raises NackMessage where the subscriber stops meanwhile: others may have the message."""
+    """Wait. Raises NackMessage if the subscriber stops during that: others may have the message."""
     until = clock.monotonic() + delay_s
     while (left_s := until - clock.monotonic()) > 0:
         await asyncio.sleep(min(left_s, _LONGEST_SLEEP_S))
@@ -184,7 +184,7 @@ def _rejected(message_id: str | None, reason: str) -> RejectMessage:
 
 
 def _message_id(message: StreamMessage[Any]) -> str | None:
-    # FastStream's own makes up an id where there is none.
+    # FastStream's own property invents an id if the message has none.
     return getattr(message.raw_message, "message_id", None)
 
 

@@ -1,4 +1,4 @@
-"""A callback for `basic_consume` of pika that handles each message once."""
+"""A callback for pika's `basic_consume` that handles each message once."""
 
 import logging
 from collections.abc import Callable
@@ -38,15 +38,15 @@ def once_callback(
     policy: Policy = Policy(),
     transaction: Any = None,
 ) -> Callback:
-    """What to give `basic_consume`, with auto_ack off: runs `handler` once for each message.
+    """A callback for `basic_consume`, with auto_ack off: runs `handler` once for each message.
 
-    The id is the property `message_id`, or what `key` gives for properties and body. What is done,
-    and a duplicate, is acknowledged. What has to wait, for another worker, for the store or, after
-    a failure, for as long as the policy says, stays unacknowledged and is handled again then. What
-    is refused or failed permanently, or where `key` raises, is rejected: the queue's dead-letter
-    exchange takes it. With `transaction`, a SQLAlchemy Engine or sessionmaker, the handler is given
-    a connection or session after the message, in a transaction that the claim is part of. Raises
-    ConfigError for what can never run.
+    The id is the property `message_id`, or the result of `key` for properties and body. Handled
+    messages and duplicates are acknowledged. A message that waits for another worker, for the
+    store or for its retry stays unacknowledged, and is handled again later. A message is rejected
+    if it is refused, has failed permanently, or if `key` raises: it goes to the queue's dead-letter
+    exchange. With `transaction`, a SQLAlchemy Engine or sessionmaker, the handler gets a connection
+    or session after the message, in one transaction with the claim. Raises ConfigError for a
+    handler that can never run.
     """
     check_function(handler, "once_callback")
     if is_async(handler):
@@ -87,14 +87,14 @@ class _Callback:
                 channel.basic_reject(method.delivery_tag, requeue=False)
 
     def _again(self, channel: Any, *delivery: Any) -> None:
-        # A channel that is closed has given it back.
+        # If the channel is closed, the broker has requeued the message.
         if channel.is_open:
             self(channel, *delivery)
 
     def _verdict(self, message: Message, count: int) -> Verdict:
         turn = Turn(Asked(message.id, fingerprint_of(message.body), message))
         turn.deliveries = count
-        attempt = Attempt(self._handling, turn, self._source)
+        attempt = Attempt("pika", self._handling, turn, self._source)
         try:
             attempt.run(partial(ended, self._handler, message))
         except Exception as error:  # noqa: BLE001 - a handler may raise anything.
@@ -106,7 +106,7 @@ class _Callback:
 
 
 def _later(connection: Any, delay_s: float, callback: Callable[[], None]) -> None:
-    # A BlockingConnection has timers itself; the others leave them to their loop.
+    # A BlockingConnection has timers itself; the other connections use their event loop's.
     timers = connection if hasattr(connection, "call_later") else connection.ioloop
     timers.call_later(delay_s, callback)
 

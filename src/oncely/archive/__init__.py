@@ -1,1 +1,1 @@
-"""Records that the ledger keeps no more, as Parquet: written, and looked up."""
+"""Archives: records that have left the ledger, written to Parquet files and looked up in them."""

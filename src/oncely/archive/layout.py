@@ -22,7 +22,7 @@ from oncely.core.record import Key, Record, State
 
 BUCKETS = 16
 UNFINISHED = "_unfinished"
-"""The folder of files that are being written: readers of Parquet pass over such a name."""
+"""The folder of files that are being written: readers of Parquet skip names that begin so."""
 _FIRST_S = datetime.min.replace(tzinfo=UTC).timestamp()
 """Where the calendar begins."""
 
@@ -100,15 +100,16 @@ def folder_of(consumer: str) -> str:
 
 
 def date_of(at: float) -> str:
-    """The day, in UTC, of a time in seconds since 1970; the calendar's first for what is earlier.
+    """The day, in UTC, of a time in seconds since 1970; for times before the calendar begins, its
+    first day.
 
-    As strings days compare as they do in time.
+    As strings, days sort in the order of time.
     """
     return datetime.fromtimestamp(max(at, _FIRST_S), UTC).date().isoformat()
 
 
 def bucket_of(message_id: str) -> int:
-    """What parts the ids of a day: `crc32(message_id) % 16` in Spark's SQL as well."""
+    """The bucket of an id within a day: `crc32(message_id) % 16`, in Spark's SQL as well."""
     return zlib.crc32(message_id.encode()) % BUCKETS
 
 

@@ -1,4 +1,4 @@
-"""Looking messages up in an archive: of its files those that can know them, and no others."""
+"""Looks messages up in an archive: reads only those of its files that can hold them."""
 
 import logging
 import math
@@ -24,13 +24,13 @@ from oncely.core.rules import decide
 _log = logging.getLogger(__name__)
 
 SKEW_S = 86_400.0
-"""So far the clock by which a message was sent may be ahead of the ledger's."""
+"""Seconds that the clock of a message's sender may be ahead of the ledger's."""
 _NOBODYS = -1
-"""The token of a question that is only thought: no record was born of it."""
+"""The token of a command that is only decided, never stored: no record has it as its birth."""
 _ID, _STATUS, _LAST_SEEN = (SCHEMA.names.index(n) for n in ("message_id", "status", "last_seen"))
 
 Refusal = Duplicate | Exhausted | Mismatch
-"""What the rules answer for a message that is not to run, and is in no ledger any more."""
+"""What the rules answer for an archived message that must not run again."""
 
 
 class Old(NamedTuple):
@@ -48,14 +48,14 @@ class NotCovered:
 
 
 Answer = Refusal | NotCovered
-"""Why a message is not to run."""
+"""Why a message must not run."""
 
 
 class Archive:
-    """What was archived of one consumer in `folder`, a path or a URI that Arrow knows.
+    """The archived records of one consumer in `folder`, a path or a URI that Arrow knows.
 
-    Raises ConfigError for a folder that cannot be opened, or is not there. Of a URI's that is asked
-    when nothing is found in it.
+    Raises ConfigError for a folder that cannot be opened, or does not exist. For a URI, `judge`
+    raises it, when it finds no files.
     """
 
     def __init__(self, folder: str, consumer: str) -> None:
@@ -67,7 +67,7 @@ class Archive:
             self._check_there()
 
     def judge(self, old: Sequence[Old], policy: Policy) -> list[Answer | None]:
-        """Why each is not to run, as the rules say by its archived record; None where it may.
+        """Why each must not run, as the rules say by its archived record; None where it may run.
 
         Ask after the ledger has said that it does not know them: a record is in the archive
         before it leaves the ledger.
@@ -90,7 +90,7 @@ class Archive:
         return answers
 
     def _check_there(self) -> None:
-        # One that is not mounted here, or mistyped, would pass for one that knows nothing.
+        # A folder that is not mounted here, or mistyped, would look like an empty archive.
         if self._files.get_file_info("").type is not fs.FileType.Directory:
             raise ConfigError(
                 f"archive: {gethostname()} sees no folder {self._shown!r}; mount it there, or let"
@@ -98,11 +98,12 @@ class Archive:
             )
 
     def _covered_from(self, there: Sequence[Part]) -> float:
-        """Since when every message that was completed is in the archive, or in the ledger still;
+        """The time since which every completed message is in the archive, or still in the ledger;
         infinite where nothing is archived. Seconds since 1970, by the ledger's clock.
         """
-        # What was purged without an archive went before all that was last seen later. Of those that
-        # are completed alone: what has failed may have stayed then, for what it was to send.
+        # A purge without an archive removed records before all that were last seen later, so the
+        # first archived one tells. It has to be completed: a failed one may have been spared by
+        # that purge, because messages of it waited to be sent.
         for _, of_day in groupby(there, key=lambda part: part.date):
             first = min(self._first_completed(part) for part in of_day)
             if first < math.inf:
@@ -124,9 +125,9 @@ class Archive:
     # ---- Reading -------------------------------------------------------------------------------
 
     def _find(self, there: Iterable[Part], sent_at: Mapping[str, float]) -> Mapping[str, Record]:
-        """The records of messages, by their ids; each with the time when it was sent.
+        """The records of messages by their ids; `sent_at` says when each message was sent.
 
-        Of a message that is there several times the completed one, else that seen last.
+        Of several records of a message, the completed one, else the one that was seen last.
         """
         found: dict[str, Record] = {}
         # A record was last seen after its message was sent, so dates before that are passed over.
@@ -139,7 +140,7 @@ class Archive:
                 id_
                 for id_ in by_bucket.get(part.bucket, ())
                 if first_dates[id_] <= part.date
-                # What has failed may have been completed later.
+                # A message that had failed may have been completed later.
                 and not (id_ in found and found[id_].state is State.COMPLETED)
             ]
             for record in self._read(part, wanted) if wanted else ():
@@ -184,7 +185,7 @@ def _rank(record: Record) -> tuple[bool, float]:
 
 
 def _answer(record: Record, old: Old, policy: Policy) -> Refusal | None:
-    """What the rules answer whoever asks for a message with that record; None for: it may run."""
+    """What the rules answer to a claim of a message with that record; None where it may run."""
     key = Key(record.key.consumer, old.message_id)
     ask = Ask(key, policy, policy.lease_s, _NOBODYS, fingerprint=old.fingerprint)
     # Nothing in the archive has a lease, so the time does not matter.

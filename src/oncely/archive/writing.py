@@ -1,4 +1,4 @@
-"""Records past their retention go to the archive, and only then from the ledger."""
+"""Moves records past their retention to the archive: first they are written, then removed."""
 
 import logging
 import os
@@ -30,6 +30,7 @@ from oncely.core.errors import ConfigError, OncelyError, mask_passwords
 from oncely.core.record import Key, Record
 from oncely.core.rules import PURGEABLE
 from oncely.ledger import Ledger
+from oncely.ops.auditing import Note, audited
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class Archived:
     """What became of one consumer's records."""
 
     archived: int = 0
-    """In the archive now, and no more in the ledger."""
+    """In the archive now, and removed from the ledger."""
     left: int = 0
     """Old enough, and still in the ledger: messages that they deferred wait to be sent, or they
     have changed since they were read."""
@@ -56,6 +57,16 @@ class Archived:
         self.files += other.files
 
 
+@dataclass(frozen=True, slots=True)
+class ArchivedAll:
+    """What an archiving has moved."""
+
+    counts: Mapping[str, Archived]
+    """By consumer."""
+    audit_error: str | None
+    """Why the count is not in the audit, where it could not be kept there."""
+
+
 def archive(
     ledger: Ledger,
     folder: str,
@@ -65,33 +76,40 @@ def archive(
     retention: Mapping[str, Duration] | None = None,
     batch: int = 50_000,
     on_batch: Callable[[str, Archived], None] = lambda _, __: None,
-) -> Mapping[str, Archived]:
+    by: str,
+    why: str = "",
+) -> ArchivedAll:
     """Move what `ops.purge` would remove to `folder`, a path or a URI that Arrow knows.
 
     A record leaves the ledger only after it was read back from the archive, and only if it is
-    still as it was read. At most `batch` records are held in memory. After a crash call it again:
-    what was archived and not yet removed is archived once more, and replaces itself or stands
-    there twice, with the same version. `on_batch` is told what has become of a consumer's so far.
+    still as it was read. At most `batch` records are held in memory. After a crash call it again: a
+    record that was archived and not yet removed is archived once more. It replaces itself, or is
+    there twice with the same version. `on_batch` is called with a consumer and its counts so far.
+    Noted in the audit as by `ops.purge`.
 
     Raises ConfigError for a folder that cannot be written to and as `ops.purge` does, OncelyError
     where what was written cannot be read back.
     """
     place = _prepared(folder)
     kept = ops.retentions(ledger, older_than, consumer=consumer, retention=retention)
-    archived = {}
-    for name, age in kept.items():
-        archived[name] = Archived()
-        for _ in _archive_consumer(ledger, place, name, age, batch, archived[name]):
-            on_batch(name, archived[name])
-        ledger.purge_steps(age, name)
-        _log.info("archived", extra={"consumer": name, "count": archived[name].archived})
-    return archived
+    archived = {name: Archived() for name in kept}
+    with audited(ledger, "archived", Note.of(by, why), Key(consumer or "", "")) as tally:
+        try:
+            for name, age in kept.items():
+                for _ in _archive_consumer(ledger, place, name, age, batch, archived[name]):
+                    on_batch(name, archived[name])
+                ledger.purge_steps(age, name)
+                _log.info("archived", extra={"consumer": name, "count": archived[name].archived})
+        finally:
+            # Also what was moved before the store went away, say.
+            tally.changed = sum(each.archived for each in archived.values())
+    return ArchivedAll(archived, tally.audit_error)
 
 
 def _archive_consumer(
     ledger: Ledger, place: ArchivePlace, consumer: str, age: Duration, batch: int, so_far: Archived
 ) -> Iterator[None]:
-    """Archive batch by batch, longest unseen first, so that each touches few dates."""
+    """Archive batch by batch, least recently seen first, so that each batch touches few dates."""
     for state in PURGEABLE:
         stay: set[Key] = set()
         while True:
@@ -117,14 +135,14 @@ def _archive_consumer(
 
 
 def _prepared(folder: str) -> ArchivePlace:
-    """The archive's place, made, and rid of what crashed runs have left unfinished."""
+    """Create the archive's folder, and remove files that crashed runs have left unfinished."""
     place = place_of(folder)
     try:
         place.files.create_dir(UNFINISHED)
     except OSError as error:
         shown = mask_passwords(folder)
         raise ConfigError(f"archive: {shown!r} cannot be written to: {error}") from error
-    # Another run may just be writing.
+    # Younger files may be another run's, which is still writing.
     before = datetime.now(UTC) - _ABANDONED
     for info in place.files.get_file_info(fs.FileSelector(UNFINISHED)):
         if info.is_file and info.mtime < before:
@@ -176,7 +194,7 @@ def _digest(records: Sequence[Record]) -> str:
 
 
 def _sync(place: ArchivePlace, paths: Set[Path]) -> None:
-    """Have these, and the folders that list them, outlive the machine."""
+    """Flush these, and the folders that list them, to the disk, so that they survive a crash."""
     if place.folder is None:
         return
     for path in paths | {above for each in paths for above in each.parents}:

@@ -19,7 +19,7 @@ DONE, FAILURES, WRONG = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0: done; 1: finished with failures; 2: wrong usage or settings."""
-    # What a library would only log is said by the commands themselves.
+    # The commands print themselves what a library would only log.
     logging.getLogger("oncely").addHandler(logging.NullHandler())
     if isinstance(sys.stdout, io.TextIOWrapper):
         # An id may have characters that the terminal's encoding lacks.
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = parse(arguments)
         code = _run(parsed)
-        # Now and not when Python exits, where an error could not be told any more.
+        # Now: an error in the flush at Python's exit could not be reported.
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
@@ -40,11 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("oncely: stopped", file=sys.stderr)
         return FAILURES
     except BrokenPipeError:
-        # Who reads has gone, as in `oncely list --json | head`. Python flushes once more at exit.
+        # The reader has closed the pipe, as in `oncely list | head`. Python flushes again at exit.
         _leave_stdout()
         return FAILURES
     except OSError as error:
-        # A disk that is full, say, behind stdout.
+        # For example, stdout is a file on a full disk.
         _leave_stdout()
         return _say(error, FAILURES, parsed)
 
@@ -82,7 +82,7 @@ def _where_more_is(error: Exception, code: int, parsed: argparse.Namespace | Non
 
 
 def _whole(error: Exception) -> str:
-    """The traceback; or what Spark said, with those of its own, where that was noted."""
+    """The traceback; or Spark's own text with its tracebacks, if that was noted."""
     notes = getattr(error, "__notes__", ())
     return "\n".join(notes) or "".join(traceback.format_exception(error))
 

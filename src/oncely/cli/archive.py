@@ -1,4 +1,4 @@
-"""`oncely archive`: what was completed or failed long ago goes to Parquet, then from the ledger."""
+"""`oncely archive`: moves old completed and failed records from the ledger to Parquet."""
 
 import argparse
 import json
@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from oncely.archive.writing import Archived
 from oncely.archive.writing import archive as move
+from oncely.cli.changes import login_name, tell_audit
 from oncely.cli.ledger_arguments import opened
 from oncely.cli.progress import Progress
 from oncely.cli.tables import consumers_table, put
@@ -26,15 +27,19 @@ def archive(parsed: argparse.Namespace) -> int:
             retention=dict(parsed.retention),
             batch=parsed.batch,
             on_batch=show,
+            by=parsed.by or login_name(),
+            why=parsed.why,
         )
+    tell_audit(archived.audit_error)
     total = Archived()
-    for each in archived.values():
+    for each in archived.counts.values():
         total.add(each)
     if parsed.json:
-        consumers = {name: asdict(each) for name, each in archived.items()}
-        print(json.dumps({"consumers": consumers, "total": asdict(total)}))
+        consumers = {name: asdict(each) for name, each in archived.counts.items()}
+        told = {"consumers": consumers, "total": asdict(total), "audit_error": archived.audit_error}
+        print(json.dumps(told))
         return 0
-    shown = {name: _shown(each) for name, each in archived.items()}
+    shown = {name: _shown(each) for name, each in archived.counts.items()}
     put(consumers_table([*asdict(total)], shown, _shown(total)))
     return 0
 

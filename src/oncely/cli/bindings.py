@@ -1,4 +1,4 @@
-"""`oncely bindings list` and `prune`: what brings events into a consumer's queue."""
+"""`oncely bindings list` and `prune`: the bindings of a consumer's queue."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from oncely import ops
-from oncely.cli.changes import agreed
+from oncely.cli.changes import agreed, login_name, tell_audit
 from oncely.cli.ledger_arguments import check_transport_file
 from oncely.cli.loading import loaded_consumer
 from oncely.cli.tables import cell, folded, new_table, put
@@ -44,14 +44,17 @@ def list_bindings(parsed: argparse.Namespace) -> int:
 
 
 def prune(parsed: argparse.Namespace) -> int:
-    """Remove those that no handler needs; return 1 after a no."""
+    """Remove the bindings that no handler needs; return 1 if the user answers no."""
     with _found(parsed) as (consumer, transport, found):
         gone = ops.unneeded_bindings(found)
         has_agreed = not gone or parsed.yes or agreed(_question(consumer.queue, gone))
         pruned = gone if has_agreed else []
-        ops.prune_bindings(transport, pruned, consumer.ledger)
+        by = parsed.by or login_name()
+        error = ops.prune_bindings(transport, pruned, consumer.ledger, by=by, why=parsed.why)
+    tell_audit(error)
     if parsed.json:
-        print(json.dumps({"pruned": [binding._asdict() for binding in pruned]}))
+        told = [binding._asdict() for binding in pruned]
+        print(json.dumps({"pruned": told, "audit_error": error}))
     elif not gone:
         print("nothing to prune", file=sys.stderr)
     else:

@@ -1,4 +1,4 @@
-"""`oncely completion`: what lets a shell complete commands and options."""
+"""`oncely completion`: the script with which a shell completes commands and options."""
 
 import argparse
 
@@ -17,7 +17,7 @@ def completion(parsed: argparse.Namespace) -> int:
 
 
 def _complete_files(parser: CommandParser) -> None:
-    """Let shells offer files and folders where one is to be typed."""
+    """Let shells offer files and folders as the values of options that take one."""
     for argument in parser.arguments:
         name = argument.metavar if isinstance(argument.metavar, str) else ""
         if name.partition(".")[0] == "FILE":

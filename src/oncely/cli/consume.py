@@ -27,17 +27,17 @@ from oncely.core.errors import ConfigError, OncelyError
 _log = logging.getLogger(__name__)
 
 _MARGIN_S = 5.0
-"""What a process may take to stop, besides the grace time of what runs in it."""
+"""How long a process may take to stop, in addition to the grace time of its handlers."""
 _PASSED_ON = ("ledger", "table", "schema", "transport", "log_level", "log_format", "metrics_port")
-"""What a worker is to know of what was typed."""
+"""The options of the command line that are handed to the workers."""
 
 
 def consume(parsed: argparse.Namespace) -> int:
-    """Run the consumer; return 1 where it was to drain, and a message failed or was dead-lettered.
+    """Run the consumer; return 1 if, with --drain, a message failed or was dead-lettered.
 
-    Who stops one that works for ever has asked for nothing else: what failed is in the report.
+    Without --drain the user stops it, and that is success: the failures are in the report.
     """
-    # What handlers print goes to stderr, where stdout is for the one JSON object.
+    # Handlers' own output goes to stderr: stdout is for the one JSON object.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
         if parsed.lifeline is not None:
             return _work(parsed)
@@ -52,7 +52,7 @@ def consume(parsed: argparse.Namespace) -> int:
 
 
 def _followed(parsed: argparse.Namespace, consumer: Consumer) -> ConsumerReport:
-    """Run it, and show where it stands."""
+    """Run the consumer, and show its progress."""
     began = time.monotonic()
     names = {"consumer": parsed.consumer, "queue": consumer.queue}
     pulse = Pulse(lambda: _log.info("consumer_started", extra={**names, "workers": parsed.workers}))
@@ -96,7 +96,7 @@ def _check_shared(consumer: Consumer, workers: int) -> None:
 
 
 def _work(parsed: argparse.Namespace) -> int:
-    """As one of several workers: what there is to say goes to the supervisor."""
+    """Run as one of several workers: its log and its report go to the supervisor."""
     line = Lifeline(parsed.lifeline)
 
     def write(text: str) -> None:
@@ -117,8 +117,9 @@ def _work(parsed: argparse.Namespace) -> int:
 def _report_of_work(parsed: argparse.Namespace, line: Lifeline) -> ConsumerReport:
     pulse = Pulse(lambda: _log.info("worker_started"))
     line.show_health(pulse.health)
-    # A second signal ends the supervisor, which kills this process: a first one may come from it
-    # as well as from whoever stops all processes of a service.
+    # A second signal does not end this process at once, as the first may come twice: from the
+    # supervisor, and from whoever stops all processes of a service. It ends the supervisor, which
+    # kills this process.
     with loaded_consumer(parsed) as consumer, on_signals(consumer.stop):
         line.grace_s = _grace_s(consumer)
         if parsed.metrics_port is not None:
@@ -167,7 +168,7 @@ def _supervise(
 
 
 def _command(parsed: argparse.Namespace) -> list[str]:
-    """What starts a worker."""
+    """The command line that starts a worker."""
     command = [sys.executable, "-m", "oncely", "consume", parsed.consumer]
     command += [f"--{name}" for name in ("drain", "json") if getattr(parsed, name)]
     typed = {name.replace("_", "-"): getattr(parsed, name) for name in _PASSED_ON}

@@ -1,4 +1,4 @@
-"""`oncely dead list`, `show` and `export`: looking at dead letters."""
+"""`oncely dead list`, `groups`, `show` and `export`: looking at dead letters."""
 
 import argparse
 import json
@@ -15,8 +15,8 @@ from rich.table import Column, Table
 from oncely import ops
 from oncely.cli.ledger_arguments import opened
 from oncely.cli.tables import Cell, aligned, cell, cut, fields_table, folded, lines, new_table, put
-from oncely.cli.terminal import moment, span
 from oncely.core.errors import ConfigError, mask_passwords
+from oncely.core.shown import moment, span
 from oncely.core.waiting import DeadLetter
 
 _SHOWN = 2_000
@@ -27,7 +27,9 @@ def list_letters(parsed: argparse.Namespace) -> int:
     """Print the dead letters of a consumer, or of all."""
     with opened(parsed) as ledger:
         newest = parsed.sort == "newest"
-        found = ops.dead_letters(ledger, parsed.consumer, parsed.limit, newest=newest)
+        found = ops.dead_letters(
+            ledger, parsed.consumer, parsed.limit, newest=newest, with_bodies=False
+        )
         now = ledger.now()
     if parsed.json:
         letters = [ops.letter_as_dict(letter) for letter in found.letters]
@@ -39,6 +41,24 @@ def list_letters(parsed: argparse.Namespace) -> int:
     put(_letters_table(found, now), last_gives_way=True)
     if found.more:
         print(f"the first {parsed.limit:,}; there are more, see --limit", file=sys.stderr)
+    return 0
+
+
+def list_groups(parsed: argparse.Namespace) -> int:
+    """Print how many dead letters failed alike."""
+    with opened(parsed) as ledger:
+        found = ops.letter_groups(ledger, parsed.consumer, parsed.limit)
+        now = ledger.now()
+    if parsed.json:
+        groups = [group.as_dict() for group in found.groups]
+        print(json.dumps({"groups": groups, "looked_at": found.looked_at, "more": found.more}))
+        return 0
+    if not found.groups:
+        print("no dead letters", file=sys.stderr)
+        return 0
+    put(_groups_table(found, now), last_gives_way=True)
+    if found.more:
+        print(f"of the first {found.looked_at:,}; there are more, see --limit", file=sys.stderr)
     return 0
 
 
@@ -58,8 +78,12 @@ def export(parsed: argparse.Namespace) -> int:
     """Write dead letters as they are, one JSON object a line."""
     count = 0
     with opened(parsed) as ledger:
-        letters = ops.every_dead_letter(ledger, parsed.consumer)
-        # Before a file is replaced: the consumer's name may be mistyped.
+        letters = (
+            ops.every_dead_letter(ledger, parsed.consumer)
+            if parsed.group is None
+            else ops.every_of_group(ledger, parsed.group, parsed.consumer)
+        )
+        # Read before a file is replaced: the name of the consumer or group may be mistyped.
         first = [*islice(letters, 1)]
         with _written(parsed.file) as file:
             for count, letter in enumerate(chain(first, letters), start=1):  # noqa: B007 - used below.
@@ -108,8 +132,24 @@ def _letters_table(found: ops.FoundLetters, now: float) -> Table:
     return table
 
 
+def _groups_table(found: ops.FoundGroups, now: float) -> Table:
+    ages = (Column(name, no_wrap=True) for name in ("first", "last"))
+    counts = (aligned("count"), aligned("sample"))
+    table = new_table("group", folded("consumer"), *counts, *ages, "error")
+    for group in found.groups:
+        table.add_row(
+            group.id,
+            cell(group.consumer),
+            f"{group.count:,}",
+            str(group.sample),
+            *(f"{span(now - at)} ago" for at in (group.first, group.last)),
+            cut(group.error),
+        )
+    return table
+
+
 def _fields(letter: DeadLetter, now: float) -> dict[str, Cell]:
-    # From what JSON has, where passwords are masked.
+    # From the JSON form, in which passwords are masked.
     shown = ops.letter_as_dict(letter, is_whole=True)
     message = letter.message
     fields = {

@@ -1,4 +1,4 @@
-"""`oncely dead retry`, `edit` and `discard`: what becomes of dead letters."""
+"""`oncely dead retry`, `edit` and `discard`: changes to dead letters."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from oncely import ops
-from oncely.cli.changes import agreed, login_name
+from oncely.cli.changes import agreed, login_name, tell_audit
 from oncely.cli.ledger_arguments import opened
 from oncely.cli.progress import Progress
 from oncely.cli.values import letter as as_number
@@ -25,16 +25,16 @@ _Change = Callable[..., ops.LettersChanged]
 
 
 def retry(parsed: argparse.Namespace) -> int:
-    """Let dead letters be handled again; return 1 where one that was named is not there."""
+    """Retry dead letters; return 1 if one of the named IDs does not exist."""
     with opened(parsed) as ledger:
         return _change(parsed, ledger, _chosen(parsed, ledger, "retry"), "retried")
 
 
 def discard(parsed: argparse.Namespace) -> int:
-    """Remove dead letters; return 1 where one that was named is not there, and after a no."""
+    """Remove dead letters; return 1 if a named ID does not exist, or if the user answers no."""
     with opened(parsed) as ledger:
         ids = _chosen(parsed, ledger, "discard")
-        what = f"discard {len(ids):,} dead letters for ever"
+        what = f"discard {len(ids):,} dead letters permanently"
         if len(ids) > 1 and not parsed.yes and not agreed(what):
             if parsed.json:
                 print(json.dumps(_as_dict(ops.LettersChanged([], [], "", ""), "discarded")))
@@ -43,7 +43,7 @@ def discard(parsed: argparse.Namespace) -> int:
 
 
 def edit(parsed: argparse.Namespace) -> int:
-    """Let a dead letter be handled again, with other content; return 1 where that is the same."""
+    """Retry a dead letter with other content; return 1 if the content is unchanged."""
     with opened(parsed) as ledger:
         message = ops.letter(ledger, parsed.id).message
         edited = _edited(parsed, message)
@@ -54,14 +54,22 @@ def edit(parsed: argparse.Namespace) -> int:
 
 
 def _chosen(parsed: argparse.Namespace, ledger: Ledger, verb: str) -> Sequence[int]:
-    """The numbers of those that are meant."""
-    if bool(parsed.ids) == parsed.all:
-        raise ConfigError(f"{verb}: name the IDs of dead letters, or --all, and not both")
+    """The numbers of the dead letters to change."""
+    if sum((bool(parsed.ids), parsed.all, parsed.group is not None)) != 1:
+        raise ConfigError(
+            f"{verb}: name the IDs of dead letters, or --all, or --group, and one of them only"
+        )
+    if parsed.group is not None:
+        of_group = ops.letter_group(ledger, parsed.group, parsed.consumer, parsed.limit)
+        if of_group.more:
+            looked_at = f"of the first {of_group.looked_at:,} dead letters only"
+            print(f"{looked_at}; there are more, see --limit", file=sys.stderr)
+        return of_group.group.ids
     if parsed.ids:
         if parsed.consumer is not None:
             raise ConfigError(f"{verb}: IDs need no --consumer; leave it out, or say --all")
         return [as_number(id_) for id_ in parsed.ids]
-    found = ops.dead_letters(ledger, parsed.consumer, parsed.limit)
+    found = ops.dead_letters(ledger, parsed.consumer, parsed.limit, with_bodies=False)
     if not found.letters:
         print("no dead letters", file=sys.stderr)
     if found.more:
@@ -90,6 +98,7 @@ def _change(
         print(json.dumps(_as_dict(changed, done)))
     else:
         print(f"{done}: {len(changed.done):,}")
+    tell_audit(changed.audit_error)
     if changed.missing:
         numbers = ", ".join(map(str, changed.missing))
         raise RefusedError(f"there is no dead letter {numbers}")
@@ -102,6 +111,7 @@ def _as_dict(changed: ops.LettersChanged, done: str) -> dict[str, Any]:
         "missing": changed.missing,
         "by": changed.by,
         "why": changed.why,
+        "audit_error": changed.audit_error,
     }
 
 
@@ -109,7 +119,7 @@ def _as_dict(changed: ops.LettersChanged, done: str) -> dict[str, Any]:
 
 
 def _edited(parsed: argparse.Namespace, message: Message) -> Message:
-    """The message with what was typed in place of what it has."""
+    """The message, with the typed values in place of its own."""
     if not message.id and parsed.new_id is None:
         raise ConfigError("edit: the message has no id, which it needs; add --id ID")
     typed = {"id": parsed.new_id, "type": parsed.type}
@@ -133,10 +143,10 @@ def _read(name: str) -> bytes:
 
 
 def _from_editor(message: Message) -> bytes:
-    """The body as somebody at the terminal leaves it."""
+    """The body after the user has edited it."""
     if not sys.stdin.isatty():
         raise ConfigError(
-            "edit: not a terminal, so no editor; name what is to change: --body FILE, "
+            "edit: not a terminal, so no editor can be opened; add --body FILE, "
             "--header NAME=VALUE, --type TYPE or --id ID"
         )
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
@@ -152,5 +162,5 @@ def _from_editor(message: Message) -> bytes:
                 f"edit: the editor {editor!r} cannot be run: {error.strerror}; set EDITOR"
             ) from error
         if code:
-            raise RefusedError(f"the editor ended with {code}; nothing was changed")
+            raise RefusedError(f"the editor exited with code {code}; nothing was changed")
         return file.read_bytes()

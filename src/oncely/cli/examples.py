@@ -1,4 +1,4 @@
-"""An example of each command, which its help ends with, and the reference of the command line."""
+"""An example of each command: its help and its page of the reference end with it."""
 
 from collections.abc import Mapping
 
@@ -13,15 +13,29 @@ EXAMPLES: Mapping[str, str] = {
     "oncely list": "oncely list --state failed --consumer billing --older-than 1h",
     "oncely show": "oncely show order-17 --consumer billing",
     "oncely waiting": "oncely waiting --consumer billing --json",
+    "oncely web": "oncely web --ledger sqlite:///ledger.db --passwords passwords",
+    "oncely activity": "oncely activity --json",
+    "oncely workers": "oncely workers",
+    "oncely runs": "oncely runs --limit 10",
+    "oncely audit": "oncely audit --limit 20",
     "oncely report": "oncely report --to report.html",
     "oncely reconcile": "oncely reconcile pipeline.toml --to differences",
     "oncely dead list": "oncely dead list --consumer billing --sort newest",
+    "oncely dead groups": "oncely dead groups --consumer billing",
     "oncely dead show": "oncely dead show 42",
     "oncely dead retry": "oncely dead retry --all --consumer billing --why 'the bank is back'",
     "oncely dead edit": "oncely dead edit 42 --body order.json --why 'wrong amount'",
     "oncely dead export": "oncely dead export dead.jsonl --consumer billing",
     "oncely dead discard": "oncely dead discard 42 43 --why 'test messages'",
+    "oncely outbox status": "oncely outbox status",
+    "oncely outbox list": "oncely outbox list --refused --destination mails",
+    "oncely outbox send-again": "oncely outbox send-again 7 9 --why 'the queue is there now'",
+    "oncely outbox discard": "oncely outbox discard 7 --why 'sent by hand'",
+    "oncely queue": "oncely queue webhooks --limit 10",
+    "oncely settle": "oncely settle order-17 --happened --why 'it is on the bill'",
     "oncely reset": "oncely reset --consumer billing --state failed --why 'fixed in 2.1'",
+    "oncely run-now": "oncely run-now order-21 --why 'the bank is back'",
+    "oncely cancel": "oncely cancel order-21 --why 'withdrawn'",
     "oncely forget": "oncely forget order-17 --consumer billing --why 'sent by mistake'",
     "oncely bindings list": "oncely bindings list app:consumer",
     "oncely bindings prune": "oncely bindings prune app:consumer --yes",
@@ -29,4 +43,4 @@ EXAMPLES: Mapping[str, str] = {
     "oncely purge": "oncely purge --older-than 30d --retention billing=90d",
     "oncely archive": "oncely archive --to s3://bucket/ledger",
 }
-"""By what is typed to name the command."""
+"""By the full name of the command."""

@@ -1,4 +1,4 @@
-"""`oncely init`: asks what there is, and writes a first program that runs."""
+"""`oncely init`: asks what to process and where, and writes a first program that runs."""
 
 import argparse
 import io
@@ -25,11 +25,11 @@ def init(parsed: argparse.Namespace) -> int:
     return 0
 
 
-# ---- What there is -----------------------------------------------------------------------------
+# ---- Questions ---------------------------------------------------------------------------------
 
 
 def _answers(parsed: argparse.Namespace) -> tuple[str, str]:
-    """What brings the work, and the store; asked for where nothing says it."""
+    """The way in which work arrives, and the store; asked for if no option says it."""
     delivery, store = parsed.delivery, parsed.store
     if delivery is None:
         if not sys.stdin.isatty():
@@ -38,15 +38,15 @@ def _answers(parsed: argparse.Namespace) -> tuple[str, str]:
                 f"(and --store {_listed(STORES)}; default: sqlite)"
             )
         if isinstance(sys.stdin, io.TextIOWrapper):
-            # What is not of the terminal's encoding is only a wrong answer.
+            # An answer that cannot be decoded is only a wrong answer.
             sys.stdin.reconfigure(errors="replace")
         starters = {name: starter.text for name, starter in STARTERS.items()}
-        delivery = _asked("What is to be done once?", starters)
+        delivery = _asked("What do you want to process once?", starters)
         if store is None:
             kinds = {name: kind.text for name, kind in STORES.items()}
             if STARTERS[delivery].has_queues:
                 del kinds["redis"]
-            store = _asked("Where is the ledger to be?", kinds)
+            store = _asked("Where do you want to keep the ledger?", kinds)
     if store == "redis" and STARTERS[delivery].has_queues:
         raise ConfigError(
             f"init: Redis keeps no queues, which --delivery {delivery} needs; take --store sqlite, "
@@ -61,7 +61,7 @@ def _listed(names: Mapping[str, object]) -> str:
 
 
 def _asked(question: str, choices: Mapping[str, str]) -> str:
-    """One of the choices, by its number or name. Raises ConfigError where nobody answers."""
+    """One of the choices, by its number or name. Raises ConfigError if there is no answer."""
     names = list(choices)
     # On stderr: stdout may be read by a program.
     print(question, file=sys.stderr)
@@ -78,13 +78,13 @@ def _asked(question: str, choices: Mapping[str, str]) -> str:
             return numbers.get(answer, answer)
 
 
-# ---- What is written ---------------------------------------------------------------------------
+# ---- Files -------------------------------------------------------------------------------------
 
 
 def _write(folder: Path, texts: Mapping[str, str], *, force: bool) -> None:
-    """Write all, or none where one is there already. Raises ConfigError."""
+    """Write all files, or none if one of them exists. Raises ConfigError."""
     if not force:
-        # Also a link that leads nowhere: a file would be written where it leads.
+        # A dangling link counts, too: the file would be written to its target.
         found = [str(folder / name) for name in texts if os.path.lexists(folder / name)]
         if found:
             raise ConfigError(
@@ -102,7 +102,7 @@ def _write(folder: Path, texts: Mapping[str, str], *, force: bool) -> None:
         ) from error
 
 
-# ---- What is told ------------------------------------------------------------------------------
+# ---- Next steps --------------------------------------------------------------------------------
 
 
 def _told(folder: Path, delivery: str, store: str) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _commands(folder: Path, delivery: str, store: str) -> Iterator[str]:
 
 
 def _missing(delivery: str, store: str) -> Iterator[str]:
-    """What is to be installed."""
+    """The packages that the user must install."""
     if find_spec("rich") is None:
         yield "'oncely[cli]'"
     driver = STORES[store].driver

@@ -1,15 +1,15 @@
-"""The ledger or transport that a command is about: opened, mistakes told in its words."""
+"""Opens the ledger or transport of a command; errors name the command's options."""
 
 import argparse
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 
 from oncely.core.errors import ConfigError, ContentionError, StoreError, StoreUnavailable
-from oncely.core.record import Key
 from oncely.ledger import Ledger, open_ledger
-from oncely.locations import LedgerPlace, check_shared, check_shared_transport, hidden, read_secret
+from oncely.locations import check_shared, check_shared_transport, hidden, read_secret
 from oncely.stores.open_store import sqlite_file
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Transport
@@ -19,14 +19,17 @@ from oncely.transports.transport import Transport
 def opened(parsed: argparse.Namespace) -> Iterator[Ledger]:
     """The ledger that --ledger, --table and --schema name, closed in the end.
 
-    Raises ConfigError where there is none yet, or where an old schema is in the way.
+    Raises ConfigError if there is no ledger yet, or if its schema is old.
     """
     url = _url(parsed)
     with hidden(url, parsed.ledger):
         file = _absent_file(url)
     if file is not None:
-        # Opening it would leave an empty file where somebody has mistyped a name.
-        raise ConfigError(f"ledger: there is no file {str(file)!r}; type: oncely migrate")
+        # Opening a mistyped name would create an empty file.
+        raise ConfigError(
+            f"ledger: there is no file {str(file)!r}; "
+            f"type: oncely migrate --ledger {quote(parsed.ledger)}"
+        )
     with _at(url, parsed) as ledger:
         try:
             yield ledger
@@ -38,26 +41,12 @@ def opened(parsed: argparse.Namespace) -> Iterator[Ledger]:
             raise
 
 
-def located(parsed: argparse.Namespace) -> LedgerPlace:
-    """Where the ledger is, for other processes to open it: a file's path is absolute, a secret
-    unread.
-
-    Raises ConfigError as `opened` does, also where nothing can be read from the ledger.
-    """
-    with opened(parsed) as ledger:
-        ledger.find(Key("oncely", "located"))
-    url = _url(parsed)
-    location = str(parsed.ledger)
-    if url.startswith("sqlite:"):
-        location = f"sqlite:///{sqlite_file(url).absolute()}"
-    return LedgerPlace(location, parsed.table, parsed.schema)
-
-
 @contextmanager
 def to_migrate(parsed: argparse.Namespace, *, only_look: bool) -> Iterator[Ledger]:
-    """As `opened`, whether or not there is a ledger yet.
+    """As `opened`, but the ledger need not exist yet.
 
-    Only to look at, it is one as new in a file that goes away: opening would create the real one.
+    With `only_look` a missing SQLite file is replaced by a new ledger in a temporary file:
+    opening would create the real one.
     """
     url = _url(parsed)
     with TemporaryDirectory() as folder:
@@ -70,9 +59,9 @@ def to_migrate(parsed: argparse.Namespace, *, only_look: bool) -> Iterator[Ledge
 
 @contextmanager
 def opened_transport(parsed: argparse.Namespace, *, only_look: bool = False) -> Iterator[Transport]:
-    """What --transport says, or what env:NAME or file:PATH in it stands for; closed in the end.
+    """The transport that --transport names, also by env:NAME or file:PATH; closed in the end.
 
-    Only to look at, a queue's file must be there: a mistyped name would leave an empty one.
+    With `only_look` a queue's file must exist: a mistyped name would create an empty one.
     """
     if not parsed.transport:
         raise ConfigError("no transport is named; add --transport sqlite:///queue.db, or the like")
@@ -86,7 +75,7 @@ def opened_transport(parsed: argparse.Namespace, *, only_look: bool = False) -> 
 
 
 def check_transport_file(url: str) -> None:
-    """Raise ConfigError for queues in a file that is not there: to open it would leave an empty
+    """Raise ConfigError for queues in a file that does not exist: opening it would create an empty
     one.
     """
     file = Path(url.partition("?")[0].removeprefix("sqlite:///"))
@@ -113,7 +102,7 @@ def _absent_file(url: str) -> Path | None:
 
 
 def _url(parsed: argparse.Namespace) -> str:
-    """What --ledger says, or what env:NAME or file:PATH in it stands for; read once."""
+    """The URL that --ledger names, also by env:NAME or file:PATH; read once."""
     if not parsed.ledger:
         raise ConfigError("no ledger is named; add --ledger sqlite:///ledger.db, or the like")
     return check_shared(read_secret(parsed.ledger, "ledger"))

@@ -1,26 +1,29 @@
-"""The consumer that module:consumer names: imported, and its mistakes told in one line each."""
+"""Imports the consumer, or the probe, that module:name names; each error is one line."""
 
 import argparse
 import importlib
+import inspect
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import oncely
 from oncely.cli.ledger_arguments import opened, opened_transport
 from oncely.consumer import Consumer
 from oncely.core.errors import ConfigError
+from oncely.core.policy import Probe
 
 _LIBRARIES = (str(Path(oncely.__file__).parent), "site-packages", "<frozen ")
 
 
 @contextmanager
 def loaded_consumer(parsed: argparse.Namespace, *, only_look: bool = False) -> Iterator[Consumer]:
-    """The consumer, with the ledger and the transport that were typed, else its own; only to look
-    at, as `opened_transport` says.
+    """The consumer, with the ledger and the transport of the options, else its own; `only_look` as
+    in `opened_transport`.
     """
     consumer = load_consumer(parsed.consumer)
     with ExitStack() as stack:
@@ -37,17 +40,32 @@ def load_consumer(name: str) -> Consumer:
 
     Raises ConfigError.
     """
-    module_name, colon, attribute = name.partition(":")
-    if not module_name or not colon or not attribute:
-        raise ConfigError(f'{name!r} names no consumer; write "module:consumer"')
-    module = _module(module_name)
-    if not hasattr(module, attribute):
-        raise ConfigError(f"{module_name} has no {attribute!r}{_instead(module)}")
-    consumer = getattr(module, attribute)
+    module, consumer = _loaded(name, "consumer")
     if not isinstance(consumer, Consumer):
         kind = type(consumer).__name__
-        raise ConfigError(f"{name} is of type {kind} and no oncely.Consumer{_instead(module)}")
+        raise ConfigError(f"{name} is of type {kind}, not an oncely.Consumer{_instead(module)}")
     return consumer
+
+
+def load_probe(name: str) -> Probe:
+    """The probe at module:function, found as a consumer is. Raises ConfigError."""
+    _, probe = _loaded(name, "function")
+    if not callable(probe) or inspect.iscoroutinefunction(probe):
+        raise ConfigError(f"{name} is not a probe; write a function of a message, without async")
+    found: Probe = probe
+    return found
+
+
+def _loaded(name: str, what: str) -> tuple[ModuleType, Any]:
+    """The module, and what has that name in it."""
+    module_name, colon, attribute = name.partition(":")
+    if not module_name or not colon or not attribute:
+        raise ConfigError(f'{name!r} names no {what}; write "module:{what}"')
+    module = _module(module_name)
+    if not hasattr(module, attribute):
+        instead = _instead(module) if what == "consumer" else ""
+        raise ConfigError(f"{module_name} has no {attribute!r}{instead}")
+    return module, getattr(module, attribute)
 
 
 def _module(name: str) -> ModuleType:
@@ -69,9 +87,9 @@ def _module(name: str) -> ModuleType:
 
 
 def _where(error: BaseException) -> str:
-    """The line of the user's code that has failed, and not one of a library."""
+    """The line of the user's code that failed, not of a library."""
     if isinstance(error, SyntaxError):
-        return ""  # It says so itself.
+        return ""  # Its message has the line.
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(part in frame.filename for part in _LIBRARIES)]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -1,4 +1,4 @@
-"""The log of a command that works for long: on stderr, a line or a JSON object for each event."""
+"""The log of a long-running command: on stderr, a line or a JSON object for each event."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
 _ORDINARY = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
-"""What every record has; all else is `extra`."""
+"""The attributes of every log record; all others are its `extra` fields."""
 
 Write = Callable[[str], object]
 
@@ -32,7 +32,7 @@ def logged(parsed: argparse.Namespace, write: Write | None = None) -> Iterator[N
     former = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(parsed.log_level.upper())
-    # What a module has set up for its own log would print all of it once more.
+    # The log that the user's module has set up would print each event once more.
     logger.propagate = False
     try:
         yield
@@ -48,7 +48,7 @@ def write_line(line: str) -> None:
 
 
 def told_as_json(event: str, **details: object) -> str:
-    """An error as the log in JSON would have it."""
+    """An error as a line of the JSON log."""
     record = logging.makeLogRecord({"msg": event, "levelname": "ERROR", **details})
     return _JsonFormatter({}).format(record)
 
@@ -68,7 +68,7 @@ class _LineHandler(logging.Handler):
 
 
 class _EventFormatter(logging.Formatter):
-    """Puts a record into words, passwords masked; `fixed` is told with every one."""
+    """Formats a record, passwords masked; each has the `fixed` fields, too."""
 
     def __init__(self, fixed: Mapping[str, Any]) -> None:
         super().__init__()
@@ -101,14 +101,14 @@ class _TextFormatter(_EventFormatter):
 
 
 class _JsonFormatter(_EventFormatter):
-    """One JSON object: time, level, event, what was told beside it, and `exception`."""
+    """One JSON object: time, level, event, the event's fields, and `exception`."""
 
     def _put(
         self, record: logging.LogRecord, event: str, details: Mapping[str, Any], trace: str | None
     ) -> str:
         told = {"time": _moment(record), "level": record.levelname.lower(), "event": event}
         last = {} if trace is None else {"exception": trace}
-        # A detail by the name of one of these does not take its place.
+        # A field with one of these names does not replace it.
         return json.dumps({**told, **details, **told, **last})
 
 
@@ -121,7 +121,7 @@ def _moment(record: logging.LogRecord) -> str:
 
 
 def _masked(name: str, value: object) -> Any:
-    """A detail as JSON can have it."""
+    """A field as a JSON value."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, Mapping):
@@ -129,13 +129,13 @@ def _masked(name: str, value: object) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_masked(name, each) for each in value]
     text = mask_passwords(str(value))
-    # What is called a password is one.
+    # A field with the name of a password is one.
     hidden = mask_passwords(f"{name}=x") != f"{name}=x"
     return "***" if hidden else text
 
 
 def _as_word(value: object) -> str:
-    """A value behind its name: in quotes where it would not be seen where it ends."""
+    """The value of a field: in quotes if its end would not be clear without."""
     if not isinstance(value, str):
         return shown(json.dumps(value, ensure_ascii=False))
     is_plain = value and value.isprintable() and not set(value) & set(' "=')

@@ -1,4 +1,4 @@
-"""The port of a command that works for long: /metrics, and /live and /ready for probes."""
+"""The port of a long-running command: /metrics, and /live and /ready for probes."""
 
 import argparse
 import logging
@@ -28,20 +28,20 @@ _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 _ASK_EVERY_S = 1.0
 
 Healths = Callable[[], Mapping[str, Health]]
-"""How each process is, by its name; empty for the only one."""
+"""The health of each process by its name, which is empty if there is one process."""
 
 
 class Answer(NamedTuple):
-    """What a path answers."""
+    """The response of a path."""
 
     status: int
     text: str
 
 
 def observed(ledger: Ledger | None) -> None:
-    """Have metrics in the default registry, which are told what the ledger does unless its own are.
+    """Have metrics in the default registry, which count the ledger's work unless it has its own.
 
-    Raises ConfigError where prometheus_client is not installed.
+    Raises ConfigError if prometheus_client is not installed.
     """
     try:
         from oncely.metrics import Metrics
@@ -52,7 +52,7 @@ def observed(ledger: Ledger | None) -> None:
         ) from error
     if ledger is not None and ledger.observer is not None:
         return
-    with suppress(ConfigError):  # The program has some there already.
+    with suppress(ConfigError):  # The user's program has registered some already.
         metrics = Metrics()
         if ledger is not None:
             ledger.observe(metrics)
@@ -60,7 +60,7 @@ def observed(ledger: Ledger | None) -> None:
 
 @contextmanager
 def shared_metrics(parsed: argparse.Namespace) -> Iterator[Mapping[str, str]]:
-    """The environment for workers whose metrics this process is to show, added up."""
+    """The environment for workers, so that this process can show the sums of their metrics."""
     if parsed.metrics_port is None:
         yield {}
         return
@@ -69,7 +69,7 @@ def shared_metrics(parsed: argparse.Namespace) -> Iterator[Mapping[str, str]]:
 
 
 def forget_dead(shared: Mapping[str, str], pid: int) -> None:
-    """What a worker that died had in hand is in nobody's hand; what it counted stays."""
+    """Remove the gauges of a worker that died; its counters stay."""
     if shared:
         from prometheus_client import multiprocess
 
@@ -83,8 +83,8 @@ def monitored(
     healths: Healths,
     workers: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
-    """Answer on --metrics-port meanwhile, if that was typed; `workers` is what `shared_metrics`
-    gave. Raises ConfigError for a port that cannot be had.
+    """Within the block, serve --metrics-port if the user named it; `workers` is from
+    `shared_metrics`. Raises ConfigError if the port cannot be opened.
     """
     if parsed.metrics_port is None:
         yield
@@ -102,10 +102,14 @@ def monitored(
 
 
 class _Monitor:
-    """What each path answers."""
+    """The response of each path."""
 
     def __init__(self, ledger: Ledger | None, healths: Healths, folder: str | None) -> None:
         observed(ledger)
+        from oncely.metrics import LedgerGauges
+
+        # One for all scrapes: it remembers whether the ledger could be read.
+        self._gauges = [LedgerGauges(ledger, records=False)] if ledger is not None else []
         self._ledger = ledger
         self._healths = healths
         self._folder = folder
@@ -123,23 +127,19 @@ class _Monitor:
             case "/ready":
                 return _told(self._unready(), "ready")
             case _:
-                return Answer(404, "there are /metrics, /live and /ready\n")
+                return Answer(404, "not found: the paths are /metrics, /live and /ready\n")
 
     def _metrics(self) -> str:
         from prometheus_client import REGISTRY, generate_latest
 
-        from oncely.metrics import LedgerGauges
-
-        sources: list[Collector] = [REGISTRY]
+        sources: list[Collector] = [REGISTRY, *self._gauges]
         if self._folder is not None:
-            # First: of what is counted by workers, this process has counted nothing.
+            # First: this process itself has counted nothing of what its workers count.
             sources.insert(0, _CountedIn(self._folder))
-        if self._ledger is not None:
-            sources.append(LedgerGauges(self._ledger, records=False))
         return generate_latest(_Union(sources)).decode()
 
     def _still(self) -> list[str]:
-        """Which loops do not move, and are to."""
+        """The loops that are stuck."""
         if is_process_stopping():
             return []
         return [
@@ -157,7 +157,7 @@ class _Monitor:
         return self._still() + found + ([away] if away else [])
 
     def _ledger_away(self) -> str | None:
-        """Why the ledger cannot be reached, if so; many who ask at once ask it once."""
+        """Why the ledger cannot be reached, if so; requests share one call for a short time."""
         if self._ledger is None:
             return None
         with self._asking:
@@ -184,7 +184,7 @@ def _told(wrong: list[str], right: str) -> Answer:
 
 
 class _CountedIn:
-    """What processes have counted that keep their counts in this folder."""
+    """The metrics of the processes that keep them in this folder."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
@@ -197,8 +197,8 @@ class _CountedIn:
 
 
 def _has_begun(file: Path) -> bool:
-    """Whether anything can be in it: a worker that has just been started, or was killed then, has
-    made a file, and has written nothing.
+    """Whether the file has content: a worker that has just started, or was killed just then, has
+    created it and written nothing.
     """
     try:
         return file.stat().st_size > 0
@@ -207,7 +207,7 @@ def _has_begun(file: Path) -> bool:
 
 
 class _Union:
-    """The metrics of several collectors; of those by one name, the first's."""
+    """The metrics of several collectors; if two have one name, the first collector's is taken."""
 
     def __init__(self, sources: Sequence["Collector"]) -> None:
         self._sources = sources
@@ -236,9 +236,9 @@ def _server(host: str, port: int, monitor: _Monitor) -> ThreadingHTTPServer:
         def do_GET(self) -> None:
             try:
                 status, text = monitor.answer(self.path.partition("?")[0])
-            except Exception:  # noqa: BLE001 - whoever asks is told that something is wrong.
+            except Exception:  # noqa: BLE001 - the client gets a response of 500.
                 _log.exception("monitoring_failed", extra={"path": self.path})
-                status, text = 500, "it cannot be told; see the log\n"
+                status, text = 500, "internal error: see the log\n"
             body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
@@ -247,12 +247,12 @@ def _server(host: str, port: int, monitor: _Monitor) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name.
-            """Nothing: whoever asks asks every few seconds."""
+            """Log nothing: probes come every few seconds."""
 
     try:
         return (_Server6 if ":" in host else _Server)((host, port), Handler)
     except OSError as error:
         raise ConfigError(
-            f"--metrics-port: {host}:{port} cannot be had ({error.strerror}); name another, "
-            "or 0 for any that is free"
+            f"--metrics-port: {host}:{port} cannot be opened ({error.strerror}); name another, "
+            "or 0 for any free port"
         ) from error

@@ -14,14 +14,20 @@ _COLUMN, _MOST_COLUMNS = 16, 100
 GROUPS: Mapping[str, Sequence[str]] = {
     "get started": ("init", "migrate", "completion"),
     "run": ("consume", "relay", "pipeline"),
-    "look": ("status", "list", "show", "waiting", "report", "reconcile"),
-    "decide and change": ("dead", "reset", "forget", "bindings"),
-    "keep up": ("check", "purge", "archive"),
+    "inspect": (
+        *("status", "activity", "workers", "list", "show"),
+        *("waiting", "queue", "runs", "audit", "web", "report", "reconcile"),
+    ),
+    "change": (
+        *("dead", "outbox", "settle", "reset"),
+        *("run-now", "cancel", "forget", "bindings"),
+    ),
+    "maintain": ("check", "purge", "archive"),
 }
 _EXAMPLES: Mapping[str, str] = {
     "oncely init": "write a first program that runs",
-    "oncely consume app:consumer --drain": "handle what is in a queue, then end",
-    "oncely list --state failed --consumer billing": "show what has failed",
+    "oncely consume app:consumer --drain": "handle the messages of a queue, then end",
+    "oncely list --state failed --consumer billing": "list failed messages",
 }
 
 
@@ -33,7 +39,7 @@ class OverviewParser(CommandParser):
         self.add_argument("--version", action=_Version, help="show the version and exit")
 
     def format_help(self) -> str:
-        """What --help prints."""
+        """The text of --help."""
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
@@ -54,7 +60,7 @@ class OverviewParser(CommandParser):
 
 
 class _Version(argparse.Action):
-    """Prints the version, which is looked up only then."""
+    """Prints the version; it is looked up only if asked for."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(nargs=0, **how)

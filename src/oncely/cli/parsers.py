@@ -1,4 +1,4 @@
-"""Parsers of arguments that say what may have been meant."""
+"""Argument parsers whose errors suggest what the user may have meant."""
 
 import argparse
 import re
@@ -13,7 +13,7 @@ _UNKNOWN = re.compile(r"argument (?:COMMAND|ACTION): invalid choice: '(?P<typed>
 
 
 class CommandParser(ArgumentParser):
-    """Says what is wrong in one line, as every other mistake is told."""
+    """Reports what is wrong in one line, as for every other error."""
 
     def __init__(self, **how: Any) -> None:
         self.arguments: list[Action] = []
@@ -21,13 +21,13 @@ class CommandParser(ArgumentParser):
         super().__init__(**how)
 
     def add_argument(self, *names: Any, **how: Any) -> Action:
-        """As argparse does; what is added is in `arguments`, too."""
+        """As argparse does; the argument is also added to `arguments`."""
         action = super().add_argument(*names, **how)
         self.arguments.append(action)
         return action
 
     def add_commands(self, title: str, metavar: str) -> Any:
-        """What commands are added to, one of which is to be typed."""
+        """The object to which commands are added; the user must type one of them."""
         commands = self.add_subparsers(
             title=title, required=True, metavar=metavar, parser_class=CommandParser
         )
@@ -35,7 +35,7 @@ class CommandParser(ArgumentParser):
         return commands
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError, with the command that may have been meant by one that is none."""
+        """Raise ConfigError; for an unknown command, with the nearest known one."""
         unknown = _UNKNOWN.search(message)
         if unknown is not None:
             typed = unknown["typed"]
@@ -43,7 +43,7 @@ class CommandParser(ArgumentParser):
         raise ConfigError(f"{message}; see: {self.prog} --help")
 
     def refuse(self, words: Sequence[str]) -> NoReturn:
-        """Raise ConfigError for words that mean nothing here."""
+        """Raise ConfigError for unknown arguments."""
         shown = [action for action in self.arguments if action.help != argparse.SUPPRESS]
         options = [option for action in shown for option in action.option_strings]
         typed = [word.partition("=")[0] for word in words if word.startswith("-")]

@@ -19,10 +19,12 @@ from oncely.spark.spark_report import Report
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Run the pipeline; return 1 where messages failed or are in doubt, else 0."""
+    """Run the pipeline; return 1 if messages failed or are in doubt, else 0."""
     config = read_config(Path(parsed.file), parsed.ledger, parsed.table, parsed.schema)
     if parsed.drain and config.pipeline.handler_batch is not None:
-        raise ConfigError("--drain: a batch that failed is run again by the next run; drop --drain")
+        raise ConfigError(
+            "--drain: the next run retries a failed batch of handler_batch; drop --drain"
+        )
     if parsed.verbose:
         config.spark |= WHOLE_ERRORS
     with Progress("starting Spark") as progress:
@@ -36,7 +38,7 @@ def run(parsed: argparse.Namespace) -> int:
     else:
         Console().print(report_table(config.pipeline.name, report))
     if report.stopped:
-        print("stopped; what was not through is taken up by the next run", file=sys.stderr)
+        print("stopped; the next run continues with the messages that are left", file=sys.stderr)
     return int(report.has_failures)
 
 
@@ -64,7 +66,7 @@ def report_table(name: str, report: Report) -> Table:
     table.add_row("duplicates in the input", f"{counts.duplicates_input:,}")
     table.add_row("duplicates already in the ledger", f"{counts.duplicates_ledger:,}")
     for reason, count in sorted(counts.quarantined.items()):
-        # As text: what a handler says is not markup.
+        # As text: a handler's words are not markup.
         table.add_row(Text(shown(f"quarantined: {reason}")), f"{count:,}")
     if not counts.quarantined:
         table.add_row("quarantined", "0")

@@ -16,8 +16,8 @@ _LINE_EVERY_S = 5.0
 class Progress:
     """One line that changes in place on a terminal; elsewhere a line now and then.
 
-    `first`, where there is one, is said at once. One that `is_quiet` says nothing, where each line
-    on stderr is for a program.
+    `first`, if given, is shown at once. If `is_quiet`, nothing is shown: each line on stderr is
+    for a program.
     """
 
     def __init__(self, first: str = "", *, is_quiet: bool = False) -> None:
@@ -42,7 +42,7 @@ class Progress:
 
     @property
     def took_s(self) -> float:
-        """How long it has been going on."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def show(self, text: str) -> None:

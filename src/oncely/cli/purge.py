@@ -1,17 +1,18 @@
-"""`oncely purge`: what was completed or failed long ago goes, each consumer's own time after."""
+"""`oncely purge`: removes completed and failed records after their consumer's retention."""
 
 import argparse
 import json
 from collections import Counter
 
 from oncely import ops
+from oncely.cli.changes import login_name, tell_audit
 from oncely.cli.ledger_arguments import opened
 from oncely.cli.progress import Progress
 from oncely.cli.tables import consumers_table, put
 
 
 def purge(parsed: argparse.Namespace) -> int:
-    """Purge in batches, and print how many records of each consumer went."""
+    """Purge in batches, and print how many records of each consumer were removed."""
     so_far: Counter[str] = Counter()
     with opened(parsed) as ledger, Progress() as progress:
 
@@ -26,11 +27,15 @@ def purge(parsed: argparse.Namespace) -> int:
             retention=dict(parsed.retention),
             batch=parsed.batch,
             on_batch=show,
+            by=parsed.by or login_name(),
+            why=parsed.why,
         )
-    total = sum(purged.values())
+    tell_audit(purged.audit_error)
+    total = sum(purged.counts.values())
     if parsed.json:
-        print(json.dumps({"purged": purged, "total": total}))
+        told = {"purged": purged.counts, "total": total, "audit_error": purged.audit_error}
+        print(json.dumps(told))
         return 0
-    shown = {consumer: [f"{count:,}"] for consumer, count in purged.items()}
+    shown = {consumer: [f"{count:,}"] for consumer, count in purged.counts.items()}
     put(consumers_table(["purged"], shown, [f"{total:,}"]))
     return 0

@@ -13,7 +13,7 @@ from oncely.spark.operations.reconcile_file import read_reconcile_config
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Reconcile; return 1 where messages are missing, have failed or are in doubt, else 0."""
+    """Reconcile; return 1 if messages are missing, have failed or are in doubt, else 0."""
     config = read_reconcile_config(
         Path(parsed.file), parsed.ledger, parsed.consumer, parsed.table, parsed.schema
     )
@@ -27,7 +27,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def reconciled_table(found: Reconciliation) -> Table:
-    """What was found, as a table for a terminal."""
+    """The result as a table for a terminal."""
     table = new_table(folded(), aligned(), show_header=False)
     told = found.as_dict()
     table.add_row("received", f"{found.received:,}", end_section=True)

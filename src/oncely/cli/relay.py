@@ -1,4 +1,4 @@
-"""`oncely relay`: sends deferred messages until it is stopped, or nothing more can be sent."""
+"""`oncely relay`: sends deferred messages until stopped, or until no more can be sent."""
 
 import argparse
 import json
@@ -6,14 +6,16 @@ import logging
 import sys
 import time
 
+from oncely import ops
 from oncely._util.signals import StopEvent, end_at_once, on_signals
+from oncely.cli.changes import login_name, tell_audit
 from oncely.cli.ledger_arguments import opened, opened_transport
 from oncely.cli.logs import logged
 from oncely.cli.monitoring import monitored, observed
 from oncely.cli.progress import Progress
 from oncely.cli.tables import counts_table, put
-from oncely.cli.terminal import span
 from oncely.consuming.health import Pulse
+from oncely.core.shown import span
 from oncely.ledger import Ledger
 from oncely.outbox import Relay, RelayReport
 from oncely.stores.store import Backlog
@@ -25,11 +27,13 @@ _LOOK_EVERY_S = 1.0
 
 
 def relay(parsed: argparse.Namespace) -> int:
-    """Send what waits; return 1 where it was to drain, and a message was not taken."""
+    """Send deferred messages; return 1 if, with --drain, one could not be sent."""
     with logged(parsed), opened(parsed) as ledger, opened_transport(parsed) as transport:
         began = time.monotonic()
-        if parsed.send_again:
-            print(f"to be sent again: {ledger.mailbox.send_again():,}", file=sys.stderr)
+        if parsed.retry_set_aside:
+            found = ops.send_every_again(ledger, by=parsed.by or login_name(), why=parsed.why)
+            print(f"set-aside messages to retry: {found.freed:,}", file=sys.stderr)
+            tell_audit(found.audit_error)
         report = _followed(parsed, ledger, transport)
         counts = {
             "sent": report.sent,
@@ -47,7 +51,7 @@ def relay(parsed: argparse.Namespace) -> int:
 
 
 def _followed(parsed: argparse.Namespace, ledger: Ledger, transport: Transport) -> RelayReport:
-    """Run it, and show where it stands."""
+    """Run the relay, and show its progress."""
     if parsed.metrics_port is not None:
         observed(ledger)
     relay = Relay(
@@ -59,7 +63,7 @@ def _followed(parsed: argparse.Namespace, ledger: Ledger, transport: Transport) 
         create_queues=parsed.create_queues,
     )
     stop, pulse = StopEvent(), Pulse()
-    # The relay asks whenever it has looked, waited or sent.
+    # The relay asks whether to stop each time it has looked, waited or sent.
     stop.on_asked = pulse.beat
     with (
         on_signals(stop.set, end_at_once),
@@ -72,7 +76,7 @@ def _followed(parsed: argparse.Namespace, ledger: Ledger, transport: Transport) 
 
 
 class _Shown:
-    """Progress, with what waits in the ledger, which is asked for now and then."""
+    """Progress, with the number of waiting messages, which the ledger counts now and then."""
 
     def __init__(self, ledger: Ledger, progress: Progress, pulse: Pulse) -> None:
         self._ledger = ledger
@@ -82,10 +86,10 @@ class _Shown:
         self._look_at = 0.0
 
     def show(self, report: RelayReport) -> None:
-        """Show where the relay stands."""
+        """Show the relay's counts."""
         if report.is_away:
             self._pulse.missed(f"{report.error}")
-            # The store may be what is away.
+            # The store itself may be unavailable: it is not asked for a count.
             self._progress.show(f"sent {report.sent:,}  cannot go on: {report.error}")
             return
         self._pulse.reached()

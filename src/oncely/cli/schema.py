@@ -1,4 +1,4 @@
-"""`oncely migrate` and `oncely check`: the schema, and what is wrong with ledger or settings."""
+"""`oncely migrate` and `oncely check`: the schema, and problems of the ledger or its settings."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ def migrate(parsed: argparse.Namespace) -> int:
         sql = ledger.migration_sql()
         if not parsed.sql:
             ledger.migrate()
-            # Where there is no schema nothing was asked so far.
+            # A store without a schema has not been reached so far.
             ledger.now()
     applied = bool(sql) and not parsed.sql
     if parsed.json:
@@ -26,13 +26,13 @@ def migrate(parsed: argparse.Namespace) -> int:
     elif parsed.sql and sql:
         print(sql.rstrip("\n"))
     else:
-        print("migrated" if applied else "nothing to do: the schema is the newest", file=sys.stderr)
+        print("migrated" if applied else "nothing to do: the schema is up to date", file=sys.stderr)
     return 0
 
 
 @contextmanager
 def _reaching() -> Iterator[None]:
-    """A store that is not there is a mistake of whoever has named it."""
+    """A store that cannot be reached is reported as the user's mistake."""
     try:
         yield
     except StoreUnavailable as error:
@@ -42,7 +42,7 @@ def _reaching() -> Iterator[None]:
 
 
 def check(parsed: argparse.Namespace) -> int:
-    """Print what can lose or repeat messages; return 1 where there is anything."""
+    """Print the problems that can lose or repeat messages; return 1 if there are any."""
     with opened(parsed) as ledger:
         found = ops.problems(
             ledger,

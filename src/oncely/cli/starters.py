@@ -1,4 +1,4 @@
-"""What `oncely init` can write: for each way in which work arrives, its files and what to type."""
+"""The first programs of `oncely init`: for each kind of delivery, files and what to type next."""
 
 from collections.abc import Mapping
 from importlib.resources import files
@@ -10,7 +10,7 @@ LOAD = f". ./{SETTINGS}"
 
 
 class LedgerKind(NamedTuple):
-    """A store that a ledger may be in; `driver` is the module for it, of the extra of its name."""
+    """A store for the ledger; `driver` is its module, which the extra of the same name brings."""
 
     text: str
     url: str
@@ -18,22 +18,22 @@ class LedgerKind(NamedTuple):
 
 
 class Starter(NamedTuple):
-    """A first program; `templates` are its files by the templates they are copied from."""
+    """A first program; `templates` maps its files to the templates they are copied from."""
 
     text: str
     templates: Mapping[str, str]
     commands: tuple[str, ...]
     says: str
     elsewhere: tuple[str, ...] = ()
-    """What is typed in a second terminal, while the last of `commands` runs."""
+    """The commands for a second terminal, while the last of `commands` runs."""
     settings: Mapping[str, str] = {}
-    """What the program reads from the environment, besides the ledger's URL."""
+    """The environment variables of the program, in addition to the ledger's URL."""
     packages: Mapping[str, str] = {}
-    """Modules that it needs, and what to install for each."""
+    """The modules that the program needs, and the package to install for each."""
     to_edit: str = ""
-    """What else than the ledger is a server, whose URL is to be put in."""
+    """The servers other than the ledger's: the user must write their URLs."""
     has_queues: bool = False
-    """Whether the ledger has to keep queues, which Redis does not."""
+    """Whether the ledger must keep queues, which Redis does not."""
 
 
 STORES: Mapping[str, LedgerKind] = {
@@ -56,7 +56,7 @@ _CONSUMED = (
 
 STARTERS: Mapping[str, Starter] = {
     "function": Starter(
-        "calls of a function of yours",
+        "calls of your own function",
         {"app.py": "function.py"},
         (*_MIGRATE, "python app.py", "oncely show order-17"),
         "app.py charges one order twice: the second call charges nothing, and returns the receipt "
@@ -123,14 +123,14 @@ def contents(delivery: str, store: str) -> dict[str, str]:
         return {**texts, SETTINGS: _settings(starter, store)}
     if store == "sqlite":
         return texts
-    # A server's URL may have a password, which is not for a file that is shared.
+    # A server's URL may have a password, which does not belong in a file that is shared.
     named = texts["pipeline.toml"].replace(STORES["sqlite"].url, "env:ONCELY_LEDGER")
     return {**texts, "pipeline.toml": named, SETTINGS: _settings(starter, store)}
 
 
 def _settings(starter: Starter, store: str) -> str:
     values = {"ONCELY_LEDGER": f"'{STORES[store].url}'", **starter.settings}
-    # One that stands in a template would be known to everybody.
+    # A secret that stands in a template would be public.
     values = {n: token_hex(20) if v == _MADE_ANEW else v for n, v in values.items()}
     lines = [
         f"# For a shell: {LOAD}",

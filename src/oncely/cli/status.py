@@ -16,21 +16,22 @@ from oncely import ops
 from oncely._util.signals import end_at_once, on_signals
 from oncely.cli.ledger_arguments import opened
 from oncely.cli.tables import Cell, consumers_table, loud, put
-from oncely.cli.terminal import span
 from oncely.core.record import State
-from oncely.core.shown import shown
+from oncely.core.shown import shown, span
 from oncely.ledger import Ledger
 from oncely.stores.store import Backlog
 
 _COLUMNS = [*(state.word for state in State), "in\ndoubt", "duplicates", "oldest\nprocessing"]
-_WAITING_COLUMNS = ["waits to be\ntried again", "overdue\nfor", "dead\nletters"]
+_COMPLETED = State.COMPLETED.word
+_ABOUT = "~"
+_WAITING_COLUMNS = ["waiting for\na retry", "overdue\nfor", "dead\nletters"]
 
 
 def status(parsed: argparse.Namespace) -> int:
-    """Print where the ledger stands; where it is to be watched, until SIGINT or SIGTERM."""
+    """Print the counts of the ledger; with --watch again and again, until SIGINT or SIGTERM."""
     with opened(parsed) as ledger:
         if parsed.watch is None:
-            _print(parsed, ops.status(ledger))
+            _print(parsed, ledger)
         else:
             _watch(parsed, ledger)
     return 0
@@ -44,20 +45,21 @@ def _watch(parsed: argparse.Namespace, ledger: Ledger) -> None:
     live = Live(console=console, auto_refresh=False)
     with on_signals(stop.set, end_at_once), live if in_place else nullcontext():
         while not stop.is_set():
-            found = ops.status(ledger)
             if in_place:
+                found = ops.status(ledger)
                 tables = [part for table in _tables(found) for part in (table, "")]
                 live.update(Group(*tables, *_lines(found), _as_of()), refresh=True)
             else:
-                _print(parsed, found)
+                _print(parsed, ledger)
                 print("" if parsed.json else f"{_as_of()}\n\n", end="", flush=True)
             stop.wait(parsed.watch)
 
 
-def _print(parsed: argparse.Namespace, found: ops.Status) -> None:
+def _print(parsed: argparse.Namespace, ledger: Ledger) -> None:
     if parsed.json:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(ops.overview(ledger).as_dict()))
         return
+    found = ops.status(ledger)
     for turn, table in enumerate(_tables(found)):
         if turn:
             print()
@@ -72,7 +74,7 @@ def _as_of() -> str:
 
 
 def _tables(found: ops.Status) -> Iterator[Table]:
-    """The records; and below them what waits, where anything does."""
+    """The records; and below them the waiting messages and dead letters, if there are any."""
     consumers = {name: _cells(summary) for name, summary in found.consumers.items()}
     yield consumers_table(_COLUMNS, consumers, _cells(found.total))
     waiting = {
@@ -85,7 +87,9 @@ def _tables(found: ops.Status) -> Iterator[Table]:
 
 
 def _lines(found: ops.Status) -> Iterator[str]:
-    """What stands below the tables."""
+    """The lines below the tables."""
+    if found.total.is_estimate:
+        yield f"{_ABOUT}: estimated from a sample, since there are more than {ops.EXACT:,} records"
     yield from _backlog(found.backlog)
     for name, backlog in found.queues.items():
         yield shown(f"queue {name}: {_waiting(backlog)}")
@@ -94,7 +98,7 @@ def _lines(found: ops.Status) -> Iterator[str]:
 
 
 def _backlog(backlog: Backlog) -> Iterator[str]:
-    """What deferred messages wait; nothing where none do."""
+    """How many deferred messages wait; nothing if none do."""
     if backlog.waiting or backlog.set_aside:
         yield f"deferred messages: {_waiting(backlog)}; {backlog.set_aside:,} set aside"
 
@@ -108,9 +112,13 @@ def _cells(summary: ops.Summary) -> list[Cell]:
     oldest_s = summary.oldest_processing_s
     counts = {state.word: summary.counts.get(state, 0) for state in State}
     counts[ops.IN_DOUBT] = summary.in_doubt
+    about = _ABOUT if summary.is_estimate else ""
     return [
-        *(loud(f"{count:,}", word if count else "") for word, count in counts.items()),
-        f"{summary.duplicates:,}",
+        *(
+            loud(f"{about if word == _COMPLETED else ''}{count:,}", word if count else "")
+            for word, count in counts.items()
+        ),
+        f"{about}{summary.duplicates:,}",
         "-" if oldest_s is None else span(oldest_s),
     ]
 

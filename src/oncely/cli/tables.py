@@ -1,10 +1,11 @@
-"""Tables of the commands, in one look."""
+"""Tables of the commands, all in one style."""
 
 import os
 from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -12,7 +13,10 @@ from oncely.cli.terminal import shortened
 from oncely.core.shown import shown
 
 _ENDLESS = 100_000
-_NARROW = 12
+_NARROW = 24
+"""The least that is left of a column that gives way."""
+_GAP = 2
+_INDENT = 4
 _LOUD: Mapping[str, str] = {
     "failed": "red",
     "exhausted": "red",
@@ -79,38 +83,89 @@ def words(name: str) -> str:
 
 
 def loud(text: str, word: str) -> Text:
-    """What stands in a state, in the colour of those that people are to see; none in a pipe."""
+    """`text`, coloured if `word` is a state that needs attention; not coloured in a pipe."""
     return Text(text, style=_LOUD.get(word, ""))
 
 
 def cell(text: str) -> Text:
-    """What others have written, as it stands: neither markup nor an escape sequence counts."""
+    """Text of others, printed as it is: markup and escape sequences have no effect."""
     return Text(shown(text), overflow="fold")
 
 
 def lines(text: str) -> Text:
-    """As `cell`, of what may have several lines."""
+    """As `cell`, for text that may have several lines."""
     return Text("\n".join(map(shown, text.split("\n"))), overflow="fold")
 
 
 def cut(text: str) -> Text:
-    """As `cell`, of what may be long: in one line, cut where there is no room."""
+    """As `cell`, for text that may be long: in one line, cut if there is not enough room."""
     return Text(shortened(text), no_wrap=True, overflow="ellipsis")
 
 
 def put(table: Table, *, last_gives_way: bool = False) -> None:
     """Print a table on stdout: as wide as the terminal, and in a pipe as wide as it gets.
 
-    Where `last_gives_way`, the last column is cut before any other is folded.
+    Where `last_gives_way`, the last column is cut to what the others leave. A table that does not
+    fit even so has several lines for each row, and as many above the rule.
     """
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         # A line for each row, so that grep and its like find whole ids.
         console.width = _ENDLESS
+    last = table.columns[-1]
     if last_gives_way:
-        last = table.columns[-1]
         last.max_width = _NARROW
-        endless = console.options.update(max_width=_ENDLESS)
-        spare = console.width - console.measure(table, options=endless).maximum
-        last.max_width = _NARROW + max(spare, 0)
-    console.print(table)
+    endless = console.options.update(max_width=_ENDLESS)
+    spare = console.width - console.measure(table, options=endless).maximum
+    last.max_width = _NARROW + max(spare, 0) if last_gives_way else None
+    if spare < 0 and table.show_header:
+        _put_in_lines(console, table)
+    else:
+        console.print(table)
+
+
+def _put_in_lines(console: Console, table: Table) -> None:
+    """Print several lines for each row, all but the first indented: each has as many columns as fit
+    beside each other.
+    """
+    columns = [
+        [Text(str(each.header).replace("\n", " ")), *map(_as_text, each.cells)]
+        for each in table.columns
+    ]
+    room = console.width - _INDENT
+    widths = [min(max(text.cell_len for text in texts), room) for texts in columns]
+    lines = _side_by_side(widths, console.width)
+
+    def put_row(place: int, style: str = "") -> None:
+        for line in lines:
+            texts = [columns[each][place] for each in line]
+            grid = Table.grid(padding=(0, _GAP, 0, 0))
+            for each in line:
+                grid.add_column(justify=table.columns[each].justify, width=widths[each])
+            grid.add_row(*texts, style=style)
+            if any(texts):
+                console.print(Padding(grid, (0, 0, 0, _INDENT if line[0] else 0), expand=False))
+
+    put_row(0, "bold")
+    console.print("─" * console.width)
+    for place, row in enumerate(table.rows, start=1):
+        put_row(place)
+        if row.end_section:
+            console.print()
+
+
+def _side_by_side(widths: Sequence[int], room: int) -> list[list[int]]:
+    """The places of the columns, line by line."""
+    lines: list[list[int]] = [[]]
+    taken = -_GAP
+    for place, width in enumerate(widths):
+        if lines[-1] and taken + _GAP + width > room:
+            lines.append([])
+            taken = _INDENT - _GAP
+        lines[-1].append(place)
+        taken += _GAP + width
+    return lines
+
+
+def _as_text(content: object) -> Text:
+    return content if isinstance(content, Text) else Text(str(content))

@@ -1,35 +1,8 @@
-"""What is put on a terminal."""
-
-from collections.abc import Mapping
-from datetime import UTC, datetime
+"""Text for a terminal."""
 
 from oncely.core.shown import shown
 
-_UNITS_S: Mapping[str, int] = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
-
 
 def shortened(text: str, limit: int = 200) -> str:
-    """`text` as it can be put on a terminal, and at most `limit` of its characters."""
+    """`text` in printable characters, at most `limit` of them."""
     return shown(text if len(text) <= limit else f"{text[: limit - 1]}…")
-
-
-def span(length_s: float) -> str:
-    """A length of time in its two largest units: "3 h 12 min"."""
-    rest = max(int(length_s), 0)
-    parts: list[str] = []
-    for unit, unit_s in _UNITS_S.items():
-        count, rest = divmod(rest, unit_s)
-        if count:
-            parts.append(f"{count} {unit}")
-        if parts and (not count or len(parts) == 2):
-            break
-    return " ".join(parts) or "0 s"
-
-
-def moment(at: float, now: float) -> str:
-    """A point in time, and how far off it is."""
-    try:
-        when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError):
-        when = "beyond the year 9999"
-    return f"{when} ({f'in {span(at - now)}' if at > now else f'{span(now - at)} ago'})"

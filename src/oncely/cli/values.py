@@ -1,4 +1,4 @@
-"""What stands behind an option, checked at the door: each raises ConfigError for what cannot be."""
+"""Values of options, checked when they are parsed: each raises ConfigError for a wrong value."""
 
 import re
 from collections.abc import Sequence
@@ -13,10 +13,11 @@ _LETTER = re.compile(r"[1-9][0-9]{0,17}")
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 _PORT = re.compile(r"[0-9]{1,5}")
 _LAST_PORT = 65_535
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+")
 
 
 def name(where: str, what: str, text: str) -> str:
-    """What a record can have as its id or, as `what` says, as its consumer."""
+    """A message id or, if `what` says so, the name of a consumer."""
     try:
         return check_id(text, what)
     except MessageError as error:
@@ -24,7 +25,7 @@ def name(where: str, what: str, text: str) -> str:
 
 
 def state(words: Sequence[str], text: str) -> str:
-    """One of these words for where a record stands."""
+    """A state of records: one of these words."""
     word = ops.state_word(text, "--state")
     if word not in words:
         raise ConfigError(f"--state: {text!r} is none of {', '.join(words)}")
@@ -67,15 +68,23 @@ def header(text: str) -> tuple[str, str]:
     return name, value
 
 
-def port(text: str) -> int:
+def port(where: str, example: int, text: str) -> int:
     """The number of a port; 0 for any."""
     if not _PORT.fullmatch(text) or int(text) > _LAST_PORT:
-        raise ConfigError(f"--metrics-port: {text!r} is not a port: write 9464, or 0 for any")
+        raise ConfigError(f"{where}: {text!r} is not a port: write {example}, or 0 for any")
     return int(text)
 
 
+def root_path(text: str) -> str:
+    """The path below which a site is served: /oncely; empty for /."""
+    path = text.rstrip("/")
+    if text != "/" and not _ROOT_PATH.fullmatch(path):
+        raise ConfigError(f"--root-path: {text!r} is not a path of a URL; write /oncely")
+    return path
+
+
 def pause(text: str) -> float:
-    """How long to wait between two looks: a number of seconds, or a duration."""
+    """Seconds between two counts, from a number of seconds or a duration."""
     if _SECONDS.fullmatch(text):
         text = f"{text}s"
     return positive_seconds(text, "--watch", "never come to an end of looking; write 2")
@@ -88,3 +97,12 @@ def retention(text: str) -> tuple[str, str]:
     if not equals:
         raise ConfigError(f'--retention: {text!r} names no consumer; write "billing=90d"')
     return name("--retention", "consumer", consumer), duration("--retention", kept)
+
+
+def probe(text: str) -> tuple[str, str]:
+    """A consumer and its probe: billing=app:asked_the_bank."""
+    # A consumer's name may hold an equals sign; that of a function never does.
+    consumer, equals, function = text.rpartition("=")
+    if not equals:
+        raise ConfigError(f'--probe: {text!r} names no consumer; write "billing=module:function"')
+    return name("--probe", "consumer", consumer), function

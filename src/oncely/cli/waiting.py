@@ -1,4 +1,4 @@
-"""`oncely waiting`: what is tried again by itself, and when."""
+"""`oncely waiting`: the messages that wait for a retry, and when they are due."""
 
 import argparse
 import json
@@ -9,20 +9,20 @@ from rich.table import Column, Table
 from oncely import ops
 from oncely.cli.ledger_arguments import opened
 from oncely.cli.tables import aligned, cell, cut, folded, new_table, put
-from oncely.cli.terminal import span
+from oncely.core.shown import span
 
 
 def waiting(parsed: argparse.Namespace) -> int:
-    """Print the messages that wait to be tried again."""
+    """Print the messages that wait for a retry."""
     with opened(parsed) as ledger:
-        found = ops.waiting(ledger, parsed.consumer, parsed.limit)
+        found = ops.waiting(ledger, parsed.consumer, parsed.limit, with_bodies=False)
         now = ledger.now()
     if parsed.json:
         messages = [ops.waiting_as_dict(message, now) for message in found.messages]
         print(json.dumps({"waiting": messages, "more": found.more}))
         return 0
     if not found.messages:
-        print("nothing waits to be tried again", file=sys.stderr)
+        print("no messages wait for a retry", file=sys.stderr)
         return 0
     put(_table(found, now), last_gives_way=True)
     if found.more:

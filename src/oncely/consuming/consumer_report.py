@@ -6,23 +6,23 @@ from typing import Self
 
 @dataclass(slots=True)
 class ConsumerReport:
-    """Counts, each of deliveries but for `deferred_sent`."""
+    """Counts of deliveries; `deferred_sent` counts messages."""
 
     received: int = 0
     handled: int = 0
-    """Whose handler succeeded."""
+    """Deliveries whose handler succeeded."""
     duplicates: int = 0
-    """Of messages that were handled before."""
+    """Deliveries of messages that were handled before."""
     failed: int = 0
-    """Whose handler failed, and is not tried again."""
+    """Deliveries whose handler failed, and that are not retried."""
     retried: int = 0
-    """Whose handler failed, and is tried again."""
+    """Deliveries whose handler failed, and that are retried."""
     dead_lettered: int = 0
-    """Set aside, whether a handler failed or none could run."""
+    """Deliveries that became dead letters: the handler failed, or could not run."""
     deferred_sent: int = 0
-    """Messages that handlers have sent."""
+    """Deferred messages of handlers that were sent."""
 
     def add(self, other: Self) -> None:
-        """Count what another consumer has done as well."""
+        """Add the counts of another consumer."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))

@@ -1,16 +1,16 @@
-"""Where turns run: threads for handlers that are not async, a loop for those that are."""
+"""Executors: threads for handlers that are not async, an event loop for async handlers."""
 
 import asyncio
 import logging
 import os
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from oncely._util.clock import monotonic
 from oncely.core.verdicts import Phase
 from oncely.lifecycle.turn import Turn
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 _TELL_S = 0.005
 """How long an ended turn may wait for others to be collected together."""
 _SHARES = 4
-"""Into how many parts each thread's share of a window goes, so that none has too much to do."""
+"""Into how many parts each thread's share of a window is split, so that no thread has too much."""
 _CLOSE_S = 1.0
 """How long cancelled tasks may take to end."""
 
@@ -27,35 +27,40 @@ T_Turn = TypeVar("T_Turn", bound=Turn)
 
 
 class Executor(ABC, Generic[T_Turn]):
-    """Runs turns, so many at a time, and tells which have ended.
+    """Runs a limited number of turns at a time, and reports which have ended.
 
-    Nothing here outlives its process, nor keeps that from ending.
+    Its threads do not outlive the process, and do not keep it from ending.
     """
 
     is_stopped = False
-    """Whether turns that have not started are given back as they are."""
+    """Whether turns that have not started are returned without running."""
 
     def __init__(self) -> None:
         self._ended: deque[T_Turn] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
-        """Rung when several have ended: whoever collects is not woken for each."""
+        """Set when several turns have ended: the collector is not woken for each."""
         self._collect_at = 0.0
 
     @abstractmethod
     def start(self, turns: Sequence[T_Turn]) -> None:
-        """Run these, in their order as far as that goes."""
+        """Run these turns, in their order as far as possible."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether turns wait to be tried together, so that others had better join them."""
+        return False
 
     def collect(self, timeout_s: float) -> list[T_Turn]:
-        """What has ended since; waits at most so long for the bell."""
+        """The turns that have ended since the last call; waits at most so long."""
         is_rung = self._is_rung(timeout_s)
-        now = time.monotonic()
+        now = monotonic()
         if not (is_rung or self.is_stopped or now >= self._collect_at):
             return []
         self._collect_at = now + _TELL_S
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def ring(self) -> None:
-        """Wake whoever collects."""
+        """Wake the thread that waits in `collect`."""
         self._bell.put(None)
 
     def _is_rung(self, timeout_s: float) -> bool:
@@ -68,17 +73,17 @@ class Executor(ABC, Generic[T_Turn]):
         return True
 
     def stop(self) -> None:
-        """Start no more."""
+        """Start no more turns."""
         self.is_stopped = True
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing more is to be run."""
+        """Free the threads; no more turns may be started."""
 
 
 class ThreadExecutor(Executor[T_Turn]):
-    """`count` threads. With `run_many`, turns that were started together are first tried together:
-    those that it stores are done with.
+    """`count` threads. With `run_many`, turns that were started together are first tried together;
+    those that it stores are done.
     """
 
     def __init__(
@@ -98,13 +103,18 @@ class ThreadExecutor(Executor[T_Turn]):
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def start(self, turns: Sequence[T_Turn]) -> None:
-        """As Executor says; each window is parted among the threads."""
+        """As in Executor; each window is split among the threads."""
         if self._run_many is not None:
             size = -(-len(turns) // self._count)
         else:
             size = max(1, len(turns) // (_SHARES * self._count if self._count > 1 else 1))
         for first in range(0, len(turns), size):
             self._waiting.put(turns[first : first + size])
+
+    @property
+    def is_behind(self) -> bool:
+        """As in Executor."""
+        return self._run_many is not None and not self._waiting.empty()
 
     def close(self) -> None:
         """Let the threads end."""
@@ -119,13 +129,13 @@ class ThreadExecutor(Executor[T_Turn]):
                 if not (turn.phase is Phase.STORED or self.is_stopped):
                     self._run(turn)
                 if self._pid != os.getpid():
-                    return  # The handler has forked: what follows is its parent's.
+                    return  # In a forked child of a handler: the rest is the parent's.
                 self._ended.append(turn)
             self.ring()
 
 
 class LoopExecutor(Executor[T_Turn]):
-    """A loop of asyncio on a thread of its own, in which at most `count` turns run at a time."""
+    """An asyncio event loop on its own thread, in which at most `count` turns run at a time."""
 
     def __init__(self, run: Callable[[T_Turn], Coroutine[Any, Any, None]], count: int) -> None:
         super().__init__()
@@ -139,13 +149,13 @@ class LoopExecutor(Executor[T_Turn]):
         self._thread.start()
 
     def start(self, turns: Sequence[T_Turn]) -> None:
-        """As Executor says."""
+        """As in Executor."""
         self._loop.call_soon_threadsafe(self._accept, turns)
 
     def close(self) -> None:
-        """End the loop, and cancel what still runs in it."""
+        """End the loop, and cancel the tasks that still run in it."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        # What does not let itself be cancelled ends with the process.
+        # A task that ignores its cancellation ends with the process.
         self._thread.join(_CLOSE_S)
 
     def _turn_round(self) -> None:
@@ -165,14 +175,14 @@ class LoopExecutor(Executor[T_Turn]):
                 self._loop.run_forever()
                 return
             except (SystemExit, KeyboardInterrupt):
-                # Of a task that a handler has begun: the handler is told of it where it waits for
-                # its end, and asyncio ends the loop besides, which the other turns still need.
-                _log.exception("task_has_exited")
+                # Raised by a task that a handler has started. A handler that awaits the task gets
+                # the error, too. asyncio ends the loop for it, but the other turns still need it.
+                _log.exception("task_exited")
 
     def _accept(self, turns: Sequence[T_Turn]) -> None:
         self._waiting.extend(turns)
         for _ in range(min(len(turns), self._free)):
-            # Counted here, and not by the tasks: one that has ended is a task a little longer.
+            # Counted here, and not by the tasks: a task lives a little longer than its turn.
             self._free -= 1
             task = self._loop.create_task(self._work())
             self._tasks.add(task)
@@ -188,7 +198,7 @@ class LoopExecutor(Executor[T_Turn]):
 
     def _tell(self, turn: T_Turn) -> None:
         self._ended.append(turn)
-        # Those that end in one round of the loop are told of together.
+        # The turns that end in one round of the loop are reported together.
         if not self._is_ringing:
             self._is_ringing = True
             self._loop.call_soon(self._ring)

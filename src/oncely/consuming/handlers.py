@@ -11,22 +11,22 @@ Handler = Callable[..., Any]
 
 
 class Handlers:
-    """One for each type or pattern of types, and at most one for all the others.
+    """One handler for each type or pattern of types, and at most one for all other types.
 
-    A pattern is that of a topic: words between dots, `*` for any one word, `#` for any number.
+    A pattern is a topic's: words between dots, `*` for any one word, `#` for any number of words.
     """
 
     def __init__(self) -> None:
         self._by_pattern: dict[str, Handler] = {}
         self.rest: Handler | None = None
-        """What takes every other type."""
+        """The handler of all other types."""
         self.events: list[str] = []
-        """What the consumer is to be given, where it is not everything."""
+        """The types that the consumer subscribes to, if not all."""
 
     def add(self, handler: Handler, types: Sequence[str] = ()) -> None:
-        """Let `handler` take these types; all that no other takes, where none is named.
+        """Let `handler` take these types; without types, all that no other handler takes.
 
-        Raises ConfigError for what is no handler, and where there is one already.
+        Raises ConfigError for a value that is not a handler, or if a type has a handler already.
         """
         if not callable(handler):
             raise ConfigError(
@@ -43,7 +43,7 @@ class Handlers:
             self._by_pattern[check_pattern(each)] = handler
 
     def with_rest(self, handler: Handler | None) -> "Handlers":
-        """The same, of which `handler` takes what no other does, where one is given."""
+        """The same handlers; `handler`, if given, takes the types that no other takes."""
         more = Handlers()
         more._by_pattern, more.rest = self._by_pattern, self.rest
         more.events = self.events
@@ -59,11 +59,11 @@ class Handlers:
 
     @property
     def are_async(self) -> bool:
-        """Whether any of them is."""
+        """Whether any handler is async."""
         return any(map(is_async, self.all))
 
     def of(self, type_: str) -> Handler | None:
-        """What takes messages of that type; None where nothing does."""
+        """The handler of messages of that type; None if there is none."""
         if self.events and not any(takes(pattern, type_) for pattern in self.events):
             return None
         handler = self._by_pattern.get(type_)
@@ -76,7 +76,7 @@ class Handlers:
 
     @property
     def topics(self) -> list[str]:
-        """By which the consumer's queue is bound, where there is an exchange."""
+        """The topics by which the consumer's queue is bound, if the broker has exchanges."""
         return self.events or ([] if self.rest is not None else list(self._by_pattern))
 
 

@@ -1,38 +1,41 @@
-"""Lanes: of several deliveries of one message, or of one ordering key, one runs at a time."""
+"""Lanes: the deliveries of one message, or of one ordering key, run one at a time."""
 
 from collections import deque
 from collections.abc import Hashable, Sequence
 
 from oncely.consuming.turn import DeliveryTurn
-from oncely.core.verdicts import Ack
+from oncely.core.commands import Duplicate, Handled
+from oncely.core.verdicts import Told
 
 
 class Lanes:
-    """Lets turns through that stand behind none of theirs.
+    """Lets a turn through if no turn of its lane is in front of it.
 
-    Copies of a message stand behind it. Where it `is_ordered`, so do messages behind those of the
-    same ordering key that came before.
+    Copies of a message stand behind it. If `is_ordered`, a message also stands behind earlier
+    messages with the same ordering key.
     """
 
     def __init__(self, *, is_ordered: bool) -> None:
         self._is_ordered = is_ordered
         self._behind: dict[Hashable, deque[DeliveryTurn] | None] = {}
-        """Those that stand behind the one in front, by the lane."""
+        """The turns behind the one in front, by lane."""
 
     def enter(self, turns: Sequence[DeliveryTurn]) -> list[DeliveryTurn]:
-        """Which of these stand in front now."""
+        """Add these turns; return those that stand in front."""
         return [turn for turn in turns if self._enters(turn)]
 
     def leave(self, turns: Sequence[DeliveryTurn]) -> list[DeliveryTurn]:
-        """These are done with; which of those behind them stand in front now."""
+        """Remove these turns, which are done; return those that stand in front now."""
         ready: list[DeliveryTurn] = []
         for turn in turns:
             lane = self._lane(turn)
             behind = self._behind.pop(lane, None)
             if not behind:
                 continue
-            if lane == turn.key and isinstance(turn.verdict, Ack):
-                # Copies of what is done: the ledger turns all of them away together.
+            if lane == turn.key and _was_handled(turn):
+                # Copies: the ledger answers all of them together. Of any other message it may grant
+                # one, also where the turn is acknowledged: where its retry is due by now, or its
+                # claim was given back. The others would be busy then.
                 ready += behind
             else:
                 ready.append(behind.popleft())
@@ -44,7 +47,7 @@ class Lanes:
         if lane is None:
             return True
         if lane not in self._behind:
-            self._behind[lane] = None  # As nearly always: nothing will stand behind it.
+            self._behind[lane] = None  # Nearly always nothing stands behind it.
             return True
         behind = self._behind[lane] or deque()
         behind.append(turn)
@@ -55,3 +58,9 @@ class Lanes:
         if self._is_ordered and turn.message.key is not None:
             return turn.message.key
         return turn.key
+
+
+def _was_handled(turn: DeliveryTurn) -> bool:
+    """Whether the ledger knows that the turn's message was handled, now or before."""
+    is_told = turn.ending is not None and turn.ending.told is Told.COMPLETED
+    return (is_told and turn.held is not None) or isinstance(turn.outcome, Duplicate | Handled)

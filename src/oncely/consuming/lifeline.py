@@ -1,7 +1,7 @@
-"""The line between a worker process and its supervisor: it brings reports, lines of the log and how
-the worker is, and tells who has gone.
+"""The connection between a worker process and its supervisor: it carries reports, lines of the log
+and the worker's health, and shows each side when the other is gone.
 
-A socket of which each has one end. It closes with its process, however that dies.
+It is a socket pair. An end closes with its process, however the process dies.
 """
 
 import json
@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from oncely._util.clock import monotonic
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.health import Health
 
@@ -24,10 +25,10 @@ _LINES_BYTES = 1 << 16
 
 
 class Lifeline:
-    """A worker's end.
+    """The worker's end.
 
-    When the supervisor has gone, this process is told to stop by SIGTERM, and `grace_s` later it
-    is killed: no worker outlives its supervisor for long.
+    When the supervisor is gone, this process gets SIGTERM, and is killed `grace_s` later: no
+    worker outlives its supervisor for long.
     """
 
     def __init__(self, fd: int) -> None:
@@ -39,24 +40,24 @@ class Lifeline:
         threading.Thread(target=self._watch, name="oncely-lifeline", daemon=True).start()
 
     def show(self, report: ConsumerReport) -> None:
-        """Let the supervisor know soon; never waits for it."""
+        """Send the report to the supervisor soon, without waiting for it."""
         self._latest = report
 
     def show_health(self, health: Callable[[], Health]) -> None:
-        """From now on, let the supervisor know what `health` says."""
+        """From now on, send the result of `health` to the supervisor."""
         self._health = health
 
     def log(self, line: str) -> bool:
-        """Hand over a line of the log, for the supervisor to write; whether that is there."""
+        """Send a line of the log to the supervisor; return whether there is a supervisor."""
         with self._sending:
             return self._send({"log": line})
 
     def end(self, report: ConsumerReport) -> None:
-        """Say that the work has ended in good order, and the final report."""
+        """Send that the work has ended normally, with the final report."""
         self._say_last({"report": asdict(report), "has_ended": True})
 
     def fail(self, error: str) -> None:
-        """Say why this worker cannot go on."""
+        """Send why this worker cannot go on."""
         self._say_last({"error": error})
 
     def _say_last(self, words: Mapping[str, Any]) -> None:
@@ -65,7 +66,7 @@ class Lifeline:
             self._send(words)
 
     def _watch(self) -> None:
-        # The supervisor never says anything: what can be read is that it has gone.
+        # The supervisor never sends anything: the socket is readable only when it is gone.
         while not select.select([self._socket], [], [], _SEND_EVERY_S)[0]:
             with self._sending:
                 latest, self._latest = self._latest, None
@@ -78,7 +79,7 @@ class Lifeline:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _send(self, words: Mapping[str, Any]) -> bool:
-        # Where nobody listens any more, `_watch` finds out.
+        # If the supervisor is gone, `_watch` finds out.
         with suppress(OSError):
             self._socket.sendall(json.dumps(words).encode() + b"\n")
             return True
@@ -86,7 +87,7 @@ class Lifeline:
 
 
 class Listener:
-    """A supervisor's end: what its worker has said so far."""
+    """The supervisor's end: what its worker has sent so far."""
 
     def __init__(self, ours: socket.socket) -> None:
         ours.settimeout(0)
@@ -94,25 +95,25 @@ class Listener:
         self._rest = b""
         self.report = ConsumerReport()
         self.has_ended = False
-        """Whether the work has ended in good order."""
+        """Whether the work has ended normally."""
         self.error: str | None = None
         """Why the worker cannot go on."""
         self.log: list[str] = []
-        """Lines that nobody has taken from here yet."""
+        """Lines of the log that were not taken yet."""
         self._health: Health | None = None
-        self._health_at = time.monotonic()
+        self._health_at = monotonic()
 
     @property
     def health(self) -> Health:
-        """How the worker is. One that says nothing for long moves no more."""
-        silent_s = time.monotonic() - self._health_at
+        """The worker's health. A worker that is silent for long counts as stuck."""
+        silent_s = monotonic() - self._health_at
         if self._health is None:
             return Health(silent_s, "it has not begun yet")
         return self._health._replace(still_s=self._health.still_s + silent_s)
 
     def listen(self) -> None:
-        """Take in what has been said since; waits for nothing."""
-        # OSError: nothing more is there now, or the worker has gone.
+        """Read what the worker has sent since the last call, without waiting."""
+        # OSError: there is nothing to read now, or the worker is gone.
         with suppress(OSError):
             while heard := self._socket.recv(_LINES_BYTES):
                 self._rest += heard
@@ -124,10 +125,10 @@ class Listener:
             if "report" in words:
                 self.report = ConsumerReport(**words["report"])
             if "health" in words:
-                self._health, self._health_at = Health(**words["health"]), time.monotonic()
+                self._health, self._health_at = Health(**words["health"]), monotonic()
             self.has_ended = words.get("has_ended", self.has_ended)
             self.error = words.get("error", self.error)
 
     def close(self) -> None:
-        """Let go of the line; a worker that lives takes it that its supervisor has gone."""
+        """Close the connection; a worker that lives takes its supervisor for gone."""
         self._socket.close()

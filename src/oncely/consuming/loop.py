@@ -1,12 +1,12 @@
-"""Consuming: takes deliveries in windows, lets their turns run, and settles them."""
+"""Consuming: receives deliveries in windows, runs their handlers, and settles them."""
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from oncely._util.clock import monotonic
 from oncely._util.crash_points import reached
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.executors import Executor, LoopExecutor, ThreadExecutor
@@ -33,25 +33,25 @@ from oncely.outbox import Relay
 from oncely.transports.transport import Delivery, Transport
 
 _IDLE_S = 0.1
-"""How long to wait for a delivery where none is being handled."""
+"""How long to wait for a delivery if none is being handled."""
 _SHORTEST_REST_S = 0.002
 _LONGEST_REST_S = 0.05
-"""How long to wait for a handler's end before deliveries are looked for again."""
+"""How long to wait for a handler to end before receiving again."""
 _GATHER_S = 0.005
-"""How long fewer deliveries than a window wait for others, while there is something else to do: a
-claiming, and a storing, cost nearly the same for one as for many."""
+"""How long a partial window waits for more deliveries, while there is other work: to claim and to
+store many messages costs nearly the same as for one."""
 _AWAY_S = 1.0
 _HOLD = timedelta(seconds=10)
-"""For what a consumer sends: after a failure it is sent again when that is over."""
+"""After a failure to send, the consumer sends its deferred messages again after this time."""
 _ENDLESS_HOLD_S = 300.0
-"""For how long nobody else is given what was taken, where claims have no end."""
+"""For how long no other worker is given the messages taken, if claims have no lease."""
 
 
 class Consuming:
     """One consumer at work, from start to end, over a transport that has subscribed.
 
-    To `drain` is to end when nothing waits, is put off or in flight. `pulse` feels whether the
-    broker can be reached.
+    With `drain` it ends when nothing is waiting, delayed or in flight. `pulse` records whether
+    the broker can be reached.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class Consuming:
         self._on_progress = on_progress
         self._drains = drains
         self._arrived: list[Delivery] = []
-        """What is not claimed yet."""
+        """Turns that are not claimed yet."""
         self._begin_at = 0.0
-        """`time.monotonic()` when what has arrived or is ready waits for no more."""
+        """`clock.monotonic()` at which the gathered turns begin, without waiting for more."""
         self._in_flight: set[DeliveryTurn] = set()
         self._ready: list[DeliveryTurn] = []
-        """What stood behind others, or was put off, and can run now."""
+        """Turns that stood behind others, or were delayed, and can run now."""
         self._put_off = PutOff()
         self._answered: list[DeliveryTurn] = []
-        """Of what nothing runs: it ends with what has run."""
+        """Turns whose handler does not run: they end together with those whose handler ran."""
         self._rest_s = _SHORTEST_REST_S
         self._pace = Pace(settings.concurrency, settings.window)
         self._lanes = Lanes(is_ordered=settings.is_ordered)
@@ -98,7 +98,7 @@ class Consuming:
         self._to_settle = Stage("oncely-settling", self._settling.settle, lambda: None)
 
     def _keep_in(self, handling: Handling) -> None:
-        """Work with a ledger, as far as its store goes."""
+        """Set up the work with a ledger, as far as its store supports it."""
         settings, ledger = self._settings, handling.ledger
         outage = Outage("store", settings.queue)
         self._claims = Claims(settings, handling, self._stop, outage)
@@ -108,10 +108,10 @@ class Consuming:
             relay = Relay(ledger, self._transport, hold=_HOLD)
             self._sending = Sending(relay, ledger.mailbox, handling.consumer)
 
-    # ---- The way of the whole ------------------------------------------------------------------
+    # ---- The main loop -------------------------------------------------------------------------
 
     def run(self) -> ConsumerReport:
-        """Until it is told to stop or, to drain, until nothing is left."""
+        """Run until stopped or, with `drain`, until nothing is left."""
         try:
             while not self._stop.is_set():
                 has_moved = self._go_on()
@@ -130,7 +130,7 @@ class Consuming:
         return self.report
 
     def _go_on(self) -> bool:
-        """Whether anything has happened."""
+        """Do one round; return whether anything has happened."""
         ended = self._end(self._place.collect(0.0))
         self._again(self._put_off.due())
         self._receive()
@@ -146,7 +146,7 @@ class Consuming:
     def _receive(self) -> None:
         room = self._pace.room(self._under_way) - len(self._arrived)
         if self._retries is not None and self._retries.are_due():
-            # What is due goes first; until a handler is free, another worker may take it.
+            # Retries that are due go first; until a handler is free, another worker may take them.
             most = min(room, self._pace.free(self._under_way + len(self._arrived)))
             if most <= 0:
                 return
@@ -159,7 +159,7 @@ class Consuming:
         try:
             deliveries = self._transport.receive(self._settings.queue, room, wait_s)
         except TransportError as error:
-            # It was there, as it has subscribed, and will be again.
+            # The broker was there when the consumer subscribed, and will be there again.
             self._broker.met(error)
             self._stop.wait(_AWAY_S)
             return
@@ -172,7 +172,7 @@ class Consuming:
         return len(self._in_flight) - len(self._put_off)
 
     def _again(self, turns: Sequence[DeliveryTurn]) -> None:
-        """Let these run that were put off."""
+        """Let these delayed turns run again."""
         for turn in turns:
             was_tried = turn.ending is not None and turn.ending.counted is Counted.RETRIED
             turn.deliveries += was_tried
@@ -186,15 +186,16 @@ class Consuming:
                 self._answered.append(turn)
 
     def _begin_gathered(self) -> bool:
-        """Begin what has arrived, and what is ready, unless it is to wait for more."""
+        """Begin the turns that have arrived or are ready, unless they wait for more."""
         if not (self._arrived or self._ready):
             return False
         is_full = self._pace.room(self._under_way) <= len(self._arrived)
         is_idle = self._under_way == len(self._ready)
-        if not (is_full or is_idle) and time.monotonic() < self._begin_at:
+        is_early = self._place.is_behind or monotonic() < self._begin_at
+        if is_early and not (is_full or is_idle):
             return False
         self._begin()
-        self._begin_at = time.monotonic() + _GATHER_S
+        self._begin_at = monotonic() + _GATHER_S
         return True
 
     def _is_drained(self) -> bool:
@@ -210,27 +211,27 @@ class Consuming:
             return False
 
     def _wait_for_the_rest(self) -> None:
-        """Let what runs come to its end, for the time of grace."""
+        """Let running handlers end, within the grace time."""
         self._place.stop()
         middlewares: Iterable[Any] = (*self._settings.parts.outer, *self._settings.parts.inner)
         for middleware in middlewares:
             if isinstance(middleware, Stoppable):
                 middleware.stop()
         left_s = self._settings.grace_s
-        until = time.monotonic() + left_s
+        until = monotonic() + left_s
         while self._under_way and left_s > 0:
             self._begin()
             self._end(self._place.collect(0.0 if self._answered else min(left_s, _IDLE_S)))
-            left_s = until - time.monotonic()
+            left_s = until - monotonic()
         self._end(self._place.collect(0.0))
         self._conclude(self._to_store.wait())
         if self._sending is not None:
-            self._sending.close(max(0.0, until - time.monotonic()))
+            self._sending.close(max(0.0, until - monotonic()))
             self.report.deferred_sent = self._sending.sent
 
     def _give_back(self) -> None:
-        """Release what runs longer than that, and what has not begun."""
-        # Claims in transactions are not to be seen before these end.
+        """Release the turns that run longer than that, and those that have not begun."""
+        # Claims in transactions cannot be seen before the transactions end.
         if self._claims is None or self._settings.parts.begins is not None:
             return
         left = [*self._in_flight]
@@ -250,8 +251,8 @@ class Consuming:
     # ---- Ending --------------------------------------------------------------------------------
 
     def _end(self, turns: Sequence[DeliveryTurn]) -> bool:
-        """Have stored how these and what else has ended, and conclude what is stored; whether
-        there was anything.
+        """Have the ends of these turns and of others stored, and conclude those that are stored;
+        return whether there were any.
         """
         ended, self._answered = [*self._answered, *turns], []
         if ended:
@@ -266,7 +267,7 @@ class Consuming:
             self._claims.end(turns)
 
     def _conclude(self, turns: Sequence[DeliveryTurn]) -> None:
-        """Settle these, and make ready what stood behind them."""
+        """Settle these turns, and make ready those behind them."""
         if not turns:
             return
         for turn in turns:

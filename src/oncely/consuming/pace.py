@@ -1,41 +1,41 @@
-"""Pace: how many messages a consumer takes on, by how long they have lately taken."""
+"""Pace: how many messages a consumer takes, by how long messages have taken lately."""
 
 import math
-import time
 from collections.abc import Sequence
 
+from oncely._util.clock import monotonic
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.verdicts import Phase
 
 _LEARNS = 0.3
-"""How much of what is known gives way to what was seen last."""
+"""The weight of the last observation in the moving average."""
 _GROWS = 4
 _UNTRIED = 64
-"""The largest window of whoever has seen only duplicates lately: what is new may take long."""
+"""The largest window after only duplicates were seen: a new message may take long."""
 _QUICK_S = 0.2
-"""A handler that takes less is not waited for by others that could begin elsewhere."""
+"""A handler faster than this is quick: messages may wait for it, and need no other worker."""
 _WINDOW_S = 0.1
-"""What is claimed together is handled in about that time: a killed process leaves no more than that
-in doubt, and others find work while a slow handler runs."""
+"""A window is handled in about this time: a killed process leaves no more than that in doubt, and
+other workers find work while a slow handler runs."""
 
 
 class Pace:
-    """How many turns to take on where so many handlers run at a time, at most `most` together."""
+    """How many turns to take if so many handlers run at a time, at most `most` together."""
 
     def __init__(self, concurrency: int, most: int) -> None:
         self._concurrency = concurrency
         self._most = most
         self._turn_s: float | None = None
-        """Of one turn."""
+        """Seconds that one turn takes."""
         self._window = concurrency
-        """How many are claimed together."""
+        """How many turns are claimed together."""
         self._ended_at = -math.inf
-        """`time.monotonic()` when a quick one has ended last."""
+        """`clock.monotonic()` when the last quick turn ended."""
 
     def learn(self, turns: Sequence[DeliveryTurn]) -> None:
-        """What these have taken."""
+        """Learn from the time that these turns have taken."""
         if any(turn.took_s < _QUICK_S for turn in turns):
-            self._ended_at = time.monotonic()
+            self._ended_at = monotonic()
         took = [turn.took_s for turn in turns if turn.phase > Phase.WAITING]
         if not took:
             self._widen(min(self._most, _UNTRIED))
@@ -50,16 +50,16 @@ class Pace:
             self._window = max(self._concurrency, fitting)
 
     def _widen(self, most: int) -> None:
-        # Slowly: the first may not be like the others.
+        # Slowly: the first turns may differ from the others.
         self._window = max(self._window, min(most, _GROWS * self._window))
 
     def free(self, in_flight: int) -> int:
-        """How many more would begin soon: as many as handlers are idle; where they come to their
-        ends quickly, any number.
+        """How many more turns would begin soon: as many as there are idle handlers; any number, if
+        handlers end quickly.
         """
-        are_quick = time.monotonic() - self._ended_at < _QUICK_S
+        are_quick = monotonic() - self._ended_at < _QUICK_S
         return self._most if are_quick else self._concurrency - in_flight
 
     def room(self, in_flight: int) -> int:
-        """How many more may come."""
+        """How many more turns may be taken."""
         return min(self._window, 2 * self._window - in_flight)

@@ -1,4 +1,4 @@
-"""Running: a turn's way through the middleware to its handler, and back."""
+"""Running: calls a turn's handler through the middleware."""
 
 import asyncio
 import logging
@@ -31,32 +31,32 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """What stands between a delivery and its end."""
+    """The parts through which a delivery goes."""
 
     outer: Sequence[Middleware]
-    """What every message goes through, duplicates too."""
+    """The middleware of every message, duplicates too."""
     inner: Sequence[Middleware]
-    """What only those go through whose handler runs."""
+    """The middleware of messages whose handler runs."""
     handlers: Handlers
     handling: Handling | None
     begins: Any = None
-    """A Begins or AsyncBegins where handlers work in one transaction with their claims."""
+    """A Begins or AsyncBegins if handlers work in one transaction with their claims."""
     is_together: bool = False
     """Whether handlers take all the messages of a transaction at once."""
 
     @property
     def are_async(self) -> bool:
-        """Whether any handler or middleware is."""
+        """Whether any handler or middleware is async."""
         middleware = (each for each in (*self.outer, *self.inner) if not isinstance(each, BothWays))
         return self.handlers.are_async or any(map(is_async, middleware))
 
     @property
     def keeping(self) -> Keeping | None:
-        """What waits in the ledger, where anything may."""
+        """The messages that wait in the ledger, if the ledger keeps messages."""
         return None if self.handling is None else self.handling.keeping
 
     def for_one_run(self, stop: threading.Event, grace_s: float) -> Self:
-        """The same for a consumer that `stop` is to stop, which may take `grace_s` then."""
+        """The same parts for one run, which `stop` stops, with `grace_s` to end."""
         if self.handling is None:
             return self
         patience = Patience(stop, grace_s)
@@ -66,13 +66,13 @@ class Parts:
 
     @property
     def joined(self) -> Handling:
-        """That of handlers in transactions."""
+        """The handling of handlers in transactions."""
         assert self.handling is not None  # noqa: S101 - without a ledger there are none.
         return self.handling
 
 
 class Running:
-    """Runs turns, one after another, for handlers and middleware of which none is async."""
+    """Runs turns one after another, for handlers and middleware that are not async."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -80,8 +80,8 @@ class Running:
         self._outer = chained(parts.outer, self._barrier)
 
     def run_together(self, turns: Sequence[DeliveryTurn]) -> None:
-        """Run these in one transaction where all succeed, which is stored then; else they are as
-        they were.
+        """Run these turns in one transaction. If all succeed, it is stored; else the turns are as
+        before.
         """
         together = [turn for turn in turns if turn.key is not None]
 
@@ -94,7 +94,7 @@ class Running:
             run_together(self._parts.joined, self._parts.begins, together, run_all)
 
     def run_all(self, turns: Sequence[DeliveryTurn]) -> bool:
-        """Run these, which share a transaction, until one fails; whether none has."""
+        """Run these turns of one transaction until one fails; return whether none has failed."""
         for turn in turns:
             self.run(turn)
             if turn.error is not None:
@@ -127,10 +127,10 @@ class Running:
 
 
 class RunningTogether(Running):
-    """The same for handlers that take all the messages of a transaction at once."""
+    """As Running, for handlers that take all messages of a transaction at once."""
 
     def run_all(self, turns: Sequence[DeliveryTurn]) -> bool:
-        """Hand these to their handlers, as far as they are granted; whether none fails."""
+        """Hand the granted turns to their handlers; return whether none fails."""
         granted = [turn for turn in turns if isinstance(turn.begun, HeldMessage)]
         by_handler: dict[Callable[..., Any], list[DeliveryTurn]] = defaultdict(list)
         for turn in granted:
@@ -140,7 +140,7 @@ class RunningTogether(Running):
         try:
             for handler, those in by_handler.items():
                 ended(handler, [turn.message for turn in those], those[0].link)
-        except BaseException:  # noqa: BLE001 - each alone tells what is wrong, and with which.
+        except BaseException:  # noqa: BLE001 - each message is tried alone then.
             _log.info("handler_of_many_failed", exc_info=True)
             return False
         for turn in granted:
@@ -149,13 +149,13 @@ class RunningTogether(Running):
 
     def _handle(self, message: Message) -> Any:
         turn = _calling()
-        # As in a window: there no message is the one that is being processed.
+        # As in a window: there is not one message that is being processed.
         with entered(None):
             return turn.handler([message], turn.link)
 
 
 def check_together(parts: Parts) -> None:
-    """Raise ConfigError where handlers cannot take all the messages of a transaction at once."""
+    """Raise ConfigError if handlers cannot take all messages of a transaction at once."""
     if parts.are_async:
         raise ConfigError("transactional: together is for handlers that are not async")
     if parts.outer or parts.inner:
@@ -167,7 +167,7 @@ def check_together(parts: Parts) -> None:
 
 
 class AsyncRunning:
-    """The same where some are async, for the tasks of a loop."""
+    """As Running, if some handlers or middleware are async, for the tasks of a loop."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -208,12 +208,12 @@ class AsyncRunning:
 
 @contextmanager
 def _timed(turn: DeliveryTurn) -> Iterator[None]:
-    """While the turn runs; what is raised is kept with it."""
+    """Measure the time of the turn; keep with it what is raised."""
     turn.phase = Phase.STARTED
     began, token = time.perf_counter(), current_turn.set(turn)
     try:
         yield
-        # Where there is a record, the failure stands there already, or will.
+        # If there is a record, the failure is stored there already, or will be.
         if isinstance(turn.begun, Untracked):
             turn.error = None
     except BaseException as error:  # noqa: BLE001 - the turn has it.
@@ -225,7 +225,7 @@ def _timed(turn: DeliveryTurn) -> Iterator[None]:
 
 @contextmanager
 def _at_work(turn: DeliveryTurn, link: Any) -> Iterator[None]:
-    """While what stands behind the claim runs."""
+    """The context of the code that runs under the claim."""
     turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
     try:
         yield
@@ -235,17 +235,17 @@ def _at_work(turn: DeliveryTurn, link: Any) -> Iterator[None]:
 
 
 def _check(turn: DeliveryTurn, message: Message, handling: Handling | None) -> None:
-    """Raise where the handler is not to run, nor anything else that stands behind."""
+    """Raise if the handler, and the middleware around it, must not run."""
     held = turn.begun if turn.link is None else None
     if isinstance(held, HeldMessage) and handling and not handling.heartbeat.is_good(held.claim):
-        # This process was stopped for long; or the store was, and the claim could not be extended.
+        # This process was paused for long, or the store was down and the claim was not extended.
         turn.refusal = FencedError("its claim may have run out before its handler began")
     if turn.refusal is not None:
         raise turn.refusal
     if message.id != turn.message.id:
         raise MessageError(
             f"a middleware before `idempotent` made {message.id!r} of {turn.message.id!r}; "
-            "the id is to stay as it is"
+            "leave the id unchanged"
         )
 
 
@@ -254,7 +254,7 @@ def _raised(turn: DeliveryTurn, error: BaseException) -> None:
         return
     has_run = turn.phase >= Phase.RUNNING
     if has_run or turn.refusal is not None or isinstance(turn.begun, Kept):
-        # How the message ended is known: it is not undone by what was to come after.
+        # The end of the message is known: a later error does not undo it.
         _log.error("middleware_failed", exc_info=error)
     else:
         turn.error = error
@@ -266,7 +266,7 @@ def _kept(handling: Handling | None, result: Any) -> Any:
 
 def _calling() -> DeliveryTurn:
     turn = current_turn.get()
-    # In this order: who gives claims back ends them first, and then looks which were called.
+    # In this order: releasing ends the claims first, and then looks which handlers were called.
     turn.phase = Phase.CALLED
     if isinstance(turn.begun, HeldMessage) and turn.begun.is_over:
         raise asyncio.CancelledError

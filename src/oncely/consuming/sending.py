@@ -1,10 +1,10 @@
-"""Sending: what handlers have sent leaves the ledger on a thread of its own, and holds up none."""
+"""Sending: deferred messages are sent on a thread of its own, so that no message waits for it."""
 
 import logging
 import threading
-import time
 from collections.abc import Iterable
 
+from oncely._util.clock import monotonic
 from oncely.core.errors import OncelyError
 from oncely.core.record import Key
 from oncely.core.waiting import OUTBOX
@@ -15,27 +15,27 @@ _log = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0
 _LOOK_S = 30.0
-"""How often it is looked for what others have left."""
+"""How often to look for deferred messages that other workers have left."""
 _FIRST_LOOK_S = 2.0
 _MOST = 100
 
 
 class Sending:
-    """Sends through `relay` what messages of `consumer` have left; where that fails, again a while
-    later. Now and then also what others have left that died.
+    """Sends through `relay` the deferred messages of `consumer`; after a failure it tries again a
+    while later. Now and then it also sends what workers that died have left.
 
-    What is not sent when it is closed stays in the ledger, for any relay.
+    What is not sent before `close` stays in the ledger, for any relay.
     """
 
     def __init__(self, relay: Relay, mailbox: LedgerMailbox, consumer: str) -> None:
         self._mailbox = mailbox
         self._consumer = consumer
-        self._look_at = time.monotonic() + _FIRST_LOOK_S
+        self._look_at = monotonic() + _FIRST_LOOK_S
         self.sent = 0
         """How many messages were sent so far."""
         self._relay = relay
         self._unsent: dict[Key, None] = {}
-        """Of which messages may still wait to be sent."""
+        """The messages whose deferred messages may still wait."""
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="oncely-sending", daemon=True)
@@ -43,17 +43,17 @@ class Sending:
 
     @property
     def is_unsent(self) -> bool:
-        """Whether anything is to be sent, or is being sent."""
+        """Whether messages wait to be sent, or are being sent."""
         return bool(self._unsent)
 
     def send(self, keys: Iterable[Key]) -> None:
-        """Have sent what these have left."""
+        """Have the deferred messages of these sent."""
         with self._changed:
             self._unsent |= dict.fromkeys(keys)
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
-        """Send nothing more that has not begun, and wait so long for what has."""
+        """Begin to send nothing more, and wait at most so long for what has begun."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -69,7 +69,7 @@ class Sending:
             try:
                 self.sent += self._relay.send_waiting(keys or self._left()).sent
             except OncelyError:
-                # It is stored: any relay may send it as well.
+                # The deferred messages are stored: any relay may send them, too.
                 _log.warning("sending_failed", exc_info=True)
                 self._rest()
                 continue
@@ -79,15 +79,15 @@ class Sending:
                 self._changed.notify_all()
 
     def _next(self) -> list[Key] | None:
-        """Of which messages to send; none where it is time to look. None when it is closed."""
+        """The messages whose deferred messages to send; empty: it is time to look; None: closed."""
         with self._changed:
-            wait_s = self._look_at - time.monotonic()
+            wait_s = self._look_at - monotonic()
             self._changed.wait_for(lambda: self._is_closed or self._unsent, max(0.0, wait_s))
             return None if self._is_closed else [*self._unsent]
 
     def _left(self) -> list[Key]:
-        """The messages of which something waits to be sent, whoever has left it."""
-        self._look_at = time.monotonic() + _LOOK_S
+        """The messages with deferred messages that wait, of any worker."""
+        self._look_at = monotonic() + _LOOK_S
         waiting = self._mailbox.listed(OUTBOX, _MOST)
         return sorted({each.parent for each in waiting if each.parent.consumer == self._consumer})
 

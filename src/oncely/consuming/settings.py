@@ -1,4 +1,4 @@
-"""ConsumerSettings: what was said of a consumer, as its parts are given it."""
+"""ConsumerSettings: the settings of a consumer, for its parts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 
 Listener = Callable[[Any, Message], Any]
-"""Is called with an error and the message that it befell."""
+"""Called with an error and the message that failed with it."""
 MetadataOf = Callable[[Message], Mapping[str, Any] | None]
 
 
@@ -18,7 +18,7 @@ class ConsumerSettings:
     """How a consumer consumes."""
 
     name: str
-    """Of the consumer."""
+    """The name of the consumer."""
     queue: str
     parts: Parts
     policy: Policy

@@ -1,4 +1,4 @@
-"""Settling: the transport is told what becomes of deliveries, the ledger of what waited there."""
+"""Settling: ends deliveries at the transport, and waiting messages in the ledger."""
 
 import logging
 import threading
@@ -15,8 +15,8 @@ _log = logging.getLogger(__name__)
 
 
 class Settling:
-    """Settles turns that have ended. Without `retries` the ledger keeps nothing that waits, and no
-    dead letters. After `stop` redeliveries are left to the end of the connection.
+    """Settles turns that have ended. Without `retries` the ledger keeps no waiting messages and no
+    dead letters. After `stop`, messages to redeliver go back when the connection closes.
     """
 
     def __init__(
@@ -27,16 +27,16 @@ class Settling:
         self._stop = stop
 
     def is_put_off(self, turn: DeliveryTurn) -> bool:
-        """Whether it stays here, unacknowledged, until it is tried again."""
+        """Whether the delivery stays here, unacknowledged, until its retry."""
         return isinstance(turn.verdict, Delay) and turn.taken is None and not self._is_kept(turn)
 
     def settle(self, turns: Sequence[DeliveryTurn]) -> None:
-        """Settle these; what cannot be told is logged."""
+        """Settle these turns; a failure to settle is logged."""
         taken = [turn for turn in turns if turn.taken is not None]
         verdicts = [(turn.delivery, self._verdict(turn)) for turn in turns if turn.taken is None]
         if self._stop.is_set():
-            # With its connection all goes back to where it was. What is given back by itself goes
-            # to the end of some queues, behind others of its order.
+            # When the connection closes, each message goes back to its old place. A message that is
+            # requeued singly goes to the end of some queues, behind others of its order.
             verdicts = [each for each in verdicts if each[1] != Requeue()]
         if taken and self._retries is not None:
             with _logged(len(taken)):
@@ -56,7 +56,7 @@ class Settling:
         return Requeue()
 
     def _is_kept(self, turn: DeliveryTurn) -> bool:
-        """Whether the ledger has it, as what waits or as a dead letter."""
+        """Whether the ledger has the message, waiting or as a dead letter."""
         if self._retries is None or turn.ending is None:
             return False
         told, verdict, _ = turn.ending

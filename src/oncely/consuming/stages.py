@@ -1,4 +1,4 @@
-"""Stages: what is done to batches on a thread of its own, while others are received and claimed."""
+"""Stages: work on batches on a thread of its own, while others are received and claimed."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _MOST = 2
-"""Batches that may be under way: more would only wait for each other."""
+"""The number of batches at work at a time: more would only wait for each other."""
 
 
 class Stage(Generic[T]):
@@ -24,8 +24,8 @@ class Stage(Generic[T]):
         self._done: list[T] = []
 
     def put(self, batch: Sequence[T]) -> None:
-        """Have this done after those before it; waits while too many are under way. Raises what
-        the work on an earlier one has raised, as do the others.
+        """Add a batch; waits while too many are at work. Like the other methods, it raises the
+        error of an earlier batch.
         """
         while len(self._under_way) >= _MOST:
             self._take_first()
@@ -34,20 +34,20 @@ class Stage(Generic[T]):
         future.add_done_callback(lambda _: self._ring())
 
     def collect(self) -> list[T]:
-        """What is done since, in order."""
+        """The results since the last call, in order."""
         while self._under_way and self._under_way[0].done():
             self._take_first()
         done, self._done = self._done, []
         return done
 
     def wait(self) -> list[T]:
-        """The same, when all is done."""
+        """The results, when all batches are done."""
         while self._under_way:
             self._take_first()
         return self.collect()
 
     def close(self) -> None:
-        """Wait for what is under way; nothing more is to be put."""
+        """Wait for the batches at work; no more may be put."""
         self._thread.shutdown()
 
     def _take_first(self) -> None:

@@ -1,4 +1,4 @@
-"""Starting: from deliveries to handlers that run, as far as the ledger grants them."""
+"""Starting: claims deliveries, and runs the handlers of those that are granted."""
 
 from collections.abc import Sequence
 
@@ -21,8 +21,8 @@ class UnhandledError(MessageError):
 
 
 class Starting:
-    """Prepares turns, asks `claims` for them, and has `place` run those that are granted. Without
-    claims all run; without `retries` none waits in the ledger.
+    """Prepares turns, claims them by `claims`, and has `place` run those that are granted. Without
+    claims all run; without `retries` no message waits in the ledger.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Starting:
         return turn
 
     def prepare(self, turn: DeliveryTurn) -> None:
-        """Find out what is known of a message before anybody is asked."""
+        """Find out what is known of a message before it is claimed."""
         if turn.delivery.problem is not None:
             turn.refusal = MessageError(turn.delivery.problem)
             return
@@ -61,7 +61,7 @@ class Starting:
             turn.begun = Untracked(turn.message)
 
     def start(self, turns: Sequence[DeliveryTurn]) -> Sequence[DeliveryTurn]:
-        """Let these run, as far as they are granted; return those of which nothing runs."""
+        """Run the granted turns; return those whose handler does not run."""
         if self._place.is_stopped:
             return turns
         if self._retries is not None:
@@ -79,7 +79,7 @@ class Starting:
         return [turn for turn in turns if turn not in started]
 
     def _wait_for_a_handler(self, turn: DeliveryTurn) -> None:
-        """Of a type that nobody here takes: others may."""
+        """Let a message wait whose type no handler here takes: another worker may take it."""
         error = UnhandledError(f"nothing here takes messages of the type {turn.message.type!r}")
         waited_s = self._unknown.ago(turn.message.id)
         if turn.taken is not None:

@@ -1,8 +1,8 @@
-"""Supervising: worker processes, each started again when it dies; none outlives its supervisor.
+"""Supervising: worker processes, restarted when they die; none outlives its supervisor.
 
-A worker is a program of its own, started by its command line, and no child of `multiprocessing`:
-nothing of this process is copied, pickled or run again in it, it can be started by hand just so,
-and its death has an exit code. See `consuming/lifeline.py` for how the two hear of each other.
+A worker is a program of its own, started by its command line, not a child of `multiprocessing`:
+nothing of this process is copied, pickled or run again in it, you can start it by hand in the same
+way, and its death has an exit code. `consuming/lifeline.py` connects the two.
 """
 
 import signal
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from oncely._util.clock import monotonic
 from oncely._util.pauses import Backoff
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.health import Health
@@ -22,7 +23,7 @@ from oncely.core.errors import ConfigError, OncelyError
 
 _LOOK_EVERY_S = 0.05
 _MISSTARTS = 3
-"""So often in a row a worker may say that it cannot work, before it is believed."""
+"""How often in a row a worker may report that it cannot work, before the supervisor gives up."""
 _WRONG = 2
 """The exit code for a user's mistake."""
 
@@ -31,7 +32,7 @@ OnLine = Callable[[str], object]
 
 
 class Tell(Protocol):
-    """Is told what a worker comes to."""
+    """Called with the events of a worker."""
 
     def __call__(self, event: str, /, *, worker: int, **details: object) -> None:
         """`worker_died`, with `pid`, `reason` and `again_in_s`; `worker_killed`, with `reason`."""
@@ -41,9 +42,9 @@ class Supervisor:
     """Keeps so many workers running; `command` and the options --worker N --lifeline FD start one,
     in the environment `env` where one is given.
 
-    Where `drains`, a worker that ends in good order is done. `tell` is told of each that dies,
-    `on_line` is given each line of their logs. A worker that is told to stop is killed after
-    `grace_s`.
+    With `drains`, a worker that ends normally is not restarted. `tell` is called for each worker
+    that dies, `on_line` with each line of their logs. A worker that is told to stop is killed
+    after `grace_s`.
     """
 
     def __init__(
@@ -66,20 +67,20 @@ class Supervisor:
 
     @property
     def health(self) -> Mapping[str, Health]:
-        """How each worker is that is not done, by its name."""
+        """The health of each worker that is not done, by its name."""
         left = [worker for worker in self._workers if not worker.is_done]
         return {f"worker {worker.number}": worker.health for worker in left}
 
     def kill(self) -> None:
-        """End all workers at once: from a signal's handler, where this process ends too."""
+        """Kill all workers at once: called in a signal handler, as this process ends, too."""
         for worker in self._workers:
             worker.kill_quietly()
 
     def run(self, stop: threading.Event, on_progress: OnProgress) -> ConsumerReport:
-        """Go on until `stop` is set, or all workers are done; return their reports, added up.
+        """Run until `stop` is set, or all workers are done; return the sum of their reports.
 
-        Of a worker that was killed, what it said last counts. Raises ConfigError, or where
-        workers drain OncelyError, when one says again and again that it cannot work.
+        For a worker that was killed, its last report counts. If a worker reports again and again
+        that it cannot work, raises ConfigError, or OncelyError if workers drain.
         """
         try:
             while not stop.is_set() and not all(worker.is_done for worker in self._workers):
@@ -97,9 +98,9 @@ class Supervisor:
     def _end(self) -> None:
         for worker in self._workers:
             worker.terminate()
-        until = time.monotonic() + self._grace_s
+        until = monotonic() + self._grace_s
         while any(worker.is_running() for worker in self._workers):
-            if time.monotonic() >= until:
+            if monotonic() >= until:
                 for worker in self._workers:
                     worker.kill()
             time.sleep(_LOOK_EVERY_S)
@@ -108,7 +109,7 @@ class Supervisor:
 
 
 class _WorkerProcess:
-    """A process, and when that has died the one in its place."""
+    """One worker: its process, and after that has died the next one."""
 
     def __init__(
         self, start: Callable[[], "_Process"], number: int, *, drains: bool, tell: Tell
@@ -125,18 +126,18 @@ class _WorkerProcess:
 
     @property
     def report(self) -> ConsumerReport:
-        """What all its processes have said, added up."""
+        """The sum of the reports of all its processes."""
         said = [] if self._process is None else [self._process.line.report]
         return _sum([self._before, *said])
 
     @property
     def health(self) -> Health:
-        """How the process is; for as long as there is none, the supervisor's loop is what moves."""
+        """The health of the process; while there is none, the supervisor's loop is what counts."""
         process = self._process
         return Health(0.0, "it is to be started") if process is None else process.line.health
 
     def look(self) -> None:
-        """Start a process where it is time to; see whether the one that there is has died."""
+        """Start a process if it is time to; check whether the current one has died."""
         if self._process is not None:
             code = self._process.exit_code()
             if code is not None:
@@ -146,13 +147,13 @@ class _WorkerProcess:
             self._backoff.started()
 
     def is_running(self) -> bool:
-        """Whether there is a process still; what it says is heard."""
+        """Read what the process has sent; return whether it still runs."""
         return self._process is not None and self._process.exit_code() is None
 
     def terminate(self) -> None:
-        """Ask the process to end in good order."""
+        """Ask the process to end normally."""
         if self._process is not None:
-            # One that has ended is sent nothing.
+            # A process that has ended gets no signal.
             self._process.popen.terminate()
 
     def kill(self) -> None:
@@ -163,12 +164,12 @@ class _WorkerProcess:
             self.kill_quietly()
 
     def kill_quietly(self) -> None:
-        """The same, and nothing else."""
+        """End the process at once, without an event."""
         if self._process is not None:
             self._process.popen.kill()
 
     def bury(self) -> None:
-        """Keep what the process has said, and nothing else of it."""
+        """Keep the report of the process, and drop the process."""
         if self._process is not None:
             self._before = self.report
             self._process.line.close()
@@ -187,7 +188,7 @@ class _WorkerProcess:
         self._tell("worker_died", worker=self.number, pid=pid, reason=how, again_in_s=again_in_s)
 
     def _check_misstarts(self, how: str, code: int) -> None:
-        """Raises what the worker says, where it would say so for ever."""
+        """Raise the worker's error after too many starts in a row that ended with it."""
         cannot_work = code == _WRONG or (self._drains and code > 0)
         before = 0 if self._backoff.lived_long() else self._misstarts
         self._misstarts = before + 1 if cannot_work else 0
@@ -211,12 +212,12 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 env=env,
                 pass_fds=[theirs.fileno()],
-                # A Ctrl-C on the terminal comes to the supervisor alone, which passes it on.
+                # A Ctrl-C at the terminal reaches only the supervisor, which passes it on.
                 process_group=0,
             )
 
     def exit_code(self) -> int | None:
-        """None while it lives. What it has said is heard, its last words too."""
+        """None while it lives. Everything that it has sent is read, its last words too."""
         code = self.popen.poll()
         self.line.listen()
         lines, self.line.log = self.line.log, []

@@ -1,4 +1,4 @@
-"""Telling: what has become of messages is counted, logged, and told whoever listens."""
+"""Telling: counts and logs how messages have ended, and calls the listeners."""
 
 import logging
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ _log = logging.getLogger(__name__)
 
 
 class Telling:
-    """Tells of each turn that has ended, and adds it to `report`."""
+    """Reports each turn that has ended, and adds it to `report`."""
 
     def __init__(self, settings: ConsumerSettings, report: ConsumerReport) -> None:
         self._settings = settings
         self._report = report
 
     def tell(self, turn: DeliveryTurn, ending: Ending) -> None:
-        """It has ended so."""
+        """Report that the turn has ended in this way."""
         report = self._report
         report.dead_lettered += isinstance(ending.verdict, SetAside)
         match ending.counted:
@@ -51,5 +51,5 @@ class Telling:
         for listener in listeners:
             try:
                 listener(error, turn.message)
-            except Exception:  # noqa: BLE001 - what a listener raises is no fault of the message.
+            except Exception:  # noqa: BLE001 - a listener's error does not affect the message.
                 _log.exception("listener_failed")

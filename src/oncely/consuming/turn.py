@@ -1,4 +1,4 @@
-"""DeliveryTurn: a delivery on its way through a consumer."""
+"""DeliveryTurn: the processing of one delivery by a consumer."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -11,15 +11,15 @@ from oncely.transports.transport import Delivery
 
 
 class DeliveryTurn(Turn):
-    """The turn of a delivery's message, and the handler that takes it, where one does."""
+    """The turn of a delivery's message, and its handler, if there is one."""
 
     waits: bool = False
-    """Whether it does not run now, and is kept until its time has come: behind another of its
-    order, or until somebody is there who takes its type."""
+    """Whether it does not run now, but waits: behind another message of its order, or for a worker
+    that takes its type."""
     link: Any = None
-    """The connection or session of its transaction, where it has one."""
+    """The connection or session of its transaction, if it has one."""
     took_s: float = 0.0
-    """How long its handler has run, and what stands around that."""
+    """Seconds that its handler, with the middleware, has run."""
 
     def __init__(self, delivery: Delivery, handler: Callable[..., Any] | None) -> None:
         message = delivery.message
@@ -33,23 +33,23 @@ class DeliveryTurn(Turn):
 
     @property
     def has_handler(self) -> bool:
-        """Whether anything here takes messages of its type."""
+        """Whether a handler here takes messages of its type."""
         return self.handler is not _never
 
     @property
     def verdict(self) -> Verdict | None:
-        """What becomes of it; None before it has ended."""
+        """How it has ended; None before that."""
         return None if self.ending is None else self.ending.verdict
 
     def start_over(self) -> None:
-        """As Turn says."""
+        """As in Turn."""
         super().start_over()
         self.link = None
 
 
 current_turn: ContextVar[DeliveryTurn] = ContextVar("oncely_turn")
-"""Whose middleware runs in this thread and task."""
+"""The turn whose middleware runs in this thread and task."""
 
 
 def _never(*_: object) -> None:
-    raise AssertionError("what nothing takes is not run")
+    raise AssertionError("a message without a handler does not run")

@@ -1,4 +1,4 @@
-"""Claims: those of a window of deliveries, asked for in one batch and ended in one batch."""
+"""Claims of a window of deliveries: asked for in one batch, and ended in one batch."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from oncely.lifecycle.patience import AWAY, PAUSE_S
 
 
 class Claims:
-    """Asks and ends for the turns of one consumer, as `handling` says.
+    """Claims and ends the turns of one consumer, as `handling` says.
 
-    `stop` is set when the consumer is to stop; `outage` is told whether the store is away.
+    `stop` is set when the consumer must stop; `outage` records whether the store is unavailable.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class Claims:
         self._inline = InlineCalls(handling.ledger)
         is_async = settings.parts.are_async
         self._calls = SteadyLedger(handling.ledger) if is_async else self._inline
-        """What handlers ask for steps."""
+        """The calls by which handlers run steps."""
         self._stop = stop
         self._outage = outage
 
     def prepare(self, turn: DeliveryTurn) -> None:
-        """Find out what the ledger knows the message by; a bad one is refused."""
+        """Find the message's key in the ledger; an invalid message is refused."""
         message = turn.message
         try:
             check_message(message, needs_id=False)
@@ -53,8 +53,8 @@ class Claims:
             turn.refusal = error
 
     def begin(self, turns: Sequence[DeliveryTurn]) -> None:
-        """Ask for all, until the store answers. Where it is to stop before that, they are left
-        without an answer.
+        """Claim all, and repeat that until the store answers. If the consumer stops before that,
+        the turns have no answer.
         """
         while not self._stop.is_set():
             try:
@@ -70,7 +70,7 @@ class Claims:
             return
 
     def end(self, turns: Sequence[DeliveryTurn]) -> None:
-        """Store how handlers have ended, and what is to wait of those that did not run."""
+        """Store the ends of handlers, and the messages that did not run and must wait."""
         run_inline(self._handling.end(self._inline, turns))
         kept = [turn for turn in turns if turn.waits or _is_dead_unheard(turn)]
         if kept:
@@ -78,7 +78,7 @@ class Claims:
                 turn.waits = False
 
     def give_back(self, turns: Sequence[DeliveryTurn]) -> None:
-        """Release what has not run to its end, as far as that may run again."""
+        """Release the turns that have not run to their end, if they may run again."""
         run_inline(self._handling.give_back(self._inline, turns))
 
 
@@ -86,9 +86,9 @@ def _metadata(metadata_of: MetadataOf, message: Message) -> Mapping[str, Any] | 
     try:
         return metadata_of(message)
     except Exception as error:
-        raise MessageError(f"its metadata cannot be told: {error!r}") from error
+        raise MessageError(f"the function for its metadata failed: {error!r}") from error
 
 
 def _is_dead_unheard(turn: DeliveryTurn) -> bool:
-    """Whether it is a dead letter, and not yet kept as one with its end."""
+    """Whether the turn is a dead letter that was not stored with its end."""
     return isinstance(turn.verdict, SetAside) and turn.held is None and not turn.waits

@@ -1,13 +1,13 @@
-"""Binding: what brings messages into a queue."""
+"""Binding: which events a broker routes into a queue."""
 
 from typing import NamedTuple
 
 
 class Binding(NamedTuple):
-    """What brings messages into a queue."""
+    """A queue, and the events that are routed into it."""
 
     queue: str
     exchange: str = ""
     """Of a broker; empty for queues in the database itself, and in memory."""
     pattern: str = ""
-    """The types of events that it takes; empty: none, and there is such a queue."""
+    """The types of events that are routed; empty: none, it only says that the queue exists."""

@@ -1,6 +1,7 @@
-"""What a CloudEvent says, as the fields of a Message.
+"""The attributes of a CloudEvent as the fields of a Message.
 
-Nothing is made up for what an event lacks, and what is wrong with it is told: identity hangs on it.
+A missing attribute is never invented, and a wrong one raises MessageError: the message's identity
+depends on them.
 """
 
 import base64
@@ -22,7 +23,7 @@ _MAX_LENGTH = 65_536
 """Characters of an attribute that is required."""
 _REQUIRED = ("specversion", "source", "id", "type")
 _TEXTS = frozenset(("subject", "datacontenttype", "dataschema"))
-"""Those that, where they are there, are text that is not empty."""
+"""Attributes that must be text, not empty, where the event has them."""
 _FIELDS = frozenset((*_REQUIRED, "time", "datacontenttype"))
 """The attributes that do not go to the message's headers."""
 
@@ -76,7 +77,9 @@ def _judge(attributes: Mapping[str, Any]) -> None:
     for name in attributes.keys() - _FIELDS - _TEXTS:
         if name == "data" or not _NAME.fullmatch(name):
             shown = " ".join(name.split())[:_SHOWN]
-            raise MessageError(f"{shown!r} cannot be an attribute: lowercase letters and digits")
+            raise MessageError(
+                f"{shown!r} is not an attribute name: use lowercase letters and digits"
+            )
 
 
 def _read(headers: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -86,9 +89,9 @@ def _read(headers: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], byte
     if media_type == f"{_FAMILY}+json":
         return _structured(body)
     if media_type.startswith(f"{_FAMILY}-batch"):
-        raise MessageError("a batch of CloudEvents is many messages; take it apart first")
+        raise MessageError("a batch of CloudEvents is many messages; split it first")
     if media_type.startswith(_FAMILY):
-        raise MessageError(f"a CloudEvent in another format than JSON; send {_FAMILY}+json")
+        raise MessageError(f"a CloudEvent that is not JSON; send {_FAMILY}+json")
     return attributes, body
 
 
@@ -104,7 +107,7 @@ def _time(value: object) -> datetime:
     if isinstance(value, str):
         with suppress(ValueError):
             return datetime.fromisoformat(value.upper())
-    raise MessageError("time is not a time as RFC 3339 has it")
+    raise MessageError('time is not an RFC 3339 time, such as "2026-03-01T12:00:00Z"')
 
 
 def _text(value: object) -> str:
@@ -135,7 +138,7 @@ def _header_attributes(headers: Mapping[str, Any]) -> dict[str, Any]:
         if name and value is not None:
             read = _header_value(binding, name, value)
             if attributes.setdefault(name, read) != read:
-                raise MessageError(f"two headers say what {name!r} is, and differ")
+                raise MessageError(f"two headers give {name!r} different values")
     return attributes
 
 
@@ -147,7 +150,7 @@ def _attribute_of(header: str) -> tuple[str, str]:
 
 
 def _header_value(binding: str, name: str, value: Any) -> Any:
-    """The value as it was before the binding wrote it: as text, or in AMQP in a type of its own."""
+    """The value before the binding encoded it: text, or in AMQP possibly another type."""
     if name == "time" and isinstance(value, int):
         return _from_milliseconds(value)
     try:
@@ -165,7 +168,7 @@ def _from_milliseconds(count: int) -> datetime:
     try:
         return _EPOCH + timedelta(milliseconds=count)
     except OverflowError as error:
-        raise MessageError("time is beyond the calendar") from error
+        raise MessageError("time is out of range") from error
 
 
 # ---- Structured mode: all is one JSON object -----------------------------------------------------
@@ -184,7 +187,7 @@ def _data(event: Mapping[str, Any]) -> bytes:
     encoded = event.get("data_base64")
     if encoded is not None:
         if "data" in event:
-            raise MessageError("data and data_base64 exclude each other")
+            raise MessageError("both data and data_base64 are set; send one of them")
         return _from_base64(encoded)
     if "data" not in event:
         return b""
@@ -199,12 +202,12 @@ def _from_base64(encoded: Any) -> bytes:
 
 
 def _encoded(data: Any, declared: MimeHeaders) -> bytes:
-    """What a sender in binary mode would have put into the body."""
+    """The body that a sender in binary mode would have sent."""
     if _JSON_TYPE.fullmatch(declared.get_content_type()):
         return _compact(data)
     if not isinstance(data, str):
-        raise MessageError("data is not text, though its type is not JSON")
+        raise MessageError("data is not text, and datacontenttype is not JSON")
     try:
         return data.encode(declared.get_content_charset("utf-8"))
     except (LookupError, ValueError) as error:
-        raise MessageError("data cannot be written as datacontenttype says") from error
+        raise MessageError("data cannot be encoded in the charset of datacontenttype") from error

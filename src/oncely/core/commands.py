@@ -21,21 +21,21 @@ class Ask:
     policy: Policy
     lease_s: float | None
     token: int
-    """Drawn at random by the asker, 0 to 2**39 - 1, once for this asking and its repetitions: the
-    birth of what is granted. Who asks again under it is given the same claim again."""
+    """Drawn at random by the asker, 0 to 2**39 - 1, once for this command and its repetitions. It
+    becomes the birth of the claim: whoever asks again with it is given the same claim again."""
     fingerprint: str | None = None
     metadata: Mapping[str, Any] | None = None
     finding: Finding | None = None
-    """What a probe found out about a claim in doubt, where the policy has one."""
+    """What a probe found out about a claim in doubt, where the policy has a probe."""
     found_at: int | None = None
-    """The fence of that claim; None: whichever is in doubt now."""
+    """The fence of that claim; None: whichever claim is in doubt now."""
     count_from: int = 0
-    """Where a record that begins here counts its writes from: drawn at random for each repetition,
-    up to 2**23, since what two of them write is not to look alike."""
+    """The number from which a new record counts its writes: drawn at random for each repetition, up
+    to 2**23, so that the records of two repetitions have different versions."""
     sent_at: float | None = None
     """When the message was sent, in seconds since 1970; None where that is not known."""
     is_taken: bool = False
-    """Whether it is for a message that waited in the ledger, and whose time has come."""
+    """Whether it is for a message that waited in the ledger, and was taken from there."""
 
 
 @dataclass(slots=True)
@@ -59,8 +59,8 @@ class MarkHandled(Held):
 
 @dataclass(slots=True)
 class Complete(Held):
-    """Handled, and nothing waits any more. A `result` that was kept before stays where this has
-    none.
+    """Handled, and no deferred message waits any more. Without a `result`, one that was kept before
+    stays.
     """
 
     result: Any = None
@@ -73,7 +73,7 @@ class Fail(Held):
     error: str
     final: bool = False
     retry_s: float | None = None
-    """In how many seconds the message is due, where it is kept and waits for that in the ledger."""
+    """Seconds until the retry is due, where the message waits for it in the ledger; else None."""
 
 
 @dataclass(slots=True)
@@ -90,15 +90,14 @@ class Extend(Held):
 
 @dataclass(slots=True)
 class Finish:
-    """What was deferred is all sent. Whoever sent the last of it may say so: no claim is needed."""
+    """All deferred messages are sent. Whoever sent the last one may say so: no claim is needed."""
 
 
 @dataclass(slots=True)
 class CountDelivery:
-    """A delivery came that asks for no claim: it is counted among the attempts.
+    """A delivery came that asks for no claim: count it as an attempt.
 
-    Nothing tells one count from another: where it is repeated after a lost reply, it may count
-    twice.
+    Where this is repeated after a lost reply, one delivery may be counted twice.
     """
 
 
@@ -109,32 +108,57 @@ class Reset:
     by: str = ""
     why: str = ""
     is_edited: bool = False
-    """Whether its content is to be another than it was."""
+    """Whether the message now has other content: the old fingerprint is forgotten."""
+    fence: int | None = None
+    """Of the claim that the operator has looked at; None for any."""
+
+
+@dataclass(slots=True)
+class Happened:
+    """An operator says that the effect of a record in doubt has happened: it is done."""
+
+    by: str = ""
+    why: str = ""
+    fence: int | None = None
+    """As Reset has it."""
+
+
+@dataclass(slots=True)
+class RunNow:
+    """An operator makes a waiting retry due at once; its attempts stay counted."""
+
+
+@dataclass(slots=True)
+class Cancel:
+    """An operator ends a waiting retry: the message has failed permanently."""
+
+    by: str = ""
+    why: str = ""
 
 
 @dataclass(slots=True)
 class Forget:
-    """An operator removes a record that nobody works on."""
+    """An operator removes a record that no worker processes."""
 
     version: int | None = None
     """The one that the operator has seen; None for any."""
 
 
-Command = Ask | Held | Finish | CountDelivery | Reset | Forget
+Command = Ask | Held | Finish | CountDelivery | Reset | Happened | RunNow | Cancel | Forget
 
 # ---- What is answered --------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Granted:
-    """The message is the asker's to process."""
+    """The asker may process the message."""
 
     claim: Claim
 
 
 @dataclass(slots=True)
 class Handled:
-    """The handler has run before; the asker may send what is still deferred."""
+    """The handler has succeeded before; the asker may send the messages that are still deferred."""
 
     claim: Claim
 
@@ -160,7 +184,7 @@ class Waiting:
 
     record: Record
     due: float
-    """When it is (store's clock)."""
+    """When the retry is due (store's clock)."""
 
 
 @dataclass(slots=True)
@@ -169,7 +193,7 @@ class Exhausted:
 
     record: Record
     is_first: bool = False
-    """Whether that was found out by this asking, and nobody was told before."""
+    """Whether this is the first answer that says so."""
 
 
 @dataclass(slots=True)
@@ -188,8 +212,8 @@ class Mismatch:
 
 @dataclass(slots=True)
 class TooOld:
-    """The message was sent before the horizon, and is not in the ledger: it may have been handled,
-    and forgotten.
+    """The message was sent before the horizon, and has no record: it may have been handled, and its
+    record forgotten.
     """
 
     horizon: float
@@ -205,7 +229,7 @@ class Written:
 
     record: Record | None
     is_repeated: bool = False
-    """Whether it was stored before, with all that belongs to it: its answer was lost."""
+    """Whether an earlier call stored it, with all that belongs to it, and its answer was lost."""
 
 
 @dataclass(slots=True)

@@ -7,8 +7,7 @@ from oncely.core.errors import OncelyError
 class Retry(OncelyError):
     """Try this message again.
 
-    `delay` replaces the policy's backoff for this once. Raises ConfigError for what is not a
-    duration.
+    `delay` replaces the policy's backoff this once. Raises ConfigError where it is not a duration.
     """
 
     def __init__(self, reason: str = "", delay: Duration | None = None) -> None:
@@ -21,4 +20,4 @@ class Reject(OncelyError):
 
 
 class Unrecoverable(OncelyError):
-    """Failed, and no further try can help."""
+    """The message has failed, and no retry can help."""

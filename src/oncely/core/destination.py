@@ -1,4 +1,4 @@
-"""Destinations: where a message is published to, as text and taken apart. Pure."""
+"""Destinations: where a message is published to, as text and parsed. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from functools import lru_cache
 from oncely.core.errors import ConfigError, MessageError
 
 MAX_DESTINATION_LENGTH = 255
-"""Characters, of what waits to be sent. The column of the table is as wide."""
+"""Characters of a destination in the outbox. The column of the table is as wide."""
 _EXAMPLES = 'a queue\'s name, "exchange:NAME/routing.key" or "events:TYPE"'
 _LONGEST = 255
 """Bytes: what AMQP has room for."""
@@ -39,7 +39,7 @@ Destination = QueueNamed | ExchangeNamed | EventsOf
 
 
 def destination_of(text: str) -> Destination:
-    """What a destination names. Raises ConfigError, which says what is wrong and what to type."""
+    """A destination, parsed. Raises ConfigError, which says what is wrong and what to type."""
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"destination: {text!r} names nothing; write {_EXAMPLES}")
     kind, _, rest = text.partition(":")
@@ -60,7 +60,7 @@ def destination_of(text: str) -> Destination:
 
 
 def check_destination(text: str) -> str:
-    """Return `text` if what is sent there may wait in a ledger. Raises MessageError, which says
+    """Return `text` if messages sent there can wait in a ledger. Raises MessageError, which says
     what is wrong and what to type.
     """
     try:
@@ -81,7 +81,7 @@ def takes(pattern: str, type_: str) -> bool:
     >>> takes("order.*", "order.placed"), takes("order.*", "order"), takes("order.#", "order")
     (True, False, True)
     """
-    # Each word with the dot before it, so that none is left over where `#` stands for nothing.
+    # Each word takes the dot before it, so that no dot is left over where `#` matches nothing.
     words = f".{type_}" if type_ else ""
     return _expression(pattern).fullmatch(words) is not None
 

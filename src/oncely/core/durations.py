@@ -48,7 +48,9 @@ def _counted(duration: object) -> float | None:
 
 
 def positive_seconds(duration: Duration, what: str, harm: str) -> float:
-    """As `seconds`, of what may not be zero: `harm` is what zero would do, and what to write."""
+    """As `seconds`, for a duration that must not be zero. `harm` says what zero would do, and what
+    to write instead.
+    """
     if length_s := seconds(duration, what):
         return length_s
     raise ConfigError(f"{what}: zero would {harm}")

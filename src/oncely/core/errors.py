@@ -1,8 +1,8 @@
 """Every error that oncely raises, and how an error is put into words for a record.
 
-What may work when it is asked again later (StoreError, TransportError, BusyError), and what never
-will without somebody's help (ConfigError, MessageError, RefusedError), are apart: no handler of
-exceptions takes the one for the other.
+Errors after which a later call may succeed (StoreError, TransportError, BusyError) share no parent
+below OncelyError with errors that need somebody's help (ConfigError, MessageError, RefusedError):
+no `except` clause takes one kind for the other.
 """
 
 import re
@@ -10,11 +10,13 @@ import traceback
 from collections.abc import Collection, Mapping, Set
 from typing import Any
 
-# A password may hold what should have been escaped, so the last @ counts; and it may stand where
-# a text was cut off: then no @ comes after it.
-_PASSWORD_IN_URL = re.compile(r"(\w+://[^\s/:@]*):(?:\S+(@)|[^\s/@]+$)")
+# Bodies of a megabyte are searched: no pattern may look at a letter from each place before it.
+_TOKEN = re.compile(r"\S+")
+_USER_IN_URL = re.compile(r"\w://[^\s/:@]*:")
+# A password may stand where a text was cut off: then no @ comes after it.
+_PASSWORD_AT_END = re.compile(r"(\w://[^\s/:@]*):[^\s/@]+$")
 _PASSWORD_IN_TEXT = re.compile(
-    r"(?i)([\w-]*(?:password|passwd|pwd|secret|token|api[_-]?key)[\"']?\s*[=:]\s*)"
+    r"(?i)((?:password|passwd|pwd|secret|token|api[_-]?key)[\"']?\s*[=:]\s*)"
     r"([\"']?)[^\s\"',;&}]+"
 )
 
@@ -51,10 +53,10 @@ class ContentionError(StoreError):
 
 
 class KeysLocked(ContentionError):
-    """Somebody's transaction is at work on some keys for longer than the ledger waits; asking
-    again is safe.
+    """Another transaction holds locks on some keys for longer than the ledger waits; asking again
+    is safe.
 
-    A claim meets Busy instead.
+    A claim is answered with Busy instead.
     """
 
     def __init__(
@@ -62,9 +64,9 @@ class KeysLocked(ContentionError):
     ) -> None:
         super().__init__(text)
         self.keys = keys
-        """Those that are locked. All others were dealt with."""
+        """The keys that are locked. All others were processed."""
         self.written = written
-        """Those of them that are stored."""
+        """The others of which the change is stored."""
 
 
 class HandlerDied(OncelyError):
@@ -72,8 +74,8 @@ class HandlerDied(OncelyError):
 
 
 class EndedError(OncelyError):
-    """The transaction that a handler was to work in was committed or rolled back meanwhile, by the
-    handler or by the database, or can only be rolled back.
+    """The transaction of a handler ended before the handler did: the handler or the database has
+    committed it or rolled it back, or it can only be rolled back.
     """
 
     is_undone = False
@@ -85,8 +87,8 @@ class TransportError(OncelyError):
 
 
 class BrokerRefused(ConfigError):
-    """The broker refuses, and will whenever it is asked: a wrong password, or a queue of another
-    type. The text says what to mend.
+    """The broker refuses, and would refuse again: a wrong password, or a queue that exists with
+    another type. The text says what to change.
     """
 
 
@@ -96,13 +98,14 @@ class PublishRefused(TransportError):
     def __init__(self, refused: Mapping[int, str], passing: Collection[int] = ()) -> None:
         super().__init__(refused, passing)
         self.refused = refused
-        """The place of each among those that were to be published, and the reason."""
+        """The place of each refused message among those given to `publish`, and the reason."""
         self.passing = passing
-        """Those of them that may be taken later: their queue was full, say, or not available."""
+        """The places of those that the broker may accept later: their queue was full, say, or not
+        available."""
 
     def __str__(self) -> str:
         place, reason = next(iter(self.refused.items()))
-        return f"{len(self.refused)} of the messages refused; message {place}: {reason}"
+        return f"messages refused: {len(self.refused)}; message {place}: {reason}"
 
 
 class FencedError(OncelyError):
@@ -118,8 +121,8 @@ class WaitingError(BusyError):
 
 
 class RefusedError(OncelyError):
-    """The ledger does not grant what was asked, because of the state of the record, and will not
-    before that has changed: not by waiting.
+    """The state of the record does not allow what was asked. Waiting does not help: the record has
+    to change first.
     """
 
 
@@ -131,7 +134,7 @@ class ExhaustedError(RefusedError):
     """The message has failed permanently; it runs again only after a reset."""
 
     is_first = False
-    """Whether that was found out just now, and nobody was told before."""
+    """Whether this is the first answer that says so."""
 
 
 class DuplicateError(RefusedError):
@@ -148,7 +151,18 @@ class InDoubtError(RefusedError):
 
 def mask_passwords(text: str) -> str:
     """Replace what looks like a password in a URL or an assignment by stars."""
-    return _PASSWORD_IN_TEXT.sub(r"\1\2***", _PASSWORD_IN_URL.sub(r"\1:***\2", text))
+    if "://" in text:
+        text = _PASSWORD_AT_END.sub(r"\1:***", _TOKEN.sub(_mask_url, text))
+    return _PASSWORD_IN_TEXT.sub(r"\1\2***", text)
+
+
+def _mask_url(found: re.Match[str]) -> str:
+    # A password may hold what should have been escaped, so the last @ counts.
+    before, at, host = found[0].rpartition("@")
+    user = _USER_IN_URL.search(before)
+    if user is None or user.end() == len(before):
+        return found[0]
+    return f"{before[: user.end()]}***{at}{host}"
 
 
 def storable(text: str) -> str:
@@ -157,7 +171,7 @@ def storable(text: str) -> str:
 
 
 def traced(error: BaseException, limit: int = 16_000) -> str:
-    """As `describe`, with the traceback before it; of one that is too long, its end."""
+    """As `describe`, with the traceback before the text; one that is too long keeps its end."""
     try:
         text = "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001 - a user's __str__ may raise anything.
@@ -166,7 +180,7 @@ def traced(error: BaseException, limit: int = 16_000) -> str:
 
 
 def reason_of(error: BaseException, limit: int = 200) -> str:
-    """What an error says, without its type: the reason for which a message is set aside."""
+    """The text of an error without its type: the reason why a message is set aside."""
     return describe(_text_of(error), limit) or "no reason given"
 
 

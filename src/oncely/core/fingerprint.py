@@ -1,4 +1,4 @@
-"""What the fingerprint of a value is made of: equal for equal values, in every process."""
+"""The bytes that a value's fingerprint is made of: equal for equal values, in every process."""
 
 import json
 from dataclasses import fields, is_dataclass
@@ -12,10 +12,11 @@ from oncely.core.errors import MessageError
 
 
 def content_of(value: Any) -> bytes:
-    """The content of `value`; what is equal as JSON has the same, and bytes are their own.
+    """The content of `value` as bytes: the same for values that are equal as JSON. Bytes are their
+    own content.
 
-    Beyond JSON, dataclasses, enums, dates and times, Decimal, UUID and bytes have a content.
-    Raises MessageError for anything else: it could differ from process to process.
+    Besides JSON values it takes dataclasses, enums, dates and times, Decimal, UUID and bytes.
+    Raises MessageError for anything else: its content could differ from process to process.
     """
     if isinstance(value, bytes):
         return value
@@ -23,13 +24,13 @@ def content_of(value: Any) -> bytes:
         return json.dumps(value, sort_keys=True, default=_shown).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise MessageError(
-            f"fingerprint: {error}; give fingerprint= a function that returns what tells "
-            "messages apart"
+            f"fingerprint: {error}; write fingerprint= as a function that returns the values to "
+            "compare, as JSON"
         ) from error
 
 
 def _shown(value: Any) -> Any:
-    """What JSON can hold of a value that it does not know, with the name of its type."""
+    """A JSON value for one whose type JSON does not know, with the name of that type."""
     kind = type(value).__qualname__
     match value:
         case Enum():
@@ -43,4 +44,4 @@ def _shown(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         compared = (each.name for each in fields(value) if each.compare)
         return {kind: {name: getattr(value, name) for name in compared}}
-    raise TypeError(f"{kind} shows no content")
+    raise TypeError(f"{kind} has no JSON form")

@@ -8,7 +8,7 @@ from uuid import UUID
 from oncely.core.errors import MessageError
 
 Id = str | int | UUID
-"""What users may tell a message by; an int and a UUID are stored as text."""
+"""What users may identify a message by; an int and a UUID are stored as text."""
 
 MAX_ID_LENGTH = 255
 """Characters. The column of the ledger's table is as wide."""
@@ -32,7 +32,7 @@ def id_text(value: Any) -> Any:
 def id_of_key(value: object) -> str | None:
     """The id that a `key=` function of the user's has returned; None where it returned None.
 
-    Raises MessageError for anything else than text, an int or a UUID.
+    Raises MessageError for anything other than text, an int or a UUID.
     """
     text: object = id_text(value)
     if text is None or isinstance(text, str):
@@ -45,7 +45,7 @@ def check_id(value: object, what: str = "id", max_length: int = MAX_ID_LENGTH) -
     """Return `value` if it can identify a message (or, as `what` says, a consumer).
 
     Raises MessageError, its text the reason: missing, empty (also when only white space), not a
-    string, too long, or with a character that no database stores.
+    string, too long, or with a character that some databases cannot store.
     """
     if value is None:
         raise MessageError(f"missing {what}")
@@ -53,7 +53,7 @@ def check_id(value: object, what: str = "id", max_length: int = MAX_ID_LENGTH) -
         raise MessageError(f"{what} is not a string")
     is_plain = value.isascii() and value.isprintable() and not value.isspace()
     if is_plain and 0 < len(value) <= max_length:
-        return value  # As most are: the rest finds out what is wrong.
+        return value  # The usual case. The lines below find out what is wrong.
     if not value or value.isspace():
         raise MessageError(f"empty {what}")
     if len(value) > max_length:
@@ -62,8 +62,8 @@ def check_id(value: object, what: str = "id", max_length: int = MAX_ID_LENGTH) -
 
 
 def are_plain_ids(values: Collection[str | None]) -> bool:
-    """Whether all are ids as most are: of printable ASCII, without a space. Of any others
-    `check_id` tells; to ask it for each of many takes ten times as long.
+    """Whether all are ids of the usual kind: printable ASCII without a space. Where they are not,
+    ask `check_id` about each; to ask it about each of many takes ten times as long.
     """
     try:
         together = "".join(values)  # type: ignore[arg-type]
@@ -96,16 +96,19 @@ def check_fingerprint(value: str | None) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
-        raise MessageError("a fingerprint is printable ASCII")
+        raise MessageError("fingerprint is not text of printable ASCII characters")
     if not 0 < len(value) <= MAX_FINGERPRINT_LENGTH:
-        raise MessageError(f"a fingerprint has 1 to {MAX_FINGERPRINT_LENGTH} characters")
+        raise MessageError(
+            f"fingerprint is not 1 to {MAX_FINGERPRINT_LENGTH} characters long; write a digest of "
+            "the values to compare"
+        )
     return value
 
 
 def fingerprint_of(payload: bytes) -> str:
-    """A short digest by which two payloads under one id are told apart.
+    """A short digest that differs for two payloads under one id.
 
-    Raises MessageError for what is no bytes.
+    Raises MessageError where the payload is not bytes.
     """
     try:
         return hashlib.blake2b(payload, digest_size=16).hexdigest()

@@ -9,7 +9,7 @@ from oncely.core.errors import MessageError
 def _no_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = dict(pairs)
     if len(names) != len(pairs):
-        raise ValueError("a name stands twice in one object")
+        raise ValueError("an object has a name twice")
     return names
 
 

@@ -1,4 +1,6 @@
-"""Message; and what is being processed now, in this thread and task: how it reaches its claim."""
+"""Message, and the message that this thread or task processes now: how a handler's code reaches its
+claim.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
@@ -17,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The thing sent. `claim`, where it is set, says under which right a handler has it."""
+    """The thing sent. `claim`, where it is set, is the claim under which a handler has it."""
 
     id: str
     body: bytes = b""
@@ -31,11 +33,11 @@ class Message:
 
     @classmethod
     def from_cloudevent(cls, headers: Mapping[str, Any], body: bytes) -> Self:
-        """The message that a CloudEvent is, in binary or structured mode.
+        """A CloudEvent, in binary or structured mode, as a message.
 
         `headers` are those of HTTP, Kafka (`ce_id`) or AMQP (`cloudEvents:id`), their content type
-        among them. The id is made of the event's source and id. Raises MessageError for what is no
-        CloudEvent.
+        among them. The id is made of the event's source and id. Raises MessageError where they are
+        not a CloudEvent.
         """
         from oncely.core.cloudevents import fields_of
 
@@ -90,7 +92,7 @@ class Message:
 
     @property
     def _processing(self) -> "Processing":
-        """What this message is processed by. Raises MessageError where it is another's."""
+        """The processing of this message. Raises MessageError where another one is processed."""
         processing = current()
         if processing.message is not None and processing.message.id != self.id:
             raise MessageError(
@@ -102,7 +104,7 @@ class Message:
 def check_message(message: Message, *, needs_id: bool = True) -> Message:
     """Return `message` if every store and broker can take it, whatever its annotations say.
 
-    Raises MessageError, its text the reason. Unless it `needs_id`, it may have none.
+    Raises MessageError, its text the reason. Without `needs_id` the id may be empty.
     """
     if needs_id or message.id:
         check_id(message.id)
@@ -110,7 +112,7 @@ def check_message(message: Message, *, needs_id: bool = True) -> Message:
         raise MessageError("body is not bytes")
     for what in ("type", "source", "content_type"):
         text = getattr(message, what)
-        # As most are: the rest finds out what is wrong.
+        # The usual text passes here; `check_text` finds out what is wrong with any other.
         if not (isinstance(text, str) and text.isascii() and text.isprintable()):
             check_text(text, what)
     if message.key is not None:
@@ -138,7 +140,7 @@ class Processing(Protocol):
 
     @property
     def claim(self) -> Claim:
-        """The right under which the handler runs."""
+        """The claim under which the handler runs."""
 
     @property
     def idempotency_key(self) -> str:
@@ -154,7 +156,7 @@ class Processing(Protocol):
     @overload
     def step(self, name: str, function: Callable[..., T], *args: Any) -> T: ...
     def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Run `function` once for the message, and return its result, as JSON has it.
+        """Run `function` once for the message, and return its result, as it is read from JSON.
 
         A later attempt returns the kept result and does not run it. An async function is to be
         awaited. Raises FencedError where another worker took the message over, MessageError for a
@@ -179,7 +181,7 @@ _current: ContextVar[Processing | None] = ContextVar("oncely_processing", defaul
 
 
 def current() -> Processing:
-    """What is being processed. Raises MessageError outside a handler."""
+    """The processing of this thread or task. Raises MessageError outside a handler."""
     processing = _current.get()
     if processing is None or processing.is_over:
         raise MessageError(
@@ -190,7 +192,9 @@ def current() -> Processing:
 
 
 class entered:  # noqa: N801 - reads as a statement.
-    """While this is entered, `processing` is what is being processed in this thread and task."""
+    """While this is entered, `processing` is the one that `current` returns in this thread or
+    task.
+    """
 
     def __init__(self, processing: Processing | None) -> None:
         self._processing = processing
@@ -199,8 +203,8 @@ class entered:  # noqa: N801 - reads as a statement.
         self._token = _current.set(self._processing)
 
     def __exit__(self, *_: object) -> None:
-        # A generator may be closed by another task than the one that began it: what is processed
-        # there is not what was entered here.
+        # A generator may be closed by another task than the one that began it: that task has its
+        # own value of the variable, which is not reset.
         try:  # noqa: SIM105 - cheaper than `suppress`, and this is entered for each message.
             _current.reset(self._token)
         except ValueError:

@@ -27,7 +27,7 @@ CountDuplicates = Literal["each", "daily"]
 
 
 class _UsualTries(int):
-    """The number of tries where nobody has set one."""
+    """The default number of tries: its type says that nobody has set it."""
 
 
 _USUAL_BACKOFF: Sequence[Duration] = ("30s", "2m", "5m")
@@ -38,37 +38,39 @@ class Policy:
     """What happens where there is a choice. Raises ConfigError, which names the wrong field."""
 
     on_failed: OnFailed = "retry"
-    """What a redelivery of a failed message meets."""
+    """What happens when a failed message is delivered again."""
     tries: int | None = _UsualTries(5)
-    """Attempts before a message is exhausted; None: no limit. Where the caller is who tries again,
-    as with `once`, there is none unless it is set."""
+    """Attempts before a message is exhausted; None: no limit. Where the caller itself retries, as
+    with `once`, there is no limit unless one is set."""
     backoff: Sequence[Duration] | Duration = _USUAL_BACKOFF
     """Delays between attempts; the last repeats."""
     on_busy: OnBusy = "requeue"
-    """Another worker holds a live claim: come back later, or let the delivery go."""
+    """Another worker holds a live claim: requeue the delivery, or acknowledge it."""
     lease: Duration = "5m"
     """A claim's time limit, extended while the handler runs; "none" holds it for ever."""
     on_in_doubt: OnInDoubt | Probe = "retry"
-    """What a claim whose lease ran out leads to; a probe is asked what happened."""
+    """What happens to a message whose claim ran out. A probe is a function that finds out whether
+    the effect happened."""
     on_outage: OnOutage = "pause"
-    """The ledger cannot be reached: wait for it, or run without a claim."""
+    """The ledger cannot be reached: wait for it, or run the handler without a claim."""
     on_mismatch: OnMismatch = "dead_letter"
     """The same id with another payload."""
     on_missing_id: OnMissingId = "dead_letter"
-    """A message without an id: refuse it, know it by its payload, or run it without a claim."""
+    """A message without an id: refuse it, identify it by its payload, or run it without a claim."""
     on_too_old: OnTooOld = "dead_letter"
-    """Sent before what the ledger has forgotten of this consumer, and not in it."""
+    """A message without a record that was sent before the horizon: the ledger may have forgotten
+    its record."""
     on_unknown_type: OnUnknownType = "wait"
     """No handler here takes messages of its type: another version may, while one is deployed."""
     wait_unknown: Duration = "15m"
-    """How long such a message waits for that before it is a dead letter."""
+    """How long a message of an unknown type waits before it becomes a dead letter."""
     retention: Duration = "30d"
-    """How long a record is kept after its message was last seen, by whoever purges the ledger."""
+    """How long a record is kept after its message was last seen; a purge removes older records."""
     results: Results = "off"
     """Whether a handler's result is kept, as JSON, and given to duplicates."""
     count_duplicates: CountDuplicates = "each"
-    """Whether a completed record takes down each duplicate, and when it came, or the first of a
-    day: then most cost no write."""
+    """Whether a completed record counts each duplicate, and when it came, or only the first of a
+    day: then most duplicates cost no write."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -104,12 +106,12 @@ class Policy:
 
     @property
     def sets_retries(self) -> bool:
-        """Whether somebody has set how often failures are tried again, or after what delays."""
+        """Whether somebody has set how often failures are retried, or after what delays."""
         is_set = not isinstance(self.tries, _UsualTries) or self.backoff is not _USUAL_BACKOFF
         return is_set and self.on_failed == "retry"
 
     def for_callers(self) -> "Policy":
-        """The same where the caller is who tries again: without a limit, unless one was set."""
+        """The same policy where the caller itself retries: without a limit, unless one was set."""
         return replace(self, tries=None) if isinstance(self.tries, _UsualTries) else self
 
     def delay_s(self, attempts: int) -> float:
@@ -145,7 +147,7 @@ def _check_choices(policy: Policy) -> None:
         if value not in choices and not (name == "on_in_doubt" and callable(value)):
             raise ConfigError(f"{name}: {value!r} is none of {', '.join(choices)}")
     if inspect.iscoroutinefunction(policy.on_in_doubt):
-        raise ConfigError("on_in_doubt: a probe is called, and not awaited; write it without async")
+        raise ConfigError("on_in_doubt: the probe is async; write it without async")
 
 
 def at_most_once(**changes: Any) -> Policy:
@@ -159,5 +161,7 @@ def at_least_once(**changes: Any) -> Policy:
 
 
 def effectively_once(**changes: Any) -> Policy:
-    """For effects that commit together with the claim: failures run again, doubts wait."""
+    """For effects that commit together with the claim: what failed runs again, what is in doubt is
+    held.
+    """
     return replace(Policy(on_in_doubt="hold"), **changes)

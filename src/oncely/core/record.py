@@ -22,7 +22,7 @@ class State(StrEnum):
 
     @property
     def word(self) -> str:
-        """What people read: the column's `sent` is a completed record, whatever it has sent."""
+        """The word that people read: a record stored as `sent` is completed."""
         return self.name.lower()
 
 
@@ -32,15 +32,15 @@ class _KeyPair(NamedTuple):
 
 
 class Key(_KeyPair):
-    """What a record is found by: two consumers never see each other's records.
+    """Identifies a record: two consumers never see each other's records.
 
-    A message id that is an int or a UUID is known by its text.
+    A message id that is an int or a UUID is stored as its text.
     """
 
     __slots__ = ()
 
     def __new__(cls, consumer: str, message_id: Id) -> Self:
-        """The two as a key, whatever they are: `check_key` judges them."""
+        """The two as a key, unchecked: `check_key` checks them."""
         text = message_id if type(message_id) is str else id_text(message_id)
         return tuple.__new__(cls, (consumer, text))
 
@@ -61,7 +61,9 @@ def check_keys(keys: Collection[Key]) -> None:
 
 
 def idempotency_key(key: Key, step: str | None = None) -> str:
-    """What an outside service may be handed to tell a repetition by; one for each step."""
+    """An idempotency key for outside services, by which they recognize a repeated call; each step
+    has its own.
+    """
     names = [*key] if step is None else [*key, step]
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
@@ -72,14 +74,14 @@ class Record(NamedTuple):
     key: Key
     state: State
     attempts: int
-    """Handler runs granted so far, also those that never came to an end."""
+    """Handler runs granted so far, including those that never ended."""
     fence: int
     """Grows with every granted claim; only the holder of the newest may write."""
     first_seen: float
     last_seen: float
     lease_until: float | None = None
-    """When the claim on a record in processing runs out; None for never. Of a failed one: when its
-    message is due, which waits in the ledger; None where it does not.
+    """When the claim on a record in processing runs out; None for never. For a failed record: when
+    its message, which waits in the ledger for its retry, is due; None where it does not wait there.
     """
     metadata: Mapping[str, Any] | None = None
     result: Any = None
@@ -87,18 +89,18 @@ class Record(NamedTuple):
     exhausted: bool = False
     """Failed permanently: claimed again only after a reset."""
     duplicates: int = 0
-    """Deliveries turned away since the handler has succeeded."""
+    """Duplicate deliveries that were counted since the handler succeeded."""
     version: int = 0
-    """Compared by swaps. The low 24 bits count writes, from any number on. The high ones, its
-    birth, are the token of whoever was granted the newest claim, and change with a release. So a
-    claim from before a release, a purge or a forget is never taken for a later one, and an asker
-    whose answer was lost is given the same claim again."""
+    """Compared by swaps. The low 24 bits count writes, starting at any number. The high bits are
+    the birth: the token with which the newest claim was asked for, or another number after a
+    release. So a claim from before a release, a purge or a forget is never taken for a later one,
+    and an asker whose answer was lost is given the same claim again."""
 
     @property
     def error(self) -> str | None:
         """Why the last attempt failed."""
         error = self.metadata.get("error") if self.metadata else None
-        # A service that shares the table may have kept something else than a text.
+        # A service that shares the table may have kept something other than text.
         return error if error is None or isinstance(error, str) else repr(error)
 
     @property
@@ -108,7 +110,7 @@ class Record(NamedTuple):
 
     @property
     def birth(self) -> int:
-        """Tells this claim, or this record, from an earlier one under the same key."""
+        """Distinguishes this claim, or this record, from an earlier one under the same key."""
         return self.version >> _WRITES_BITS
 
 
@@ -140,7 +142,7 @@ class Claim(NamedTuple):
 
     @property
     def takes_over(self) -> bool:
-        """Whether an earlier claim had run out, of which nobody knows what it did."""
+        """Whether it replaces an earlier claim that ran out, whose effect may have happened."""
         return self.former is not None and self.former.state is State.PROCESSING
 
 
@@ -152,6 +154,6 @@ def birth_of(number: int) -> int:
 def version_of(birth: int, writes: int = 0) -> int:
     """The version with this birth after so many writes.
 
-    The count goes on where a birth changes: no version of a record is ever used again.
+    The count of writes continues when the birth changes: no version of a record is used twice.
     """
     return birth_of(birth) << _WRITES_BITS | writes % (1 << _WRITES_BITS)

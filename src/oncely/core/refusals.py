@@ -27,7 +27,7 @@ from oncely.core.errors import (
 
 
 def refusal(outcome: ClaimOutcome) -> OncelyError:
-    """What a caller is raised, to whom a message is not granted."""
+    """The error to raise to a caller who is not granted the message."""
     match outcome:
         case Granted(claim) | Handled(claim):
             raise AssertionError(f"{claim.key} is granted")
@@ -38,7 +38,7 @@ def refusal(outcome: ClaimOutcome) -> OncelyError:
         case Waiting(record, due):
             when = datetime.fromtimestamp(due, UTC).isoformat(" ", "seconds")
             return WaitingError(
-                f"{record.key.message_id!r} has failed, and waits to be tried again: due {when}"
+                f"{record.key.message_id!r} has failed, and waits for a retry: due {when}"
             )
         case Mismatch(record):
             return MismatchError(f"{record.key.message_id!r} was seen before with other content")
@@ -53,6 +53,6 @@ def refusal(outcome: ClaimOutcome) -> OncelyError:
         case TooOld(horizon, key):
             when = datetime.fromtimestamp(horizon, UTC).isoformat(" ", "seconds")
             return TooOldError(
-                f"{key.message_id!r} was sent before {when}, and the ledger has forgotten what it "
-                "knew up to then: it may have been handled before"
+                f"{key.message_id!r} was sent before {when}, and the ledger has forgotten records "
+                "from before that time: it may have been handled"
             )

@@ -5,8 +5,8 @@ record stands when the command arrives, and the cell is the rule that answers. A
 carries a claim reaches the table only when the claim is the newest of the record; otherwise the
 answer is Fenced.
 
-Every command may be repeated by whoever did not hear the answer, and is answered as before: an Ask
-by its token (`REPEATED`, below the table), a claim's command by what it has left behind.
+Whoever did not receive the answer to a command may repeat the command, and gets the same answer: an
+Ask by its token (`REPEATED`, below the table), a claim's command by what it has stored.
 
     standing    the record is
     ABSENT      not there
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from oncely.core.commands import (
     Ask,
     Busy,
+    Cancel,
     Command,
     Complete,
     Confirm,
@@ -39,6 +40,7 @@ from oncely.core.commands import (
     Forget,
     Granted,
     Handled,
+    Happened,
     Held,
     InDoubt,
     MarkHandled,
@@ -47,6 +49,7 @@ from oncely.core.commands import (
     Refused,
     Release,
     Reset,
+    RunNow,
     TooOld,
     Waiting,
     Written,
@@ -130,7 +133,7 @@ def decide(
     """Answer `command` for `record` as it is stored, at `now` by the store's clock.
 
     `horizon` is up to when records of its consumer may have been forgotten, by the same clock;
-    None where none ever were, and for what `depends_on_horizon` is false of.
+    None where none ever were, and for commands of which `depends_on_horizon` is false.
     """
     row = TABLE[type(command)]
     if isinstance(command, Held):
@@ -148,7 +151,7 @@ def decide(
 
 
 def is_newest(claim: Claim, record: Record | None) -> bool:
-    """Whether no other claim of its record was granted, or let go, since `claim` was."""
+    """Whether `claim` is the newest of its record: not released, and none was granted after it."""
     return record is not None and record.fence == claim.fence and record.birth == claim.record.birth
 
 
@@ -165,7 +168,7 @@ def _was_released(claim: Claim, record: Record | None) -> bool:
 
 
 def _birth_after(record: Record) -> int:
-    """Of what a release leaves: it ends the claim that is released."""
+    """The birth that a release leaves: with it, the released claim is not the newest any more."""
     return birth_of(record.birth + 1)
 
 
@@ -191,12 +194,28 @@ def _is_too_old(ask: Ask, horizon: float) -> bool:
     return depends_on_horizon(ask) and ask.sent_at is not None and ask.sent_at < horizon
 
 
+# ---- What an answer does not depend on ---------------------------------------------------------
+
+COPIED = frozenset({"fingerprint", "metadata"})
+"""What a record that is new takes from its Ask as it is: without a record, the answer depends on
+neither.
+"""
+UNREAD_WITHOUT_HORIZON = frozenset({"sent_at"})
+"""What else of an Ask no answer depends on where there is neither a record nor a horizon."""
+VERSIONED = frozenset({"token"})
+"""What the version of a record that is new is made of, and no answer depends on without a record."""
+ALIKE_WHILE_HELD = frozenset({Complete, MarkHandled, Fail, Extend})
+"""Commands whose answer depends on nothing of the claim but its record, and on nothing of its
+version, which they count on.
+"""
+
+
 # ---- What an end means -------------------------------------------------------------------------
 
 AFTER_DUPLICATE = Ending(Told.NOTHING, Ack(), Counted.DUPLICATE)
 """What follows where nothing is left to do."""
 AGAIN_S = 1.0
-"""Seconds until the redelivery of a message that was not handled, through no fault of its own."""
+"""Seconds until the redelivery of a message that was not handled, and has not failed."""
 AFTER_DOUBT = Ending(Told.NOTHING, Delay(AGAIN_S), Counted.GIVEN_BACK)
 """What follows where nobody knows what of a handler's transaction is stored: its claim runs out."""
 AFTER_OUTAGE = Ending(Told.NOTHING, Delay(AGAIN_S), Counted.RETRIED)
@@ -212,8 +231,8 @@ def after_end(
     *,
     is_stopping: bool = False,
 ) -> Ending:
-    """What follows where a message has come as far as `phase`, with `error` where that has failed,
-    in the attempt of that number.
+    """What follows where a message has reached `phase` in the attempt with that number, with
+    `error` where something has failed.
 
     `is_stopping`: whether this process is being stopped. Only then is an error that is not an
     Exception (SystemExit, CancelledError) something other than a failed attempt.
@@ -228,15 +247,15 @@ def after_end(
 
 
 def fails_by_death(policy: Policy) -> bool:
-    """Whether a handler whose process has died in it has failed, as by an exception. Else its
-    message is in doubt: the effect may have happened, and trying again is not for granted.
+    """Whether the death of a handler's process is a failure, as an exception is. Else the message
+    is in doubt: the effect may have happened, and the policy may not allow a retry.
     """
     return policy.on_in_doubt == "retry"
 
 
 def recorded(error: BaseException | None) -> str:
-    """What a record says of a failure. That a message is unusable stands in front of the reason
-    alike, whatever type of its own an error has: whoever meets the message again tells by that.
+    """The error text that a failed record keeps. For an unusable message it begins with "Reject" or
+    "MessageError", whatever subclass was raised: later deliveries recognize it by that word.
     """
     for kind in (Reject, MessageError):
         if isinstance(error, kind):
@@ -245,7 +264,7 @@ def recorded(error: BaseException | None) -> str:
 
 
 def after_stop(policy: Policy, phase: Phase) -> Ending:
-    """What follows where this process stops before the end of a handler, which has not failed."""
+    """What follows where this process stops before a handler has ended: that is not a failure."""
     may_run_again = phase < Phase.CALLED or policy.on_in_doubt == "retry"
     verdict = Requeue() if phase is Phase.WAITING else Delay(AGAIN_S)
     return Ending(Told.RELEASED if may_run_again else Told.NOTHING, verdict, Counted.GIVEN_BACK)
@@ -271,7 +290,7 @@ def _after_failure(policy: Policy, attempts: int, error: BaseException) -> Endin
 def after_refusal(error: Exception) -> Ending:
     """What follows where a handler does not run, or the ledger does not take its end."""
     if isinstance(error, ExhaustedError) and error.is_first:
-        # Its tries are spent, and whoever spent the last has not lived to tell.
+        # Its tries are spent, and the worker of the last try died before it could say so.
         return Ending(Told.NOTHING, SetAside(describe(error)), Counted.FAILED)
     if isinstance(error, DuplicateError | WaitingError):
         return AFTER_DUPLICATE
@@ -281,18 +300,18 @@ def after_refusal(error: Exception) -> Ending:
 
 
 BEHIND = Ending(Told.NOTHING, Delay(0.0), Counted.GIVEN_BACK)
-"""What follows where a message is to wait for another of its order."""
+"""What follows where a message has to wait behind another of its ordering key."""
 GIVEN_BACK = Ending(Told.NOTHING, Requeue(), Counted.GIVEN_BACK)
-"""What follows where others are to have a message."""
+"""What follows where a message is left to other workers."""
 WITHDRAWN = Ending(Told.RELEASED, Ack(), Counted.SKIPPED)
 """What follows where a handler refuses to do anything: its message counts as never seen."""
 UNKNOWN_S = 2.0
-"""Seconds after which a message that nobody here takes is brought to somebody again."""
+"""Seconds until the redelivery of a message of a type that no handler here takes."""
 
 
 def after_unknown(policy: Policy, error: MessageError, waited_s: float, *, drains: bool) -> Ending:
-    """What follows where no handler takes messages of that type, and it has waited so long for
-    one. Who `drains` waits for nobody.
+    """What follows where no handler here takes messages of that type. `waited_s` is how long the
+    message has waited for one; a consumer that `drains` does not wait.
     """
     may_wait = policy.on_unknown_type == "wait" and not drains
     if may_wait and waited_s < seconds(policy.wait_unknown):
@@ -314,9 +333,14 @@ def _grant_first(_: None, ask: Ask, now: float) -> Decision:
         lease_until=_lease_end(ask.lease_s, now),
         metadata=ask.metadata,
         fingerprint=ask.fingerprint,
-        version=version_of(ask.token, ask.count_from),
+        version=first_version(ask, ask.token),
     )
     return Decision(Granted(Claim(record, ask.lease_s)), record)
+
+
+def first_version(ask: Ask, token: int) -> int:
+    """The version of a new record of this Ask, or of one like it with that token."""
+    return version_of(token, ask.count_from)
 
 
 def _grant_again(record: Record, ask: Ask, now: float) -> Decision:
@@ -343,9 +367,8 @@ def _grant_the_same(record: Record, ask: Ask, now: float) -> Decision:
 
 
 def _before_claim(record: Record, policy: Policy, now: float) -> Record | None:
-    """What a release of this claim restores: the record does not tell what it was before.
-
-    Of what the policy grants, it is the one that says less: in doubt, where it may have been.
+    """The record that a release of this claim restores. The stored one does not say what it was
+    before, so it is what the policy would grant again: in doubt, or failed where it grants no doubt.
     """
     if record.fence == 1:
         return None
@@ -355,8 +378,8 @@ def _before_claim(record: Record, policy: Policy, now: float) -> Record | None:
 
 
 def _grant_sending(record: Record, ask: Ask, now: float) -> Decision:
-    # No attempt is counted: the handler does not run again. Nor is there a lease to wait for:
-    # whoever sends takes the deferred messages themselves.
+    # No attempt is counted: the handler does not run again. There is no lease either: whoever
+    # sends takes the deferred messages one by one.
     new = record._replace(
         fence=record.fence + 1,
         last_seen=now,
@@ -371,20 +394,20 @@ def _send_the_same(record: Record, ask: Ask, _: float) -> Decision:
 
 
 def _busy(record: Record, ask: Ask, _: float) -> Decision:
-    # What waited in the ledger is no copy of what is at work: were it let go, nothing would be left
-    # of the message where that worker dies.
+    # A message that waited in the ledger is the only copy left: if it were dropped here and the
+    # other worker died, the message would be lost.
     if ask.policy.on_busy == "discard" and not ask.is_taken:
         return Decision(Duplicate(record), record)
     return Decision(Busy(record, record.lease_until), record)
 
 
 def while_locked(record: Record | None, command: Command, now: float) -> Busy | None:
-    """The answer to a command that is not carried out, as somebody's transaction is at work on the
-    key: None where there is none.
+    """The answer to a command that is not carried out because another transaction holds the key;
+    None where the command has no such answer.
     """
     if not isinstance(command, Ask):
         return None
-    # What is being written nobody else sees; all that is known is that it is being processed.
+    # What the transaction writes is not visible yet: only that the message is being processed.
     seen = record or _grant_first(None, command, now).new
     assert seen is not None  # noqa: S101 - a first claim is always granted.
     return Busy(seen._replace(lease_until=None) if record is None else seen, None)
@@ -392,11 +415,12 @@ def while_locked(record: Record | None, command: Command, now: float) -> Busy | 
 
 _DAY_S = 86_400.0
 _SMALL_PART = 30
-"""Of a retention, which goes by when a record was last seen: what is not noticed is to be less."""
+"""Of a retention, as its divisor. Retention counts from `last_seen`, which a duplicate that is not
+counted does not renew: a record may be purged earlier by this part of its retention, no more."""
 
 
 def spared_s(policy: Policy) -> float:
-    """For so long after it was last seen, a completed record takes down no duplicate."""
+    """How many seconds after it was last seen a completed record does not count duplicates."""
     if policy.count_duplicates == "each":
         return 0.0
     return min(_DAY_S, policy.retention_s / _SMALL_PART)
@@ -404,7 +428,7 @@ def spared_s(policy: Policy) -> float:
 
 def _duplicate(record: Record, ask: Ask, now: float) -> Decision:
     spared = spared_s(ask.policy)
-    # A transaction's time is when it began: what it waited for may have been seen after that.
+    # In a transaction `now` is when it began: a record that it waited for may have been seen later.
     if spared and now - record.last_seen < spared:
         return Decision(Duplicate(record), record)
     counted = record._replace(
@@ -428,8 +452,8 @@ def _same_exhausted(record: Record, _: Ask, __: float) -> Decision:
 def _ask_after_failure(record: Record, ask: Ask, now: float) -> Decision:
     due = record.lease_until
     if due is not None and not (ask.is_taken and due <= now):
-        # Whoever takes it from there when it is due runs it: this delivery of it is one more, or
-        # was taken before it failed.
+        # The worker that takes it from the ledger when it is due runs it. This delivery is another
+        # copy, or was taken before the message failed.
         return Decision(Waiting(record, due), record)
     # Without an attempt it was reset: that allows it to run, whatever the policy is.
     match ask.policy.on_failed if record.attempts else "retry":
@@ -454,7 +478,7 @@ def _after_doubt(record: Record, ask: Ask, now: float) -> Decision:
 
 
 def _after_probe(record: Record, ask: Ask, now: float) -> Decision:
-    # Another may have taken the message over, and have left it in doubt again, since it was asked.
+    # Since the probe was asked, another worker may have claimed the message and died as well.
     match ask.finding if ask.found_at in (None, record.fence) else "unknown":
         case "happened":
             new = completed(record, now)
@@ -466,7 +490,7 @@ def _after_probe(record: Record, ask: Ask, now: float) -> Decision:
 
 
 def _exhaust(record: Record, ask: Ask, error: str | None, now: float) -> Decision:
-    # The birth tells the asker, should it ask again, that nobody else was told.
+    # The birth is the asker's token: if it asks again, it is told again that it is the first.
     new = _failed(record, error, now, exhausted=True)._replace(
         version=version_of(ask.token, record.version + 1)
     )
@@ -481,7 +505,7 @@ def _fenced(record: Record, _: Command, __: float) -> Decision:
 
 
 def _again(record: Record, _: Command, __: float) -> Decision:
-    """Nothing is to be written: it is so, or the same was stored before and its answer was lost."""
+    """Nothing to write: the record is as asked, or the same was stored and its answer was lost."""
     return Decision(Written(record, is_repeated=True), record)
 
 
@@ -514,8 +538,8 @@ def _release(record: Record, release: Release, now: float) -> Decision:
     former = release.claim.former
     if former is None:
         return Decision(Written(None), None)
-    # The fence stays where it is: it never shrinks while the record exists. What was in doubt
-    # is in doubt again, from now on. The new birth ends the claim that is released.
+    # The fence stays: it never shrinks while the record exists. A record that was in doubt is in
+    # doubt again, from now on. The new birth ends the claim that is released.
     new = former._replace(
         fence=record.fence,
         lease_until=None if former.lease_until is None else now,
@@ -551,31 +575,85 @@ def _refuse(record: Record | None, _: Command, __: float) -> Decision:
     return Decision(Refused(record), record)
 
 
-_AFTER_RESET = 183_251_937_967
-"""To the birth that a reset leaves, which is neither that of a claim nor of what was released."""
+_AFTER_OPERATOR = 183_251_937_967
+"""Added to the birth by an operator's decision, so that it is neither that of a claim nor that of a
+release."""
 
 
 def _reset(record: Record, reset: Reset, now: float) -> Decision:
-    when = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
-    note = {"by": reset.by, "at": when, "why": reset.why}
+    if reset.fence not in (None, record.fence):
+        return _refuse(record, reset, now)
     new = record._replace(
         state=State.FAILED,
         attempts=0,
         last_seen=now,
         lease_until=None,
-        metadata={**(record.metadata or {}), "reset": note},
         fingerprint=None if reset.is_edited else record.fingerprint,
         exhausted=False,
-        # Whoever was at work on it, and is frozen, say, is not any more.
-        version=version_of(record.birth + _AFTER_RESET, record.version + 1),
+        version=record.version + 1,
     )
-    return Decision(Written(new), new)
+    return _decided(new, "reset", reset, now)
+
+
+def _happened(record: Record, happened: Happened, now: float) -> Decision:
+    if happened.fence not in (None, record.fence):
+        return _refuse(record, happened, now)
+    return _decided(completed(record, now), "happened", happened, now)
+
+
+def _decided(new: Record, what: str, said: Reset | Happened | Cancel, now: float) -> Decision:
+    """A record as an operator wants it, with who said so, when and why."""
+    when = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
+    note = {"by": said.by, "at": when, "why": said.why}
+    noted = new._replace(
+        metadata={**(new.metadata or {}), what: note},
+        # A worker that still runs, after a pause of its machine, say, has lost its claim.
+        version=version_of(new.birth + _AFTER_OPERATOR, new.version),
+    )
+    return Decision(Written(noted), noted)
 
 
 def _reset_endless(record: Record, reset: Reset, now: float) -> Decision:
-    # A claim without an end is in doubt when an operator says so; nothing else ever would.
+    # A claim without an end never runs out: only an operator can say that it is in doubt.
     is_endless = record.lease_until is None
     return _reset(record, reset, now) if is_endless else _refuse(record, reset, now)
+
+
+def _happened_endless(record: Record, happened: Happened, now: float) -> Decision:
+    is_endless = record.lease_until is None
+    return (_happened if is_endless else _refuse)(record, happened, now)
+
+
+def _happened_again(record: Record, happened: Happened, now: float) -> Decision:
+    return _said_again(record, "happened", happened, now)
+
+
+def _run_now(record: Record, run_now: RunNow, now: float) -> Decision:
+    if record.lease_until is None:
+        return _again(record, run_now, now)
+    new = record._replace(lease_until=now, last_seen=now, version=record.version + 1)
+    return Decision(Written(new), new)
+
+
+def _cancel(record: Record, cancel: Cancel, now: float) -> Decision:
+    failed = _failed(record, f"cancelled by {cancel.by}", now, exhausted=True)
+    return _decided(failed, "cancelled", cancel, now)
+
+
+def _cancel_again(record: Record, cancel: Cancel, now: float) -> Decision:
+    return _said_again(record, "cancelled", cancel, now)
+
+
+def _nothing(_: None, __: Command, ___: float) -> Decision:
+    # It waits, and was never tried: no record says anything of it.
+    return Decision(Written(None), None)
+
+
+def _said_again(record: Record, what: str, said: Happened | Cancel, now: float) -> Decision:
+    # Whoever did not hear the answer says it again.
+    note = (record.metadata or {}).get(what)
+    is_same = isinstance(note, Mapping) and (note.get("by"), note.get("why")) == (said.by, said.why)
+    return (_again if is_same else _refuse)(record, said, now)
 
 
 def _forget_endless(record: Record, forget: Forget, now: float) -> Decision:
@@ -593,7 +671,7 @@ def _forget(record: Record | None, forget: Forget, _: float) -> Decision:
 
 
 def completed(record: Record, now: float) -> Record:
-    """A record that may be completed, as it then is."""
+    """The record after its completion."""
     return record._replace(
         state=State.COMPLETED, lease_until=None, last_seen=now, version=record.version + 1
     )
@@ -616,7 +694,7 @@ def _failed(record: Record, error: str | None, now: float, *, exhausted: bool) -
 
 
 # Each rule narrows the command's type to its own row, and the record's to its columns; the table
-# is what guarantees that they meet.
+# guarantees that they fit.
 _Rule = Callable[[Any, Any, float], Decision]
 
 
@@ -640,10 +718,13 @@ TABLE: Mapping[type[Command], Sequence[_Rule]] = {
     Finish:        _row(_refuse,      _refuse,         _refuse,       _finish,        _refuse,        _refuse,    _again),
     CountDelivery: _row(_refuse,      _count,          _count,        _count,         _count,         _count,     _count),
     Reset:         _row(_refuse,      _reset_endless,  _reset,        _refuse,        _reset,         _reset,     _refuse),
+    Happened:      _row(_refuse,      _happened_endless, _happened,    _refuse,        _refuse,        _refuse,    _happened_again),
+    RunNow:        _row(_nothing,     _refuse,         _refuse,        _refuse,        _run_now,       _refuse,    _refuse),
+    Cancel:        _row(_nothing,     _refuse,         _refuse,        _refuse,        _cancel,        _cancel_again, _refuse),
     Forget:        _row(_forget,      _forget_endless, _forget,       _forget,        _forget,        _forget,    _forget),
 }
 
-# For an Ask whose token is the record's birth already: its asker did not hear what it was answered.
+# For an Ask whose token is the record's birth already: its asker did not receive the first answer.
 REPEATED: Sequence[_Rule] = \
                    _row(_grant_first, _grant_the_same, _grant_the_same, _send_the_same, _ask_after_failure, _same_exhausted, _same_duplicate)
 # fmt: on

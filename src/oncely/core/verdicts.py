@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """It is done with: the broker forgets it."""
+    """Acknowledge it: the broker forgets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Deliver it again at once, to anybody."""
+    """Deliver it again at once, to any consumer of the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Deliver it again, and not before `delay_s` seconds are over."""
+    """Deliver it again after `delay_s` seconds, not sooner."""
 
     delay_s: float
 
@@ -48,9 +48,9 @@ class Phase(IntEnum):
 
     WAITING = auto()
     STARTED = auto()
-    """What stands around the handler has begun."""
+    """The outermost middleware has begun."""
     RUNNING = auto()
-    """What stands behind the claim has begun."""
+    """The middleware behind the claim, or the handler, has begun."""
     CALLED = auto()
     """The handler itself was called, so that it may have had an effect."""
     STORED = auto()
@@ -58,7 +58,7 @@ class Phase(IntEnum):
 
 
 class Told(Enum):
-    """What the ledger is told of the end of a handler."""
+    """What the ledger stores about the end of a handler."""
 
     COMPLETED = auto()
     FAILED = auto()
@@ -70,7 +70,7 @@ class Told(Enum):
 
 
 class Counted(Enum):
-    """As what a delivery is counted; one of these, always."""
+    """How a delivery is counted: always exactly one of these."""
 
     HANDLED = auto()
     DUPLICATE = auto()
@@ -81,11 +81,11 @@ class Counted(Enum):
     REJECTED = auto()
     """The message is unusable, as its handler or its id says."""
     SET_ASIDE = auto()
-    """It is not granted, and never will be without people."""
+    """Its claim is not granted, and will not be without an operator's help."""
     SKIPPED = auto()
-    """What stands around the handler did not call it."""
+    """A middleware did not call the handler."""
     GIVEN_BACK = auto()
-    """It is redelivered, through no fault of its own."""
+    """It is redelivered, and has not failed."""
 
 
 class Ending(NamedTuple):

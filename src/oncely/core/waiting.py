@@ -12,18 +12,18 @@ from oncely.core.message import Message
 from oncely.core.record import Key
 
 MAX_QUEUE_LENGTH = 240
-"""Characters, of a queue in a ledger. The column of the table has room for them."""
+"""Characters of the name of a queue in a ledger. The column of the table has room for them."""
 
 OUTBOX = "send"
 """The queue of messages to be sent; a relay takes them."""
 _BATCH = 24
-"""Letters of a name that say with which others it was put in; the rest are its place."""
+"""Leading characters of a name, equal for messages put in together; the rest is the place."""
 _RETRIES = "retry/"
 _QUEUES = "queue/"
 
 
 def retries_of(consumer: str) -> str:
-    """The queue of what a consumer tries again, and of its dead letters, which are set aside."""
+    """The queue of a consumer's retries, and of its dead letters, which are set aside."""
     return f"{_RETRIES}{consumer}"
 
 
@@ -42,59 +42,59 @@ def name_of(queue: str) -> str:
 
 
 def consumer_of(queue: str) -> str | None:
-    """Whose retries wait in a queue; None where it is another's."""
+    """The consumer whose retries wait in a queue; None where it is not a queue of retries."""
     return queue.removeprefix(_RETRIES) if queue.startswith(_RETRIES) else None
 
 
 def name_of_queue(queue: str) -> str | None:
-    """By which programs know it; None where they put nothing there."""
+    """The name by which programs know a queue; None where it is not a queue of theirs."""
     return queue.removeprefix(_QUEUES) if queue.startswith(_QUEUES) else None
 
 
 def retry_name(queue: str) -> str:
-    """What tells the message that is tried again from others of its key: there is one at most."""
+    """The name of a retry in the queue, unique under its key: a key has one retry at most."""
     return digest(queue)
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingMessage:
-    """One message in one queue of a ledger; what goes to two destinations waits twice.
+    """One message in one queue of a ledger; a message for two destinations waits twice.
 
-    Told from others by `parent` and `name`.
+    Identified by `parent` and `name`.
     """
 
     id: str
     destination: str
-    """Where it is to be sent; empty for what is not."""
+    """Where it is to be sent; empty in a queue of retries or of programs."""
     message: Message
     parent: Key
     """The message that it belongs to: the one in whose processing it was sent, or itself."""
     position: int = 0
     """Its place in the order of sending, among those of its parent."""
     delay_s: float = 0.0
-    """It is not taken sooner than so many seconds after it was kept."""
+    """It is not taken sooner than this many seconds after it was stored."""
     attempts: int = 0
     """How often it was tried, or a transport has refused it."""
     error: str | None = None
-    """Why it failed last, or was refused."""
+    """Why it failed or was refused the last time."""
     number: int | None = None
     """Its place among all that the store holds; None before it is stored."""
     queue: str = OUTBOX
     reason: str | None = None
     """Why it is set aside, where it is."""
     is_set_aside: bool = False
-    """Whether it waits for people: nobody takes it, and nothing waits behind it."""
+    """Whether it waits for people: no worker takes it, and nothing waits behind it."""
     name: str = ""
     lane: str = ""
     """Messages of one lane are taken in their order; one lane does not wait for another.
 
-    Those to be sent to one destination with one ordering key; without a key, those of one parent.
-    One with a delay is a lane of its own: nothing is to wait for a time that is to come.
+    In the outbox, the messages to one destination with one ordering key are a lane; without a key,
+    those of one parent. A delayed message has its own lane, so that nothing waits for its time.
     """
     since: float | None = field(default=None, compare=False)
-    """When it was kept first, by the store's clock, as are the others."""
+    """When it was first stored, by the store's clock, as are the next two."""
     last_seen: float | None = field(default=None, compare=False)
-    """When it was kept or put back last."""
+    """When it was last stored or put back."""
     due: float | None = field(default=None, compare=False)
     """When it can be taken, unless it is held."""
 
@@ -124,11 +124,11 @@ class WaitingMessage:
     def queued(
         cls, queue: str, messages: Sequence[Message], names: Sequence[str] | None = None
     ) -> list[Self]:
-        """What is put into the queue of that name: one more each, whatever their ids. Of those with
-        one ordering key the next waits until the one before is done with.
+        """The messages to put into the queue of that name: each is a new one, whatever its id. Of
+        those with one ordering key, each waits until the one before it is done.
         """
         into, names = queue_named(queue), names or names_for(len(messages))
-        # They belong to no message, and are not looked for by one.
+        # They have no parent, and are never looked up by one.
         return [
             cls(
                 id=message.id,
@@ -143,29 +143,29 @@ class WaitingMessage:
         ]
 
     def moved(self, queue: str) -> Self:
-        """The same as it stands in another queue."""
+        """The same message in another queue."""
         into, key = queue_named(queue), self.message.key
         return replace(self, queue=into, lane=self.name if key is None else lane_in(into, key))
 
     @property
     def key(self) -> Key:
-        """What the ledger knows it by, of one that is tried again or set aside."""
+        """The key of its record, for a retry or a dead letter."""
         return self.parent
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRow:
-    """A message as it was taken from a queue in a store, for whoever is to end it there."""
+    """A message taken from a queue in a store, for whoever removes it there."""
 
     row: WaitingMessage
     place: object
-    """As `Store.place` has it."""
+    """`Store.place` of that store."""
     is_over: bool = False
-    """Whether it was removed with the end of its record."""
+    """Whether it was removed in the commit that ended its record."""
 
 
 DeferredMessage = WaitingMessage
-"""What a handler has sent, by the name that it has there."""
+"""The name of a waiting message that a handler has sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +173,9 @@ class DeadLetter:
     """A message that was set aside by a consumer, for people."""
 
     id: int
-    """By which it is found again."""
+    """Its number, by which it is found again."""
     key: Key
-    """The consumer, and the message's id; empty for what has none."""
+    """The consumer, and the message's id; empty where it has none."""
     message: Message
     """As it came."""
     reason: str
@@ -188,7 +188,7 @@ class DeadLetter:
 
     @classmethod
     def of(cls, row: WaitingMessage) -> Self:
-        """The dead letter that waits so."""
+        """The dead letter in a row."""
         return cls(
             row.number or 0,
             Key(consumer_of(row.queue) or row.parent.consumer, row.parent.message_id),
@@ -202,21 +202,21 @@ class DeadLetter:
 
 
 def names_for(count: int) -> list[str]:
-    """Names for so many messages that nothing else has, near to each other in their order."""
+    """Unique names for `count` messages: in their order, and neighbours in an index."""
     batch = uuid4().hex[:_BATCH]
     return [f"{batch}{place:0{32 - _BATCH}x}" for place in range(count)]
 
 
 def lane_in(queue: str, key: str) -> str:
-    """That of the messages of one ordering key in a queue."""
+    """The lane of the messages of one ordering key in a queue."""
     return digest(queue, "key", key)
 
 
 def deferred_id(parent: Key, position: int) -> str:
-    """The id of what is sent at that place: the same whenever the handler runs again."""
+    """The id of the message sent at that position: the same in every run of the handler."""
     return digest(*parent, str(position))
 
 
 def digest(*parts: str) -> str:
-    """A name of 32 hexadecimal digits for texts in their order, whatever is in them."""
+    """A name of 32 hexadecimal digits for a sequence of texts."""
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

@@ -21,6 +21,7 @@ from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record
 from oncely.core.waiting import WaitingMessage
+from oncely.engine.asking import to_claim
 from oncely.engine.calls import Calls
 from oncely.engine.mailbox import Mailbox
 from oncely.engine.request import (
@@ -28,7 +29,6 @@ from oncely.engine.request import (
     json_value,
     raise_if_fenced,
     renewed,
-    to_claim,
     to_write,
 )
 
@@ -40,7 +40,7 @@ C = TypeVar("C", bound=Calls)
 def awaited(
     call: Callable[Concatenate[C, P], T],
 ) -> Callable[Concatenate["AsyncCalls", P], Coroutine[Any, Any, T]]:
-    """The call of that name as a coroutine, which takes the same and gives the same."""
+    """The call of that name as a coroutine function, with the same arguments and result."""
 
     @wraps(call)
     async def method(self: "AsyncCalls", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -58,8 +58,8 @@ class AsyncCalls(ABC):
     @property
     @abstractmethod
     def blocking(self) -> "AsyncCalls | None":
-        """The same calls, such that they never wait, for functions that are not async; None where
-        these cannot ask.
+        """The same calls as coroutines that never wait, for functions that are not async; None
+        where there are none.
         """
 
     @property
@@ -76,7 +76,7 @@ class AsyncCalls(ABC):
     async def _settle_one(self, request: Request) -> Outcome:
         """The outcome of a single call."""
 
-    async def settle(self, requests: Sequence[Request]) -> list[Outcome]:
+    async def settle(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         """One outcome for each, in order; a single one goes together with those of others."""
         if len(requests) == 1:
             return [await self._settle_one(requests[0])]
@@ -94,7 +94,7 @@ class AsyncCalls(ABC):
 
     @abstractmethod
     async def pause(self, seconds: float) -> None:
-        """Return after so long."""
+        """Return after that many seconds."""
 
     # ---- Asking for claims ---------------------------------------------------------------------
 
@@ -164,6 +164,7 @@ class AsyncCalls(ABC):
     # ---- Steps ---------------------------------------------------------------------------------
 
     steps = awaited(Calls.steps)
+    steps_of = awaited(Calls.steps_of)
     keep_step = awaited(Calls.keep_step)
     add_step = awaited(Calls.add_step)
 

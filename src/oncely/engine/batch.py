@@ -1,9 +1,9 @@
 """Group commit: calls that come while others are carried out wait, and then go together.
 
-A call that finds nobody at work is carried out at once, in its caller's own thread. Calls that
-come meanwhile wait. When that one has ended, the first of those waiting leads: its thread carries
-out all that wait as one batch. Where no thread waits for the first (but a task, say), a worker
-leads, which is a thread of the batcher's own.
+A call that finds no batch in flight is carried out at once, in its caller's own thread. Calls that
+come while it runs wait. When it has ended, the first of the waiting calls leads: its thread carries
+out all that wait as one batch. Where no thread waits for the first call (but a task, say), a worker
+leads: a thread of the batcher's own.
 """
 
 import atexit
@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from itertools import islice
-from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
+from oncely._util.clock import monotonic
 from oncely._util.forking import afresh_in_children
 from oncely.core.errors import StoreError
 
@@ -26,13 +26,13 @@ MOST_CALLS = 1_000
 MOST_BATCHES = 8
 """In flight at once."""
 STALL_S = 0.05
-"""A batch in flight for so long keeps nobody waiting any more: the next begins beside it."""
+"""After so long in flight, a batch has stalled: the next begins beside it."""
 _FULL_S = 1.0
-"""How often a thread looks again while the most batches are in flight and none ends."""
+"""How often a thread looks again while `MOST_BATCHES` are in flight and none ends."""
 _IDLE_S = 10.0
-"""A worker whom nobody needs for so long ends."""
+"""A worker that is idle for so long ends."""
 _PATIENCE_S = 5.0
-"""How long `close`, and the end of the process, wait for what workers are at."""
+"""How long `close`, and the end of the process, wait for the workers' batches."""
 
 Request = TypeVar("Request")
 Outcome = TypeVar("Outcome")
@@ -46,21 +46,21 @@ class CallPhase(Enum):
     """It is in a batch that is carried out."""
     DONE = auto()
     GONE = auto()
-    """Whoever waited for it went away."""
+    """The caller that waited for it has gone."""
 
 
 class Crowd(Protocol):
-    """Those who wait together: they are told of several calls at once."""
+    """Callers that wait together: one post tells them that several calls are done."""
 
     def post(self, calls: list[Any]) -> bool:
-        """These, its own, are done. Returns whether somebody is still there to be told."""
+        """These calls of the crowd are done. Returns whether anybody is still there to notice."""
 
 
 Posts = dict[Crowd, list[Any]]
 
 
 class Call(Generic[Request, Outcome]):
-    """A request on its way. Nobody waits for what comes of it; subclasses know who does."""
+    """A request on its way, with no caller that waits for it; those of subclasses have one."""
 
     __slots__ = ("phase", "request", "result")
 
@@ -71,15 +71,15 @@ class Call(Generic[Request, Outcome]):
         self.phase = CallPhase.WAITING
 
     def value(self) -> Outcome:
-        """What came of it: returned, or raised."""
+        """The outcome; an error is raised."""
         if isinstance(self.result, Exception):
             raise self.result
         return self.result
 
     def tell(self, _: Posts) -> None:
-        """It is done: tell who waits for it, or add it to what a mailbox tells."""
+        """The call is done: wake the caller that waits for it, or add it to a crowd's posts."""
         if isinstance(self.result, Exception):
-            _log.warning("giving_back_failed", exc_info=self.result)
+            _log.warning("release_failed", exc_info=self.result)
 
 
 class _Sleeper:
@@ -90,12 +90,12 @@ class _Sleeper:
         self._asleep.acquire()
 
     def wake(self) -> None:
-        """Under the batcher's lock alone."""
+        """Wake the thread. Only under the batcher's lock."""
         if self._asleep.locked():
             self._asleep.release()
 
     def sleep(self, at_most_s: float) -> bool:
-        """Until woken; False when the time is over. A negative time has no end."""
+        """Sleep until woken; False when the time is over. A negative time has no end."""
         return self._asleep.acquire(timeout=at_most_s)
 
 
@@ -125,10 +125,10 @@ class _BatchThread(_Sleeper):
 
 
 class _Alone:
-    """A caller that carries out its own call alone, as long as it is at it.
+    """A caller that carries out its own call alone; it lives as long as that call runs.
 
-    What a signal handler raises may end a call at any line, also at those that would give back its
-    slot; but then nobody holds this any more.
+    An error that a signal handler raises may end a call at any line, also at the lines that would
+    give back its slot. Then this object is garbage, and its weak reference tells so.
     """
 
     __slots__ = ("__weakref__", "slot")
@@ -144,8 +144,8 @@ class Batcher(Generic[Request, Outcome]):
     """Carries out the calls of many threads and tasks, together those that wait together.
 
     `carry_out` gives each request its outcome, or raises; `carry_out_each` gives each an outcome
-    or an error of its own. `undo` gives the request that takes back what somebody got who went
-    away meanwhile, if one is needed. A forked child begins afresh.
+    or an error of its own. Where a caller has gone before its outcome came, `undo` gives the
+    request that takes the outcome back, if one is needed. A forked child begins afresh.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Batcher(Generic[Request, Outcome]):
         self.here = threading.local()
         """What callers keep in each thread."""
         self._waiting: dict[Call[Request, Outcome], None] = {}
-        # Who leads the batches in flight, or is woken to, and since when; the newest last.
+        # Which threads lead the batches in flight, or are woken to lead, since when; newest last.
         self._in_flight: dict[_Leader, float] = {}
         self._workers: set[_BatchThread] = set()
         self._idle: list[_BatchThread] = []
@@ -186,20 +186,20 @@ class Batcher(Generic[Request, Outcome]):
         return self._wait(_ThreadCall(request))
 
     def submit(self, calls: Iterable[Call[Request, Outcome]]) -> bool:
-        """Have these carried out by another thread. Returns whether `push` is wanted later."""
+        """Let another thread carry these out. Returns whether `push` has to be called later."""
         with self._lock:
             self._waiting.update((call, None) for call in calls if call.phase is CallPhase.WAITING)
             begun = self._begin_next()
             return len(self._waiting) > (MOST_CALLS if begun else 0)
 
     def push(self) -> bool:
-        """Begin beside a batch that has stalled. Returns whether calls wait still."""
+        """Begin a batch beside one that has stalled. Returns whether calls still wait."""
         with self._lock:
             self._begin_next()
             return bool(self._waiting)
 
     def abandon(self, call: Call[Request, Outcome]) -> None:
-        """Nobody waits for `call` any more: it is not sent, or else undone by another thread."""
+        """Nobody waits for `call` any more: do not send it, or else let another thread undo it."""
         with self._lock:
             self._waiting.pop(call, None)
             done = call.phase is CallPhase.DONE
@@ -208,18 +208,18 @@ class Batcher(Generic[Request, Outcome]):
                 self.give_back([call.result])
 
     def give_back(self, results: Iterable[Outcome | Exception]) -> None:
-        """Have undone by another thread what somebody got who went away."""
+        """Let another thread undo these results, whose callers have gone."""
         outcomes = [result for result in results if not isinstance(result, Exception)]
         requests = [request for o in outcomes if (request := self._undo(o)) is not None]
         self.submit(Call(request) for request in requests)
 
     def close(self) -> None:
-        """End the workers, and wait for what they are at, but not for ever.
+        """End the workers, and wait for their batches, but not for ever.
 
         A later call starts them again.
         """
         deadline = monotonic() + _PATIENCE_S
-        # Again, since others may have been started for what the first had to undo.
+        # In a loop, since the undoing of a worker's results may have started others.
         while monotonic() < deadline and (workers := self._dismissed_workers()):
             for worker in workers:
                 worker.thread.join(max(0.0, deadline - monotonic()))
@@ -234,7 +234,7 @@ class Batcher(Generic[Request, Outcome]):
             return True
 
     def _begin_next(self) -> bool:
-        """Wake who leads the next batch, where calls wait and it may begin. Under the lock."""
+        """Wake the leader of the next batch, where calls wait and it may begin. Under the lock."""
         if not self._waiting or not self._may_begin():
             return False
         try:
@@ -266,7 +266,7 @@ class Batcher(Generic[Request, Outcome]):
         if self._idle:
             return self._idle.pop()
         worker = _BatchThread(self._work)
-        # First, since whoever starts it may be interrupted as soon as it runs.
+        # Added first, since a signal may interrupt this thread as soon as the worker runs.
         self._workers.add(worker)
         try:
             worker.thread.start()
@@ -298,7 +298,7 @@ class Batcher(Generic[Request, Outcome]):
 
     def _sleep_until_done(self, call: _ThreadCall[Request, Outcome]) -> None:
         while True:
-            # In this order: whoever was woken to lead has to, though the call is done.
+            # In this order: a thread that was woken to lead has to, even if its call is done.
             done = call.phase is CallPhase.DONE
             if call.thread in self._in_flight:
                 self._lead(call.thread)
@@ -321,8 +321,8 @@ class Batcher(Generic[Request, Outcome]):
             if worker in self._in_flight:
                 try:
                     self._lead(worker)
-                except BaseException:  # noqa: BLE001 - its callers are told; others need the thread.
-                    _log.exception("batch_broken_off")
+                except BaseException:  # noqa: BLE001 - its callers get it; others need the thread.
+                    _log.exception("batch_aborted")
 
     def _dismissed_workers(self) -> list[_BatchThread]:
         with self._lock:
@@ -368,7 +368,7 @@ class Batcher(Generic[Request, Outcome]):
         self._finish(batch, results)
 
     def _break_off(self, batch: Sequence[Call[Request, Outcome]], error: BaseException) -> None:
-        # One for each: whoever raises an exception adds to it.
+        # One for each: raising an exception changes its traceback.
         errors = [StoreError(f"the batch was broken off: {error!r}") for _ in batch]
         self._finish(batch, errors)
 
@@ -398,7 +398,7 @@ _batchers: "weakref.WeakSet[Batcher[Any, Any]]" = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """What was granted to tasks that were cancelled is given back before the process ends."""
+    """Give back claims that were granted to cancelled tasks, before the process ends."""
     for batcher in _batchers:
         batcher.close()
 

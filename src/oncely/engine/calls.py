@@ -1,7 +1,7 @@
-"""Calls: what can be asked of a ledger for a message, the same inside a transaction as outside."""
+"""Calls: what can be asked of a ledger about a message, inside a transaction as outside."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from oncely.core.commands import (
@@ -22,17 +22,17 @@ from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, check_key
 from oncely.core.waiting import WaitingMessage, retry_name
+from oncely.engine.alike_requests import AlikeWrites, to_extend
+from oncely.engine.asking import Metadata, to_claim
 from oncely.engine.mailbox import Mailbox, keep_anew
 from oncely.engine.means import SettlingMeans
 from oncely.engine.request import (
-    Metadata,
     Request,
     Write,
     json_value,
     raise_if_fenced,
     raise_if_refused,
     renewed,
-    to_claim,
     to_write,
 )
 from oncely.stores.store import Inside
@@ -68,12 +68,13 @@ class Calls(SettlingMeans):
         """Ask for the right to process the message `key` now.
 
         `lease` replaces the policy's. A `fingerprint` is compared with the one seen first.
-        `metadata` is kept with a record that begins here. `finding` is what a probe found out
-        about the record that was `in_doubt`, where the policy's `on_in_doubt` is one; when
-        another claim is in doubt by now, it is not about that.
+        `metadata` is kept with the record, where this call creates it. `finding` is what a probe
+        found out about the record that was `in_doubt`, where the policy's `on_in_doubt` is a probe;
+        it does not count when another claim is in doubt by now.
 
-        After StoreUnavailable nobody knows whether the claim is granted. Who asks again under the
-        same `token`, a random number of 39 bits that was drawn for this asking, is given it.
+        After StoreUnavailable nobody knows whether the claim is granted. Ask again with the same
+        `token`, a random number of 39 bits that is drawn for this call: if it was, the answer is
+        Granted again.
 
         `sent_at` is when the message was sent, in seconds since 1970. Where it is known, and the
         policy's `on_too_old` is not "run", a message that may have been handled and forgotten is
@@ -96,24 +97,24 @@ class Calls(SettlingMeans):
         in_doubt: Record | None = None,
         token: int | None = None,
         sent_at: Sequence[float | None] | None = None,
-    ) -> list[ClaimOutcome]:
+    ) -> Sequence[ClaimOutcome]:
         """One outcome for each key, in order; one exchange with the store when all are new.
 
-        `metadata` is kept with each record that begins here, or is one for each key.
-        Of a key that stands twice, the first is granted and the other finds it busy. A `token` is
-        for the same keys in the same order.
+        `metadata` is one for all records that this call creates, or a sequence with one for each
+        key. Of a key that is given twice, the first is granted, and the other finds it busy. A
+        `token` is for the same keys in the same order.
         """
         requests = to_claim(
             keys, lease, policy, fingerprints, metadata, finding, in_doubt, token, sent_at
         )
-        return cast(list[ClaimOutcome], self._settle(requests))
+        return cast(Sequence[ClaimOutcome], self._settle(requests))
 
     # ---- With a claim --------------------------------------------------------------------------
 
     def handled(
         self, claim: Claim, result: Any = None, deferred: Sequence[WaitingMessage] = ()
     ) -> Claim:
-        """The handler has succeeded; `deferred` is stored with that, or nothing is.
+        """The handler has succeeded; that is stored together with `deferred`, or nothing is.
 
         `result` is kept, as JSON. Returns the claim as it now stands. Raises FencedError when it
         is not the newest, MessageError when `result` is not JSON, ConfigError where the store
@@ -129,7 +130,7 @@ class Calls(SettlingMeans):
         claims: Sequence[Claim],
         results: Sequence[Any] | None = None,
         deferred: Sequence[Sequence[WaitingMessage]] | None = None,
-    ) -> list[WriteOutcome]:
+    ) -> Sequence[WriteOutcome]:
         """`handled` for each; a claim that is not the newest is answered by Fenced."""
         values = [None] * len(claims) if results is None else map(json_value, results)
         sent = [()] * len(claims) if deferred is None else deferred
@@ -138,18 +139,20 @@ class Calls(SettlingMeans):
             for claim, value, messages in zip(claims, values, sent, strict=True)
         )
 
-    def write_all(self, writes: Iterable[Write]) -> list[WriteOutcome]:
-        """Say these, and keep and remove what goes with each, in one transaction where anything
-        does; a claim that is not the newest is answered by Fenced, and nothing goes with it.
+    def write_all(self, writes: Iterable[Write]) -> Sequence[WriteOutcome]:
+        """Write these commands, and keep and remove the messages of each, in one transaction where
+        there are any. A claim that is not the newest is answered by Fenced, and its messages stay
+        as they are.
         """
         all_ = [*writes]
         if not any(write.kept or write.is_over or write.removed for write in all_):
-            return self._write(write.command for write in all_)
+            return self._write([to_write(write.command) for write in all_])
 
-        def work(inside: Inside) -> list[WriteOutcome]:
+        def work(inside: Inside) -> Sequence[WriteOutcome]:
             commands = [to_write(write.command) for write in all_]
             outcomes = self._settle_inside(inside, commands)
-            # What is repeated was stored before, and may be sent by now: it is not sent twice.
+            # A repeated write was stored before, and its messages may be sent by now: they are not
+            # kept again.
             pairs = zip(all_, outcomes, strict=True)
             done = [w for w, o in pairs if isinstance(o, Written) and not o.is_repeated]
             _keep_all(inside, done)
@@ -157,26 +160,26 @@ class Calls(SettlingMeans):
             removed = [row for w, o in pairs if isinstance(o, Written) for row in w.removed]
             if removed:
                 inside.remove_held(removed)
-            return cast(list[WriteOutcome], outcomes)
+            return cast(Sequence[WriteOutcome], outcomes)
 
         return self._transact(work)
 
     def complete(self, claim: Claim, result: Any = None) -> None:
         """Nothing is left to do. `result` is kept, as JSON.
 
-        Raises FencedError when the claim is not the newest, MessageError when `result` is no
+        Raises FencedError when the claim is not the newest, MessageError when `result` is not
         JSON. To complete again under the same claim is not an error.
         """
         raise_if_fenced(self._call(Complete(claim, json_value(result))))
 
     def complete_many(
         self, claims: Sequence[Claim], results: Sequence[Any] | None = None
-    ) -> list[WriteOutcome]:
+    ) -> Sequence[WriteOutcome]:
         """`complete` for each; a claim that is not the newest is answered by Fenced."""
         if results is None:
-            return self._write(map(Complete, claims))
+            return self._write(AlikeWrites(claims, Complete))
         pairs = zip(claims, map(json_value, results), strict=True)
-        return self._write(Complete(claim, value) for claim, value in pairs)
+        return self._write([to_write(Complete(claim, value)) for claim, value in pairs])
 
     def fail(self, claim: Claim, error: BaseException | str, final: bool = False) -> None:
         """The handler has failed; after a `final` failure no further try is granted.
@@ -188,10 +191,10 @@ class Calls(SettlingMeans):
 
     def fail_many(
         self, claims: Sequence[Claim], errors: Sequence[BaseException | str], final: bool = False
-    ) -> list[WriteOutcome]:
+    ) -> Sequence[WriteOutcome]:
         """`fail` for each; a claim that is not the newest is answered by Fenced."""
         pairs = zip(claims, map(describe, errors), strict=True)
-        return self._write(Fail(claim, text, final) for claim, text in pairs)
+        return self._write([to_write(Fail(claim, text, final)) for claim, text in pairs])
 
     def release(self, claim: Claim) -> None:
         """Give the claim back as if it had never been granted.
@@ -200,9 +203,9 @@ class Calls(SettlingMeans):
         """
         raise_if_fenced(self._call(Release(claim)))
 
-    def release_many(self, claims: Sequence[Claim]) -> list[WriteOutcome]:
+    def release_many(self, claims: Sequence[Claim]) -> Sequence[WriteOutcome]:
         """`release` for each; a claim that is not the newest is answered by Fenced."""
-        return self._write(map(Release, claims))
+        return self._write(AlikeWrites(claims, Release))
 
     def extend(self, claim: Claim, lease: Duration) -> Claim:
         """Renew the lease, counted from now by the store's clock.
@@ -212,22 +215,20 @@ class Calls(SettlingMeans):
         """
         return renewed(claim, self._call(Extend(claim, lease_seconds(lease))))
 
-    def extend_many(self, claims: Sequence[Claim], lease: Duration) -> list[WriteOutcome]:
+    def extend_many(self, claims: Sequence[Claim], lease: Duration) -> Sequence[WriteOutcome]:
         """`extend` for each; a claim that is not the newest is answered by Fenced."""
-        lease_s = lease_seconds(lease)
-        return self._write(Extend(claim, lease_s) for claim in claims)
+        return self._write(to_extend(claims, lease))
 
     def _call(self, command: Held) -> WriteOutcome:
         return cast(WriteOutcome, self._settle_one(to_write(command)))
 
-    def _write(self, commands: Iterable[Held]) -> list[WriteOutcome]:
-        requests = [to_write(command) for command in commands]
-        return cast(list[WriteOutcome], self._settle(requests))
+    def _write(self, requests: Sequence[Request]) -> Sequence[WriteOutcome]:
+        return cast(Sequence[WriteOutcome], self._settle(requests))
 
     # ---- Without a claim -----------------------------------------------------------------------
 
     def count_delivery(self, key: Key) -> Record:
-        """Count a delivery that asks for no claim among the attempts; the record as it then is.
+        """Count a delivery that asks for no claim as an attempt; return the record after that.
 
         Raises RefusedError where there is none.
         """
@@ -238,8 +239,16 @@ class Calls(SettlingMeans):
 
     def steps(self, key: Key) -> Mapping[str, Any]:
         """The results of the finished steps of the message, by their names."""
-        check_key(key)
-        return self._transact(lambda inside: inside.steps(key)) if self.can_defer else {}
+        return self.steps_of([key])[key]
+
+    def steps_of(self, keys: Collection[Key]) -> Mapping[Key, Mapping[str, Any]]:
+        """The same of several messages."""
+        for key in keys:
+            check_key(key)
+        if not self.can_defer:
+            return {key: {} for key in keys}
+        found = self._transact(lambda inside: inside.steps_of(keys))
+        return {key: found.get(key, {}) for key in keys}
 
     def keep_step(self, claim: Claim, name: str, result: Any) -> None:
         """Keep the result of a finished step; one that is kept already stays.
@@ -265,7 +274,7 @@ class Calls(SettlingMeans):
 
 
 def _keep_all(inside: Inside, writes: Sequence[Write]) -> None:
-    """What goes with these."""
+    """Keep the messages of these writes, and remove the retries that are over."""
     keep_anew(inside, [message for write in writes for message in write.kept])
     if over := [write.command.claim.key for write in writes if write.is_over]:
         waiting = inside.waiting(over)

@@ -35,14 +35,14 @@ class InlineCalls(AsyncCalls):
         return function(*args)
 
     async def pause(self, seconds: float) -> None:
-        """Return after so long."""
+        """Return after that many seconds."""
         clock.sleep(seconds)
 
 
 def run_inline(steps: Coroutine[Any, Any, T]) -> T:
-    """What `steps` return, which never wait."""
+    """The result of a coroutine that never waits."""
     try:
         steps.send(None)
     except StopIteration as end:
         return cast(T, end.value)
-    raise AssertionError("steps that never wait have waited")
+    raise AssertionError("a coroutine that must not wait has waited")

@@ -5,9 +5,19 @@ from dataclasses import replace
 from typing import cast
 
 from oncely.core.binding import Binding
-from oncely.core.commands import ClaimOutcome, Complete, Finish, Granted, Reset
+from oncely.core.commands import (
+    Cancel,
+    ClaimOutcome,
+    Complete,
+    Finish,
+    Granted,
+    Outcome,
+    Reset,
+    RunNow,
+    Written,
+)
 from oncely.core.durations import Duration, seconds
-from oncely.core.errors import MessageError
+from oncely.core.errors import MessageError, RefusedError
 from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, check_key
@@ -19,34 +29,46 @@ from oncely.core.waiting import (
     retries_of,
     retry_name,
 )
+from oncely.engine.asking import to_claim
 from oncely.engine.means import SettlingMeans
-from oncely.engine.request import Request, to_claim, to_write
+from oncely.engine.request import Request, to_write
 from oncely.stores.store import Backlog, Inside, Listing, PutBack, Store
 
 _PAGE = 100
 
 
 class Mailbox:
-    """What waits: to be sent, to be tried again, for people, for a consumer.
+    """Messages that wait: to be sent, for a retry, for people, for a consumer.
 
-    That of an inbox is a part of its transaction. Where the store has no transactions nothing ever
-    waits, and to keep or take raises ConfigError.
+    The mailbox of an inbox is a part of its transaction. Where the store has no transactions, no
+    message ever waits, and `keep` and `take` raise ConfigError.
     """
 
     def __init__(self, means: SettlingMeans) -> None:
         self._means = means
 
     def deferred(self, key: Key) -> Sequence[WaitingMessage]:
-        """What is not sent yet of what `key` deferred, in the order of sending."""
+        """The messages that `key` deferred and that are not sent yet, in the order of sending."""
         check_key(key)
         return [each for each in self._of([key]) if each.queue == OUTBOX]
+
+    def of(self, key: Key) -> Sequence[WaitingMessage]:
+        """All that waits of `key`, in whatever queue, set aside or not."""
+        return self._of([check_key(key)])
+
+    def of_many(self, keys: Collection[Key]) -> Mapping[Key, Sequence[WaitingMessage]]:
+        """The same of those of `keys` of which anything waits."""
+        found: dict[Key, list[WaitingMessage]] = {}
+        for message in self._of(keys):
+            found.setdefault(message.parent, []).append(message)
+        return found
 
     def waiting(self, keys: Collection[Key]) -> set[Key]:
         """Those of `keys` of which messages wait, or are set aside."""
         return {message.parent for message in self._of(keys)}
 
     def retries(self, keys: Collection[Key]) -> Mapping[Key, WaitingMessage]:
-        """As what those of `keys` wait that are to be tried again, or were set aside then."""
+        """The retries of those of `keys` that have one, waiting or set aside."""
         return {each.parent: each for each in self._of(keys) if each.name == retry_name(each.queue)}
 
     def _of(self, keys: Collection[Key]) -> Sequence[WaitingMessage]:
@@ -59,9 +81,9 @@ class Mailbox:
         anew: Sequence[WaitingMessage] = (),
         removed: Sequence[WaitingMessage] = (),
     ) -> None:
-        """Keep these, but for what is there already, which stays as it is; and those of `anew`,
-        which waits anew where it is there. With them, those `removed` that are held still are done
-        with in their queues. All of that is stored together, or nothing.
+        """Keep `messages`; one that is there already stays as it is. Keep those of `anew`; one that
+        is there already is replaced. Remove from their queues those of `removed` that are still
+        held. All of that is stored together, or nothing.
         """
 
         def work(inside: Inside) -> None:
@@ -75,7 +97,7 @@ class Mailbox:
             self._means._transact(work)
 
     def lanes(self, lanes: Collection[str]) -> set[str]:
-        """Those of these lanes in which any wait that are not set aside."""
+        """Those of these lanes in which messages wait that are not set aside."""
         return self._means._transact(lambda inside: inside.lanes(lanes))
 
     def take(
@@ -86,9 +108,9 @@ class Mailbox:
         *,
         queue: str = OUTBOX,
     ) -> Sequence[WaitingMessage]:
-        """At most `limit` messages of a queue that can be taken now, in their order; of these
-        `parents` alone, where any are named. Nobody else is given them for the time of `hold`. Of
-        what is not to be sent, the next of a lane waits until the one before is removed.
+        """At most `limit` messages of a queue that can be taken now, in their order; only those of
+        these `parents`, where any are named. Nobody else is given them for the time of `hold`.
+        Except in the outbox, the next of a lane waits until the one before it is removed.
         """
         hold_s = seconds(hold, "hold")
         one_per_lane = queue != OUTBOX
@@ -97,14 +119,14 @@ class Mailbox:
         )
 
     def sent(self, messages: Sequence[WaitingMessage]) -> None:
-        """A transport has confirmed these: they wait no more, and a message whose last ones they
-        were is completed. To say it twice is not an error.
+        """A transport has confirmed these: they are removed. A message whose last ones they were is
+        completed. Safe to repeat.
         """
 
         def work(inside: Inside) -> None:
-            # What was sent from elsewhere belongs to no message.
+            # A message that was sent outside a handler has no parent.
             parents = sorted({each.parent for each in messages if each.parent.consumer})
-            # Held: of two that send the last two, one comes after the other.
+            # The load locks: of two relays that send the last two, one comes after the other.
             found = inside.load(parents).records if parents else {}
             inside.remove(messages)
             self._finish(inside, parents, found)
@@ -112,8 +134,8 @@ class Mailbox:
         self._means._transact(work)
 
     def let_go(self, done: Sequence[WaitingMessage], left: Sequence[PutBack]) -> None:
-        """Of what was taken to be tried, these wait no more, and those go on waiting. One that has
-        failed since, or was set aside, stays as that has left it.
+        """Of messages that were taken for a retry, remove those that are `done`, and put back those
+        that are `left`. One that has failed or was set aside since stays as it is.
         """
 
         def work(inside: Inside) -> None:
@@ -124,7 +146,7 @@ class Mailbox:
         self._means._transact(work)
 
     def put_back(self, changes: Sequence[PutBack]) -> None:
-        """These go on waiting."""
+        """Let these go on waiting, each as its change says."""
         self._means._transact(lambda inside: inside.put_back(changes))
 
     def finish(self, keys: Sequence[Key]) -> None:
@@ -156,7 +178,7 @@ class LedgerMailbox(Mailbox):
     # ---- Looking -------------------------------------------------------------------------------
 
     def backlog(self, queue: str = OUTBOX) -> Backlog:
-        """What waits in a queue, added up."""
+        """How much waits in a queue."""
         return self.backlogs().get(queue, Backlog(waiting=0, set_aside=0, lag_s=0.0))
 
     def backlogs(self) -> Mapping[str, Backlog]:
@@ -164,7 +186,7 @@ class LedgerMailbox(Mailbox):
         return self._store.backlogs()
 
     def free_in_s(self, queue: str) -> float | None:
-        """In how many seconds the next of a queue can be taken; None where nothing waits there."""
+        """Seconds until the next of a queue can be taken; None where nothing waits there."""
         return self._store.free_in_s(queue)
 
     def wait(self, timeout: Duration) -> None:
@@ -172,21 +194,33 @@ class LedgerMailbox(Mailbox):
         self._store.wait_for_messages(seconds(timeout, "timeout"))
 
     def listed(
-        self, queue: str, limit: int, *, is_set_aside: bool = False
+        self,
+        queue: str,
+        limit: int,
+        *,
+        is_set_aside: bool = False,
+        with_bodies: bool = True,
     ) -> Iterator[WaitingMessage]:
         """At most `limit` that wait in a queue, in their order; `*` at the end of its name stands
-        for any number of letters.
+        for any number of characters. Without bodies each message has an empty one.
         """
-        listing = Listing(queue, is_set_aside, min(limit, _PAGE))
+        listing = Listing(queue, is_set_aside, min(limit, _PAGE), with_bodies=with_bodies)
         while limit > 0 and (page := self._store.listed(listing)):
             yield from page
             limit -= len(page)
-            listing = Listing(queue, is_set_aside, min(limit, _PAGE), page[-1].number or 0)
+            listing = listing._replace(limit=min(limit, _PAGE), after=page[-1].number or 0)
 
-    def dead(self, consumer: str | None, limit: int) -> Iterator[DeadLetter]:
-        """The dead letters of a consumer, or of all."""
+    def dead(
+        self, consumer: str | None, limit: int, *, with_bodies: bool = True
+    ) -> Iterator[DeadLetter]:
+        """The dead letters of a consumer, or of all. Without bodies each has an empty one."""
         queue = retries_of("*" if consumer is None else consumer)
-        return map(DeadLetter.of, self.listed(queue, limit, is_set_aside=True))
+        found = self.listed(queue, limit, is_set_aside=True, with_bodies=with_bodies)
+        return map(DeadLetter.of, found)
+
+    def dead_of(self, key: Key) -> Sequence[DeadLetter]:
+        """The dead letters of one message: as it failed, and what came under its id."""
+        return [DeadLetter.of(each) for each in _dead_of(self._of([key]))]
 
     def dead_numbered(self, ids: Collection[int]) -> Sequence[DeadLetter]:
         """Those of these dead letters that are still there."""
@@ -196,8 +230,8 @@ class LedgerMailbox(Mailbox):
     # ---- Putting in ----------------------------------------------------------------------------
 
     def put_once(self, key: Key, queue: str, message: Message, policy: Policy) -> ClaimOutcome:
-        """Put a message into a queue of this database, unless that was done under `key` before: the
-        record of that is completed in the same transaction. Granted where it was put in now.
+        """Put a message into a queue of this database, unless that was done under `key` before. The
+        record of `key` is completed in the same transaction. Granted where it was put in now.
 
         Raises MessageError for what is not a message.
         """
@@ -213,18 +247,18 @@ class LedgerMailbox(Mailbox):
 
         return self._means._transact(work)
 
-    # ---- What a broker brings ------------------------------------------------------------------
+    # ---- Bindings of a broker --------------------------------------------------------------------
 
     def bind(self, bindings: Collection[Binding]) -> None:
-        """Remember what brings messages into queues of a broker, which does not tell it."""
+        """Store these bindings of a broker's queues: the broker itself does not list them."""
         self._store.bind(bindings)
 
     def unbind(self, bindings: Collection[Binding]) -> None:
-        """Remember these no more."""
+        """Remove these bindings from the ledger."""
         self._store.unbind(bindings)
 
     def bindings(self, queue: str) -> Sequence[Binding] | None:
-        """What is remembered of a queue; None where the ledger is not in SQL."""
+        """The stored bindings of a queue; None where the ledger is not in SQL."""
         return self._store.bindings(queue)
 
     # ---- For operators -------------------------------------------------------------------------
@@ -237,8 +271,73 @@ class LedgerMailbox(Mailbox):
             count += len(page)
         return count
 
+    def send_again_numbered(self, ids: Collection[int]) -> Sequence[WaitingMessage]:
+        """The same for those of these numbers; return them."""
+
+        def work(inside: Inside) -> Sequence[WaitingMessage]:
+            refused = _refused_of(inside.numbered(ids))
+            inside.free(refused)
+            return refused
+
+        return self._means._transact(work)
+
+    def discard_unsent(self, ids: Collection[int]) -> Sequence[WaitingMessage]:
+        """Remove those of these numbers that were set aside, which are not sent; return them. A
+        message of which they were the last is completed.
+        """
+
+        def work(inside: Inside) -> Sequence[WaitingMessage]:
+            refused = _refused_of(inside.numbered(ids))
+            parents = sorted({each.parent for each in refused if each.parent.consumer})
+            # Held, as by `sent`.
+            found = inside.load(parents).records if parents else {}
+            inside.remove(refused)
+            self._finish(inside, parents, found)
+            return refused
+
+        return self._means._transact(work)
+
+    def unsent(self, ids: Collection[int]) -> Sequence[WaitingMessage]:
+        """Those of these numbers that are to be sent, set aside or not."""
+        found = self._means._transact(lambda inside: inside.numbered(ids))
+        return [each for each in found if each.queue == OUTBOX]
+
     def _free(self, messages: Sequence[WaitingMessage]) -> None:
         self._means._transact(lambda inside: inside.free(messages))
+
+    def run_now(self, key: Key) -> Outcome:
+        """Make a waiting retry due at once. Raises RefusedError where it does not
+        wait.
+        """
+        return self._means._transact(
+            lambda inside: self._change_retry(inside, key, RunNow(), None, 0.0)
+        )
+
+    def cancel(self, key: Key, by: str, why: str) -> Outcome:
+        """Set a waiting retry aside. Raises RefusedError where it does not wait."""
+        reason = f"cancelled by {by}: {why}" if why else f"cancelled by {by}"
+        return self._means._transact(
+            lambda inside: self._change_retry(inside, key, Cancel(by, why), reason, None)
+        )
+
+    def _change_retry(
+        self,
+        inside: Inside,
+        key: Key,
+        command: RunNow | Cancel,
+        reason: str | None,
+        retry_s: float | None,
+    ) -> Outcome:
+        # First: it holds the record, so that nobody begins with the message meanwhile.
+        [outcome] = self._means._settle_inside(inside, [Request(key, command)])
+        found = [each for each in inside.waiting([key]) if each.name == retry_name(each.queue)]
+        if isinstance(outcome, Written) and outcome.is_repeated and reason is not None:
+            return outcome
+        if not found or found[0].is_set_aside:
+            raise RefusedError(f"{key.message_id!r} ({key.consumer}) does not wait for a retry")
+        if isinstance(outcome, Written):
+            inside.put_back([PutBack(found[0], reason, retry_s, is_try=False)])
+        return outcome
 
     def retry_dead(self, ids: Collection[int], message: Message | None, by: str, why: str) -> int:
         """Let dead letters be tried again, and their records run; return how many there were."""
@@ -250,7 +349,7 @@ class LedgerMailbox(Mailbox):
                 for each in letters
                 if each.name == retry_name(each.queue)
             ]
-            # Refused where nothing hinders it to run: then there is nothing to reset.
+            # A reset is refused where the record may run anyway: then nothing has to be reset.
             self._means._settle_inside(inside, resets)
             inside.free([_edited(each, message) for each in letters])
             return len(letters)
@@ -269,7 +368,7 @@ class LedgerMailbox(Mailbox):
 
 
 def keep_anew(inside: Inside, messages: Sequence[WaitingMessage]) -> None:
-    """Keep these; what is there already, and is not to be sent, waits anew."""
+    """Keep these; one that is there already is replaced, except in the outbox."""
     for renews in (False, True):
         if those := [each for each in messages if (each.queue != OUTBOX) == renews]:
             inside.keep(those, renews=renews)
@@ -279,11 +378,17 @@ def _dead_of(messages: Sequence[WaitingMessage]) -> list[WaitingMessage]:
     return [each for each in messages if each.is_set_aside and consumer_of(each.queue) is not None]
 
 
+def _refused_of(messages: Sequence[WaitingMessage]) -> list[WaitingMessage]:
+    return [each for each in messages if each.is_set_aside and each.queue == OUTBOX]
+
+
 def _edited(letter: WaitingMessage, message: Message | None) -> WaitingMessage:
-    """A dead letter with other content. Raises MessageError where that is another message."""
+    """A dead letter with the content of `message`. Raises MessageError where the ids differ."""
     if message is None:
         return letter
     check_message(message)
     if letter.parent.message_id and message.id != letter.id:
-        raise MessageError(f"id: {message.id!r} is another message than {letter.id!r}")
+        raise MessageError(
+            f"id: {message.id!r} is another message than {letter.id!r}; leave the id as it is"
+        )
     return replace(letter, id=message.id, message=message)

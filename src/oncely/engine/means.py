@@ -1,4 +1,4 @@
-"""Means: how requests are settled, and transactions had, whatever the calls are part of."""
+"""Means: how calls settle requests and get transactions, in a ledger or in an inbox."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 class SettlingMeans(ABC):
-    """What the calls of a ledger, or of an inbox, are made of."""
+    """What the calls of a ledger, or of an inbox, are built on."""
 
     @abstractmethod
     def _settle_one(self, request: Request) -> Outcome:
         """The outcome of a single call."""
 
     @abstractmethod
-    def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
+    def _settle(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         """One outcome for each, in order."""
 
     def _settle_each(self, requests: Sequence[Request]) -> Sequence[Outcome | Exception]:
@@ -34,8 +34,8 @@ class SettlingMeans(ABC):
     @property
     @abstractmethod
     def can_defer(self) -> bool:
-        """Whether there are transactions. Where not, no message waits, and no step is kept."""
+        """Whether there are transactions. Without them no message waits, and no step is kept."""
 
-    def _settle_inside(self, inside: Inside, requests: Sequence[Request]) -> list[Outcome]:
+    def _settle_inside(self, inside: Inside, requests: Sequence[Request]) -> Sequence[Outcome]:
         """One outcome for each, as a part of a transaction."""
         return Settler(inside).settle(requests)

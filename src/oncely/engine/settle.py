@@ -1,15 +1,17 @@
-"""Settler: asks the rules, makes the store hold what they answer, starts over with what lost."""
+"""Settler: asks the rules, stores their answers, and decides again where a write lost a race."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from oncely.core.commands import Outcome
 from oncely.core.errors import ContentionError, KeysLocked, ReplyLost, StoreUnavailable
 from oncely.core.record import Key, Record
-from oncely.core.rules import Decision, decide, depends_on_horizon, while_locked
+from oncely.core.rules import Decision, decide, while_locked
 from oncely.core.waiting import WaitingMessage
+from oncely.engine.alike import AlikeDecision, AlikeOutcomes, decide_alike
+from oncely.engine.alike_requests import believe_nothing, grouped, with_horizon
 from oncely.engine.request import Request
 from oncely.stores.store import Change, Records
 
@@ -17,7 +19,7 @@ _ROUNDS = 50
 """How often a record may change between reading and writing it before that is an error."""
 
 _LOST_REPLIES = 3
-"""How often one request may meet a connection that breaks."""
+"""How often the connection may break during one request."""
 
 _Pending = list[tuple[int, Request]]
 _Outcomes = list[Outcome | Exception | None]
@@ -28,26 +30,26 @@ BelievedHorizons = dict[str, float | None]
 
 @dataclass
 class Beliefs:
-    """What all who settle in one store believe of it. Where that is wrong, they try once more."""
+    """What all settlers of one store believe about it. Where that is wrong, they try once more."""
 
     horizons: BelievedHorizons = field(default_factory=dict)
     """As they were read last."""
     meets_records: bool = False
-    """Whether most of what was asked for last has a record: then that is looked up first."""
+    """Whether most messages of the last requests had a record: then records are read first."""
 
 
 class RelayObserver(Protocol):
-    """Is told what a relay did. Nothing that it does may raise."""
+    """Is called with what a relay did. Its methods must not raise."""
 
     def deferred_sent(self, messages: Sequence[WaitingMessage]) -> None:
-        """The transport has confirmed these; they wait no more."""
+        """The transport has confirmed these; they do not wait any more."""
 
     def deferred_refused(self, messages: Sequence[WaitingMessage]) -> None:
         """The transport has refused these, whether or not they are tried again."""
 
 
 class LedgerObserver(RelayObserver, Protocol):
-    """Is told what a ledger did, too, in the same way."""
+    """Is called, in the same way, with what a ledger did."""
 
     def settled(
         self, requests: Sequence[Request], results: Sequence[Outcome | Exception], took_s: float
@@ -76,29 +78,39 @@ class Settler:
         self.observer = observer
         self.beliefs = beliefs or Beliefs()
 
-    def settle(self, requests: Sequence[Request]) -> list[Outcome]:
-        """One outcome for each, in order. After an error some may be settled all the same."""
-        outcomes: _Outcomes = [None] * len(requests)
+    def settle(self, requests: Sequence[Request]) -> Sequence[Outcome]:
+        """One outcome for each, in order. After an error, some may be settled nevertheless."""
         began = time.perf_counter()
         try:
-            self._settle(requests, outcomes)
-            _raise_first(outcomes)
+            settled = self._settle(requests, [None] * len(requests))
+            _raise_first(settled)
         except Exception as error:
             self._show(requests, [error] * len(requests), began)
             raise
-        settled = cast(list[Outcome], outcomes)
-        self._show(requests, settled, began)
-        return settled
+        outcomes = cast(Sequence[Outcome], settled)
+        self._show(requests, outcomes, began)
+        return outcomes
 
-    def settle_each(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
-        """As `settle`, for callers who know nothing of each other: an error is only its own.
+    def settle_each(self, requests: Sequence[Request]) -> Sequence[Outcome | Exception]:
+        """As `settle`, for independent callers: an error takes the place of one outcome.
 
-        StoreUnavailable alone is for all that were not settled before.
+        Only StoreUnavailable is the answer to all that were not settled before it.
         """
         outcomes: _Outcomes = [None] * len(requests)
         began = time.perf_counter()
-        error = self._error_in_settling(requests, outcomes)
-        results: list[Outcome | Exception | None] = [*outcomes]
+        try:
+            results = self._settle(requests, outcomes)
+        except Exception as error:  # noqa: BLE001 - the callers whom it concerns get it.
+            results = self._each_after(error, requests, outcomes)
+        settled = cast(Sequence[Outcome | Exception], results)
+        self._show(requests, settled, began)
+        return settled
+
+    def _each_after(
+        self, error: Exception | None, requests: Sequence[Request], outcomes: _Outcomes
+    ) -> _Outcomes:
+        """What each gets after that error of them all."""
+        results = [*outcomes]
         left = [n for n, outcome in enumerate(outcomes) if outcome is None]
         for n in left:
             if isinstance(error, StoreUnavailable):
@@ -107,11 +119,13 @@ class Settler:
                 results[n] = error
             else:
                 alone: _Outcomes = [None]
-                error = self._error_in_settling([requests[n]], alone)
-                results[n] = alone[0] or error
-        settled = cast(list[Outcome | Exception], results)
-        self._show(requests, settled, began)
-        return settled
+                try:
+                    error = None
+                    [results[n]] = self._settle([requests[n]], alone)
+                except Exception as own:  # noqa: BLE001 - see above.
+                    error = own
+                    results[n] = alone[0] or own
+        return results
 
     def _show(
         self, requests: Sequence[Request], results: Sequence[Outcome | Exception], began: float
@@ -119,25 +133,26 @@ class Settler:
         if self.observer is not None:
             self.observer.settled(requests, results, time.perf_counter() - began)
 
-    def _error_in_settling(
+    def _settle(
         self, requests: Sequence[Request], outcomes: _Outcomes
-    ) -> Exception | None:
-        try:
-            self._settle(requests, outcomes)
-        except Exception as error:  # noqa: BLE001 - whatever it is, whom it concerns is told.
-            return error
-        return None
-
-    def _settle(self, requests: Sequence[Request], outcomes: _Outcomes) -> None:
-        """Fill in the outcomes, also where it ends in an error those that hold."""
-        pending = list(enumerate(requests))
-        now = None
-        lost = 0
+    ) -> Sequence[Outcome | Exception | None]:
+        """Fill in the outcomes, and return them; where it ends in an error, those that hold."""
+        if not requests:
+            return outcomes
         horizons = self._believed_horizons(requests)
         locked: set[Key] = set()
-        are_new = all(request.believed is None for request in requests)
+        are_new = believe_nothing(requests)
         looks_first = are_new and self.beliefs.meets_records
-        found = 0
+        alike = None if looks_first else _decided_alike(requests, horizons)
+        if alike is not None:
+            written = self._store_alike(alike, horizons, locked)
+            if len(written) == len(requests):
+                return alike.outcomes
+            _fill_in(outcomes, alike, written)
+            looks_first = True
+        pending = [(n, requests[n]) for n, outcome in enumerate(outcomes) if outcome is None]
+        now = None
+        lost = found = 0
         for number in range(_ROUNDS):
             if number or looks_first:
                 now, pending = self._looked_up(pending, horizons)
@@ -145,7 +160,7 @@ class Settler:
             try:
                 self._round(pending, outcomes, now, horizons, locked)
             except ReplyLost as error:
-                # Whatever is stored of it: who asks again is answered as it would have been.
+                # It may be stored or not: asking again gives the answer that was lost.
                 lost += 1
                 if lost == _LOST_REPLIES:
                     raise StoreUnavailable(str(error)) from error
@@ -153,31 +168,49 @@ class Settler:
             if not pending:
                 if are_new:
                     self.beliefs.meets_records = found > len(requests) // 2
-                return
+                return outcomes
         raise ContentionError(
             f"{len(pending)} records changed {_ROUNDS} times while they were being written"
         )
 
+    def _store_alike(
+        self, decision: AlikeDecision, horizons: BelievedHorizons, locked: set[Key]
+    ) -> set[Key]:
+        """The keys of what is stored; those that turn out to be locked are added to `locked`."""
+        try:
+            if decision.old is not None:
+                return self._store.swap(decision.changes)
+            return self._store.insert(decision.new, horizons or None)
+        except KeysLocked as error:
+            locked |= error.keys
+            return {*error.written}
+        except ReplyLost:
+            # It may be stored or not: asked again one by one, each gets the answer that was lost.
+            return set()
+
     def _looked_up(self, pending: _Pending, horizons: BelievedHorizons) -> tuple[float, _Pending]:
-        """When these were looked up by the store's clock, and each with its record as it was then;
-        `horizons` as they are.
+        """Look these up: the store's clock, and each with its record as it was then. `horizons` are
+        brought up to date.
         """
         loaded = self._store.load({request.key for _, request in pending})
         there = [
             (n, request._replace(believed=loaded.records.get(request.key)))
             for n, request in pending
         ]
-        horizons |= self._read_horizons(r for _, r in there if r.believed is None)
+        # Of no others: what was believed of a consumer whose records are all there may be wrong.
+        read = self._read_horizons([r for _, r in there if r.believed is None])
+        horizons.clear()
+        horizons |= read
         return loaded.now, there
 
-    def _believed_horizons(self, requests: Iterable[Request]) -> BelievedHorizons:
-        """The horizons that these depend on, where they do. One that is not known is not asked
-        for: most consumers have none, and the store says so where that is wrong.
+    def _believed_horizons(self, requests: Sequence[Request]) -> BelievedHorizons:
+        """The horizons that these depend on, where they do. A horizon that is not known is not
+        read: most consumers have none, and an insert fails where that belief is wrong.
         """
-        return {name: self.beliefs.horizons.get(name) for name in _with_horizon(requests)}
+        return {name: self.beliefs.horizons.get(name) for name in with_horizon(requests)}
 
-    def _read_horizons(self, requests: Iterable[Request]) -> BelievedHorizons:
-        names = _with_horizon(requests)
+    def _read_horizons(self, requests: Sequence[Request]) -> BelievedHorizons:
+        names = with_horizon(requests)
         read = self._store.horizons(names) if names else {}
         self.beliefs.horizons |= {name: read.get(name) for name in names}
         return {name: read.get(name) for name in names}
@@ -192,9 +225,9 @@ class Settler:
     ) -> None:
         """Decide and store once; fill in the outcomes that hold, also after an error.
 
-        What is `locked` is not to be stored; keys that turn out to be are added.
+        Nothing is stored for the `locked` keys; those that turn out to be locked are added.
 
-        `now` is None while what is believed was not loaded. The first round decides as if the
+        `now` is None while the believed records were not loaded. Then the round decides as if the
         store's clock stood at zero: stores add their clock to what they write.
         """
         writes: _Writes = {}
@@ -208,7 +241,8 @@ class Settler:
                 )
                 outcomes[n] = answer or _locked(key)
             elif decision.new is not believed:
-                # Of two for one key the other waits for the next round, unless it need not.
+                # Of two for one key, the second waits for the next round, unless its write is
+                # optional.
                 if writes.setdefault(key, (n, decision, believed))[0] != n and decision.optional:
                     outcomes[n] = decision.outcome
             elif now is not None:
@@ -228,16 +262,16 @@ class Settler:
         self, writes: _Writes, now: float, horizons: BelievedHorizons, written: set[Key]
     ) -> None:
         """Add to `written` the keys of what is stored."""
-        inserts, changes = [], []
+        # A record that was decided without a horizon is written without one, at half the price.
+        decided: list[Record] = []
+        others: list[Record] = []
+        changes = []
         for _, decision, believed in writes.values():
             new = None if decision.new is None else _from_now(decision.new, now)
             if believed is not None:
                 changes.append(Change(believed, new))
             elif new is not None:
-                inserts.append(new)
-        # What was decided without a horizon needs none, and is written at half the price.
-        decided = [new for new in inserts if new.key.consumer in horizons]
-        others = [new for new in inserts if new.key.consumer not in horizons]
+                (decided if new.key.consumer in horizons else others).append(new)
         if others:
             written |= self._store.insert(others)
         if decided:
@@ -247,21 +281,33 @@ class Settler:
             written |= self._store.swap(changes)
 
 
+def _decided_alike(requests: Sequence[Request], horizons: BelievedHorizons) -> AlikeDecision | None:
+    is_concerned = any(at is not None for at in horizons.values())
+    alike = None if is_concerned else grouped(requests)
+    return None if alike is None else decide_alike(alike)
+
+
+def _fill_in(outcomes: _Outcomes, decision: AlikeDecision, written: set[Key]) -> None:
+    """Fill in the outcomes of what is written."""
+    answers = decision.outcomes
+    places = range(len(outcomes)) if decision.places is None else decision.places
+    for n, key, outcome in zip(places, answers.keys, answers, strict=True):
+        if key in written:
+            outcomes[n] = outcome
+
+
 def _locked(key: Key) -> KeysLocked:
     return KeysLocked(
-        f"{key.message_id!r}: somebody's transaction is at work on this key; ask again later", {key}
+        f"{key.message_id!r}: another transaction has locked this record; ask again later", {key}
     )
 
 
-def _raise_first(outcomes: _Outcomes) -> None:
+def _raise_first(outcomes: Sequence[Outcome | Exception | None]) -> None:
+    if type(outcomes) is AlikeOutcomes:
+        return
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
-
-
-def _with_horizon(requests: Iterable[Request]) -> set[str]:
-    """The consumers of which an answer depends on the horizon."""
-    return {each.key.consumer for each in requests if depends_on_horizon(each.command)}
 
 
 def _from_now(record: Record, now: float) -> Record:
@@ -271,7 +317,7 @@ def _from_now(record: Record, now: float) -> Record:
 
 
 def _once_more(error: StoreUnavailable) -> StoreUnavailable:
-    """The same for one more caller: whoever raises an exception adds to it."""
+    """A copy of the error for one more caller: raising an exception changes its traceback."""
     again = StoreUnavailable(*error.args)
     again.__cause__ = error
     return again

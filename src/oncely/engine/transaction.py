@@ -1,13 +1,13 @@
-"""Inbox: the ledger's calls inside a transaction that is the caller's own."""
+"""Inbox: the ledger's calls inside the caller's own transaction."""
 
 import os
-import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 from oncely._util import clock
+from oncely._util.chance import new_name
 from oncely._util.forking import end_child
 from oncely.core.commands import Outcome
 from oncely.core.destination import check_destination
@@ -19,17 +19,19 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, check_key
 from oncely.core.rules import completed, decide, spared_s
 from oncely.core.waiting import WaitingMessage
+from oncely.engine.asking import to_claim
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.calls import Calls
-from oncely.engine.request import Request, sent_message, to_claim
+from oncely.engine.request import Request, sent_message
 from oncely.engine.settle import Beliefs, LedgerObserver, Settler
+from oncely.stores.alike import AlikeRecords
 from oncely.stores.store import Inside, Joined, Store
 
 T = TypeVar("T")
 
 
 class Inbox(Calls):
-    """What is asked for here is stored when the caller's transaction commits, or not at all.
+    """The ledger's calls in a caller's transaction: stored when that commits, or not at all.
 
     For one thread at a time, as the connection is.
     """
@@ -44,17 +46,17 @@ class Inbox(Calls):
         beliefs: Beliefs | None = None,
     ) -> None:
         self.ledger = ledger
-        """Whose calls these are; its own are outside the transaction."""
+        """The ledger itself: its own calls are outside the transaction."""
         self._settler = Settler(inside, observer, beliefs)
         self._inside = inside
 
     def _settle_one(self, request: Request) -> Outcome:
         return self._settle([request])[0]
 
-    def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
+    def _settle(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         return self._settler.settle(requests)
 
-    def _settle_inside(self, _: Inside, requests: Sequence[Request]) -> list[Outcome]:
+    def _settle_inside(self, _: Inside, requests: Sequence[Request]) -> Sequence[Outcome]:
         return self._settler.settle(requests)
 
     def _transact(self, work: Callable[[Inside], T]) -> T:
@@ -68,15 +70,15 @@ class Inbox(Calls):
         key: str | None = None,
         delay: Duration | None = None,
     ) -> str:
-        """Have a message sent once the caller has committed, by a relay; return its id.
+        """Send a message: a relay publishes it once the caller has committed. Return its id.
 
-        It needs no claim. `content` is a Message, or what becomes the body of one: bytes, text, or
-        anything that is JSON. Those with one ordering `key` arrive in their order; with a `delay`,
-        not before that is over. Raises MessageError for what cannot be sent and what is
-        not a destination.
+        It needs no claim. `content` is a Message, or the body of one: bytes, text, or anything that
+        is JSON. Messages with one ordering `key` arrive in their order; one with a `delay`, not
+        before that is over. Raises MessageError for content that cannot be sent, and for text that
+        is not a destination.
         """
         check_destination(destination)
-        name = f"{random.getrandbits(128):032x}"
+        name = new_name()
         message = sent_message(content, name, key)
         delay_s = 0.0 if delay is None else seconds(delay, "delay")
         self._inside.keep([WaitingMessage.unparented(destination, message, name, delay_s)])
@@ -87,32 +89,33 @@ class Inbox(Calls):
     ) -> set[str]:
         """Claim and complete those messages that have no record; return their ids.
 
-        As `claim_many` and `complete_many` do, in one statement: for work that needs no claim, as
-        it is stored with the records or not at all. Nothing changes for the other messages, and
-        no observer is told. Raises MessageError for an id that cannot identify a message.
+        As `claim_many` and `complete_many` do, in one statement: for work that needs no claim,
+        because it is stored with the records or not at all. Nothing changes for the other messages,
+        and no observer is called. Raises MessageError for an id that cannot identify a message.
         """
         if not message_ids:
             return set()
         check_ids(message_ids)
-        # What the rules say of a message without a record is the same for all of them.
-        any_key = Key(consumer, next(iter(message_ids)))
-        [first] = to_claim([any_key], None, policy, None, None, None, None)
+        # The rules' answer for a message without a record is the same for all of them.
+        keys = [Key(consumer, message_id) for message_id in message_ids]
+        [first] = to_claim(keys[:1], None, policy, None, None, None, None)
         claimed = decide(None, first.command, 0.0).new
         assert claimed is not None  # noqa: S101 - a first claim is always granted.
-        return self._inside.insert_alike(completed(claimed, 0.0), message_ids)
+        written = self._inside.insert(AlikeRecords(keys, completed(claimed, 0.0)))
+        return {key.message_id for key in written}
 
     def lately_completed(
         self, consumer: str, message_ids: Collection[str], policy: Policy = Policy()
     ) -> Mapping[str, float]:
-        """Those of these messages that are duplicates of which the policy has nothing taken down,
-        and when each was first seen: for those that have no fingerprint. No observer is told.
+        """Those of these messages that are duplicates and, by the policy, are not counted; and when
+        each was first seen. For messages without a fingerprint. No observer is called.
         """
         spared = spared_s(policy)
         return self._inside.completed(consumer, message_ids, spared) if spared else {}
 
     def put(self, queue: str, messages: Sequence[Message]) -> None:
-        """Put messages into the queue of that name in this database: whoever consumes it gets them
-        once the transaction is committed. Raises MessageError for what is not a message.
+        """Put messages into the queue of that name in this database: its consumers get them once
+        the transaction has committed. Raises MessageError for what is not a message.
         """
         for message in messages:
             check_message(message)
@@ -155,7 +158,7 @@ class AsyncInbox(AsyncCalls):
         return await self.run(self._inbox._settle_one, request)
 
     async def pause(self, seconds: float) -> None:
-        """Return after so long."""
+        """Return after that many seconds."""
         await clock.pause(seconds)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -165,7 +168,7 @@ class AsyncInbox(AsyncCalls):
 
 
 class JoinedTransaction:
-    """The time during which the ledger is part of the caller's transaction."""
+    """The block in which the ledger is part of the caller's transaction."""
 
     def __init__(
         self,

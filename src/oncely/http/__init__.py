@@ -1,4 +1,4 @@
-"""HTTP: requests that run once for each idempotency key, and webhooks that are stored once.
+"""HTTP: requests that run once per idempotency key, and webhooks that are stored once.
 
 The names stand in `__init__.pyi`; each is imported when it is first asked for.
 """

@@ -1,4 +1,4 @@
-"""Answers, whatever framework sends them; and how one is kept as JSON, to be given again."""
+"""HTTP responses of any framework, and how they are stored as JSON to be replayed."""
 
 import base64
 from collections.abc import Collection, Sequence
@@ -8,31 +8,31 @@ from typing import Any
 
 NEVER_REPLAYED = frozenset(
     {
-        # They belong to one connection (RFC 9110, 7.6.1), or to the moment.
+        # Fields of one connection (RFC 9110, 7.6.1), or of the moment.
         *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"),
         *("upgrade", "date", "age", "server", "via", "alt-svc"),
-        # Whoever repeats a request may not be who made it.
+        # Another client may repeat the request.
         *("set-cookie", "set-cookie2", "www-authenticate", "proxy-authenticate"),
         *("proxy-authentication-info", "authentication-info", "clear-site-data"),
     }
 )
-"""Header fields that no repetition is given, in lower case."""
+"""Header fields that are never replayed, in lower case."""
 
 EVENT_STREAM = "text/event-stream"
-"""The media type of answers that have no end: they are not held back at all."""
+"""The media type of endless responses: they are not held back at all."""
 HELD_S = 1.0
-"""Seconds that an answer without a length is held back for its end: what takes longer is streamed.
-Other middleware takes answers apart that are not, and removes their length."""
+"""Seconds that a response without a length is held back: one that takes longer is streamed. Other
+middleware removes the length of responses that are not streamed, and sends them in pieces."""
 
 REPLAYED = ("Idempotency-Replayed", "true")
-"""What tells a client that an answer is the first request's."""
+"""The field that tells a client that a response is a replay of the first one."""
 REPLAYED_AS_STRIPE_SAYS = ("Idempotent-Replayed", "true")
-"""The same as clients of Stripe and of the Agentic Commerce Protocol look for it."""
+"""The same field, as clients of Stripe and of the Agentic Commerce Protocol expect it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An answer as a whole."""
+    """A whole HTTP response."""
 
     status: int
     fields: Sequence[tuple[str, str]] = ()
@@ -40,7 +40,7 @@ class HttpAnswer:
 
     @property
     def line(self) -> str:
-        """The status with its phrase, as WSGI wants it."""
+        """The status with its phrase, as WSGI requires it."""
         return status_line(self.status)
 
     def value_of(self, name: str) -> str | None:
@@ -50,19 +50,19 @@ class HttpAnswer:
 
 
 class HeldBody:
-    """What is held back of an answer's body."""
+    """The part of a response's body that is held back."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self.length = 0
 
     def add(self, piece: bytes) -> None:
-        """Hold back what comes next."""
+        """Hold back the next piece."""
         self._pieces.append(piece)
         self.length += len(piece)
 
     def let_go(self) -> bytes:
-        """All that is held back, which it is no longer."""
+        """Take out everything that is held back."""
         body = b"".join(self._pieces)
         self._pieces.clear()
         self.length = 0
@@ -78,7 +78,7 @@ def status_line(status: int) -> str:
 
 
 def to_keep(answer: HttpAnswer, not_replayed: Collection[str]) -> dict[str, Any]:
-    """An answer as JSON, without the fields that are not given again."""
+    """A response as JSON, without the fields that are not replayed."""
     kept: dict[str, Any] = {
         "status": answer.status,
         "headers": [[n, v] for n, v in answer.fields if n.lower() not in not_replayed],
@@ -87,7 +87,7 @@ def to_keep(answer: HttpAnswer, not_replayed: Collection[str]) -> dict[str, Any]
         text = answer.body.decode()
     except UnicodeDecodeError:
         text = "\0"
-    # NUL is what PostgreSQL's jsonb does not take.
+    # PostgreSQL's jsonb does not accept NUL.
     if "\0" in text:
         kept["base64"] = base64.b64encode(answer.body).decode()
     else:
@@ -96,7 +96,7 @@ def to_keep(answer: HttpAnswer, not_replayed: Collection[str]) -> dict[str, Any]
 
 
 def to_replay(kept: Any) -> HttpAnswer | None:
-    """The answer that was kept; None where none was, or something else."""
+    """The stored response; None if no response was stored."""
     match kept:
         case {"status": int(status), "headers": list(headers), "body": str(text)}:
             body = text.encode()

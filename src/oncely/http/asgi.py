@@ -1,4 +1,4 @@
-"""IdempotencyKey: a middleware for ASGI, under which a request runs once for each key."""
+"""IdempotencyKey: an ASGI middleware that runs a request once per idempotency key."""
 
 import asyncio
 import logging
@@ -22,14 +22,14 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 _log = logging.getLogger(__name__)
 
 _PAST_US = ("http.response.pathsend", "http.response.zerocopysend")
-"""Extensions by which an application lets the server read a file: nobody sees its body."""
+"""Extensions by which the server sends a file: middleware does not see the body."""
 
 
 class IdempotencyKey:
-    """Runs `app` once for each Idempotency-Key, and gives repetitions the first answer.
+    """Runs `app` once for each Idempotency-Key; repeated requests get the first response.
 
-    The options are those of `KeyOptions`. Raises ConfigError for what cannot be meant. A handler
-    has the request as `request.state.oncely`. It goes on when its client goes away.
+    The options are those of `KeyOptions`. Raises ConfigError for wrong options. A handler finds
+    its request as `request.state.oncely`, and goes on if the client disconnects.
     """
 
     def __init__(self, app: AsgiApp, ledger: Ledger, **options: Unpack[KeyOptions]) -> None:
@@ -37,10 +37,10 @@ class IdempotencyKey:
         self._requests = KeyedRequests(ledger, options)
         self._calls = SteadyLedger(ledger)
         self._running: set[asyncio.Task[None]] = set()
-        """Else nobody holds them, once their clients are gone."""
+        """References to running tasks, which nothing else holds once their clients are gone."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request, or pass on what is none."""
+        """Handle one request; pass on other ASGI events."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -66,7 +66,7 @@ class IdempotencyKey:
         try:
             if not await read_into(body, receive):
                 body.close()
-                return  # The client has gone before it had asked.
+                return  # The client disconnected before its request was complete.
             exchange = self._requests.exchange(key, _request(scope, fields, body))
             state = RequestState(self._requests.ledger, exchange.work, key)
             inner = _with_state(scope, state)
@@ -82,25 +82,25 @@ class IdempotencyKey:
 
 
 class Client:
-    """Where answers go, as long as somebody is there."""
+    """Sends responses, as long as the client is connected."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._is_gone = False
 
     async def send(self, event: Event) -> None:
-        """Send it, unless the client has gone: that is nothing to an application."""
+        """Send an event, unless the client has disconnected: applications do not care."""
         if self._is_gone:
             return
         try:
             await self._send(event)
         except OSError:
             self._is_gone = True
-            _log.info("client_has_gone", exc_info=True)
+            _log.info("client_disconnected", exc_info=True)
 
 
 class _Running:
-    """One request in the application, its answer held back until its end is stored."""
+    """One request in the application; its response is held back until the end is stored."""
 
     def __init__(
         self, app: AsgiApp, exchange: Exchange, scope: Scope, body: RequestBody, client: Client
@@ -114,17 +114,17 @@ class _Running:
         self._start: Event = {}
         self._held = HeldBody()
         self._passes: str | None = None
-        """Why the answer is not held back, where it is not."""
+        """Why the response is not held back; None if it is."""
         self._is_begun = False
-        """Whether the client has the beginning of an answer that passes through."""
+        """Whether the beginning of a streamed response was sent."""
         self._passing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._late: asyncio.Future[None] | None = None
         self._answered: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
-        """The answer, as soon as it is whole; without its body, where that has passed through."""
+        """The response, as soon as it is whole; without its body, if that was streamed."""
         self._may_go_on = asyncio.Event()
-        """Whether the application may go on after its answer: its end is stored, or waits for it to
-        commit.
+        """Whether the application may go on after its response: the end is stored, or waits for the
+        application's commit.
         """
 
     async def run(self, calls: SteadyLedger) -> None:
@@ -139,7 +139,7 @@ class _Running:
                     answer = await self._answer(running)
                 else:
                     answer = await self._exchange.replayed(calls)
-        except Exception as error:  # noqa: BLE001 - raised again where it is the application's.
+        except Exception as error:  # noqa: BLE001 - the application's own error is raised again.
             answer = self._exchange.told(error)
         finally:
             self._may_go_on.set()
@@ -148,26 +148,26 @@ class _Running:
         if self._passes is None:
             await send_whole(self._client.send, answer)
         if running is not None:
-            # What an application does in the background, after its answer.
+            # The background work of an application, after its response.
             await running
 
     async def _answer(self, running: "asyncio.Future[None]") -> HttpAnswer:
-        """The application's answer, of which is noted what it means."""
+        """The application's response; notes what it means for the record."""
         try:
             either: list[asyncio.Future[Any]] = [running, self._answered]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if await self._exchange.work.may_be_committed():
-                # As a dependency of FastAPI does, when the answer was given.
+                # As a dependency of FastAPI does after the response.
                 self._may_go_on.set()
                 await running
         except asyncio.CancelledError:
-            # The loop ends: nothing of the application goes on behind its claim.
+            # The loop ends: no part of the application goes on without its claim.
             running.cancel()
             await asyncio.wait({running})
             raise
         if not self._answered.done():
-            running.result()  # Which raises what the application has raised.
-            raise RuntimeError("the application has returned before its answer was whole")
+            running.result()  # Raises the application's error.
+            raise RuntimeError("the application has returned before its response was complete")
         answer = self._answered.result()
         if self._passes is None:
             self._exchange.note(answer)
@@ -182,14 +182,14 @@ class _Running:
             piece = next(self._pieces, None)
             self._is_read = piece is None
             return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
-        # A client that goes away does not stop an application: it is not told.
+        # The application is not told of a disconnect: a client that is gone does not stop it.
         await self._may_go_on.wait()
         return {"type": "http.disconnect"}
 
     async def _take(self, event: Event) -> None:
         if event["type"] == "http.response.start":
             if self._start:
-                raise RuntimeError("the application has started its answer twice")
+                raise RuntimeError("the application has started its response twice")
             self._start = event
             self._passes = "it has trailers" if event.get("trailers") else None
         elif event["type"] == "http.response.body":
@@ -199,9 +199,9 @@ class _Running:
 
     async def _take_body(self, body: bytes, *, more: bool) -> None:
         if not self._start:
-            raise RuntimeError("the application has sent a body, and not started its answer")
+            raise RuntimeError("the application has sent a body before it has started its response")
         if self._answered.done():
-            raise RuntimeError("the application has sent after the end of its answer")
+            raise RuntimeError("the application has sent more after the end of its response")
         self._held.add(body)
         self._passes = self._passes or self._why_passed(more=more)
         if self._passes is not None:
@@ -248,11 +248,11 @@ class _Running:
                 await self._client.send(event)
 
 
-# ---- What ASGI says ----------------------------------------------------------------------------
+# ---- Reading and writing ASGI ------------------------------------------------------------------
 
 
 async def read_into(body: RequestBody, receive: Receive) -> bool:
-    """Read a request's body; whether it came to its end."""
+    """Read a request's body; return whether it is complete."""
     while True:
         event = await receive()
         if event["type"] == "http.disconnect":
@@ -263,7 +263,7 @@ async def read_into(body: RequestBody, receive: Receive) -> bool:
 
 
 async def send_whole(send: Send, answer: HttpAnswer) -> None:
-    """Send an answer as a whole."""
+    """Send a whole response."""
     headers = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in answer.fields]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})

@@ -1,4 +1,4 @@
-"""Calls of handlers: each with an idempotency key that is the same in every attempt."""
+"""HTTP calls of handlers: the same idempotency key in every attempt."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,11 +14,11 @@ _METHODS = frozenset({"POST", "PATCH"})
 
 
 def idempotency_headers(step: str | None = None, *, quoted: bool = True) -> dict[str, str]:
-    """The header field to send with a call that the handler makes, as a dict.
+    """The Idempotency-Key header field for a call that the handler makes, as a dict.
 
-    The key is made of the message that is processed, and of `step` where the handler makes several
-    calls. It stands in quotation marks, as the standard has it, unless `quoted` is False: for
-    services that take it as it is and limit its length to its 64 digits. Raises MessageError
+    The key is made of the message that is processed, and of `step` if the handler makes several
+    calls. It is in quotation marks, as the standard says. `quoted=False` is for services that take
+    the key as it is and limit its length to 64 characters, which is its own. Raises MessageError
     outside a handler.
     """
     processing = current()
@@ -27,13 +27,13 @@ def idempotency_headers(step: str | None = None, *, quoted: bool = True) -> dict
 
 
 def keyed(client: C, *, quoted: bool = True) -> C:
-    """`client`, whose POST and PATCH requests carry an idempotency key from now on, where a handler
-    makes them and has not given one.
+    """Return `client`: from now on its POST and PATCH requests carry an idempotency key, if a
+    handler makes them and has not set one.
 
-    `client` is a Client or AsyncClient of httpx, or a Session of requests. A key is made of the
-    message that is processed and of the request's method, URL and body: a handler that makes the
-    same call twice gives each a key of its own, by `idempotency_headers`. Outside a handler nothing
-    is added. Raises ConfigError for another client.
+    `client` is a Client or AsyncClient of httpx, or a Session of requests. The key is made of the
+    message that is processed and of the request's method, URL and body. If a handler makes the
+    same call twice, give each a key of its own by `idempotency_headers`. Outside a handler no key
+    is added. Raises ConfigError for any other client.
     """
     if hasattr(client, "event_hooks"):
         _hook(client, quoted=quoted)
@@ -50,7 +50,7 @@ def keyed(client: C, *, quoted: bool = True) -> C:
 
 
 Adds = Callable[[Any, Callable[[], bytes]], None]
-"""Adds a key to a request, given what reads its body."""
+"""Adds a key to a request; the function reads the request's body."""
 
 
 def _adding(*, quoted: bool) -> Adds:

@@ -1,4 +1,4 @@
-"""DjangoIdempotencyKey: a middleware for Django, under which a request runs once for each key.
+"""DjangoIdempotencyKey: a Django middleware that runs a request once per idempotency key.
 
 Put "oncely.http.DjangoIdempotencyKey" into MIDDLEWARE, and `ONCELY = {"ledger": ..., "consumer":
 ...}` with the options of `KeyOptions` into the settings.
@@ -30,14 +30,14 @@ from oncely.http.request_work import ErrorAnswer, Exchange
 from oncely.ledger import Ledger, open_ledger
 
 _ERROR = "oncely.error"
-"""In a request's META: what its view has raised."""
+"""The key in a request's META for the error that its view has raised."""
 
 
 class DjangoIdempotencyKey:
-    """Runs a view once for each Idempotency-Key, and gives repetitions the first answer.
+    """Runs a view once for each Idempotency-Key; repeated requests get the first response.
 
-    A view has the request's state as `request.oncely`. To be put behind what knows the user, where
-    a `scope` asks for that. Raises ConfigError for settings that cannot be meant.
+    A view has the request's state as `request.oncely`. If a `scope` uses the user, put this after
+    the middleware that sets the user. Raises ConfigError for wrong settings.
     """
 
     sync_capable = True
@@ -49,7 +49,7 @@ class DjangoIdempotencyKey:
         self._requests = KeyedRequests(ledger, options)
         self._is_async = inspect.iscoroutinefunction(get_response)
         self._running: set[asyncio.Task[HttpResponseBase]] = set()
-        """Else nobody holds them, once their clients are gone."""
+        """References to running tasks, which nothing else holds once their clients are gone."""
         if self._is_async:
             markcoroutinefunction(self)
 
@@ -72,7 +72,7 @@ class DjangoIdempotencyKey:
         return self._shielded(exchange, request) if self._is_async else self._run(exchange, request)
 
     def process_exception(self, request: DjangoRequest, error: Exception) -> None:
-        """Remember why a view has failed: what comes back is only a response that says so."""
+        """Remember the error of a view: the middleware itself gets only a response of 500."""
         request.META[_ERROR] = error
 
     def _answered(self, response: HttpResponse) -> Any:
@@ -114,7 +114,7 @@ class DjangoIdempotencyKey:
             return _after(error, exchange, response)
 
     async def _shielded(self, exchange: Exchange, request: DjangoRequest) -> HttpResponseBase:
-        """A client that goes away does not stop a view."""
+        """Run the view; a client that disconnects does not stop it."""
         task = asyncio.ensure_future(self._run_async(exchange, request))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -141,9 +141,9 @@ class DjangoIdempotencyKey:
 
 
 def _read_into(body: RequestBody, request: Any) -> bool:
-    """Read a request's body, for Django to read it once more; whether it came to its end.
+    """Read a request's body so that Django can read it again; return whether it is complete.
 
-    Raises ConfigError for one that another middleware has read.
+    Raises ConfigError if another middleware has read the body.
     """
     if hasattr(request, "_body"):
         body.write(request.body)
@@ -161,14 +161,12 @@ def _read_into(body: RequestBody, request: Any) -> bool:
         return False
     request._stream.close()
     request._stream, request._read_started = body.file, False
-    # WSGI ends a body that breaks off as any other.
+    # In WSGI an incomplete body ends like any other.
     return body.length >= length
 
 
 def _read_once(response: Any) -> StreamingHttpResponse:
-    """What the response streams, to be read in Django's own way when the response has other
-    content.
-    """
+    """The response's stream, to be read in Django's way after the response got other content."""
     return StreamingHttpResponse(response.streaming_content)
 
 
@@ -178,7 +176,7 @@ def _streamed(exchange: Exchange, response: Any) -> Callable[[], None]:
 
 def _after(error: Exception, exchange: Exchange, response: Any) -> HttpResponseBase:
     answer = exchange.told(error)
-    # What a view has answered goes out as it is, its cookies included.
+    # The view's own response is sent as it is, with its cookies.
     is_own = response is not None and isinstance(error, ErrorAnswer)
     return response if is_own else _response(answer)
 
@@ -203,7 +201,7 @@ def _look_up(request: DjangoRequest, name: str) -> Any:
 
 
 def _configured() -> tuple[Ledger, dict[str, Any]]:
-    """The ledger and the options that the settings name."""
+    """The ledger and the options in the settings."""
     given = getattr(settings, "ONCELY", None)
     options = dict(given) if isinstance(given, Mapping) else {}
     ledger = options.pop("ledger", None)

@@ -8,8 +8,8 @@ from oncely.http.wsgi import STATE
 
 
 def show_in_g() -> None:
-    """From now on, Flask's `g` has what a middleware around the application has put into the
-    environ. To call it again changes nothing.
+    """From now on, `g.oncely` is the request's state that the middleware has put into the environ.
+    Calling it again changes nothing.
     """
     request_started.connect(_show)
 

@@ -1,4 +1,4 @@
-"""The Idempotency-Key header field: what a client may write in it, and how a key is written."""
+"""The Idempotency-Key header field: reading and writing keys."""
 
 import re
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ _STRING = re.compile(
 )
 _ESCAPED = re.compile(r"\\(.)")
 _BARE = re.compile(r"[!#-+\--\[\]-~]+")
-"""Without a quote, a comma, a space or a backslash."""
+"""A bare key: without a quote, a comma, a space or a backslash."""
 
 
 def read_key(values: Sequence[str], *, takes_bare: bool = False) -> str | None:
-    """The key in the fields of that name of one request; None where there is none.
+    """The key in a request's Idempotency-Key fields; None if there is no field.
 
-    A key is a string as RFC 8941 has it, in quotation marks. Where it `takes_bare`, it may stand
-    without them. Raises MessageError, its text the reason, for what is not a usable key.
+    A key is a string of RFC 8941, in quotation marks. With `takes_bare` it may be without them.
+    Raises MessageError, whose text is the reason, for an unusable key.
     """
     if not values:
         return None

@@ -1,4 +1,4 @@
-"""A request, as `scope` and `fingerprint` functions are shown it, whatever framework it is of."""
+"""A request of any framework, as `scope` and `fingerprint` functions get it."""
 
 import hashlib
 import re
@@ -12,13 +12,13 @@ from oncely.http.json_equality import equal_json
 PIECE = 64 * 1024
 """Bytes of a body that are read at a time."""
 _DIGEST_BYTES = 16
-# RFC 9110, 8.6; no body has more bytes.
+# RFC 9110, 8.6. No body has more bytes than this many digits can say.
 _LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 def content_length(environ: Mapping[str, Any]) -> int:
-    """How long a request's body is to be, by its environ; 0 where that is not said. Raises EOFError
-    for what is not a length.
+    """The length of a request's body by its environ; 0 if it is missing. Raises EOFError for a
+    value that is not a length.
     """
     length = environ.get("CONTENT_LENGTH") or "0"
     if not _LENGTH.fullmatch(length):
@@ -27,7 +27,7 @@ def content_length(environ: Mapping[str, Any]) -> int:
 
 
 class RequestBody:
-    """A request's body: in memory up to `most_in_memory` bytes, beyond that in a file."""
+    """A request's body: in memory up to `most_in_memory` bytes, else in a temporary file."""
 
     def __init__(self, most_in_memory: int) -> None:
         self._most_in_memory = most_in_memory
@@ -37,7 +37,7 @@ class RequestBody:
         self.length = 0
 
     def write(self, piece: bytes) -> None:
-        """Add what has come."""
+        """Add a piece of the body."""
         self.length += len(piece)
         self.file.write(piece)
 
@@ -52,7 +52,7 @@ class RequestBody:
         return b"".join(self.pieces())
 
     def fingerprint(self) -> str:
-        """Equal for bodies that are equal as JSON, and for other bodies that are the same bytes."""
+        """Equal for bodies that are equal as JSON, or as bytes; a body in a file only as bytes."""
         if self.length <= self._most_in_memory:
             return fingerprint_of(equal_json(self.whole()))
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
@@ -61,16 +61,15 @@ class RequestBody:
         return digest.hexdigest()
 
     def close(self) -> None:
-        """Forget it."""
+        """Discard the body."""
         self.file.close()
 
 
 class HttpRequest:
     """A request with its body read.
 
-    An attribute that is not one of these is looked up where frameworks keep what they know of a
-    request: `request.user_id` is what an outer middleware has put into the state (ASGI), into the
-    environ (WSGI) or on the request (Django).
+    Any other attribute is looked up in the framework's own place: an outer middleware sets
+    `request.user_id` in the state (ASGI), in the environ (WSGI) or on the request (Django).
     """
 
     def __init__(
@@ -86,11 +85,11 @@ class HttpRequest:
     ) -> None:
         self.method = method
         self.path = path
-        """Decoded, from the root of the server."""
+        """The decoded path, from the root of the server."""
         self.query = query
-        """As the client wrote it, without the question mark."""
+        """The query as the client wrote it, without the question mark."""
         self.fields = fields
-        """The header fields: name and value of each, in their order."""
+        """The header fields in their order, each a name and a value."""
         self.native = native
         """The scope (ASGI), the environ (WSGI) or the request (Django)."""
         self._body = body
@@ -116,7 +115,7 @@ class HttpRequest:
         return [value for field, value in self.fields if field.lower() == wanted]
 
     def fingerprint(self) -> str:
-        """Of what tells requests apart: method, path, query and body."""
+        """A fingerprint of method, path, query and body."""
         parts = (self.method, self.path, self.query, self._body.fingerprint())
         return fingerprint_of("\0".join(parts).encode("utf-8", "surrogateescape"))
 

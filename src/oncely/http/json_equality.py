@@ -1,16 +1,16 @@
-"""Bodies that are equal as JSON, however they are written."""
+"""Bodies that are equal as JSON, in any notation."""
 
 import json
 from typing import Any
 
 _EXACT_DIGITS = 15
-"""Numbers of so many digits are floats that differ where they do."""
+"""Numbers with at most so many digits differ as floats if they differ as text."""
 
 
 def equal_json(body: bytes) -> bytes:
-    """The same bytes for all bodies that are equal as JSON: the order of an object's names, white
-    space and how a number is written tell nothing. What is not JSON, or is not the same for every
-    reader, is returned as it is.
+    """The same bytes for all bodies that are equal as JSON: the order of names in an object, white
+    space and the notation of numbers do not matter. A body that is not JSON, or that readers may
+    read differently, is returned unchanged.
     """
     try:
         value = _decode(body.decode())
@@ -23,7 +23,7 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = dict(pairs)
     if len(names) != len(pairs):
         raise ValueError("a name stands twice in one object")
-    # Apart from what stands for a number.
+    # In another form than numbers have, so that the two cannot be confused.
     return {f".{name}": value for name, value in pairs}
 
 
@@ -45,7 +45,7 @@ def _shown(value: float) -> int | float:
 
 
 def _number(text: str) -> Any:
-    """A number by its digits and their place: 1, 1.0 and 10e-1 are one."""
+    """A number as digits and exponent: 1, 1.0 and 10e-1 are the same number."""
     mantissa, _, power = text.lower().partition("e")
     sign = "-" if mantissa.startswith("-") else ""
     whole, _, part = mantissa.removeprefix("-").partition(".")

@@ -1,5 +1,5 @@
-"""Keyed requests: what happens before and after a request with an idempotency key, whatever
-framework brings it.
+"""Keyed requests: what happens before and after a request with an idempotency key, in any
+framework.
 """
 
 import json
@@ -35,38 +35,38 @@ _FIRST_4XX = 400
 
 
 class KeyOptions(TypedDict, total=False):
-    """How requests are told apart, and what of their answers is kept."""
+    """Options: how requests are told apart, and which responses are kept."""
 
     consumer: Required[str]
-    """Under which the ledger knows them."""
+    """The consumer's name in the ledger."""
     methods: Sequence[str]
-    """To requests of other methods nothing happens. POST and PATCH by default."""
+    """The methods with idempotency keys, POST and PATCH by default; others pass unchanged."""
     required: bool
-    """Whether a request without a key is refused; else, by default, it runs as if oncely was not
-    there."""
+    """Whether a request without a key is refused. By default it is not: it runs as without
+    oncely."""
     scope: Callable[[HttpRequest], Id | None]
-    """Returns the user, or the tenant: nobody meets the keys of others. The method and the path
-    are always part of what a key is looked up by."""
+    """Returns the user or the tenant, whose keys are separate from all others'. The method and the
+    path are always part of the key in the ledger."""
     fingerprint: Callable[[HttpRequest], Any]
-    """Returns what tells two requests under one key apart, instead of method, path, query and
-    body."""
+    """Returns the fingerprint of a request, instead of the one of method, path, query and body: it
+    tells apart two requests with one key."""
     bare_keys: bool
-    """Whether a key may stand without quotation marks, as with Stripe."""
+    """Whether a key may be without quotation marks, as with Stripe."""
     keep_4xx: bool | Collection[int]
-    """Whether answers of 400 to 499 are kept, or which of them; else the request counts as never
-    made, and the key may be used for one that is put right."""
+    """Whether responses of 400 to 499 are kept, or which of them. Else the request counts as never
+    made, and its key may be used for a corrected request."""
     keep_5xx: bool
-    """Whether answers of 500 and more are kept; else the request has failed, and runs again when it
-    is repeated."""
+    """Whether responses of 500 and more are kept. Else the request has failed, and runs again when
+    it is repeated."""
     max_body: Size
-    """Answers beyond that pass through, and are not kept. 1MiB by default. A request's own body is
-    in memory up to that size, and in a temporary file beyond it."""
+    """A larger response passes through, and is not kept. 1MiB by default. A request's own body is
+    in memory up to that size, and else in a temporary file."""
     not_replayed: Collection[str]
-    """Names of header fields that a repetition is not given, beside those that never are."""
+    """Names of header fields that are not replayed, in addition to those that never are."""
     errors: Errors
-    """Makes the answer for requests that do not run; application/problem+json by default."""
+    """Makes the response for requests that do not run; application/problem+json by default."""
     documentation: str
-    """The URL at which the API describes its idempotency keys: problems link to it."""
+    """The URL where the API documents its idempotency keys: problems link to it."""
     lease: Duration
     """Replaces the policy's."""
     policy: Policy
@@ -75,7 +75,7 @@ class KeyOptions(TypedDict, total=False):
 class KeyedRequests:
     """The requests of one application to which idempotency keys apply.
 
-    Raises ConfigError for options that cannot be meant.
+    Raises ConfigError for wrong options.
     """
 
     def __init__(self, ledger: Ledger, options: Mapping[str, Any]) -> None:
@@ -84,6 +84,7 @@ class KeyedRequests:
         self.handling = Handling.under(
             ledger, consumer or "", policy, options.get("lease"), keep_result=True, is_called=True
         )
+        ledger.recorder.works_as("http", self.handling.consumer)
         self.max_body = bytes_in(options.get("max_body", "1MiB"), "max_body")
         self._methods = _methods(options.get("methods", ("POST", "PATCH")))
         self._required = _flag(options, "required")
@@ -100,12 +101,12 @@ class KeyedRequests:
 
     @property
     def ledger(self) -> Ledger:
-        """Where they are recorded."""
+        """The ledger with the records of the requests."""
         return self.handling.ledger
 
     def key_in(self, method: str, fields: Sequence[tuple[str, str]]) -> str | HttpAnswer | None:
-        """The key of a request; None where it has none, and runs all the same; the answer where it
-        does not.
+        """The key of a request. None if it has no key and runs without one; a response if it may
+        not run.
         """
         if method not in self._methods:
             return None
@@ -119,19 +120,19 @@ class KeyedRequests:
         return key
 
     def exchange(self, key: str, request: HttpRequest) -> Exchange:
-        """What happens around the handling of `request`, which has that key. Raises ConfigError
-        where the same stands around it already.
+        """The exchange of `request`, which has that key. Raises ConfigError if the request is
+        handled under the same consumer already.
         """
         message_id = _message_id(request, self._scope_of(request), key)
         around = getattr(request, "oncely", None)
         if isinstance(around, RequestState) and around.is_within(self.handling, message_id):
             raise ConfigError(
-                f"idempotency keys: consumer {self.handling.consumer!r} stands twice around this "
-                "application; take one away, or give it another consumer"
+                f"idempotency keys: consumer {self.handling.consumer!r} is twice around this "
+                "application; remove one, or give it another consumer"
             )
         message = Message(
             message_id,
-            # Only a probe asks for it: else what is large is not in memory at once.
+            # Read only for a probe: a large body should not be in memory as a whole.
             request.body if callable(self.handling.policy.on_in_doubt) else b"",
             type=f"{request.method} {request.path}",
             content_type=request.headers.get("content-type", ""),
@@ -152,7 +153,7 @@ class KeyedRequests:
         return fingerprint_of(content_of(self._fingerprint(request)))
 
     def keeps(self, status: int) -> bool:
-        """Whether an answer of that status is given to whoever repeats the request."""
+        """Whether a response of that status is kept for repeated requests."""
         if status >= _FIRST_5XX:
             return self._keep_5xx
         if status < _FIRST_4XX:
@@ -161,7 +162,7 @@ class KeyedRequests:
         return kept if isinstance(kept, bool) else status in kept
 
     def told(self, problem: Problem) -> HttpAnswer:
-        """The answer that tells of a problem."""
+        """The response that reports a problem."""
         if self._documentation is None:
             return self._errors(problem)
         name, status, code, title, detail, retry_s = (
@@ -173,7 +174,7 @@ class KeyedRequests:
 
 
 def _message_id(request: HttpRequest, scope: str | None, key: str) -> str:
-    """By which the ledger knows a request: nothing that a client writes into one part of it can be
+    """The message id of a request. The text that a client writes into one part of it cannot be
     taken for another part.
     """
     path = quote(request.path, errors="surrogateescape")
@@ -183,7 +184,7 @@ def _message_id(request: HttpRequest, scope: str | None, key: str) -> str:
     return f"{request.method} {digest(whole)}"
 
 
-# ---- What cannot be meant ----------------------------------------------------------------------
+# ---- Checking options --------------------------------------------------------------------------
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -206,7 +207,7 @@ def _fields(names: object) -> frozenset[str]:
 
 
 def _texts(given: object, name: str, example: Sequence[str]) -> Collection[str]:
-    """A collection of texts, and not one text, which is a collection of its letters."""
+    """Check for a collection of texts; one text alone would be a collection of letters."""
     if isinstance(given, str):
         raise ConfigError(f'{name}: write a list of them, such as ["{given}"]')
     if not isinstance(given, Collection) or not all(isinstance(each, str) for each in given):

@@ -1,4 +1,4 @@
-"""Answers that pass through: their request ends when their last chunk has passed."""
+"""Responses that pass through: their request ends with their last chunk."""
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,10 +12,10 @@ def _nothing() -> None:
 
 
 class Passing:
-    """The chunks of an answer, for a server to iterate and to close.
+    """The chunks of a response, for a server to iterate and to close.
 
-    When the last has passed, `end` is called, and `stack` closed, which holds the request's work. A
-    client that goes away does not stop the application: what is left is read by nobody.
+    After the last chunk `end` is called, and `stack`, which holds the request's work, is closed. A
+    client that disconnects does not stop the application: the rest is read and dropped.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Passing:
             end()
 
     def close(self) -> None:
-        """Called by the server when it is done with it."""
+        """Called by the server at the end of the response."""
         try:
             for _ in self:
                 pass
@@ -61,7 +61,7 @@ class Passing:
 async def passing(
     chunks: AsyncIterator[bytes], end: Callable[[], None], stack: AsyncExitStack
 ) -> AsyncIterator[bytes]:
-    """The same for chunks that are awaited."""
+    """As Passing, for async chunks."""
     async with stack:
         async for chunk in chunks:
             yield chunk
@@ -72,7 +72,7 @@ async def passing(
 
 
 class logged:  # noqa: N801 - reads as a statement.
-    """While this is entered, an error is logged, and goes no further: the client has its answer."""
+    """Log an error in the block, and do not raise it: the client has its response already."""
 
     def __enter__(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Problems: what a client is told whose request does not run, as RFC 9457 has it or otherwise."""
+"""Problems: the response if a request does not run, as RFC 9457 problem details or otherwise."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,28 +8,28 @@ from typing import Any
 from oncely.http.answers import HttpAnswer
 
 _RETRY_S = 1
-"""Seconds after which a request may run that could not now."""
+"""Seconds after which a request that could not run may run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a request does not run, or why its answer cannot be given again."""
+    """Why a request does not run, or why its response cannot be replayed."""
 
     name: str
-    """What its type ends with."""
+    """The end of the problem's type."""
     status: int
     code: str
-    """As the Agentic Commerce Protocol calls it, where that knows it."""
+    """The problem's code in the Agentic Commerce Protocol, if it has one."""
     title: str
     detail: str
     retry_s: int | None = None
-    """In how many seconds the same request may be made again; None: that would not help."""
+    """Seconds after which the client may repeat the request; None if that would not help."""
     documentation: str | None = None
-    """Where the API describes its idempotency keys."""
+    """The URL where the API documents its idempotency keys."""
 
 
 Errors = Callable[[Problem], HttpAnswer]
-"""Makes the answer that a problem is told by."""
+"""Makes the response for a problem."""
 
 
 def problem_json(problem: Problem) -> HttpAnswer:
@@ -85,7 +85,7 @@ def key_missing() -> Problem:
 
 
 def key_unusable(reason: str) -> Problem:
-    """The key is not one."""
+    """The key is not usable."""
     return Problem(
         "key-unusable",
         400,
@@ -96,7 +96,7 @@ def key_unusable(reason: str) -> Problem:
 
 
 def in_flight() -> Problem:
-    """The first request is still at work."""
+    """The first request is still being processed."""
     return Problem(
         "in-flight",
         409,
@@ -108,7 +108,7 @@ def in_flight() -> Problem:
 
 
 def key_reused() -> Problem:
-    """Another request was made under the key."""
+    """Another request was made with the same key."""
     return Problem(
         "key-reused",
         422,
@@ -131,7 +131,7 @@ def in_doubt() -> Problem:
 
 
 def answer_not_kept(reason: str) -> Problem:
-    """The first request is done, and its answer cannot be given again."""
+    """The first request is done, and its response cannot be replayed."""
     return Problem(
         "answer-not-kept",
         409,
@@ -153,7 +153,7 @@ def failed_permanently() -> Problem:
 
 
 def unavailable() -> Problem:
-    """The ledger cannot be asked."""
+    """The ledger cannot be reached."""
     return Problem(
         "unavailable",
         503,

@@ -1,4 +1,4 @@
-"""Request state: what a handler can do with its request, as `request.state.oncely`."""
+"""Request state: a handler's access to its request, as `request.state.oncely`."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class RequestState:
-    """A request as its handler has it; `key` is the client's, None where the request has none."""
+    """A handler's view of its request; `key` is the client's, or None if the request has no key."""
 
     def __init__(
         self, ledger: Ledger, work: RequestWork | None = None, key: str | None = None
@@ -27,27 +27,27 @@ class RequestState:
         self.key = key
 
     def transaction(self, connection: Any) -> "RequestTransaction":
-        """The end of this request inside the caller's own transaction, for `with` and `async with`.
+        """End this request inside the caller's own transaction; for `with` and `async with`.
 
-        `connection` is any that `Ledger.transaction` takes; so is what the block is given, which
-        sends messages. When the block is left, it is written in the transaction that the request is
-        handled, with what the handler has sent; the caller then commits it with its own rows:
-        before the answer is returned, or, under ASGI, before the application returns. A request
-        without a key is not recorded: what is sent goes with the transaction all the same.
+        `connection` is any that `Ledger.transaction` takes. The block gets an inbox, as there,
+        which sends messages. At the end of the block the request's record and the deferred
+        messages are written in the transaction. The caller then commits it with its own rows,
+        before the response is returned or, under ASGI, before the application returns. A request
+        without a key is not recorded; its deferred messages are still part of the transaction.
         """
         return RequestTransaction(self._ledger, self._work, connection)
 
     def is_within(self, handling: Handling, message_id: str) -> bool:
-        """Whether this is a handler's of that message."""
+        """Whether this is the state of a handler of that message."""
         work = self._work
         return work is not None and work.is_of(handling, message_id)
 
     def respond(self, answer: R) -> R:
-        """Keep this answer with the transaction, in its commit; returns it, to be returned.
+        """Store this response in the transaction; returns it, for the handler to return.
 
-        To be called inside the block of `transaction`. `answer` is a response of Starlette, Flask
-        or Django, or an HttpAnswer; raises MessageError for what is none. Without it the answer is
-        kept as soon as it is given, right after the commit.
+        Call it inside the block of `transaction`. `answer` is a response of Starlette, Flask or
+        Django, or an HttpAnswer; raises MessageError for anything else. Without this call the
+        response is stored as soon as the handler returns it, right after the commit.
         """
         found = answer_of(answer)
         if self._work is not None:
@@ -56,7 +56,7 @@ class RequestState:
 
 
 class RequestTransaction:
-    """The time during which a request's end is part of the caller's transaction."""
+    """The block in which a request's end becomes part of the caller's transaction."""
 
     def __init__(self, ledger: Ledger, work: RequestWork | None, connection: Any) -> None:
         self._ledger = ledger
@@ -107,7 +107,7 @@ class RequestTransaction:
 
 
 def answer_of(response: Any) -> HttpAnswer:
-    """What a framework's response answers. Raises MessageError for what is not one, or streams."""
+    """A framework's response as HttpAnswer. Raises MessageError for other values, and streams."""
     if isinstance(response, HttpAnswer):
         return response
     status, body = getattr(response, "status_code", None), _body_of(response)
@@ -120,7 +120,7 @@ def answer_of(response: Any) -> HttpAnswer:
 
 
 def _body_of(response: Any) -> bytes | None:
-    """As Starlette, Flask (Werkzeug) and Django have it."""
+    """The body of a response of Starlette, Flask (Werkzeug) or Django."""
     for name in ("body", "content", "data"):
         body = getattr(response, name, None)
         if isinstance(body, bytes | bytearray | memoryview):

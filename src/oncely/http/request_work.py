@@ -1,4 +1,4 @@
-"""Request work: a request that runs under a claim, and what its answer means for the record."""
+"""Request work: a request that runs under a claim, and what its response means for the record."""
 
 import logging
 from collections.abc import Collection, Iterator
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _NOT_KEPT = "not_kept"
-"""In what is kept of an answer that is not: why."""
+"""The field with the reason, if a response is not kept."""
 _ANSWER = "http answer"
-"""The step under which an answer is kept that was not known when the transaction was written."""
+"""The step with the response, if that was not known when the transaction was written."""
 
 
 class ErrorAnswer(OncelyError):
-    """The application has answered that it failed: `answer` is for the client."""
+    """The application's response is an error: `answer` is for the client."""
 
     def __init__(self, answer: HttpAnswer, cause: BaseException | None = None) -> None:
         why = "" if cause is None else f": {describe(cause)}"
@@ -60,22 +60,22 @@ class RequestWork(Work):
         super().__init__(handling, turn)
         self._not_replayed = not_replayed
         self._given: HttpAnswer | None = None
-        """What the application has said that it will answer."""
+        """The response that the application has announced."""
         self._is_written = False
-        """Whether its end is written in a transaction, which may be committed."""
+        """Whether the end is written in a transaction, which may be committed."""
         self._is_withdrawn = False
         self._open = 0
-        """Transactions that have begun, and are not written."""
+        """The number of open transactions in which nothing is written yet."""
         self._has_ended = False
 
     def is_of(self, handling: Handling, message_id: str) -> bool:
-        """Whether it is the work of that message, under the same consumer of the same ledger."""
+        """Whether this is the work on that message, under the same consumer of the same ledger."""
         own = (self._handling.ledger, self._handling.consumer, self.turn.asked.message_id)
         return own == (handling.ledger, handling.consumer, message_id)
 
     @contextmanager
     def in_transaction(self) -> Iterator[None]:
-        """While this is entered, a transaction is open in which the end is to be written."""
+        """Within the block, a transaction is open in which the end will be written."""
         self._open += 1
         try:
             yield
@@ -83,7 +83,7 @@ class RequestWork(Work):
             self._open -= 1
 
     async def may_be_committed(self) -> bool:
-        """Whether the application has yet to commit, or to roll back, what it has written."""
+        """Whether the application still has to commit or to roll back its transaction."""
         held = self.turn.held
         if held is None or not self._is_written:
             return self._open > 0
@@ -93,32 +93,32 @@ class RequestWork(Work):
             return False
 
     def give(self, answer: HttpAnswer) -> None:
-        """The answer is known before the transaction is written."""
+        """Set the response, which is known before the transaction is written."""
         self._given = answer
 
     def keep(self, answer: HttpAnswer) -> None:
-        """This is what repetitions are given."""
+        """Keep this response for repeated requests."""
         self.result = to_keep(answer, self._not_replayed)
 
     def keep_nothing(self, status: int, reason: str) -> None:
-        """The answer has passed through, or is not to be kept."""
+        """Keep only the reason: the response has passed through, or must not be kept."""
         self.result = {"status": status, _NOT_KEPT: reason}
 
     def withdraw(self) -> None:
-        """The application refuses the request: it counts as never made."""
+        """Count the request as never made: the application refuses it."""
         self._is_withdrawn = True
 
     async def write(self, calls: AsyncCalls) -> None:
-        """Write in the transaction of `calls` that the request is handled, with all that it sends.
+        """Write the request's end, with its deferred messages, in the transaction of `calls`.
 
-        Raises EndedError where another worker has taken it over, ConfigError for a second one where
-        the first is committed, and for a request that is answered.
+        Raises EndedError if another worker has taken the request over. Raises ConfigError for a
+        second transaction after the first was committed, and after the response.
         """
         if self.turn.held is None:
             return
         if self._has_ended:
             raise ConfigError(
-                "transaction: the request has ended; leave the block before you return the answer"
+                "transaction: the request has ended; leave the block before you return the response"
             )
         if self._is_written and await self._is_handled(calls):
             raise ConfigError("transaction: a request has one transaction with its claim")
@@ -133,13 +133,13 @@ class RequestWork(Work):
         if self._is_written and await self._is_committed(held):
             await self._end_committed(held)
             return
-        # What is written in a transaction that is rolled back is nothing.
+        # A transaction that was rolled back has written nothing.
         self.turn.ending = WITHDRAWN if self._is_withdrawn else None
         lost = None
         if self._is_written and self.turn.error is None and not self._is_withdrawn:
             self.turn.error = lost = EndedError(
-                "transaction: the application has answered, and has not committed it; commit it "
-                "before you return the answer"
+                "transaction: the application has responded, and has not committed it; commit it "
+                "before you return the response"
             )
         await super()._end(held)
         if lost is not None:
@@ -166,7 +166,7 @@ class RequestWork(Work):
         if self._given is not None or self.result is None:
             return
         try:
-            # The record may be completed by now, by a relay, and does not change any more.
+            # A relay may have completed the record by now, which cannot change any more.
             await held.calls.add_step(held.claim.key, _ANSWER, self.result)
         except AWAY:
             names = {"message_id": held.claim.key.message_id}
@@ -174,17 +174,17 @@ class RequestWork(Work):
 
 
 class Exchange:
-    """A request and its answer."""
+    """A request and its response."""
 
     def __init__(self, requests: "KeyedRequests", work: RequestWork) -> None:
         self._requests = requests
         self.work = work
         self.most_kept = requests.max_body
-        """Bytes of a body."""
+        """The largest body to keep, in bytes."""
 
     def note(self, answer: HttpAnswer, cause: BaseException | None = None) -> None:
-        """The application has answered: inside the work. Raises ErrorAnswer where it has failed;
-        `cause` is why, where that is known.
+        """Note the application's response, within the work. Raises ErrorAnswer if the request has
+        failed; `cause` is the error, if it is known.
         """
         work, status = self.work, answer.status
         if len(answer.body) > self.most_kept:
@@ -197,7 +197,7 @@ class Exchange:
             work.withdraw()
 
     def note_passed(self, status: int, reason: str) -> None:
-        """The answer has passed through, and is not kept."""
+        """Note that the response has passed through, and is not kept."""
         if not self._requests.keeps(status):
             self.note(HttpAnswer(status))
             return
@@ -206,14 +206,14 @@ class Exchange:
         self.work.keep_nothing(status, reason)
 
     async def replayed(self, calls: AsyncCalls) -> HttpAnswer:
-        """The answer to a duplicate: the first one's."""
+        """The response to a duplicate: the first request's response."""
         kept, record = self.work.result, _record_of(self.work.turn)
         if kept is None and record is not None and record.is_handled:
             kept = (await calls.steps(record.key)).get(_ANSWER)
         return to_replay(kept) or self._requests.told(_no_answer(kept, record))
 
     def told(self, error: BaseException) -> HttpAnswer:
-        """The answer where `error` stands around the application; raises it where it is its own."""
+        """The response for an `error` of the middleware; raises an error of the application."""
         turn = self.work.turn
         if isinstance(error, ErrorAnswer) and error is turn.error:
             return error.answer
@@ -245,9 +245,7 @@ def _no_answer(kept: Any, record: Record | None) -> Problem:
 
 
 def _problem(error: BaseException, *, has_run: bool) -> Problem | None:
-    """What the client is told of a request that was not granted, or of whose end the ledger does
-    not know.
-    """
+    """The problem of a request that was not granted, or whose end the ledger does not know."""
     match error:
         case BusyError() | FencedError():
             return problems.in_flight()

@@ -1,4 +1,4 @@
-"""Signatures of webhooks: whether a sender knows the secret, and what it calls its delivery.
+"""Signatures of webhooks: verifies that the sender knows the secret, and reads the delivery's id.
 
 Each follows its sender's own description: GitHub "Validating webhook deliveries", Stripe "Verify
 webhook signatures manually", the Standard Webhooks specification 1.0, Slack "Verifying requests
@@ -21,9 +21,9 @@ Headers = Mapping[str, str]
 """Header fields by their names, in lower case."""
 Secret = str | bytes
 Reads = Callable[[Headers, bytes], str | None]
-"""Reads a text from a delivery; None where it has none."""
+"""Reads a text from a delivery; None if the delivery does not have it."""
 Checks = Callable[[Headers, bytes, float], None]
-"""Raises SignatureError for a delivery that did not come, at that time, from who has the secret."""
+"""Raises SignatureError if, at that time, a delivery's signature is wrong or too old."""
 
 _TOLERANCE: Duration = "5m"
 _FORM = "application/x-www-form-urlencoded"
@@ -31,29 +31,29 @@ _EMPTY = "secret: it is empty; write the one that you share with the sender"
 
 
 class SignatureError(MessageError):
-    """A delivery is not signed by who knows the secret, or was signed too long ago."""
+    """A delivery's signature is wrong, or too old."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """How deliveries of one sender are verified and told apart."""
+    """How deliveries of one sender are verified, and how their ids are read."""
 
     sender: str
     check: Checks
     message_id: Reads
     message_type: Reads
     reply: Callable[[bytes], str | None] = lambda _: None
-    """Given the body: what is answered at once, where it is not a message. Slack asks for that."""
+    """Given the body: the response to a request that is not a message. Slack requires one."""
     json_in: Callable[[Headers, bytes], bytes | None] = lambda _, __: None
-    """The JSON that the body only wraps; None where the body itself is what was sent."""
+    """The JSON inside of a form; None if the body itself is the content."""
 
 
 # ---- Senders -----------------------------------------------------------------------------------
 
 
 def github(secret: Secret | Sequence[Secret]) -> Verifier:
-    """Deliveries of GitHub, told apart by X-GitHub-Delivery. Of several secrets any may be used.
-    What comes as a form, as GitHub sends unless it is told otherwise, becomes the JSON within.
+    """Deliveries of GitHub; the id is X-GitHub-Delivery. Of several secrets any one is accepted.
+    From a form, which is GitHub's default, the JSON in it is taken.
     """
     return Verifier(
         "github",
@@ -65,7 +65,7 @@ def github(secret: Secret | Sequence[Secret]) -> Verifier:
 
 
 def shopify(secret: Secret | Sequence[Secret]) -> Verifier:
-    """Deliveries of Shopify, told apart by X-Shopify-Webhook-Id."""
+    """Deliveries of Shopify; the id is X-Shopify-Webhook-Id."""
     keys = _keys(secret)
 
     def check(headers: Headers, body: bytes, _: float) -> None:
@@ -78,7 +78,7 @@ def shopify(secret: Secret | Sequence[Secret]) -> Verifier:
 
 
 def stripe(secret: Secret | Sequence[Secret], tolerance: Duration = _TOLERANCE) -> Verifier:
-    """Events of Stripe, told apart by their `id`."""
+    """Events of Stripe; the id is the event's `id`."""
     keys, tolerance_s = _keys(secret), _tolerance_s(tolerance)
 
     def check(headers: Headers, body: bytes, now: float) -> None:
@@ -99,9 +99,9 @@ def stripe(secret: Secret | Sequence[Secret], tolerance: Duration = _TOLERANCE) 
 def standard_webhooks(
     secret: Secret | Sequence[Secret], tolerance: Duration = _TOLERANCE
 ) -> Verifier:
-    """Deliveries of whoever follows Standard Webhooks, told apart by webhook-id.
+    """Deliveries of any sender that follows Standard Webhooks; the id is webhook-id.
 
-    A secret is text in base64, with or without `whsec_` before it; or bytes, as they are.
+    A secret is base64 text, with or without the prefix `whsec_`; or bytes, used as they are.
     """
     keys = [_standard_key(each) for each in _secrets(secret)]
     tolerance_s = _tolerance_s(tolerance)
@@ -123,7 +123,7 @@ def standard_webhooks(
 
 
 def slack(secret: Secret | Sequence[Secret], tolerance: Duration = _TOLERANCE) -> Verifier:
-    """Events of Slack, told apart by their `event_id`. Its challenge is answered."""
+    """Events of Slack; the id is `event_id`. Slack's challenge is answered."""
     keys, tolerance_s = _keys(secret), _tolerance_s(tolerance)
 
     def check(headers: Headers, body: bytes, now: float) -> None:
@@ -144,8 +144,8 @@ def hmac_sha256(
     prefix: str = "",
     message_type: Reads | None = None,
 ) -> Verifier:
-    """Deliveries whose `header` is the HMAC-SHA256 of the raw body in hexadecimal digits, after
-    `prefix`; `message_id` says what tells them apart: `header_id(...)` or `body_id(...)`.
+    """Deliveries whose `header` is `prefix` and the HMAC-SHA256 of the raw body in hexadecimal
+    digits; `message_id` reads their id: `header_id(...)` or `body_id(...)`.
     """
     if not isinstance(header, str) or not header.strip():
         raise ConfigError('header: it is empty; write the signature\'s, as in "X-Signature"')
@@ -154,7 +154,7 @@ def hmac_sha256(
     return Verifier("hmac", check, message_id, message_type or (lambda _, __: None))
 
 
-# ---- What tells deliveries apart ---------------------------------------------------------------
+# ---- Ids of deliveries -------------------------------------------------------------------------
 
 
 def header_id(name: str) -> Reads:
@@ -164,7 +164,7 @@ def header_id(name: str) -> Reads:
 
 
 def body_id(*path: str) -> Reads:
-    """Reads a text from a JSON body: the names of the objects on the way to it, and its own."""
+    """Reads a text from a JSON body; `path` is the names of the objects around it, and its own."""
 
     def read(_: Headers, body: bytes) -> str | None:
         value = read_json(body)
@@ -176,7 +176,7 @@ def body_id(*path: str) -> Reads:
 
 
 def check_reads(value: object, what: str) -> None:
-    """Raise ConfigError for what cannot read a text from a delivery, such as a field's name."""
+    """Raise ConfigError for a value that cannot read an id from a delivery, such as a name."""
     if not callable(value):
         name = value if isinstance(value, str) else "X-Delivery-Id"
         raise ConfigError(
@@ -185,12 +185,12 @@ def check_reads(value: object, what: str) -> None:
         )
 
 
-# ---- What they are made of ---------------------------------------------------------------------
+# ---- Parts of verifiers ------------------------------------------------------------------------
 
 
 def _hex_check(header: str, keys: Sequence[bytes], prefix: str) -> Checks:
     def check(headers: Headers, body: bytes, _: float) -> None:
-        # Some senders write the digits in capital letters.
+        # Some senders write the digits in upper case.
         given = _field(headers, header).lower()
         _check_any([given], [f"{prefix.lower()}{_digest(key, body).hex()}" for key in keys])
 
@@ -198,7 +198,7 @@ def _hex_check(header: str, keys: Sequence[bytes], prefix: str) -> Checks:
 
 
 def _check_any(given: Iterable[str], expected: Sequence[str]) -> None:
-    """One of those given is one of those expected; how far another is like it takes no time."""
+    """Raise unless one of `given` is one of `expected`, compared in constant time."""
     found = False
     for signature in given:
         for each in expected:
@@ -208,13 +208,13 @@ def _check_any(given: Iterable[str], expected: Sequence[str]) -> None:
 
 
 def _as_bytes(text: str) -> bytes:
-    """Also of lone surrogates, as which some frameworks hand over bytes that are not text."""
+    """The bytes of a text, also with lone surrogates, which some frameworks use for raw bytes."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def _check_time(text: str, now: float, tolerance_s: float) -> None:
     if not (text.isascii() and text.isdigit()) or abs(now - int(text[:20])) > tolerance_s:
-        raise SignatureError("it was signed too long ago, or with a clock that is wrong")
+        raise SignatureError("it was signed too long ago, or a clock is wrong")
 
 
 def _field(headers: Headers, name: str) -> str:
@@ -236,7 +236,7 @@ def _challenge(body: bytes) -> str | None:
     try:
         asked = read_json(body)
     except MessageError:
-        return None  # As commands are, which are forms.
+        return None  # Slack's commands are forms.
     is_asked = isinstance(asked, dict) and asked.get("type") == "url_verification"
     challenge = asked.get("challenge") if is_asked else None
     return challenge if isinstance(challenge, str) else None
@@ -260,7 +260,7 @@ def _secrets(secret: Secret | Sequence[Secret]) -> Sequence[Secret]:
         raise ConfigError(_EMPTY)
     for each in secrets:
         if not isinstance(each, str | bytes):
-            # Its type alone: it may be a secret after all.
+            # Only its type is shown: the value may be a secret.
             raise ConfigError(f"secret: a {type(each).__name__} is neither text nor bytes")
     return secrets
 

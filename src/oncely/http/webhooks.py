@@ -1,4 +1,4 @@
-"""Webhooks: deliveries are verified and stored in a queue, each once; a Consumer handles them."""
+"""Webhooks: verifies deliveries, and stores each once in a queue, for a Consumer."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ _JSON = "application/json"
 _RETRY_S = 5
 _THREADS = 8
 _KEPT_APART = frozenset({"authorization", "proxy-authorization", "cookie"})
-"""Header fields that no message has: they are secrets, and nothing to a handler."""
+"""Header fields that are not stored in messages: they are secrets that no handler needs."""
 
 
 def webhook(
@@ -45,17 +45,17 @@ def webhook(
 ) -> "Webhook":
     """An endpoint that stores each delivery once in a `queue` of the ledger's database.
 
-    `verify` says who sends: `github(secret)`, `stripe(secret)` and so on. `message_id` replaces
-    what it takes for the delivery's id. What is not stored after `timeout` is answered by 503, so
-    that the sender delivers it again: choose one within the sender's own limit. Deliveries are
-    known for so long as `retention`. Raises ConfigError for what cannot be meant, and for a ledger
+    `verify` is the sender's: `github(secret)`, `stripe(secret)` and so on. `message_id` replaces
+    its function for the delivery's id. If a delivery is not stored within `timeout`, the response
+    is 503, and the sender delivers again: choose a time within the sender's own limit. The ids of
+    deliveries are kept for `retention`. Raises ConfigError for wrong options, and for a ledger
     that keeps no queues.
     """
     return Webhook(ledger, queue, verify, message_id, max_body, timeout, retention)
 
 
 class Webhook:
-    """An endpoint for ASGI; `wsgi` is the same for WSGI, and `receive` for anything else."""
+    """An endpoint for ASGI; use `wsgi` for WSGI, and `receive` for any other server."""
 
     def __init__(
         self,
@@ -86,10 +86,10 @@ class Webhook:
         """Leave the threads to the parent: called in a forked child."""
         self._threads = ThreadPoolExecutor(_THREADS, "oncely-webhook")
 
-    # ---- The ways in ---------------------------------------------------------------------------
+    # ---- Entry points --------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, as ASGI has it."""
+        """Handle one ASGI request."""
         if scope["type"] != "http":
             raise RuntimeError(f"webhook: it takes requests of HTTP, not of {scope['type']}")
         headers = _by_name(fields_of(scope["headers"]))
@@ -108,31 +108,31 @@ class Webhook:
         await send_whole(send, answer)
 
     def wsgi(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request, as WSGI has it."""
+        """Handle one WSGI request."""
         body = bytearray()
         try:
             for piece in pieces_in(environ):
                 body += piece
                 if len(body) > self._max_body:
-                    break  # Refused, whatever follows.
+                    break  # Too large: it is refused in any case.
         except EOFError:
-            answer = self._refused(400, "the body has not come as a whole")
+            answer = self._refused(400, "the body is incomplete")
         else:
             fields = dict(fields_in(environ))
             answer = self.receive(environ["REQUEST_METHOD"], fields, bytes(body))
         return start_whole(start_response, answer)
 
     def receive(self, method: str, headers: Mapping[str, str], body: bytes) -> HttpAnswer:
-        """Answer one request, whatever it came by: its header fields, and its raw body."""
+        """Handle one request, given its header fields and its raw body."""
         received = self._received(method, _by_name(headers.items()), body)
         return self._stored(received) if isinstance(received, Message) else received
 
-    # ---- What is made of a request ---------------------------------------------------------------
+    # ---- From a request to a message -------------------------------------------------------------
 
     def _received(
         self, method: str, headers: Mapping[str, str], body: bytes
     ) -> Message | HttpAnswer:
-        """The message that a request brings, or the answer to one that brings none."""
+        """The message of a request, or the response to a request without a message."""
         if method != "POST":
             return _told(405, "deliveries are sent by POST", ("Allow", "POST"))
         if len(body) > self._max_body:
@@ -168,7 +168,7 @@ class Webhook:
         try:
             return self._verifier.message_type(headers, body) or ""
         except MessageError:
-            return ""  # Of what is not JSON, nobody needs to know it here.
+            return ""  # The body is not JSON: the type is not needed here.
 
     def _refused(self, status: int, reason: str) -> HttpAnswer:
         names = {"queue": self._queue, "status": status, "reason": reason}
@@ -194,9 +194,9 @@ class Webhook:
 
     @contextmanager
     def _storing(self, message: Message) -> "Iterator[Future[ClaimOutcome]]":
-        """A thread's work, for as long as somebody waits for it. What has begun goes on: the next
-        delivery finds what it has come to. What has not is dropped, so that no more is in memory
-        than is waited for, however long the store is away.
+        """Store the message in a thread, while the request waits for it. Work that has begun goes
+        on: the next delivery finds its result. Work that has not begun is dropped when the request
+        ends, so that memory holds no more than the waiting requests while the store is down.
         """
         held = [message]
         storing = self._threads.submit(lambda: self._put(held.pop()))
@@ -208,6 +208,7 @@ class Webhook:
 
     def _put(self, message: Message) -> ClaimOutcome:
         key = Key(self._consumer, message.id)
+        self._ledger.recorder.handles_as("webhook", self._consumer)
         outcome = self._ledger.mailbox.put_once(key, self._queue, message, self._policy)
         self._keep_retention()
         return outcome
@@ -219,7 +220,7 @@ class Webhook:
             self._ledger.keep_retention(self._consumer, self._policy.retention)
             self._has_kept_retention = True
         except StoreError:
-            _log.warning("retention_not_kept", exc_info=True, extra={"consumer": self._consumer})
+            _log.warning("retention_not_stored", exc_info=True, extra={"consumer": self._consumer})
 
     def _answer(self, message: Message, outcome: ClaimOutcome) -> HttpAnswer:
         match outcome:
@@ -246,7 +247,7 @@ def _plain(status: int, body: bytes, *fields: tuple[str, str]) -> HttpAnswer:
 
 
 def _by_name(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Header fields by their names, in lower case; of one that stands twice, both."""
+    """Header fields by their names, in lower case; the values of a repeated field are joined."""
     names: dict[str, str] = {}
     for name, value in fields:
         lower = name.lower()

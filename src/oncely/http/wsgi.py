@@ -1,4 +1,4 @@
-"""WsgiIdempotencyKey: a middleware for WSGI, under which a request runs once for each key."""
+"""WsgiIdempotencyKey: a WSGI middleware that runs a request once per idempotency key."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -22,14 +22,14 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 STATE = "oncely"
-"""In the environ: what a handler can do with its request."""
+"""The key in the environ for the request's state."""
 
 
 class WsgiIdempotencyKey:
-    """Runs `app` once for each Idempotency-Key, and gives repetitions the first answer.
+    """Runs `app` once for each Idempotency-Key; repeated requests get the first response.
 
-    The options are those of `KeyOptions`. Raises ConfigError for what cannot be meant. A handler
-    has the request as `environ["oncely"]`, with Flask also as `g.oncely`.
+    The options are those of `KeyOptions`. Raises ConfigError for wrong options. A handler has the
+    request's state as `environ["oncely"]`, with Flask also as `g.oncely`.
     """
 
     def __init__(self, app: WsgiApp, ledger: Ledger, **options: Unpack[KeyOptions]) -> None:
@@ -77,17 +77,17 @@ class WsgiIdempotencyKey:
                 taken = _Taken(exchange.most_kept)
                 answer = taken.answer(self._app(environ, taken.start_response))
                 if answer is None:
-                    # Its end is when the server has read it.
+                    # The request ends when the server has read the response.
                     stack.push(inner.pop_all())
                     return taken.passed(exchange, start_response, stack.pop_all())
                 exchange.note(answer)
-        except Exception as error:  # noqa: BLE001 - raised again where it is the application's.
+        except Exception as error:  # noqa: BLE001 - the application's own error is raised again.
             answer = exchange.told(error)
         return start_whole(start_response, answer)
 
 
 class _Taken:
-    """What an application answers, held back as long as that may be kept."""
+    """An application's response, held back as long as it can be kept."""
 
     def __init__(self, most_kept: int) -> None:
         self._most_kept = most_kept
@@ -98,7 +98,7 @@ class _Taken:
         self._began = clock.monotonic()
         self._close: Callable[[], object] = lambda: None
         self.reason = ""
-        """Why the answer is not held back, where it is not."""
+        """Why the response is not held back; empty if it is."""
 
     def start_response(
         self,
@@ -106,8 +106,8 @@ class _Taken:
         fields: list[tuple[str, str]],
         exc_info: ExcInfo | None = None,
     ) -> Callable[[bytes], object]:
-        """As an application calls it: what it says last counts, unless the answer has begun. Raises
-        the error of `exc_info` then, as PEP 3333 asks.
+        """The application's start_response: the last call counts. If the response has begun, raises
+        the error of `exc_info`, as PEP 3333 requires.
         """
         if exc_info is not None and self.reason:
             raise exc_info[1].with_traceback(exc_info[2])
@@ -116,7 +116,7 @@ class _Taken:
 
     @property
     def line(self) -> str:
-        """The status with its phrase. Raises RuntimeError where the application has told none."""
+        """The status with its phrase. Raises RuntimeError if the application has set none."""
         if self._line is None:
             raise RuntimeError("the application has not called start_response")
         return self._line
@@ -127,7 +127,7 @@ class _Taken:
         return int(self.line[:3])
 
     def answer(self, chunks: Iterable[bytes]) -> HttpAnswer | None:
-        """The whole answer; None where it passes through."""
+        """The whole response; None if it passes through."""
         self._chunks = iter(chunks)
         self._close = getattr(chunks, "close", self._close)
         is_list = isinstance(chunks, Sized)
@@ -154,14 +154,14 @@ class _Taken:
     def passed(
         self, exchange: Exchange, start_response: StartResponse, stack: ExitStack
     ) -> Passing:
-        """The answer as it passes through; `stack` holds the work, and what it needs."""
+        """The chunks of a response that passes through; `stack` holds the work."""
         start_response(self.line, self._fields)
         return Passing(self._passing(), self._end(exchange), stack, self._close)
 
     def _passing(self) -> Iterator[bytes]:
         yield from self._let_go()
         for chunk in self._chunks:
-            # Behind what was written before it.
+            # After the data that was written before.
             self._held.add(chunk)
             yield from self._let_go()
         yield from self._let_go()
@@ -174,7 +174,7 @@ class _Taken:
         return lambda: exchange.note_passed(self.status, self.reason)
 
 
-# ---- What WSGI says ----------------------------------------------------------------------------
+# ---- Reading and writing WSGI ------------------------------------------------------------------
 
 
 def fields_in(environ: Environ) -> list[tuple[str, str]]:
@@ -190,7 +190,7 @@ def fields_in(environ: Environ) -> list[tuple[str, str]]:
 
 
 def read_into(body: RequestBody, environ: Environ) -> bool:
-    """Read a request's body; whether it came to its end, which needs a length that is one."""
+    """Read a request's body; return whether it is complete, which needs a valid length."""
     try:
         for piece in pieces_in(environ):
             body.write(piece)
@@ -200,8 +200,8 @@ def read_into(body: RequestBody, environ: Environ) -> bool:
 
 
 def pieces_in(environ: Environ) -> Iterator[bytes]:
-    """A request's body as it comes, never read beyond its end: some servers would wait there for
-    the client. Raises EOFError where the end does not come, or the length is not one.
+    """The pieces of a request's body, never read beyond its end: some servers would wait there for
+    the client. Raises EOFError if the body is incomplete, or the length is not valid.
     """
     source = environ["wsgi.input"]
     if environ.get("wsgi.input_terminated"):
@@ -218,7 +218,7 @@ def pieces_in(environ: Environ) -> Iterator[bytes]:
 
 
 def start_whole(start_response: StartResponse, answer: HttpAnswer) -> list[bytes]:
-    """Send an answer as a whole."""
+    """Send a whole response."""
     start_response(answer.line, [*answer.fields])
     return [answer.body]
 
@@ -227,7 +227,7 @@ def _request(environ: Environ, fields: Sequence[tuple[str, str]], body: RequestB
     path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
     return HttpRequest(
         method=environ["REQUEST_METHOD"],
-        # WSGI has the bytes of a path as latin-1.
+        # WSGI decodes the bytes of a path as latin-1.
         path=path.encode("latin-1").decode("utf-8", "surrogateescape"),
         query=environ.get("QUERY_STRING", ""),
         fields=fields,

@@ -55,14 +55,15 @@ from oncely.core.rules import (
 )
 from oncely.core.verdicts import Delay, Ending, Phase, Told
 from oncely.core.waiting import WaitingMessage
+from oncely.engine.asking import to_claim
 from oncely.engine.async_calls import AsyncCalls
-from oncely.engine.request import Request, Write, json_value, new_token, to_claim, to_write
+from oncely.engine.probing import asked_probe
+from oncely.engine.request import Request, Write, json_value, new_token, to_write
 from oncely.ledger import Ledger
 from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.held_message import HeldMessage, Untracked
 from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.patience import AWAY, Hold, Patience
-from oncely.lifecycle.probing import asked_probe
 from oncely.lifecycle.turn import Asked, Kept, Turn
 
 _log = logging.getLogger(__name__)
@@ -88,14 +89,15 @@ class Handling:
     lease_s: float | None
     keeps_result: bool = False
     forgets_failures: bool = False
-    """A handler that fails leaves no record."""
+    """Whether a handler that fails leaves no record."""
     keeping: Keeping | None = None
-    """What of its messages waits in the ledger; None where whoever brings them has them."""
+    """Which of its messages wait in the ledger; None where the ledger keeps none of them."""
     finishes_handled: bool = True
-    """What was handled before, and has nothing left to send, is completed by whoever meets it."""
+    """Whether a message that was handled before, and has nothing left to send, is completed when it
+    is delivered again."""
     completes: bool = True
-    """With the handler's success nothing is left to do; else the message is handled, and whoever
-    drives it completes it."""
+    """Whether a handler's success completes the message; else it is marked as handled, and the
+    driver completes it."""
     is_stopping: Callable[[], bool] = is_process_stopping
     """Whether this process is being stopped."""
     patience: Patience = field(default_factory=Patience)
@@ -115,8 +117,9 @@ class Handling:
         keep_result: bool = False,
         is_called: bool = False,
     ) -> Self:
-        """As users write it; where the handler `is_called` by who is to try again, tries have no
-        limit by default. Raises ConfigError, which says what to write instead.
+        """From settings as users write them. Where the handler `is_called` by a caller that
+        retries, tries have no limit by default. Raises ConfigError, which says what to write
+        instead.
         """
         if not isinstance(ledger, Ledger):
             kind = type(ledger).__name__
@@ -136,8 +139,8 @@ class Handling:
         )
 
     def keep_retention(self) -> None:
-        """Let the ledger know for how long the policy keeps records. Not inside a transaction; what
-        cannot be told now, the next message tells.
+        """Store in the ledger how long the policy keeps records. Not inside a transaction. Where
+        the store fails, the next message tries again.
         """
         if self._has_kept_retention:
             return
@@ -145,7 +148,7 @@ class Handling:
             self.ledger.keep_retention(self.consumer, self.policy.retention)
             self._has_kept_retention = True
         except StoreError:
-            _log.warning("retention_not_kept", exc_info=True, extra={"consumer": self.consumer})
+            _log.warning("retention_not_stored", exc_info=True, extra={"consumer": self.consumer})
 
     # ---- Before --------------------------------------------------------------------------------
 
@@ -158,9 +161,8 @@ class Handling:
     ) -> None:
         """Ask for all of these: each is `begun`, its claim extended from now on, or is refused.
 
-        To ask
-        again for the same turns after an error is safe: each keeps what it asks with. Where
-        it `is_joined`, the transaction of `calls`, and no lease, keeps others away. Raises
+        It is safe to ask again for the same turns after an error: each keeps its request. Where it
+        `is_joined`, the transaction of `calls`, and not a lease, keeps others away. Raises
         StoreUnavailable where the store cannot be reached, unless the policy lets messages run.
         """
         self._prepare([turn for turn in turns if turn.request is None])
@@ -175,8 +177,8 @@ class Handling:
                     self._run_untracked(turn, is_outage=True)
 
     async def resume(self, calls: AsyncCalls, turn: Turn, fence: int) -> bool:
-        """Hold the claim of that fence, which a process that has died leaves to this one; whether
-        nobody else has taken the message over.
+        """Take over the claim with that fence from a process that has died. Return whether that
+        worked: False where another worker has claimed the message since.
         """
         turn.key = key = Key(self.consumer, check_id(turn.asked.message_id))
         asked_at = clock.monotonic()
@@ -217,7 +219,7 @@ class Handling:
         *,
         is_joined: bool,
     ) -> None:
-        """Let the turns know what the ledger has answered."""
+        """Note in the turns what the ledger has answered."""
         for turn, outcome in zip(turns, outcomes, strict=True):
             turn.outcome = outcome
             match outcome:
@@ -246,7 +248,7 @@ class Handling:
             raise
 
     async def _finish(self, calls: AsyncCalls, outcomes: Sequence[Outcome]) -> None:
-        """Make the last mark on what was handled before, and has nothing left to send."""
+        """Complete messages that were handled before, and have nothing left to send."""
         handled = [outcome.claim.key for outcome in outcomes if isinstance(outcome, Handled)]
         try:
             if handled and self.finishes_handled:
@@ -269,7 +271,7 @@ class Handling:
     # ---- What is asked -------------------------------------------------------------------------
 
     def key_of(self, asked: Asked) -> Key | None:
-        """What the ledger knows the message by; None where it is to run untracked.
+        """The key of the message in the ledger; None where it is to run untracked.
 
         Raises MessageError for an id that cannot be one.
         """
@@ -278,11 +280,11 @@ class Handling:
         if self.policy.on_missing_id == "untracked":
             return None
         if asked.fingerprint is None:
-            raise MessageError("missing id, and no content to tell the message by")
+            raise MessageError("missing id, and no content to make a fingerprint of")
         return Key(self.consumer, f"content:{asked.fingerprint}")
 
     def _prepare(self, turns: Sequence[Turn]) -> None:
-        """Make the requests of these; what cannot be asked for is refused, or runs untracked."""
+        """Make the requests of these. Without a usable key, a message is refused or untracked."""
         asking = [turn for turn in turns if self._is_to_be_asked(turn)]
         try:
             requests = self._requests(asking) if asking else []
@@ -290,7 +292,7 @@ class Handling:
             if len(asking) == 1:
                 asking[0].refusal = error
             else:
-                # Of one of them; whose, is found out with each alone.
+                # The error is of one of them: preparing each alone finds out which.
                 for turn in asking:
                     self._prepare([turn])
             return
@@ -314,7 +316,7 @@ class Handling:
         turns: Sequence[Turn],
         finding: Finding | None = None,
         doubt: Record | None = None,
-    ) -> list[Request]:
+    ) -> Sequence[Request]:
         keys = [cast(Key, turn.key) for turn in turns]
         fingerprints = [turn.asked.fingerprint for turn in turns]
         metadata = [turn.asked.metadata for turn in turns]
@@ -347,10 +349,10 @@ class Handling:
     # ---- After ---------------------------------------------------------------------------------
 
     async def end(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
-        """Store how the handlers of these have ended, and let each know what follows: its `ending`.
+        """Store how the handlers of these have ended, and set what follows for each: its `ending`.
 
-        While the store is away that is said again, until the leases are over. What could not be
-        stored has a `refusal`: another worker took the message over, or it is in doubt.
+        While the store is away this is repeated, until the leases are over. A turn whose end could
+        not be stored has a `refusal`: another worker took the message over, or it is in doubt.
         """
         for turn in turns:
             if turn.ending is None:
@@ -366,21 +368,21 @@ class Handling:
             reached("after_completed")
 
     async def keep(self, calls: AsyncCalls, turns: Sequence[_T]) -> Sequence[_T]:
-        """Keep in the ledger messages that did not run: for people, or until their time has come.
-        Return those of which nothing is stored: they are to be redelivered.
+        """Keep messages that did not run in the ledger: for people, or until they are due. Return
+        those of which nothing is stored: they have to be redelivered.
         """
         if self.keeping is None:
             return turns
         try:
             await self._refuse_others(calls, turns)
             rows = [row for turn in turns for row in self.keeping.rows_of(turn)]
-            # What waits for its next try already goes on doing so.
+            # A message that already waits for its retry goes on waiting.
             waiting = [row for row in rows if not row.is_set_aside]
             dead = [row for row in rows if row.is_set_aside]
             await calls.run(calls.mailbox.keep, waiting, dead, self._rows_in_queue(turns))
         except StoreError as error:
             if len(turns) > 1 and not isinstance(error, StoreUnavailable):
-                # Of one of them, perhaps: whose, is found out by keeping each.
+                # The error may be of one of them: keeping each alone finds out which.
                 return [left for turn in turns for left in await self.keep(calls, [turn])]
             _log.warning("keeping_failed", exc_info=error, extra={"consumer": self.consumer})
             for turn in turns:
@@ -391,7 +393,7 @@ class Handling:
         return []
 
     async def _refuse_others(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
-        """Set aside what would wait under an id under which other content does."""
+        """Set aside messages under whose id another message, with other content, waits already."""
         keys = [turn.key for turn in turns if turn.key is not None and turn.refusal is None]
         if not keys or self.policy.on_mismatch == "ignore":
             return
@@ -404,7 +406,7 @@ class Handling:
 
     async def end_joined(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
         """Store in the transaction of `calls` how the handlers of these have ended, none of which
-        has failed. Raises EndedError where it has lost a claim.
+        has failed. Raises EndedError where the transaction has lost a claim.
         """
         for turn in turns:
             turn.ending = self.ending_of(turn)
@@ -452,8 +454,9 @@ class Handling:
     async def leave_in_doubt(
         self, calls: AsyncCalls, turns: Sequence[Turn], error: EndedError
     ) -> None:
-        """What handlers have committed that ended their transaction themselves nobody knows. Where
-        that holds their claims, these are left to run out; where it does not, others say so.
+        """Handlers have ended their transaction themselves, and nobody knows what they committed.
+        Claims that are committed are left to run out. Where they are not, new claims are made, with
+        the error, and left to run out.
         """
         held = [turn for turn in turns if turn.held is not None]
         for turn in turns:
@@ -477,17 +480,17 @@ class Handling:
         if turn.phase < Phase.RUNNING:
             return False
         if error is turn.error:
-            # Also what looks like a transaction that has lost: it did so in every try, and may be
-            # of another database.
+            # Also an error that looks like a transaction that has lost: it came in every try, and
+            # may be of another database.
             return True
         is_ours = isinstance(error, OncelyError) and not isinstance(error, EndedError)
         return not (is_ours or self.ledger.is_contention(error))
 
     async def give_back(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
-        """This process stops before the handlers of these have ended."""
+        """Give these back: this process stops before their handlers have ended."""
         held = [turn for turn in turns if turn.held is not None and turn.phase < Phase.STORED]
         for turn in held:
-            # In this order: whoever calls a handler notes that first, and then asks whether it may.
+            # In this order: the caller of a handler first notes the call, then asks whether it may.
             _held_by(turn).end()
             turn.ending = after_stop(self.policy, turn.phase)
         await self._store(calls, self._to_be_stored(held), self._write)
@@ -499,7 +502,7 @@ class Handling:
     # ---- What is stored ------------------------------------------------------------------------
 
     def _to_be_stored(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        """Those of which the ledger is told; the claims of the others are left to run out."""
+        """The turns whose end is stored; the claims of the others are left to run out."""
         held = [turn for turn in turns if turn.held is not None and turn.phase < Phase.STORED]
         left = [turn for turn in held if cast(Ending, turn.ending).told is Told.NOTHING]
         self.heartbeat.let_go_many([_held_by(turn).claim for turn in left])
@@ -513,7 +516,7 @@ class Handling:
         async def speak() -> Sequence[WriteOutcome | Exception]:
             outcomes = await write(calls, turns, self.heartbeat.newest(claims))
             for outcome in outcomes:
-                # That one of many is locked is no reason to repeat the others.
+                # If one of many is locked, the others need not be repeated.
                 is_raised = isinstance(outcome, Exception) and len(turns) == 1
                 if is_raised or isinstance(outcome, StoreUnavailable):
                     raise cast(Exception, outcome)
@@ -525,7 +528,7 @@ class Handling:
             )
         except StoreError as error:
             if len(turns) > 1 and not isinstance(error, StoreUnavailable):
-                # Of one of them, perhaps: whose, is found out by storing each.
+                # The error may be of one of them: storing each alone finds out which.
                 for turn in turns:
                     await self._store(calls, [turn], write)
                 return
@@ -536,13 +539,14 @@ class Handling:
             for turn in left:
                 await self._store(calls, [turn], write)
         finally:
-            # Also where a signal breaks this off: what is extended for ever is busy for ever.
+            # Also where a signal breaks this off: a claim that is extended for ever is busy for
+            # ever.
             self.heartbeat.let_go_many(claims)
 
     def _note_stored(
         self, turns: Sequence[Turn], outcomes: Sequence[WriteOutcome | Exception]
     ) -> Sequence[Turn]:
-        """Let the turns know what is stored; return those of which nothing is."""
+        """Note in the turns what is stored; return those of which nothing is."""
         left = []
         for turn, outcome in zip(turns, outcomes, strict=True):
             if isinstance(outcome, Exception):
@@ -574,14 +578,14 @@ class Handling:
     # ---- What was taken from a queue in the same database ----------------------------------------
 
     def note_removed(self, turn: Turn) -> None:
-        """The end of this turn is stored: where it was taken from a queue in the ledger's database,
-        it is gone from there by the same commit.
+        """The end of this turn is stored: where its message was taken from a queue in the ledger's
+        database, the same commit has removed it there.
         """
         if self._is_removed(turn):
             self._note_gone(turn)
 
     def _is_removed(self, turn: Turn) -> bool:
-        """Whether the end of this turn is the end of what is in the queue."""
+        """Whether the end of this turn removes the message from its queue."""
         if turn.queued is None or turn.ending is None:
             return False
         told = turn.ending.told
@@ -590,7 +594,7 @@ class Handling:
         )
 
     def _rows_in_queue(self, turns: Sequence[Turn]) -> list[WaitingMessage]:
-        """What these were taken from, as far as it is in the ledger's database."""
+        """The rows that these were taken from, as far as they are in the ledger's database."""
         queued = [turn.queued for turn in turns if turn.queued is not None]
         return [each.row for each in queued if each.place == self.ledger.place]
 
@@ -608,7 +612,7 @@ class Handling:
             return True
         held = _held_by(turn)
         if _is_completed(turn):
-            # Also one that was brought once more may wait, from an earlier attempt.
+            # A message that was delivered again may also wait, from an earlier attempt.
             return bool(held.end()) or (self.keeping is not None and _may_wait(turn))
         told = cast(Ending, turn.ending).told
         return self.keeping is not None and told in (Told.FAILED, Told.EXHAUSTED)
@@ -620,7 +624,7 @@ class Handling:
         return await calls.write_all(writes)
 
     def _whole_end(self, turn: Turn, claim: Claim) -> Write:
-        """What is said of a turn's end, and what is kept and removed with it."""
+        """The write of a turn's end, with what is kept and removed in the same commit."""
         removed = self._rows_in_queue([turn]) if self._is_removed(turn) else ()
         return self._end_with(turn, claim)._replace(removed=removed)
 
@@ -652,7 +656,7 @@ def ending_of(turn: Turn, policy: Policy, *, is_stopping: bool) -> Ending:
     begun, error = turn.begun, turn.error
     if turn.refusal is not None:
         ending = after_refusal(turn.refusal)
-        # What was claimed, and then may not run, is given back.
+        # A claim whose handler then must not run is given back.
         return ending if turn.held is None else ending._replace(told=Told.RELEASED)
     if isinstance(begun, Kept):
         return AFTER_DUPLICATE
@@ -663,7 +667,7 @@ def ending_of(turn: Turn, policy: Policy, *, is_stopping: bool) -> Ending:
 
 
 def _held_by(turn: Turn) -> HeldMessage:
-    assert turn.held is not None  # noqa: S101 - only such are stored.
+    assert turn.held is not None  # noqa: S101 - only turns with a claim are stored.
     return turn.held
 
 

@@ -25,7 +25,7 @@ class Heartbeat:
     `lease_s` is the length of every claim held; None needs no extending. The thread starts with
     the first claim held, also again in a forked child and after `close`, and ends with the
     process. `clock` tells the time in seconds, as `time.monotonic` does. Where it `is_by_hand`
-    there is no thread, and whoever made it calls `beat`.
+    there is no thread, and its owner calls `beat`.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Heartbeat:
         afresh_in_children(self)
 
     def start_afresh(self) -> None:
-        """Hold nothing: what was held when a child was forked is its parent's to extend."""
-        # Reentrant: a claim may be let go by who is collected as garbage in the midst of this.
+        """Hold nothing: claims that were held at a fork are extended by the parent."""
+        # Reentrant: an object that is collected as garbage while this runs may let go of a claim.
         self._lock = threading.RLock()
         self._held: dict[_Name, tuple[Claim, float]] = {}
-        """Each with the time when it is not surely live any more."""
+        """Each with the time from which it may have run out."""
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
 
@@ -86,8 +86,8 @@ class Heartbeat:
             return [self._held.get(_name(claim), (claim,))[0] for claim in claims]
 
     def good_until(self, claims: Sequence[Claim]) -> float:
-        """When the first of these may run out that is held, by this process's clock; infinity where
-        none does.
+        """When the first of these that are held may run out, by this process's clock: infinity
+        without a lease, minus infinity where none of them is held.
         """
         if self._lease_s is None:
             return math.inf
@@ -107,14 +107,14 @@ class Heartbeat:
         return held is not None and self._clock() < held[1]
 
     def beat(self) -> None:
-        """Extend what is held, once. Whatever fails is logged, and tried again by the next beat;
-        what runs out meanwhile is not good any more.
+        """Extend what is held, once. An error is logged, and the next beat tries again; a claim
+        that runs out before that is not good any more.
         """
         try:
             if self._lease_s is not None:
                 self._extend_all(self._lease_s)
         except Exception:  # noqa: BLE001 - the claims are lost if nobody extends them any more.
-            _log.warning("extending_failed", exc_info=True)
+            _log.warning("lease_extension_failed", exc_info=True)
 
     def _start(self, lease_s: float) -> None:
         """Under the lock."""
@@ -152,7 +152,7 @@ class Heartbeat:
                     extended = claim._replace(record=outcome.record)
                     self._held[name] = extended, asked_at + lease_s
                 elif isinstance(outcome, Exception):
-                    _log.warning("extending_failed", exc_info=outcome)
+                    _log.warning("lease_extension_failed", exc_info=outcome)
 
 
 def shared_heartbeat(ledger: Ledger, lease_s: float | None) -> Heartbeat:
@@ -163,6 +163,6 @@ def shared_heartbeat(ledger: Ledger, lease_s: float | None) -> Heartbeat:
 
 
 def _name(claim: Claim) -> _Name:
-    # Not by its key alone: whoever lost a claim to another thread is not to let go of that one's.
+    # Not by its key alone: a thread that lost its claim to another must not let go of the other's.
     record = claim.record
     return record.key, record.fence, record.birth

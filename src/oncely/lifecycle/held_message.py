@@ -70,7 +70,7 @@ class HeldMessage:
         return idempotency_key(self.claim.key, name)
 
     def end(self) -> Sequence[WaitingMessage]:
-        """The handler has ended: what it has sent. It has no steps any more, and sends nothing."""
+        """Note that the handler has ended: later steps and sends raise. Return what it has sent."""
         with self._lock:
             self.is_over = True
             return [*self._deferred.values()] if self._deferred else ()
@@ -93,7 +93,7 @@ class HeldMessage:
         blocking = self.calls.blocking
         if blocking is None:
             raise MessageError(
-                f"step {name!r}: inside a transaction of asyncio, hand over an async function"
+                f"step {name!r}: inside a transaction of asyncio, pass an async function"
             )
         with self._begun(name):
             kept = run_inline(self._kept(blocking))
@@ -119,7 +119,7 @@ class HeldMessage:
         self._check(f"step {name!r}")
         if not callable(function):
             raise MessageError(
-                f"step {name!r}: hand over the function and then its arguments, not its result"
+                f"step {name!r}: pass the function and then its arguments, not its result"
             )
 
     @contextmanager
@@ -134,7 +134,9 @@ class HeldMessage:
             self._running.discard(name)
 
     async def _kept(self, calls: AsyncCalls) -> dict[str, Any]:
-        """The results of the finished steps; the claim is good, and the handler not over."""
+        """The results of the finished steps. Raises where the claim may have run out, or where the
+        handler has ended.
+        """
         if self._results is None:
             self._results = dict(await self.say(calls, lambda: calls.steps(self.claim.key)))
         self._check("step")
@@ -143,9 +145,9 @@ class HeldMessage:
         return self._results
 
     async def _keep(self, calls: AsyncCalls, name: str, result: Any) -> Any:
-        """What a later attempt is given is what is returned now."""
+        """Keep a step's result; return it as a later attempt will read it."""
         kept = json_value(result)
-        # The step has had its effect: to give up would let the next attempt repeat that.
+        # The step has had its effect: giving up would let the next attempt repeat the effect.
         await self.say(calls, lambda: calls.keep_step(self.claim, name, kept))
         return kept
 
@@ -183,14 +185,16 @@ def _done(name: str, result: Any) -> Any:
     if inspect.isawaitable(result):
         getattr(result, "close", lambda: None)()
         raise MessageError(
-            f"step {name!r}: what it calls gave back an awaitable; hand over the async "
-            "function itself, and its arguments after it"
+            f"step {name!r}: its function returned an awaitable; pass the async function itself, "
+            "and its arguments after it"
         )
     return result
 
 
 class InStep:
-    """What is processed while a step runs: all but sending, which a retry would pass over."""
+    """The processing while a step runs. It does not send: a retry skips the step, and would not
+    send.
+    """
 
     is_over = False
 
@@ -205,8 +209,8 @@ class InStep:
 
     def send(self, destination: str, content: Any, delay: Duration | None = None) -> NoReturn:  # noqa: ARG002
         raise MessageError(
-            f"send to {destination!r}: a retry passes over the step {self._name!r}, and would not "
-            "send it; send it after the step"
+            f"send to {destination!r}: a retry skips the finished step {self._name!r}, and would "
+            "not send the message; send it after the step"
         )
 
 
@@ -218,7 +222,7 @@ class Untracked:
     def __init__(self, message: Message | None = None, *, is_outage: bool = False) -> None:
         self.message = message
         self.is_outage = is_outage
-        """Whether that is because the store is away: else it would be tracked."""
+        """Whether that is because the store is away."""
 
     @property
     def claim(self) -> Claim:
@@ -243,7 +247,7 @@ class Untracked:
 
     def send(self, destination: str, content: Any, delay: Duration | None = None) -> str:  # noqa: ARG002
         """Nothing can be deferred: raises MessageError."""
-        raise _untracked(f"place to defer what goes to {destination!r}")
+        raise _untracked(f"outbox for a message to {destination!r}")
 
 
 async def _as_kept(function: Callable[..., Any], args: Sequence[Any]) -> Any:

@@ -1,10 +1,10 @@
-"""Keeping: what of a consumer's messages waits in the ledger, to be tried again or for people."""
+"""Keeping: which of a consumer's messages wait in the ledger, for a retry or for people."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from oncely._util.chance import new_name
 from oncely.core.errors import ExhaustedError, InDoubtError, describe, storable, traced
 from oncely.core.ids import MAX_ID_LENGTH
 from oncely.core.message import Message
@@ -14,15 +14,15 @@ from oncely.core.waiting import WaitingMessage, digest, retries_of, retry_name
 from oncely.lifecycle.turn import Turn
 
 _REASON = 200
-"""Letters of it that a copy tells."""
+"""Characters of a reason in the headers of a copy."""
 _WHOLE_ID = "oncely-id"
 _FIRST_OF_ID = MAX_ID_LENGTH - 33
-"""Letters of an id that is too long; behind them stands its digest."""
+"""Characters that are kept of an id that is too long; its digest follows them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Which messages of `consumer` wait, and as what.
+    """Which messages of `consumer` wait in the ledger, and as which rows.
 
     Where it `is_ordered`, messages of one ordering key are one lane. Copies of dead letters go to
     the `error_queue`, where there is one.
@@ -34,34 +34,38 @@ class Keeping:
 
     @property
     def queue(self) -> str:
-        """Where they wait."""
+        """The queue in which they wait."""
         return retries_of(self.consumer)
 
     def lane_of(self, message: Message) -> str | None:
-        """In which the message waits for others of its key; None where it waits for none."""
+        """The lane in which the message waits behind others of its ordering key; None where it does
+        not have to.
+        """
         if not self.is_ordered or message.key is None:
             return None
         return digest(self.queue, "key", message.key)
 
     def key_of(self, turn: Turn) -> Key:
-        """Under which what is kept of a turn waits."""
+        """The key under which the message of a turn waits."""
         return turn.key or Key(self.consumer, "")
 
     def sent_by(self, turn: Turn) -> Key | None:
-        """Under which a turn that has ended may have left what is to be sent."""
+        """The key under which a turn that has ended may have left messages to be sent; None where
+        it has left none.
+        """
         is_dead = turn.ending is not None and isinstance(turn.ending.verdict, SetAside)
         if is_dead and self.error_queue is not None:
             return self.key_of(turn)
         return turn.key if turn.may_have_sent else None
 
     def rows_of(self, turn: Turn) -> Sequence[WaitingMessage]:
-        """What is to be kept with the end of a turn."""
+        """The rows to keep with the end of a turn."""
         if turn.ending is None or turn.asked.message is None:
             return ()
         match turn.ending.verdict:
             case Delay(delay_s):
                 row = replace(self._row(turn), delay_s=delay_s)
-                # One that only stands behind another was not tried.
+                # A message that only waits behind another has no error: it was not tried.
                 return [replace(row, error=describe(turn.error))] if turn.error else [row]
             case SetAside(reason):
                 return self._dead(turn, reason)
@@ -76,7 +80,7 @@ class Keeping:
             return [letter]
         headers = {"oncely-consumer": self.consumer, "oncely-reason": reason[:_REASON]}
         message = replace(letter.message, headers={**letter.message.headers, **headers})
-        name = f"{random.getrandbits(128):032x}"
+        name = new_name()
         copy = WaitingMessage(message.id, self.error_queue, message, letter.parent, name=name)
         return [letter, copy]
 
@@ -86,7 +90,7 @@ class Keeping:
         attempts = 0 if turn.held is None else turn.held.claim.attempts
         if turn.taken is not None:
             return replace(turn.taken, attempts=attempts, delay_s=0.0)
-        name = retry_name(self.queue) if _is_itself(turn) else f"{random.getrandbits(128):032x}"
+        name = retry_name(self.queue) if _is_itself(turn) else new_name()
         # Its claim is over, and a middleware's changes are for its handler only.
         kept = _storable(replace(message, claim=None))
         return WaitingMessage(
@@ -102,7 +106,7 @@ class Keeping:
 
 
 def _storable(message: Message) -> Message:
-    """The message as every store can keep it: an id that is too long is in a header, whole."""
+    """The message as every store can keep it: a header has the whole id, where that is too long."""
     names = ("id", "type", "source", "content_type", "key")
     texts = {name: value for name in names if isinstance(value := getattr(message, name), str)}
     changed: dict[str, Any] = {
@@ -116,7 +120,7 @@ def _storable(message: Message) -> Message:
 
 
 def _is_itself(turn: Turn) -> bool:
-    """Whether it is the message that the ledger knows by that key, and no other under its id."""
+    """Whether it is the message of the record with that key, and not another one under its id."""
     if turn.key is None:
         return False
     own = ExhaustedError | InDoubtError

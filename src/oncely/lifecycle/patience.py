@@ -1,4 +1,4 @@
-"""Patience: what has to be said about messages that ran is repeated until their leases are over."""
+"""Patience: a write about messages that ran is repeated until their leases are over."""
 
 import logging
 import math
@@ -17,15 +17,15 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 AWAY = (StoreUnavailable, ContentionError)
-"""What a store raises that may answer when it is asked again."""
+"""The errors of a store that may answer a later try."""
 PAUSE_S = 0.2
 """Between two tries."""
 ENDLESS_S = 60.0
-"""How long is tried where a claim has no end."""
+"""How long to try where a claim has no end."""
 
 
 class Patience:
-    """Of whoever may be stopped by `stop`, and has `grace_s` then."""
+    """The patience of a process that `stop` may stop: it has `grace_s` seconds left then."""
 
     def __init__(self, stop: threading.Event | None = None, grace_s: float = math.inf) -> None:
         self._stop = stop
@@ -44,8 +44,8 @@ class Patience:
         """What `speak` returns, as soon as the store answers.
 
         `good_until` tells when the claims that it is about run out, by this process's clock.
-        Raises StoreUnavailable when that time is over, and ContentionError; at once unless it
-        `is_one` message, since others are not to wait for the one that is contended.
+        Raises StoreUnavailable or ContentionError when that time is over. Unless it `is_one`
+        message, it raises ContentionError at once: the others must not wait for the contended one.
         """
         away = AWAY if is_one else AWAY[:1]
         endless_until = clock.monotonic() + ENDLESS_S
@@ -56,7 +56,7 @@ class Patience:
                 until = good_until()
                 if not self._may_wait(endless_until if until == math.inf else until):
                     raise
-                _log.warning("store_is_away", extra={"error": str(error)})
+                _log.warning("store_unavailable", extra={"error": str(error)})
             await calls.pause(PAUSE_S)
 
     def _may_wait(self, until: float) -> bool:

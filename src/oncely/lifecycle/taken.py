@@ -1,4 +1,4 @@
-"""Taken: what becomes, in the ledger, of messages that waited there and were taken to be tried."""
+"""Taken: settles in the ledger the messages that were taken from it for a retry."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ from oncely.stores.store import PutBack
 
 
 def settle_taken(mailbox: LedgerMailbox, turns: Sequence[Turn]) -> None:
-    """Let the ledger know what becomes of what was taken, where it does not yet: with the end of a
-    handler that was written. Raises StoreError.
+    """Remove the taken messages that are done with, and put back those that wait on. Those that
+    were settled in the commit of a handler's end are left alone. Raises StoreError.
     """
     done: list[WaitingMessage] = []
     left: list[PutBack] = []
     for turn in turns:
         if isinstance(turn.refusal, WaitingError):
-            continue  # It has failed since it was taken, and waits anew.
+            continue  # It has failed since it was taken, and waits again.
         match turn.taken, None if turn.ending is None else turn.ending.verdict:
             case WaitingMessage() as taken, Ack() if not _is_stored(turn):
                 done.append(taken)
@@ -31,7 +31,7 @@ def settle_taken(mailbox: LedgerMailbox, turns: Sequence[Turn]) -> None:
 
 
 def _is_stored(turn: Turn) -> bool:
-    """Whether that was written with the end of its handler."""
+    """Whether the message was settled in the commit of its handler's end."""
     told = turn.ending.told if turn.ending else Told.NOTHING
     is_own = turn.taken is not None and turn.taken.name == retry_name(turn.taken.queue)
     return is_own and told in (Told.COMPLETED, Told.FAILED, Told.EXHAUSTED)

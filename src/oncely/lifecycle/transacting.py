@@ -1,4 +1,4 @@
-"""Handlers in transactions, each with its claim: tried again where they lose."""
+"""Handlers in transactions with their claims: repeated where a transaction loses against others."""
 
 import asyncio
 import logging
@@ -28,6 +28,10 @@ _log = logging.getLogger(__name__)
 
 _TRIES = 20
 """How often a transaction may lose against others before that is an error."""
+_BROKEN_OFF = 5
+"""How often a transaction may lose its connection once its handler has begun: a server may end
+sessions in which nothing happens for less time than the handler takes.
+"""
 _FIRST_WAIT_S = 0.01
 _LONGEST_WAIT_S = 0.5
 
@@ -86,8 +90,8 @@ def run_together(
     handling: Handling, source: Begins, turns: Sequence[Turn], run_all: Callable[[Any], bool]
 ) -> bool:
     """Let `run_all` run the handlers of these, given a connection of `source`, in one transaction
-    with their claims. Whether each is settled: all have succeeded, and that is stored; or one has
-    ended the transaction, and all are in doubt. Else they are as they were.
+    with their claims. Return whether all are settled: all have succeeded, and that is stored; or
+    one has ended the transaction, and all are in doubt. Else the turns are as they were.
     """
     try:
         with (
@@ -104,11 +108,11 @@ def run_together(
         pass
     except EndedError as error:
         _log.info("window_ended", exc_info=True)
-        # Where one handler has ended the transaction, it has done so to all of them.
+        # A handler that has ended the transaction has ended it for all of them.
         if not error.is_undone:
             run_inline(handling.leave_in_doubt(InlineCalls(handling.ledger), turns, error))
             return True
-    except Exception:  # noqa: BLE001 - each alone tells what is wrong, and with which.
+    except Exception:  # noqa: BLE001 - running each alone shows what is wrong, and with which.
         _log.info("window_undone", exc_info=True)
     else:
         _commit_done(handling, turns)
@@ -120,7 +124,7 @@ def run_together(
 
 
 class _UndoneError(Exception):
-    """A handler has failed: nothing of the transaction is to be stored."""
+    """A handler has failed: nothing of the transaction must be stored."""
 
 
 def _commit_done(handling: Handling, turns: Sequence[Turn]) -> None:
@@ -132,8 +136,8 @@ def _commit_done(handling: Handling, turns: Sequence[Turn]) -> None:
 
 
 def retried(ledger: Ledger, source: Begins, transact: Callable[[Any, Inbox], T]) -> T:
-    """What `transact` returns, given a connection of `source` and `ledger` in its transaction:
-    again where that only loses.
+    """What `transact` returns, given a connection of `source` and `ledger` in its transaction. It
+    is called again where the transaction only lost against others.
     """
     for wait_s in _waits_s():
         try:
@@ -185,8 +189,8 @@ async def _run_async(
 
 
 class _Tries:
-    """The tries of one message, each in a transaction of its own: whether one that broke off at its
-    commit is stored after all, and what is left to record after the last.
+    """The tries of one message, each in its own transaction: finds out whether one that broke off
+    at its commit is stored after all, and records a failure after the last.
     """
 
     def __init__(self, handling: Handling, calls: AsyncCalls, turn: Turn) -> None:
@@ -195,9 +199,10 @@ class _Tries:
         self._calls = calls
         self._turn = turn
         self._written: Claim | None = None
-        """Of the last that came to its commit: whether that was stored, nobody knows."""
+        """The claim of the last try that came to its commit: nobody knows whether it is stored."""
         self.result: Any = None
-        """Of that one."""
+        """The result of that try."""
+        self._broken_off = 0
 
     def next(self) -> JoinedWork:
         """The next try."""
@@ -220,8 +225,8 @@ class _Tries:
         return is_stored
 
     async def result_of(self, work: JoinedWork) -> Any:
-        """What a try came to that is committed."""
-        # The commit of the one before may have gone on after it was looked for.
+        """The result of a try that is committed."""
+        # The commit of the try before may have gone on after its record was looked for.
         if not work.is_new and await self.is_stored():
             return self.result
         _commit_done(self._handling, [self._turn])
@@ -231,13 +236,19 @@ class _Tries:
         """Whether a try only lost against others, or its connection, and another may follow."""
         if work.is_written:
             self._written, self.result = work.claim, work.result
+        elif self._turn.phase >= Phase.RUNNING and self.ledger.is_outage(error):
+            self._broken_off += 1
+            if self._broken_off == _BROKEN_OFF:
+                # It fails as with an error of its own, since the server was there each time.
+                self._turn.error = error
+                return False
         if isinstance(error, StoreUnavailable) and work.claim and error is not self._turn.error:
-            # The line was lost in the midst of it, and the transaction with it.
+            # The connection was lost during the try, and the transaction with it.
             return wait_s > 0
         return _lost(self._handling.ledger, error, wait_s)
 
     async def record(self, error: BaseException) -> None:
-        """Record what the handler did wrong; what the database did is not its fault."""
+        """Record a failure of the handler; an error of the database is not recorded as one."""
         await self._handling.after_rollback(self._calls, self._turn, error)
 
 
@@ -249,5 +260,5 @@ def _waits_s() -> Iterator[float]:
 
 
 def _lost(ledger: Ledger, error: Exception, wait_s: float) -> bool:
-    """Whether the transaction only lost against another, and is to be tried again."""
+    """Whether the transaction only lost against another, and another try may follow."""
     return wait_s > 0 and ledger.is_contention(error)

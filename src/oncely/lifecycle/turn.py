@@ -16,7 +16,7 @@ from oncely.lifecycle.held_message import HeldMessage, Untracked
 
 
 class Kept(NamedTuple):
-    """What a duplicate gets, whose handler does not run."""
+    """What a duplicate gets: its handler does not run."""
 
     result: Any
     may_send: bool = False
@@ -32,40 +32,40 @@ class Asked:
 
     message_id: str | None
     fingerprint: str | None = None
-    """Of what a repetition under the same id is compared with, where anything is."""
+    """Compared with that of a later delivery under the same id, where both have one."""
     message: Message | None = None
     """As the handler is given it; None where that is not known."""
     metadata: Mapping[str, Any] | None = None
-    """Kept with a record that begins here."""
+    """Kept with the record, where this creates it."""
 
 
 class Turn:
-    """What is known of a message so far. The rest stands in the class until it is known."""
+    """What is known of a message so far. Until a value is known, the class has its default."""
 
     key: Key | None = None
-    """What the ledger knows it by; None where it runs untracked."""
+    """The key of its record; None where it runs untracked."""
     token: int | None = None
-    """What it is asked for with, where another process may come to ask in its place."""
+    """The token to ask with, where another process may have to ask in place of this one."""
     request: Request | None = None
-    """What the ledger is asked, however often."""
+    """What the ledger is asked: the same in every repetition."""
     outcome: Outcome | None = None
-    """What it has answered."""
+    """What the ledger has answered."""
     begun: Begun | None = None
-    """Under which the handler runs; or what a duplicate gets."""
+    """The processing under which the handler runs; or what a duplicate gets."""
     refusal: Exception | None = None
-    """Why the handler does not run; or why the ledger did not take its end."""
+    """Why the handler does not run; or why its end is not stored."""
     phase: Phase = Phase.WAITING
     result: Any = None
     error: BaseException | None = None
-    """What the handler raised; or what stands around it, where the handler did not run."""
+    """What the handler raised; or what a middleware raised, where the handler did not run."""
     finding: Finding | None = None
     """What a probe has found out about it."""
     ending: Ending | None = None
-    """What follows from all that, once it has ended."""
+    """What follows, once the turn has ended."""
     taken: WaitingMessage | None = None
-    """As what it waited in the ledger, where it did."""
+    """The retry that was taken from the ledger, where it was one."""
     queued: QueuedRow | None = None
-    """As what it was taken from a queue in a store, where it was."""
+    """The row that was taken from a queue in a store, where it was one."""
     deliveries: int = 1
     """How often the message was delivered: the attempts of one that is not tracked."""
 
@@ -79,7 +79,7 @@ class Turn:
         return None if message is None else seconds_since_1970(message.time)
 
     def probed(self) -> Message | None:
-        """What a probe is asked with, where that is known."""
+        """The message to give to a probe, where it is known."""
         return self.asked.message
 
     @property
@@ -94,16 +94,16 @@ class Turn:
 
     @property
     def may_have_sent(self) -> bool:
-        """Whether its handler, now or at a former time, may have left messages to be sent."""
+        """Whether its handler, in this run or an earlier one, may have left messages to be sent."""
         if isinstance(self.begun, Kept):
             return self.begun.may_send
         is_handled = self.ending is not None and self.ending.counted is Counted.HANDLED
         return is_handled and self.held is not None and bool(self.held.end())
 
     def start_over(self) -> None:
-        """Forget what has happened in a transaction that is undone."""
+        """Forget what has happened in a transaction that was rolled back."""
         self.begun = self.refusal = self.result = self.error = self.ending = None
-        # Not with the same token: what of a transaction is stored after all is not granted again.
+        # A new token: a claim that is stored after all must not be granted once more.
         self.request = self.outcome = self.finding = self.token = None
         self.phase = Phase.WAITING
 

@@ -30,7 +30,7 @@ class Work:
     """
 
     result: Any = None
-    """What the block came to; of a duplicate, what was kept."""
+    """The result of the block; for a duplicate, the one that was kept."""
     is_settled = False
     """Whether the ledger knows, after the block, how it ended."""
 
@@ -47,7 +47,7 @@ class Work:
 
     @property
     def claim(self) -> Claim | None:
-        """Under which the block runs; None for a duplicate, and for what is not tracked."""
+        """The claim under which the block runs; None for a duplicate and an untracked message."""
         return None if self.turn.held is None else self.turn.held.claim
 
     @property
@@ -115,7 +115,7 @@ class Work:
             self._entered.__exit__()
 
     def _note_end(self, error: BaseException | None) -> MessageError | None:
-        """How the block ended; returns what is wrong with its result, which is a failure, too."""
+        """Note how the block ended; return what is wrong with its result: a failure, too."""
         self.turn.error = error
         try:
             self.turn.result = json_value(self.result) if self._handling.keeps_result else None
@@ -129,9 +129,9 @@ class Work:
         await self._handling.begin(calls, [self.turn])
 
     async def _end(self, held: HeldMessage) -> None:
-        """Store it. Where that cannot be, the effect has happened all the same: the claim runs out,
-        and is in doubt then. The caller hears of it where another worker took the message over, and
-        where messages are not sent.
+        """Store the end. Where that fails, the effect has happened all the same: the claim runs
+        out, and the message is in doubt. An error is raised only where another worker took the
+        message over, or where messages that the block has sent are not stored.
         """
         await self._handling.end(held.calls, [self.turn])
         refusal = self.turn.refusal
@@ -142,15 +142,15 @@ class Work:
 
 
 class JoinedWork(Work):
-    """Work that is part of a transaction: what goes wrong in it undoes that, and is not recorded
-    here. To be entered after `join`.
+    """Work that is part of a transaction: an error in it rolls that back, and is not recorded here.
+    To be entered after `join`.
     """
 
     is_written = False
-    """Whether it ended well, and its completion is written: what is left is the commit."""
+    """Whether it ended well, and its completion is written: only the commit is left."""
 
     def join(self, calls: AsyncCalls) -> Self:
-        """Let it ask `calls`, which are those of an inbox."""
+        """Let it use `calls`, which are those of an inbox."""
         self._calls = calls
         return self
 
@@ -179,8 +179,8 @@ def claimed(
     """A block of code that runs once for `key`: what `once` is for a function.
 
     `with claimed(...) as work:` where the block asks `work.is_new` first, and may set
-    `work.result`; `async with` in coroutines. `message` is what a probe is asked with. Raises, when
-    it is entered, what a function under `once` raises.
+    `work.result`; `async with` in coroutines. `message` is what a probe is given. Raises, when it
+    is entered, what a function under `once` raises.
     """
     if not isinstance(key, Key):
         raise ConfigError(f"claimed: {key!r} is not a key; write Key(consumer, message_id)")

@@ -12,7 +12,9 @@ from oncely.core.message import Message
 F = TypeVar("F", bound=Callable[..., Any])
 
 Run = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
-"""Calls its first argument, where that is to be done, for what a function was called with."""
+"""Calls its first argument, unless the message is a duplicate; the others are the arguments with
+which the wrapped function was called.
+"""
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -27,8 +29,8 @@ def message_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message | None
 
 
 def wrapped(function: Callable[..., Any], run: Run) -> Callable[..., Any]:
-    """`function`, called by `run`; what `run` hands over besides comes after its positional
-    arguments, or by name.
+    """`function`, called by `run`. Further arguments that `run` gives follow the positional ones,
+    or go by name.
 
     Where the function is async, `run` is async, too.
     """
@@ -79,7 +81,7 @@ def within_async(opened: Callable[..., AbstractAsyncContextManager[Any]]) -> Run
 
 
 def check_function(function: Callable[..., Any], decorator: str) -> None:
-    """Raise ConfigError for what cannot run as a piece of work."""
+    """Raise ConfigError where `function` cannot run as a piece of work."""
     if isinstance(function, classmethod | staticmethod):
         kind = type(function).__name__
         raise ConfigError(f"{decorator}: put it below @{kind}, next to the function")
@@ -97,11 +99,11 @@ def check_function(function: Callable[..., Any], decorator: str) -> None:
 def ended(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What `function`, which is not async, returns when its work is done.
 
-    Raises ConfigError where that is only begun: what it returned has yet to run.
+    Raises ConfigError where the work has not run yet: it returned an awaitable or a generator.
     """
     result = function(*args, **kwargs)
     if result is None:
-        return None  # As most: to look for all that it could be takes longer than they do.
+        return None  # The usual case: the checks below take longer than most functions do.
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         for stop in ("close", "cancel"):
             getattr(result, stop, lambda: None)()
@@ -113,18 +115,18 @@ def ended(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What an error calls `function`."""
+    """The name of `function` in an error's text."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def check_takes(function: Callable[..., Any], what: str, names: Sequence[str]) -> None:
-    """Raise ConfigError where `function` cannot be called with these, by their places."""
+    """Raise ConfigError where `function` cannot be called with these as positional arguments."""
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return  # What is written in C may not tell.
+        return  # A function written in C may have no signature to read.
     try:
         signature.bind(*names)
     except TypeError:
@@ -139,6 +141,6 @@ def check_called(function: F, what: str, names: Sequence[str]) -> F:
     if not callable(function):
         raise ConfigError(f"{what}: {function!r} is not a function of ({', '.join(names)})")
     if is_async(function):
-        raise ConfigError(f"{what}: it is called, and not awaited; write it without async")
+        raise ConfigError(f"{what}: {name_of(function)} is async; write it without async")
     check_takes(function, what, names)
     return function

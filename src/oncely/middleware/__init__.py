@@ -1,4 +1,4 @@
-"""Middleware: what stands around handlers; one module for each that is ready-made.
+"""Middleware around handlers; one module for each ready-made middleware.
 
 The names stand in `__init__.pyi`; each is imported when it is first asked for.
 """

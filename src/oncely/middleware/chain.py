@@ -1,4 +1,4 @@
-"""Middleware: what stands around a handler, and the chain that is made of it."""
+"""Middleware: functions around a handler, and the chain of them."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from oncely.lifecycle.wrapping import ended, is_async, name_of
 from oncely.middleware.threads import Back, Threads
 
 CallNext = Callable[[Message], Any]
-"""Goes on with a message: returns the result or, in async middleware, an awaitable of it."""
+"""Calls the rest of the chain: returns the result or, in async middleware, an awaitable of it."""
 
 
 class BothWays(ABC):
@@ -22,19 +22,19 @@ class BothWays(ABC):
 
     @abstractmethod
     def run(self, message: Message, call_next: CallNext) -> Any:
-        """Stand around a handler that is not async."""
+        """Run around a handler that is not async."""
 
     @abstractmethod
     async def run_async(self, message: Message, call_next: CallNext) -> Any:
-        """Stand around an async one."""
+        """Run around an async handler."""
 
 
 class Around(BothWays):
-    """Middleware that has something to do before and after, the same both ways."""
+    """Middleware that is a context manager, the same for both kinds of handlers."""
 
     @abstractmethod
     def around(self, message: Message) -> AbstractContextManager[Any]:
-        """What is entered before, and left after."""
+        """The context in which the rest of the chain runs."""
 
     def run(self, message: Message, call_next: CallNext) -> Any:  # noqa: D102
         with self.around(message):
@@ -47,22 +47,22 @@ class Around(BothWays):
 
 @runtime_checkable
 class Choosy(Protocol):
-    """Middleware that cannot stand around every handler."""
+    """Middleware that does not work around every handler."""
 
     def check_handler(self, handler: Callable[..., Any]) -> None:
-        """Raise ConfigError where it cannot stand around `handler`."""
+        """Raise ConfigError if this middleware does not work around `handler`."""
 
 
 @runtime_checkable
 class Stoppable(Protocol):
-    """Middleware that may wait in a thread before it goes on."""
+    """Middleware that may wait in a thread before it calls the rest of the chain."""
 
     def stop(self) -> None:
-        """End all waiting at once, by asyncio.CancelledError: nothing of these has begun."""
+        """End all waits at once, by asyncio.CancelledError: their handlers have not begun."""
 
 
 Middleware = Callable[[Message, CallNext], Any] | BothWays
-"""A function of a message and of what goes on with it, sync or async; it returns the result."""
+"""A function (message, call_next), sync or async, that returns the result."""
 
 _Step = Callable[[Message, CallNext], Any]
 
@@ -70,7 +70,7 @@ _Step = Callable[[Message, CallNext], Any]
 def chained(middlewares: Sequence[Middleware], last: CallNext) -> CallNext:
     """`last` with `middlewares` around it, the first outermost.
 
-    Raises ConfigError where one of them cannot be meant, or is async.
+    Raises ConfigError if one of them is not a middleware, or is async.
     """
     for middleware in middlewares:
         check(middleware, last)
@@ -87,18 +87,18 @@ def chained(middlewares: Sequence[Middleware], last: CallNext) -> CallNext:
 def chained_async(
     middlewares: Sequence[Middleware], last: CallNext
 ) -> Callable[[Message], Awaitable[Any]]:
-    """As `chained`, to be awaited; what is not async runs in a thread, its neighbours that are not
-    in the same one.
+    """As `chained`, to be awaited. Parts that are not async run in a thread, neighbours in the same
+    thread.
 
-    Cancelling reaches what is awaited inside. The end of a thread is awaited all the same, and
-    where it comes to a result, that is the result.
+    Cancelling cancels what is awaited inside. The end of a thread is awaited in any case; if it
+    returns a result, that is the result.
     """
     for middleware in middlewares:
         check(middleware, last)
     call = last
     steps = [*map(_awaited, middlewares)]
     if not is_async(last):
-        # A step like the others: it runs in the thread of its neighbours.
+        # The handler is a step like the others: it runs in the thread of its neighbours.
         steps.append(lambda message, _: ended(last, message))
     for on_loop, group in groupby(reversed(steps), is_async):
         if on_loop:
@@ -110,7 +110,7 @@ def chained_async(
 
 
 def check(middleware: Any, last: CallNext) -> None:
-    """Raise ConfigError where `middleware` cannot be meant, or cannot stand around `last`."""
+    """Raise ConfigError if `middleware` is not one, or does not work around `last`."""
     if isinstance(middleware, type):
         raise ConfigError(f"middleware {middleware.__name__} is a class; write a call of it")
     if isinstance(middleware, Choosy):
@@ -131,7 +131,7 @@ def _check_function(middleware: _Step) -> None:
     try:
         signature = inspect.signature(middleware)
     except ValueError:
-        return  # What is written in C may not tell.
+        return  # A function written in C may not have a signature.
     try:
         signature.bind(None, None)
     except TypeError:
@@ -140,7 +140,7 @@ def _check_function(middleware: _Step) -> None:
         ) from None
 
 
-# ---- Steps: every part of a chain as a function of a message and of what goes on ---------------
+# ---- Steps: every part of a chain as a function (message, call_next) ---------------------------
 
 
 def _blocking(middleware: Middleware) -> _Step:
@@ -158,7 +158,7 @@ def _awaited(middleware: Middleware) -> _Step:
         if inspect.iscoroutine(result):
             result.close()
             raise ConfigError(
-                f"middleware {name_of(step)} returned what it was to await; "
+                f"middleware {name_of(step)} returned an awaitable instead of its result; "
                 "write `return await call_next(message)`"
             )
         return result
@@ -177,7 +177,7 @@ def _link(step: _Step, call_next: CallNext) -> CallNext:
 
 
 def _in_threads(steps: Sequence[_Step], call_next: CallNext) -> CallNext:
-    """Steps that are not async, in one thread, as what can be awaited."""
+    """Steps that are not async, in one thread, as an awaitable function."""
     threads = Threads()
 
     async def call(message: Message) -> Any:

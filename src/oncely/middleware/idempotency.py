@@ -1,4 +1,4 @@
-"""Idempotent: what stands behind it runs once for each message."""
+"""Idempotent: the rest of the chain runs once for each message."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,14 +13,16 @@ from oncely.lifecycle.work import Work
 from oncely.middleware.chain import BothWays, CallNext
 
 Metadata = Mapping[str, Any] | Callable[[Message], Mapping[str, Any] | None] | None
-"""What is kept with each record, or a function that tells it of a message."""
+"""The metadata of each record, or a function that returns it for a message."""
 
 
 class Idempotent(BothWays):
-    """Goes on once for each message to the consumer `name`; a duplicate gets the kept result.
+    """Calls the rest of the chain once for each message of consumer `name`; a duplicate gets the
+    kept result.
 
-    For chains without a Consumer, which has `idempotent` of its own and claims many at once. Raises
-    what a function under `once` raises, and ConfigError for what is not a ledger, name or policy.
+    For chains without a Consumer: a Consumer has its own `idempotent`, which claims many messages
+    at once. Raises the same errors as a function under `once`, and ConfigError for a wrong ledger,
+    name or policy.
     """
 
     def __init__(

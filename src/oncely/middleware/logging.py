@@ -1,4 +1,4 @@
-"""Logged: a line in the log for each message, without what it says."""
+"""Logged: a line in the log for each message, without its content."""
 
 import logging
 import time
@@ -13,10 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 class Logged(Around):
-    """Logs each message when it has gone through: `message_handled`, at `level`, or
-    `message_failed`, a warning, or `message_stopped` where it neither succeeded nor failed.
+    """Logs each message at its end: `message_handled`, at `level`, or `message_failed`, a warning,
+    or `message_stopped` if it was stopped before its end.
 
-    Beside it stand `message_id`, `type`, `took_s`, `outcome` and, of an error, its class. Bodies,
+    The fields are `message_id`, `type`, `took_s`, `outcome` and the class of an error. Bodies,
     headers and the texts of errors are not logged.
     """
 

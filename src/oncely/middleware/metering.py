@@ -1,4 +1,4 @@
-"""Measured: how many messages of each type went through, and how long they took, for Prometheus."""
+"""Measured: Prometheus metrics of messages by type: how many, and how long they took."""
 
 import threading
 import time
@@ -19,9 +19,9 @@ _OTHER = "other"
 class Measured(Around):
     """Counts and times the messages that go through it, by their type.
 
-    The first `most_types` types have labels of their own, all others are "other": who sends
-    messages must not decide how many series there are. One for each registry, which any number of
-    consumers may share; a second one raises ConfigError. An error of the metrics is logged.
+    The first `most_types` types have labels of their own, all others are "other": senders must not
+    decide how many series there are. A registry has one Measured, which any number of consumers
+    may share; a second one raises ConfigError. An error of the metrics is logged.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY, most_types: int = 100) -> None:
@@ -59,7 +59,7 @@ class Measured(Around):
             "oncely_messages_in_flight",
             "Messages that are at it now.",
             registry=registry,
-            # Of several processes that share a port: of those that live.
+            # With several processes behind one port: the sum of those that live.
             multiprocess_mode="livesum",
         )
 

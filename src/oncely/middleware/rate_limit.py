@@ -1,4 +1,4 @@
-"""RateLimited: no more messages in a second than what they call can take."""
+"""RateLimited: limits the messages per second, to protect the services that handlers call."""
 
 import asyncio
 import threading
@@ -14,8 +14,8 @@ from oncely.middleware.chain import BothWays, CallNext
 class RateLimited(BothWays):
     """Lets `per_second` messages through on average, and up to `burst` at once after a pause.
 
-    The others wait for their turn, in the order in which they came: a token bucket. One object is
-    one limit, for all threads and tasks of the process and all consumers that are given it. Raises
+    The others wait for their turn, in the order of arrival (a token bucket). One object is one
+    limit, for all threads and tasks of the process and for all consumers that use it. Raises
     ConfigError for a rate or a burst that lets nothing through.
     """
 
@@ -54,19 +54,19 @@ class RateLimited(BothWays):
         return await call_next(message)
 
     def stop(self) -> None:
-        """Let all that wait in threads raise asyncio.CancelledError; what comes later waits again.
+        """Raise asyncio.CancelledError in all waiting threads; later messages wait again.
 
-        Tasks are cancelled.
+        Waiting tasks are ended by cancelling them.
         """
         with self._lock:
             stopping, self._stopping = self._stopping, threading.Event()
         stopping.set()
 
     def _take_turn(self) -> tuple[threading.Event, float]:
-        """What ends the waiting early, and how long that is, in seconds."""
+        """The event that ends the wait early, and the length of the wait in seconds."""
         with self._lock:
             now = self._clock()
-            # A pause is worth a burst, however long it was.
+            # A pause of any length allows at most one burst.
             turn = max(self._next, now - self._ahead_s)
             self._next = turn + self._interval_s
             return self._stopping, turn - now

@@ -1,4 +1,4 @@
-"""Threads between coroutines: where those parts of an async chain run that are not async."""
+"""Threads for the parts of an async chain that are not async."""
 
 import asyncio
 import threading
@@ -13,14 +13,14 @@ from typing import Any
 from oncely.core.message import Message
 
 _Outcome = tuple[Any, BaseException | None]
-"""A result, or an error: on their way through futures some errors become others."""
+"""A result or an error. Not as a future: a future changes some errors."""
 
 
 class Threads:
-    """Runs functions that may wait, each in a thread; as many at a time as there are to run.
+    """Runs blocking functions, each in a thread, without a limit on their number.
 
-    Unlike those of the standard library its threads keep no process from ending, and none waits
-    for another to be free: it might be that one's end that it waits for.
+    Unlike an executor of the standard library, its threads do not keep the process from ending,
+    and no function waits for a free thread: it might wait for the end of the one that runs there.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Threads:
     async def run(
         self, function: Callable[..., Any], *args: Any, cancel: Callable[[], None] = lambda: None
     ) -> Any:
-        """What `function` comes to, in the context of the caller.
+        """Run `function` in a thread, in the caller's context; return its result.
 
-        A thread cannot be stopped. Where the caller is cancelled, `cancel` is called, which may
-        end what the thread waits for; its end is awaited all the same, and a result that it comes
-        to is the result.
+        A thread cannot be stopped. If the caller is cancelled, `cancel` is called, which may end
+        the wait of the thread. The end of the thread is awaited in any case; if it returns a
+        result, that is the result.
         """
         loop = asyncio.get_running_loop()
         running: asyncio.Future[_Outcome] = loop.create_future()
@@ -43,9 +43,9 @@ class Threads:
 
         def call() -> None:
             outcome = context.run(_outcome, function, *args)
-            # Before anybody knows the outcome: whoever does finds this thread free.
+            # Before the outcome is known: then the next call finds this thread free.
             self._idle.release()
-            with suppress(RuntimeError):  # Nobody waits any more: the loop is closed.
+            with suppress(RuntimeError):  # The loop is closed: no task waits any more.
                 loop.call_soon_threadsafe(running.set_result, outcome)
 
         self._start(call)
@@ -66,13 +66,13 @@ class Threads:
 def _serve(calls: "SimpleQueue[Callable[[], None] | None]") -> None:
     while (call := calls.get()) is not None:
         call()
-        # It holds its Threads, with which this is to end.
+        # The call refers to its Threads: this thread ends when that is collected.
         del call
     calls.put(None)  # For the next thread.
 
 
 class Back:
-    """The way of one message from a thread back to the loop: calls and waits."""
+    """Calls the rest of the chain in the loop, from a thread, and waits for it."""
 
     def __init__(self, call_next: Callable[[Message], Any]) -> None:
         self._call_next = call_next
@@ -81,12 +81,12 @@ class Back:
         self._is_cancelled = False
 
     def __call__(self, message: Message) -> Any:
-        """Go on with `message` in the loop, and wait in this thread for what it comes to."""
+        """Call the rest of the chain in the loop, and wait in this thread for the result."""
         called = asyncio.run_coroutine_threadsafe(self._run(message), self._loop)
         try:
             outcome = called.result()
         except FutureCancelled:
-            # The other one is no Exception: nobody takes it for a failure.
+            # asyncio's CancelledError is not an Exception: it is not taken for a failure.
             raise asyncio.CancelledError from None
         return _come_to(outcome)
 
@@ -106,7 +106,7 @@ class Back:
             self._running.discard(task)
 
     def cancel(self) -> None:
-        """Cancel what is awaited, and all that comes; to be called in the loop."""
+        """Cancel the awaited call, and all later ones; call it in the loop."""
         self._is_cancelled = True
         for task in self._running:
             task.cancel()

@@ -1,4 +1,4 @@
-"""TimeLimit: an async handler that takes too long is cancelled, and has failed."""
+"""TimeLimit: cancels an async handler that takes too long; the attempt has failed."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from oncely.middleware.chain import CallNext
 
 
 class TimeLimit:
-    """Cancels what takes longer than `limit`, and raises TimeoutError: a failed attempt.
+    """Cancels a handler after `limit`, and raises TimeoutError: a failed attempt.
 
-    Raises ConfigError for no duration and, when its chain is made, around a handler that is not
-    async.
+    Raises ConfigError for a wrong duration and, when its chain is made, around a handler that is
+    not async.
     """
 
     def __init__(self, limit: Duration) -> None:
@@ -25,7 +25,7 @@ class TimeLimit:
             raise ConfigError('limit: a limit of zero stops every handler; write "30s"')
 
     def check_handler(self, handler: Callable[..., Any]) -> None:
-        """Refuse what runs in a thread."""
+        """Refuse a handler that runs in a thread."""
         if not is_async(handler):
             raise ConfigError(
                 f"TimeLimit: {name_of(handler)} is not async, and a thread cannot be stopped: it "
@@ -34,7 +34,7 @@ class TimeLimit:
             )
 
     async def __call__(self, message: Message, call_next: CallNext) -> Any:
-        """Go on, for as long as that may take."""
+        """Call the rest of the chain, for at most `limit`."""
         try:
             async with asyncio.timeout(self._limit_s) as timing:
                 return await call_next(message)

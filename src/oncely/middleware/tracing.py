@@ -1,4 +1,4 @@
-"""Traced: a span of OpenTelemetry for each message, linked to the span that sent it."""
+"""Traced: an OpenTelemetry span for each message, linked to the span that sent the message."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,11 +20,11 @@ _HEADERS = TraceContextTextMapPropagator()
 
 
 class Traced(Around):
-    """Runs each message in a span of the kind consumer, under the messaging conventions' names.
+    """Runs each message in a span of the kind consumer, named by the messaging conventions.
 
-    What sent the message is linked, by its headers `traceparent` and `tracestate`, and is not the
-    parent: the same message may be delivered often, and days later. An error is recorded with its
-    text. `destination` is the queue and `system` the broker, such as "rabbitmq". Without a
+    The sender's span, from the headers `traceparent` and `tracestate`, is a link, not the parent:
+    the same message may be delivered often, and days later. An error is recorded with its text.
+    `destination` is the queue and `system` the broker, such as "rabbitmq". Without a
     `tracer_provider` the global one is used.
     """
 
@@ -69,7 +69,7 @@ def _attributes_of(message: Message) -> dict[str, Any]:
 
 
 def _links(headers: Mapping[str, str]) -> Sequence[Link]:
-    """To what the headers say, where they do."""
+    """The link to the span in the headers, if there is one."""
     texts = {name.lower(): text for name, text in headers.items() if isinstance(text, str)}
     context = get_current_span(_HEADERS.extract(texts)).get_span_context()
     return [Link(context)] if context.is_valid else []

@@ -1,4 +1,4 @@
-"""What brings events into a consumer's queue, and what of it no handler needs any more."""
+"""The bindings by which events come into a consumer's queue, and those that no handler needs."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from oncely.core.binding import Binding
 from oncely.core.errors import ConfigError
+from oncely.core.record import Key
 from oncely.ledger import Ledger
+from oncely.ops.auditing import Note, audited
 from oncely.transports.transport import Transport
 
 _log = logging.getLogger(__name__)
@@ -17,27 +19,27 @@ class FoundBindings(NamedTuple):
 
     needed: Sequence[Binding]
     unneeded: Sequence[Binding]
-    """They bring what no handler takes, or what others bring as well."""
+    """They bring events that no handler takes, or that other bindings bring as well."""
     missing: Sequence[str]
-    """Topics of the consumer by which its queue is not bound: it has not started with them yet."""
+    """Topics of the consumer that its queue is not bound to: it has not started with them yet."""
 
 
 def bindings(
     transport: Transport, queue: str, topics: Collection[str], ledger: Ledger | None = None
 ) -> FoundBindings:
-    """By what events come into a queue, and which of that a consumer of these topics needs: where
-    there are none it takes whatever comes, and needs all.
+    """The bindings of a queue, and which of them a consumer of these topics needs: one without
+    topics takes whatever comes, and needs all.
 
-    Of a broker that does not tell, it is what consumers with this ledger have bound, and nothing
-    that others have. Raises ConfigError where the ledger is not in SQL, and remembers nothing.
+    Where the broker does not list bindings, these are the ones that consumers with this ledger have
+    made, and no others. Raises ConfigError where the ledger is not in SQL, and keeps none.
     """
     found = transport.bindings(queue)
     if found is None and ledger is not None and ledger.is_shared:
         found = ledger.mailbox.bindings(queue)
     if found is None:
         raise ConfigError(
-            f"nothing remembers the bindings of queue {queue!r}: the broker does not tell them, "
-            "and the consumer has no ledger in SQL; type: rabbitmqctl list_bindings"
+            f"the bindings of queue {queue!r} are not known: the broker does not list them, and "
+            "the consumer has no ledger in SQL; type: rabbitmqctl list_bindings"
         )
     exchange = transport.features.exchange
     wanted = {Binding(queue, exchange, topic) for topic in topics}
@@ -47,27 +49,47 @@ def bindings(
 
 
 def unneeded_bindings(found: FoundBindings) -> Sequence[Binding]:
-    """Those that can be pruned. Raises ConfigError where that is too early: what is not needed may
-    bring what those would that are missing.
+    """The bindings that can be pruned. Raises ConfigError where that is too early: until a missing
+    binding is made, its events may come by one that is not needed.
     """
     if found.missing:
         raise ConfigError(
-            f"the queue is not bound by {found.missing[0]!r} yet, which the consumer needs; start "
-            "this version of it, and prune when no older one runs"
+            f"the queue is not bound to {found.missing[0]!r} yet, which the consumer needs; start "
+            "this version of the consumer, and prune when no older version runs"
         )
     return found.unneeded
 
 
 def prune_bindings(
-    transport: Transport, bindings: Collection[Binding], ledger: Ledger | None = None
-) -> None:
-    """Let nothing more come into queues by these, and remember them no more; safe to repeat.
+    transport: Transport,
+    bindings: Collection[Binding],
+    ledger: Ledger | None = None,
+    *,
+    by: str,
+    why: str = "",
+) -> str | None:
+    """Remove these bindings, from the broker and from the ledger; safe to repeat. Return why their
+    count is not in the ledger's audit, where it could not be kept there.
 
-    What has come already stays in the queue.
+    Messages that have come by them stay in the queue.
     """
+    if not bindings:
+        return None
+    if ledger is None:
+        _remove(transport, bindings, None)
+        return None
+    queue = Key("", next(iter(bindings)).queue)
+    note = Note.of(by, why)
+    with audited(ledger, "bindings_pruned", note, queue, len(bindings)) as tally:
+        _remove(transport, bindings, ledger)
+        tally.changed = len(bindings)
+    return tally.audit_error
+
+
+def _remove(transport: Transport, bindings: Collection[Binding], ledger: Ledger | None) -> None:
     transport.unsubscribe(bindings)
     if ledger is not None:
-        # Last: what is remembered can be pruned again.
+        # Last: a binding that the ledger still has can be pruned again.
         ledger.mailbox.unbind(bindings)
     for binding in bindings:
         _log.info("binding_pruned", extra=binding._asdict())

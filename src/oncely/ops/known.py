@@ -1,47 +1,70 @@
-"""Whom a ledger knows: the consumers that have records in it, or messages that wait."""
+"""The consumers that a ledger knows: they have records in it, or messages that wait."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
 from oncely.core.waiting import consumer_of
 from oncely.ledger import Ledger
+from oncely.stores.store import Tally
 
+_NOWHERE = (
+    "the ledger is in a store without transactions, where no messages wait: the broker has the "
+    "dead letters, in the queue NAME.dead beside each queue NAME"
+)
+EXACT = 100_000
+"""Up to so many records are counted one by one."""
 _TOLD = 5
-"""Names of consumers in a line."""
+"""The most names of consumers in one line."""
 
 
 def consumers(ledger: Ledger) -> Sequence[str]:
-    """Who has records in the ledger."""
+    """The consumers that have records in the ledger, for which all of them are read."""
     return names_in(ledger.tallies())
 
 
 def names_in(tallies: Iterable[tuple[str, State]]) -> Sequence[str]:
-    """Whose tallies these are."""
+    """The consumers of these tallies."""
     return sorted({consumer for consumer, _ in tallies})
 
 
 def check_known(ledger: Ledger, consumer: str) -> None:
-    """Raise ConfigError where the ledger has no record of a consumer: its name may be a slip."""
-    known = consumers(ledger)
-    if consumer not in known:
-        raise ConfigError(f"no records of consumer {consumer!r}: {told(known)}")
+    """Raise ConfigError where the ledger has no record of a consumer: its name may be a typo. Of
+    more than EXACT records only some are read, and then nothing is raised.
+    """
+    tallies = ledger.tallies(EXACT)
+    if consumer not in names_in(tallies) and not _is_sample(tallies):
+        raise ConfigError(f"no records of consumer {consumer!r}: {told(names_in(tallies))}")
 
 
 def check_known_at_all(ledger: Ledger, consumer: str, what: str) -> None:
-    """As `check_known`, also by what waits and by policies; `what` is what was looked for."""
+    """As `check_known`, but waiting messages and a stored retention count, too; `what` names what
+    was looked for.
+    """
+    tallies = ledger.tallies(EXACT)
     waiting = {consumer_of(queue) for queue in ledger.mailbox.backlogs()} - {None}
-    known = {*consumers(ledger), *ledger.retentions(), *waiting}
-    if consumer not in known:
-        names = _listed(sorted(name for name in known if name)) or "nobody"
+    known = {*names_in(tallies), *ledger.retentions(), *waiting}
+    if consumer not in known and not _is_sample(tallies):
+        names = _listed(sorted(name for name in known if name)) or "none"
         raise ConfigError(f"no {what} or records of consumer {consumer!r}; known: {names}")
 
 
+def _is_sample(tallies: Mapping[tuple[str, State], Tally]) -> bool:
+    """Whether these may lack a consumer."""
+    return any(tally.is_estimate for tally in tallies.values())
+
+
 def told(known: Sequence[str]) -> str:
-    """Whose records there are, in words."""
-    return f"the ledger has records of {_listed(known) or 'nobody'}"
+    """The consumers that have records, in words."""
+    return f"the ledger has records of {_listed(known)}" if known else "the ledger has no records"
 
 
 def _listed(names: Collection[str]) -> str:
     first = ", ".join([*names][:_TOLD])
     return f"{first}, ..." if len(names) > _TOLD else first
+
+
+def check_waits(ledger: Ledger) -> None:
+    """Raise ConfigError where the store cannot keep messages that wait."""
+    if not ledger.can_defer:
+        raise ConfigError(_NOWHERE)

@@ -1,4 +1,4 @@
-"""Messages that wait in a ledger: dead letters, for people, and what is tried again by itself."""
+"""Dead letters: looked at, and changed."""
 
 import logging
 import sys
@@ -9,20 +9,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-from oncely.core.errors import ConfigError, MessageError, RefusedError, describe, mask_passwords
-from oncely.core.ids import MAX_ID_LENGTH
+from oncely.core.errors import ConfigError, MessageError, RefusedError, StoreError, mask_passwords
 from oncely.core.message import Message
-from oncely.core.waiting import DeadLetter, WaitingMessage
+from oncely.core.waiting import DeadLetter
 from oncely.ledger import Ledger
-from oncely.ops.known import check_known_at_all
+from oncely.ops.auditing import Note, OnEach, about, audited, cut_short
+from oncely.ops.known import check_known_at_all, check_waits
 
 _log = logging.getLogger(__name__)
 
-_NOWHERE = (
-    "the ledger is in a store without transactions, where no messages wait: the broker has the "
-    "dead letters, in the queue NAME.dead beside each queue NAME"
-)
-
+LETTERS_DISCARDED = "dead_letter_discarded"
+"""The action in the audit."""
+_READ_TOGETHER = 50
 
 # ---- Looking -----------------------------------------------------------------------------------
 
@@ -35,33 +33,31 @@ class FoundLetters(NamedTuple):
     """Whether there are others, left out because of the limit."""
 
 
-class FoundWaiting(NamedTuple):
-    """Messages that wait to be tried again, in the order in which they came."""
-
-    messages: Sequence[WaitingMessage]
-    more: bool
-    """Whether there are others, left out because of the limit."""
-
-
 def dead_letters(
-    ledger: Ledger, consumer: str | None = None, limit: int = 100, *, newest: bool = False
+    ledger: Ledger,
+    consumer: str | None = None,
+    limit: int = 100,
+    *,
+    newest: bool = False,
+    with_bodies: bool = True,
 ) -> FoundLetters:
-    """At most `limit` dead letters, in the order in which they came; or the `newest`, those first,
-    for which all are read. Raises ConfigError for a consumer that the ledger does not know, and
-    where the broker has them.
+    """At most `limit` dead letters, in the order in which they came; or the `newest` first, for
+    which all are read. Without bodies each has an empty one: a list needs none, and they may be
+    large. Raises ConfigError for a consumer that the ledger does not know, and where the store
+    keeps no messages.
     """
-    if newest:
-        found = [*deque(every_dead_letter(ledger, consumer), limit + 1)][::-1]
-    else:
-        found = [*islice(every_dead_letter(ledger, consumer), limit + 1)]
+    every = every_dead_letter(ledger, consumer, with_bodies=with_bodies)
+    found = [*deque(every, limit + 1)][::-1] if newest else [*islice(every, limit + 1)]
     return FoundLetters(found[:limit], len(found) > limit)
 
 
-def every_dead_letter(ledger: Ledger, consumer: str | None = None) -> Iterator[DeadLetter]:
+def every_dead_letter(
+    ledger: Ledger, consumer: str | None = None, *, with_bodies: bool = True
+) -> Iterator[DeadLetter]:
     """All, in the order in which they came, read page by page. Raises as `dead_letters` does."""
-    _check_waits(ledger)
+    check_waits(ledger)
     is_none = True
-    for letter in ledger.dead(consumer, sys.maxsize):
+    for letter in ledger.mailbox.dead(consumer, sys.maxsize, with_bodies=with_bodies):
         is_none = False
         yield letter
     if is_none and consumer is not None:
@@ -70,25 +66,21 @@ def every_dead_letter(ledger: Ledger, consumer: str | None = None) -> Iterator[D
 
 def letter(ledger: Ledger, id_: int) -> DeadLetter:
     """The dead letter of that number. Raises RefusedError where there is none."""
-    _check_waits(ledger)
+    check_waits(ledger)
     found = ledger.mailbox.dead_numbered([id_])
     if not found:
         raise RefusedError(f"there is no dead letter {id_}")
     return found[0]
 
 
-def waiting(ledger: Ledger, consumer: str | None = None, limit: int = 100) -> FoundWaiting:
-    """At most `limit` messages that wait to be tried again. Raises as `dead_letters` does."""
-    _check_waits(ledger)
-    found = [*ledger.waiting(consumer, limit + 1)]
-    if not found and consumer is not None:
-        check_known_at_all(ledger, consumer, "waiting messages")
-    return FoundWaiting(found[:limit], len(found) > limit)
-
-
-def _check_waits(ledger: Ledger) -> None:
-    if not ledger.can_defer:
-        raise ConfigError(_NOWHERE)
+def letters_numbered(ledger: Ledger, ids: Sequence[int]) -> Iterator[DeadLetter]:
+    """The dead letters of these numbers that there are, in their order."""
+    check_waits(ledger)
+    for start in range(0, len(ids), _READ_TOGETHER):
+        # Few at a time: they are read with their bodies.
+        some = ids[start : start + _READ_TOGETHER]
+        found = {letter.id: letter for letter in ledger.mailbox.dead_numbered(some)}
+        yield from (found[id_] for id_ in some if id_ in found)
 
 
 # ---- Changing ----------------------------------------------------------------------------------
@@ -100,10 +92,12 @@ class LettersChanged:
 
     done: Sequence[int]
     missing: Sequence[int]
-    """Those that were not there, or not any more."""
+    """Those that do not exist, or not any more."""
     by: str
     why: str
     """Who and why, as they were noted: cut, and with passwords masked."""
+    audit_error: str | None = None
+    """Why the counts are not in the audit, where they could not be kept there."""
 
 
 def retry_letters(
@@ -113,13 +107,13 @@ def retry_letters(
     message: Message | None = None,
     by: str,
     why: str = "",
-    on_each: Callable[[int], None] = lambda _: None,
+    on_each: OnEach = lambda _: None,
 ) -> LettersChanged:
     """Let each be handled again, at once, its attempts from zero; who did it, when and why is kept
-    with its record, and logged. `message` replaces the content of a single one.
+    with its record, logged, and in the audit. `message` replaces the content of a single one.
 
-    `on_each` is told how many have had their turn. Raises ConfigError for a message that cannot
-    be one, or has another id.
+    `on_each` is called after each, with the number that is done so far. Raises ConfigError for a
+    message that is unusable, or has another id.
     """
 
     def retry(id_: int, **note: str) -> int:
@@ -128,7 +122,9 @@ def retry_letters(
         except MessageError as error:
             raise ConfigError(f"dead letter {id_}: {error}") from error
 
-    return _change(ledger, ids, "dead_letter_retried", (by, why), retry, on_each)
+    action = "dead_letter_retried" if message is None else "dead_letter_edited"
+    note = Note.of(by, why)
+    return _change(ledger, ids, "dead_letter_retried", note, retry, on_each, action)
 
 
 def discard_letters(
@@ -137,42 +133,52 @@ def discard_letters(
     *,
     by: str,
     why: str = "",
-    on_each: Callable[[int], None] = lambda _: None,
+    on_each: OnEach = lambda _: None,
 ) -> LettersChanged:
-    """Remove each; who did it and why is logged. Their records stay.
+    """Remove each; who did it and why is logged, and in the audit. Their records stay.
 
-    `on_each` is told how many have had their turn.
+    `on_each` is called after each, with the number that is done so far.
     """
 
     def discard(id_: int, **_: str) -> int:
         return ledger.discard_dead(id_)
 
-    return _change(ledger, ids, "dead_letter_discarded", (by, why), discard, on_each)
+    note, action = Note.of(by, why), LETTERS_DISCARDED
+    return _change(ledger, ids, "dead_letter_discarded", note, discard, on_each, action)
 
 
 def _change(
     ledger: Ledger,
     ids: Sequence[int],
     event: str,
-    note: tuple[str, str],
+    note: Note,
     change: Callable[..., int],
-    on_each: Callable[[int], None],
+    on_each: OnEach,
+    action: str,
 ) -> LettersChanged:
-    _check_waits(ledger)
-    by, why = describe(note[0], MAX_ID_LENGTH), describe(note[1])
+    numbers = list(dict.fromkeys(ids))
+    # Whose they are, of those that exist.
+    keys = {letter.id: letter.key for letter in letters_numbered(ledger, numbers)}
     done: list[int] = []
     missing: list[int] = []
-    for turn, id_ in enumerate(dict.fromkeys(ids), start=1):
-        found = ledger.mailbox.dead_numbered([id_])
-        # Somebody else may come in between.
-        if found and change(id_, by=by, why=why):
-            done.append(id_)
-            key = found[0].key._asdict()
-            _log.info(event, extra={"dead_letter": id_, **key, "by": by, "why": why})
-        else:
-            missing.append(id_)
-        on_each(turn)
-    return LettersChanged(done, missing, by, why)
+    if not keys:
+        return LettersChanged(done, numbers, *note)
+    with audited(ledger, action, note, about([*keys.values()]), len(numbers)) as tally:
+        try:
+            for turn, id_ in enumerate(numbers, start=1):
+                # Somebody else may have retried or discarded it meanwhile.
+                if id_ in keys and change(id_, **note._asdict()):
+                    done.append(id_)
+                    tally.changed += 1
+                    extra = {"dead_letter": id_, **keys[id_]._asdict(), **note._asdict()}
+                    _log.info(event, extra=extra)
+                else:
+                    missing.append(id_)
+                    tally.refused += 1
+                on_each(turn)
+        except StoreError as error:
+            raise cut_short(error, len(done), len(numbers)) from error
+    return LettersChanged(done, missing, *note, tally.audit_error)
 
 
 # ---- As JSON -----------------------------------------------------------------------------------
@@ -181,8 +187,8 @@ def _change(
 def letter_as_dict(
     letter: DeadLetter, *, is_whole: bool = False, masked: bool = True
 ) -> dict[str, Any]:
-    """A dead letter as JSON has it; with its headers, body and error where it is to be whole. Times
-    are seconds since 1970. What looks like a password is `masked`.
+    """A dead letter as JSON; where it `is_whole`, with its headers, body and error. Times are
+    seconds since 1970. What looks like a password is `masked`.
     """
     message = letter.message
     fields = {
@@ -200,35 +206,24 @@ def letter_as_dict(
         "reason": letter.reason,
     }
     if is_whole:
-        fields |= {"headers": dict(message.headers), **_body(message.body), "error": letter.error}
-    return _masked(fields) if masked else fields
+        fields |= {
+            "headers": dict(message.headers),
+            **body_fields(message.body),
+            "error": letter.error,
+        }
+    return masked_fields(fields) if masked else fields
 
 
-def waiting_as_dict(message: WaitingMessage, now: float) -> dict[str, Any]:
-    """A message that waits to be tried again, as JSON has it; `due_in_s` is below zero where it is
-    overdue at `now`.
-    """
-    due = now if message.due is None else message.due
-    return {
-        "consumer": message.key.consumer,
-        "message_id": message.key.message_id,
-        "type": message.message.type,
-        "attempts": message.attempts,
-        "since": message.since,
-        "due": due,
-        "due_in_s": due - now,
-        "error": message.error,
-    }
-
-
-def _body(body: bytes) -> dict[str, str | None]:
+def body_fields(body: bytes) -> dict[str, str | None]:
+    """A body as JSON has it: as text, or where it is none, as base64."""
     try:
         return {"body": body.decode(), "body_base64": None}
     except UnicodeDecodeError:
         return {"body": None, "body_base64": b64encode(body).decode()}
 
 
-def _masked(fields: dict[str, Any]) -> dict[str, Any]:
+def masked_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """The same, with what looks like a password masked."""
     found = {
         name: mask_passwords(value) if isinstance(value, str) and name != "body_base64" else value
         for name, value in fields.items()
@@ -239,5 +234,5 @@ def _masked(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _header(name: str, text: str) -> str:
-    # With its name, which says what it is.
+    # With its name, by which a password is recognized.
     return mask_passwords(f"{name}={text}").removeprefix(f"{name}=")

@@ -1,23 +1,20 @@
-"""Records: looked at, and changed."""
+"""Records: looked at."""
 
-import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Any, NamedTuple
 
 from oncely.core.durations import Duration, seconds
-from oncely.core.errors import ConfigError, RefusedError, describe
-from oncely.core.ids import MAX_ID_LENGTH
+from oncely.core.errors import ConfigError
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import Standing, standing
-from oncely.core.waiting import WaitingMessage
+from oncely.core.waiting import DeadLetter, WaitingMessage
 from oncely.ledger import Ledger
-from oncely.ops.known import check_known, consumers
-from oncely.stores.store import Wanted
-
-_log = logging.getLogger(__name__)
+from oncely.ops.known import check_known
+from oncely.ops.letters import letter_as_dict
+from oncely.ops.waiting import waiting_as_dict
+from oncely.stores.store import Query, Wanted
 
 IN_DOUBT = "in doubt"
 EXHAUSTED = "exhausted"
@@ -28,10 +25,7 @@ STATES: Mapping[str, State] = {
 }
 """The words for where a record stands, and the state that each is about."""
 RESETTABLE = ("failed", EXHAUSTED, IN_DOUBT)
-"""The words for what `reset` is not refused for."""
-
-
-# ---- Looking -----------------------------------------------------------------------------------
+"""The words for the records that `reset` accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +53,15 @@ class Selected:
 def select(
     ledger: Ledger, selection: Selection, limit: int = 100, *, newest: bool = False
 ) -> Selected:
-    """At most `limit` records that fit; the `newest`, those first, for which all that are in the
-    states asked for are read. Raises ConfigError for a word that is not one of `STATES`, and for a
-    consumer that the ledger does not know.
+    """At most `limit` records that fit, least recently seen first; or with `newest`, most recently
+    seen first. All records in those states are read: `search` looks at a part of them. Raises
+    ConfigError for a word that is not one of `STATES`, and for a consumer that the ledger does not
+    know.
     """
-    words: Sequence[str | None] = [state_word(each) for each in selection.states] or [None]
-    if "failed" in words:
-        # These are among the others.
-        words = [word for word in words if word != EXHAUSTED]
-    look = _newest if newest else _scanned
+    look = _newest if newest else _oldest
     found: dict[Key, Record] = {}
-    for word in words:
-        for record in look(ledger, selection, word, limit + 1):
+    for query in queries(selection):
+        for record in look(ledger, query, limit + 1):
             found[record.key] = record
     if not found and selection.consumer is not None:
         check_known(ledger, selection.consumer)
@@ -78,57 +69,59 @@ def select(
     return Selected(records[:limit], len(records) > limit)
 
 
+def queries(selection: Selection) -> Sequence[Query]:
+    """What a store has to look for: each record fits at most one of them. Raises ConfigError for a
+    word that is not one of `STATES`.
+    """
+    words = {state_word(each) for each in selection.states}
+    # What is in doubt is among those in processing, and what is exhausted among those that failed.
+    words -= {word for word in (IN_DOUBT, EXHAUSTED) if STATES[word].word in words}
+    older_than = selection.older_than
+    every = Query(
+        consumer=selection.consumer,
+        older_than_s=None if older_than is None else seconds(older_than, "older_than"),
+        text=selection.text,
+    )
+    return [
+        every._replace(state=STATES[word], lease_over=word == IN_DOUBT, exhausted=word == EXHAUSTED)
+        for word in sorted(words)
+    ] or [every]
+
+
 def _age_and_key(record: Record) -> tuple[float, Key]:
     # Of those seen at the same moment, the order is the same each time.
     return record.last_seen, record.key
 
 
-def _newest(ledger: Ledger, selection: Selection, word: str | None, limit: int) -> Sequence[Record]:
-    """As `_scanned`, those last seen most recently: stores keep them in no order for that."""
-    consumer, older_than = selection.consumer, selection.older_than
+def _newest(ledger: Ledger, query: Query, limit: int) -> Sequence[Record]:
+    """The most recently seen ones that fit: stores have no index for that order."""
     wanted = Wanted(
-        consumers=None if consumer is None else [consumer],
-        states=None if word is None else [STATES[word]],
+        consumers=None if query.consumer is None else [query.consumer],
+        states=None if query.state is None else [query.state],
     )
     now = ledger.now()
-    until = math.inf if older_than is None else now - seconds(older_than, "older_than")
     fitting = (
-        record
-        for page in ledger.read(wanted=wanted)
-        for record in page
-        if (selection.text or "") in record.key.message_id
-        and record.last_seen < until
-        and (word not in (IN_DOUBT, EXHAUSTED) or word_for(record, now) == word)
+        record for page in ledger.read(wanted=wanted) for record in page if query.holds(record, now)
     )
     # Some stores may give a record twice.
     return nlargest(2 * limit, fitting, key=_age_and_key)
 
 
-def _scanned(
-    ledger: Ledger, selection: Selection, word: str | None, limit: int
-) -> Sequence[Record]:
-    """At most `limit` of those that the word is about."""
-    most = limit
-    while True:
-        scanned = list(
-            ledger.scan(
-                selection.consumer,
-                None if word is None else STATES[word],
-                selection.older_than,
-                most,
-                text=selection.text,
-                lease_over=word == IN_DOUBT,
-            )
-        )
-        found = [record for record in scanned if word != EXHAUSTED or record.exhausted]
-        if len(found) >= limit or len(scanned) < most:
-            return found[:limit]
-        # Stores do not look for them: more is to be looked through.
-        most *= 4
+def _oldest(ledger: Ledger, query: Query, limit: int) -> Iterator[Record]:
+    """The least recently seen ones that fit."""
+    return ledger.scan(
+        query.consumer,
+        query.state,
+        query.older_than_s,
+        limit,
+        text=query.text,
+        lease_over=query.lease_over,
+        exhausted=query.exhausted,
+    )
 
 
 def state_word(text: str, where: str = "state") -> str:
-    """The word of `STATES` that somebody has typed. Raises ConfigError for what is not one."""
+    """The word of `STATES` that somebody has typed. Raises ConfigError for any other text."""
     word = text.replace("-", " ").replace("_", " ")
     stored = {state.value: state.word for state in State}
     word = stored.get(word, word)
@@ -138,7 +131,7 @@ def state_word(text: str, where: str = "state") -> str:
 
 
 def word_for(record: Record, now: float) -> str:
-    """Where a record stands, in the word of `STATES` that says most."""
+    """Where a record stands, as the most specific word of `STATES`."""
     match standing(record, now):
         case Standing.IN_DOUBT:
             return IN_DOUBT
@@ -149,14 +142,15 @@ def word_for(record: Record, now: float) -> str:
 
 
 def find(ledger: Ledger, message_id: str, consumer: str | None = None) -> Sequence[Record]:
-    """The records of a message: that of `consumer`, or those of all who have one. Raises
+    """The records of a message: that of `consumer`, or those of all consumers that have one. Raises
     ConfigError for a consumer that the ledger does not know.
     """
-    names = consumers(ledger) if consumer is None else [consumer]
-    found = [ledger.find(Key(name, message_id)) for name in names]
-    if consumer is not None and found == [None]:
+    if consumer is None:
+        return ledger.of_message(message_id)
+    found = ledger.find(Key(consumer, message_id))
+    if found is None:
         check_known(ledger, consumer)
-    return [record for record in found if record is not None]
+    return [] if found is None else [found]
 
 
 def record_as_dict(record: Record, now: float) -> dict[str, Any]:
@@ -188,11 +182,15 @@ class Details(NamedTuple):
     """What is kept besides a record."""
 
     deferred: Sequence[WaitingMessage]
-    """What waits to be sent, in the order of sending."""
+    """The messages that wait to be sent, in the order of sending."""
     steps: Mapping[str, Any]
-    """The results of the finished ones, by their names."""
+    """The results of the finished steps, by their names."""
+    retry: WaitingMessage | None
+    """The message itself, where it waits for its retry."""
+    letters: Sequence[DeadLetter]
+    """The dead letters of the message."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, now: float) -> dict[str, Any]:
         """The details as JSON has them."""
         return {
             "deferred": [
@@ -205,87 +203,19 @@ class Details(NamedTuple):
                 for message in self.deferred
             ],
             "steps": dict(self.steps),
+            "waiting": self.retry and waiting_as_dict(self.retry, now, is_whole=True),
+            "dead_letters": [letter_as_dict(letter, is_whole=True) for letter in self.letters],
         }
 
 
 def details(ledger: Ledger, key: Key) -> Details:
     """What is kept besides the record of `key`."""
-    return Details(ledger.mailbox.deferred(key), ledger.steps(key))
-
-
-# ---- Changing ----------------------------------------------------------------------------------
-
-
-class OperatorRefusal(NamedTuple):
-    """A record that was left as it is."""
-
-    key: Key
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """What became of the records that were to be changed."""
-
-    done: Sequence[Key]
-    refused: Sequence[OperatorRefusal]
-    by: str
-    why: str
-    """Who and why, as they were noted: cut, and with passwords masked."""
-
-
-def reset(
-    ledger: Ledger,
-    records: Sequence[Record],
-    *,
-    by: str,
-    why: str = "",
-    on_each: Callable[[int], None] = lambda _: None,
-) -> Changed:
-    """Allow each to run again; who did it, when and why is kept with the record, and logged.
-
-    `on_each` is told how many have had their turn.
-    """
-    return _change(records, "reset", (by, why), ledger.reset, on_each)
-
-
-def forget(
-    ledger: Ledger,
-    records: Sequence[Record],
-    *,
-    by: str,
-    why: str = "",
-    on_each: Callable[[int], None] = lambda _: None,
-) -> Changed:
-    """Remove each that is still as it was found; who did it and why is logged.
-
-    A record that has changed is refused: what was failed when it was chosen may be completed by
-    now, and forgotten it would run again. `on_each` is told how many have had their turn.
-    """
-    found = {record.key: record for record in records}
-
-    def forget_unchanged(key: Key, **_: str) -> None:
-        ledger.forget(key, found=found[key])
-
-    return _change(records, "forgotten", (by, why), forget_unchanged, on_each)
-
-
-def _change(
-    records: Sequence[Record],
-    event: str,
-    note: tuple[str, str],
-    change: Callable[..., None],
-    on_each: Callable[[int], None],
-) -> Changed:
-    by, why = describe(note[0], MAX_ID_LENGTH), describe(note[1])
-    done, refused = [], []
-    for turn, record in enumerate(records, start=1):
-        try:
-            change(record.key, by=by, why=why)
-        except RefusedError as error:
-            refused.append(OperatorRefusal(record.key, str(error)))
-        else:
-            done.append(record.key)
-            _log.info(event, extra={**record.key._asdict(), "by": by, "why": why})
-        on_each(turn)
-    return Changed(done, refused, by, why)
+    mailbox = ledger.mailbox
+    retry = mailbox.retries([key]).get(key)
+    waits = retry is not None and not retry.is_set_aside
+    return Details(
+        mailbox.deferred(key),
+        ledger.steps(key),
+        retry if waits else None,
+        mailbox.dead_of(key),
+    )

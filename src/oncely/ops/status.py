@@ -3,18 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from oncely.core.record import State
 from oncely.core.waiting import OUTBOX, consumer_of, name_of_queue
 from oncely.ledger import Ledger
-from oncely.ops.known import names_in
+from oncely.ops.known import EXACT
 from oncely.stores.store import Backlog, Tally
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What records add up to."""
+    """Totals over records."""
 
     counts: Mapping[State, int]
     in_doubt: int
@@ -22,12 +22,16 @@ class Summary:
     duplicates: int
     """Deliveries turned away."""
     oldest_processing_s: float | None
-    """How long ago the one in processing that was not seen for longest was last seen."""
+    """How long ago the least recently seen record in processing was last seen."""
     waiting: int
-    """Messages that wait in the ledger to be tried again."""
+    """Messages that wait in the ledger for a retry."""
     waiting_lag_s: float
-    """For how long the oldest of them that is due has waited."""
+    """How long the oldest of them that is due has been due."""
     dead_letters: int
+    is_estimate: bool = False
+    """Whether the counts of completed records and of duplicates are what a sample says, as they
+    are of a large ledger.
+    """
 
     @property
     def records(self) -> int:
@@ -45,6 +49,7 @@ class Summary:
             "waiting": self.waiting,
             "waiting_lag_s": self.waiting_lag_s,
             "dead_letters": self.dead_letters,
+            "is_estimate": self.is_estimate,
         }
 
 
@@ -55,9 +60,9 @@ class Status:
     consumers: Mapping[str, Summary]
     total: Summary
     backlog: Backlog
-    """What waits to be sent."""
+    """The messages that wait to be sent."""
     queues: Mapping[str, Backlog]
-    """What programs have put into each queue of the ledger."""
+    """The messages that programs have put into each queue of the ledger."""
     size_bytes: int | None
     """None where the store cannot tell."""
 
@@ -72,34 +77,55 @@ class Status:
         }
 
 
+class Backlogs(NamedTuple):
+    """How much waits in a ledger."""
+
+    outbox: Backlog
+    """The messages that wait to be sent."""
+    queues: Mapping[str, Backlog]
+    """The messages that programs have put into each queue."""
+    retries: Mapping[str, Backlog]
+    """The messages of each consumer that wait for a retry; those set aside are dead letters."""
+
+
 def status(ledger: Ledger) -> Status:
-    """Where the ledger stands, for each consumer and in total."""
-    tallies = ledger.tallies()
-    backlogs = ledger.mailbox.backlogs()
+    """Where the ledger stands, for each consumer and in total. Of more than EXACT records, what is
+    completed is estimated: no table is read from end to end.
+    """
+    tallies = ledger.tallies(EXACT)
+    outbox, queues, retries = backlogs(ledger)
     now = ledger.now()
-    retries = _named_by(consumer_of, backlogs)
+    owned: dict[str, list[tuple[State, Tally]]] = {name: [] for name in retries}
+    for (owner, state), tally in tallies.items():
+        owned.setdefault(owner, []).append((state, tally))
     return Status(
         consumers={
-            name: _summary(
-                [(state, tally) for (owner, state), tally in tallies.items() if owner == name],
-                [retries[name]] if name in retries else [],
-                now,
-            )
-            for name in sorted({*names_in(tallies), *retries})
+            name: _summary(owned[name], [retries[name]] if name in retries else [], now)
+            for name in sorted(owned)
         },
         total=_summary(
             [(state, tally) for (_, state), tally in tallies.items()], [*retries.values()], now
         ),
-        backlog=backlogs.get(OUTBOX, Backlog(waiting=0, set_aside=0, lag_s=0.0)),
-        queues=_named_by(name_of_queue, backlogs),
+        backlog=outbox,
+        queues=queues,
         size_bytes=ledger.size(),
+    )
+
+
+def backlogs(ledger: Ledger) -> Backlogs:
+    """How much waits in the ledger; nothing of what is completed is read."""
+    found = ledger.mailbox.backlogs()
+    return Backlogs(
+        found.get(OUTBOX, Backlog(waiting=0, set_aside=0, lag_s=0.0)),
+        _named_by(name_of_queue, found),
+        _named_by(consumer_of, found),
     )
 
 
 def _named_by(
     name_of: Callable[[str], str | None], backlogs: Mapping[str, Backlog]
 ) -> Mapping[str, Backlog]:
-    """The backlogs of those queues that have such a name, by it."""
+    """The backlogs of the queues to which `name_of` gives a name, by that name."""
     names = {queue: name_of(queue) for queue in backlogs}
     return {name: backlogs[queue] for queue, name in names.items() if name is not None}
 
@@ -110,7 +136,7 @@ def _summary(
     counts: Counter[State] = Counter()
     for state, tally in tallies:
         counts[state] += tally.count
-    processing = [tally for state, tally in tallies if state is State.PROCESSING]
+    processing = [tally for state, tally in tallies if state is State.PROCESSING and tally.count]
     return Summary(
         counts=counts,
         in_doubt=sum(tally.lease_over for tally in processing),
@@ -119,4 +145,5 @@ def _summary(
         waiting=sum(each.waiting for each in retries),
         waiting_lag_s=max((each.lag_s for each in retries), default=0.0),
         dead_letters=sum(each.set_aside for each in retries),
+        is_estimate=any(tally.is_estimate for _, tally in tallies),
     )

@@ -1,6 +1,8 @@
 """Keeping a ledger small, and free of settings that lose or repeat messages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
@@ -8,15 +10,27 @@ from functools import partial
 from oncely.core.durations import Duration, lease_seconds, seconds
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy
+from oncely.core.record import Key
 from oncely.ledger import Ledger
+from oncely.ops.auditing import Note, audited
 from oncely.ops.known import check_known, consumers
 
 RETENTION = Policy().retention
 LEASE = Policy().lease
 _SLIP = 0.85
-"""From here on two names are so much alike that one may be the other, mistyped."""
+"""Two names that are as similar as this may be one name and a typo of it."""
 
 # ---- Purging -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """What a purge has removed."""
+
+    counts: Mapping[str, int]
+    """How many records of each consumer."""
+    audit_error: str | None
+    """Why the count is not in the audit, where it could not be kept there."""
 
 
 def purge(
@@ -27,19 +41,31 @@ def purge(
     retention: Mapping[str, Duration] | None = None,
     batch: int = 1_000,
     on_batch: Callable[[str, int], None] = lambda _, __: None,
-) -> Mapping[str, int]:
-    """Remove what was last seen longer ago than its consumer's `retention`, or `older_than`, or
-    where neither is said as its consumer's own policy says.
+    by: str,
+    why: str = "",
+) -> Purged:
+    """Remove records that were last seen longer ago than their consumer's `retention` here, else
+    `older_than`, else the retention of the consumer's own policy.
 
-    Returns, and logs, how many of each consumer; of `consumer` alone where that is set.
-    `on_batch` is told of every batch: whose records, and how many. Raises ConfigError before
-    anything is removed when a name in `retention` looks like a slip.
+    Activity, workers and runs of over 30 days ago go as well. Logs, and notes in the audit, how
+    many records of each consumer; of `consumer` alone where that is set. `on_batch` is called after
+    every batch, with the consumer and the number of records. Raises ConfigError before anything is
+    removed when a name in `retention` looks like a typo.
     """
     kept = retentions(ledger, older_than, consumer=consumer, retention=retention)
-    return {
-        name: ledger.purge(age, name, batch, on_batch=partial(on_batch, name))
-        for name, age in kept.items()
-    }
+    counts: Counter[str] = Counter(dict.fromkeys(kept, 0))
+
+    with audited(ledger, "purged", Note.of(by, why), Key(consumer or "", "")) as tally:
+
+        def count(name: str, removed: int) -> None:
+            counts[name] += removed
+            tally.changed += removed
+            on_batch(name, removed)
+
+        for name, age in kept.items():
+            ledger.purge(age, name, batch, on_batch=partial(count, name))
+    ledger.operations.purge_operations(seconds(RETENTION, "retention"))
+    return Purged(counts, tally.audit_error)
 
 
 def retentions(
@@ -50,7 +76,7 @@ def retentions(
     retention: Mapping[str, Duration] | None,
 ) -> Mapping[str, Duration]:
     """How long each consumer's records, or those of `consumer` alone, are kept. Raises ConfigError
-    when `consumer` or a name in `retention` looks like a slip.
+    when `consumer` or a name in `retention` looks like a typo.
     """
     own = retention or {}
     for name, kept in own.items():
@@ -61,25 +87,32 @@ def retentions(
         _refuse_slip(ledger, consumer)
     if older_than is not None:
         return {name: own.get(name, older_than) for name in names}
-    kept_by = {**ledger.retentions(), **own}
+    kept_by = policy_retentions(ledger, names)
+    return {name: own.get(name, kept_by[name]) for name in names}
+
+
+def policy_retentions(ledger: Ledger, names: Iterable[str]) -> Mapping[str, Duration]:
+    """How long records of these consumers are kept by their own policies."""
+    kept_by = ledger.retentions()
     return {name: kept_by.get(name, RETENTION) for name in names}
 
 
 def _refuse_slip(ledger: Ledger, consumer: str) -> None:
-    # Who is like nobody may just have no records left, or none yet: that stops no nightly job.
+    # A consumer whose name is like no other may have no records yet, or none left: that must not
+    # stop a nightly job.
     if get_close_matches(consumer, consumers(ledger), n=1, cutoff=_SLIP):
         check_known(ledger, consumer)
 
 
 def _refuse_slips(retention: Mapping[str, Duration], names: Sequence[str]) -> None:
-    # A consumer without records may just have none left. But if its name is a slip, the one that
-    # was meant would lose what it was to keep.
+    # A consumer without records may just have none left. But if its name is a typo, the consumer
+    # that was meant would lose records that were to be kept.
     others = [name for name in names if name not in retention]
     for name in retention.keys() - set(names):
         for near in get_close_matches(name, others, n=1, cutoff=_SLIP):
             raise ConfigError(
-                f"retention: no record is of {name!r}; did you mean {near!r}? "
-                f"If not, give {near!r} a retention of its own as well"
+                f"retention: there are no records of {name!r}; did you mean {near!r}? "
+                f"If not, give {near!r} its own retention as well"
             )
 
 
@@ -111,7 +144,9 @@ def problems(
 
 
 def _own_retentions(ledger: Ledger) -> Mapping[str, Duration]:
-    """Of each consumer, as a sentence names it; where none told one, what is assumed."""
+    """The retention of each consumer, by the words that name it in a sentence; the default where no
+    consumer has stored one.
+    """
     kept = sorted(ledger.retentions().items())
     return {f" of {name!r}": _as_written(own) for name, own in kept} or {"": RETENTION}
 

@@ -1,4 +1,4 @@
-"""What Spark's errors say: the one line of what really happened, out of its plans and stacks."""
+"""Spark's errors: the one line that says what happened, without plans and stack traces."""
 
 import re
 
@@ -13,32 +13,32 @@ _TRACEBACK = "Traceback (most recent call last):"
 _AFTER = re.compile(
     r"^(\s+at |\s*SQLSTATE: |=== Streaming Query|Driver stacktrace:|JVM stacktrace:|Caused by: )"
 )
-"""How lines begin that come after what an error says."""
+"""The beginnings of lines after the message of an error."""
 _SQLSTATE = re.compile(r"\.?( SQLSTATE: \w{5})+\b.*$")
 _JAVA_CLASS = re.compile(r"^\(?(?:[a-z]\w*\.)+(?:\w+\$)?(\w+)[):]+ ")
 _STREAM = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 _TASK = re.compile(r"^Job aborted due to stage failure: .* failed (\d+) times, .*?\(([^()]*)\): ")
 _SHUT_DOWN = re.compile(r"^Job \d+ cancelled because SparkContext was shut down")
-"""All that is left to say of a driver whose Java has run out of memory."""
+"""The only message of a driver whose Java process has run out of memory."""
 _HINT = re.compile(r"\.? Consider setting .*$")
 
 
 def first_line(error: Exception) -> str:
-    """What a Spark error says, without its plan and its stack."""
+    """The message of a Spark error, without its plan and its stack trace."""
     lines = str(error).strip().splitlines()
     return _SQLSTATE.sub("", lines[0]) if lines else type(error).__name__
 
 
 def cause_of(error: Exception) -> str:
-    """The one line of a Spark error that says what happened: Python's own, where it was Python."""
+    """The line of a Spark error that says what happened; Python's own line for a Python error."""
     text = str(error)
     return _python_says(text) or _java_says(text) or type(error).__name__
 
 
 def as_own(error: Exception) -> OncelyError:
-    """A Spark error as ours: a ConfigError where one was raised on the driver or in a task."""
+    """A Spark error as ours: a ConfigError if one was raised on the driver or in a task."""
     if isinstance(error, ConnectionError | Py4JNetworkError):
-        return OncelyError("Spark gave up: its Java process has ended: killed, or out of memory")
+        return OncelyError("Spark gave up: its Java process was killed, or ran out of memory")
     cause = cause_of(error)
     if cause.startswith(_CONFIG_ERROR):
         return ConfigError(cause.removeprefix(_CONFIG_ERROR))
@@ -48,7 +48,7 @@ def as_own(error: Exception) -> OncelyError:
 
 
 def _python_says(text: str) -> str:
-    """What stands below the frames of the last traceback, if there is any."""
+    """The text below the frames of the last traceback, if there is one."""
     _, found, after = text.rpartition(_TRACEBACK)
     told = [line for line in after.splitlines() if line.strip() and not line.startswith("  ")]
     return told[0].strip() if found and told and not _AFTER.match(told[0]) else ""
@@ -56,7 +56,7 @@ def _python_says(text: str) -> str:
 
 def _java_says(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip() and not _AFTER.match(line)]
-    # Of an error that is all of Java's, py4j has the first line, and Java's begins so.
+    # For a Java error py4j has a line of its own first; Java's line begins with ": ".
     lines = [line.removeprefix(": ") for line in lines if line.startswith(": ")] or lines
     said = _STREAM.sub("", lines[0] if lines else "")
     said = _SQLSTATE.sub("", _HINT.sub("", _without_class(said))).strip()
@@ -70,7 +70,7 @@ def _java_says(text: str) -> str:
 
 
 def _without_class(said: str) -> str:
-    """Without the package of a Java class, and without the class where that is Spark's."""
+    """The text without the package of a Java class, and without the class if it is Spark's."""
     named = _JAVA_CLASS.match(said)
     if named is None:
         return said

@@ -1,5 +1,5 @@
-"""The Spark format "oncely": a sink that hands every message to a handler once, and the ledger as
-a DataFrame.
+"""The Spark format "oncely": a sink that hands every message to a handler once, and a reader of the
+ledger.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,13 +34,13 @@ from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, read_options
 
 @dataclass
 class TaskReport(WriterCommitMessage):
-    """What a task tells the driver: its counts, and the file of what it set aside."""
+    """A task's report to the driver: its counts, and its file in the quarantine."""
 
     counts: Counts
     batch: str
-    """Its name in the quarantine."""
+    """The name of its file in the quarantine."""
     over: str
-    """The batch that is not run again once this is committed."""
+    """The earlier batch that cannot run again once this one is committed."""
     quarantined_file: str | None
 
 
@@ -94,21 +94,21 @@ def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
 
 
 class _Committing:
-    """What the driver does for a batch, whether or not it is one of a stream."""
+    """The driver's part of a batch, of a stream or not."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: ARG002, N803
-        """Add up what the tasks report."""
+        """Add up the reports of the tasks."""
         commit_batch(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
-        """Undo nothing: effects have happened, and the ledger knows which."""
+        """Undo nothing: effects have happened, and the ledger knows which ones."""
 
 
 class OncelyWriter(_Committing, DataSourceArrowWriter):
-    """Writes one batch. Lives on the driver, and as a copy in every task."""
+    """Writes one batch. It is used on the driver, and as a copy in each task."""
 
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options)
@@ -120,13 +120,13 @@ class OncelyWriter(_Committing, DataSourceArrowWriter):
 
 
 class OncelyStreamWriter(_Committing, DataSourceStreamArrowWriter):
-    """Writes the batches of a stream. Lives on the driver, and as a copy in every task."""
+    """Writes the batches of a stream. It is used on the driver, and as a copy in each task."""
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskReport:
         """Settle the rows of one partition of one batch."""
         batch = int(_property("streaming.sql.batchId") or 0)
         query = _property("sql.streaming.queryId")
-        # What is committed here Spark may not come to hear of, until it begins the next.
+        # Spark may not learn of this commit; only the next batch shows that it has.
         return _run_task(self._options, f"{query}-{batch}", f"{query}-{batch - 1}", iterator)
 
 
@@ -157,7 +157,7 @@ def _run_task(
 def _run_here(
     options: SinkOptions, quarantine: Quarantine, name: str, batches: Iterator[RecordBatch]
 ) -> Counts:
-    """Where no handler runs, there is nothing to be kept apart."""
+    """Run the task in this process: without a handler there is nothing to isolate."""
     channel = TaskChannel(options.channel, options.channel_token, name)
     whole = None
     try:
@@ -171,11 +171,11 @@ def _run_here(
 
 
 def commit_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Add up what the tasks of a batch report. Raises OncelyError where a delivery is left out."""
+    """Add up the reports of a batch's tasks. Raises OncelyError if a delivery is not counted."""
     reports = [message for message in messages if isinstance(message, TaskReport)]
     total = sum((report.counts for report in reports), Counts())
     if len(reports) != len(messages) or total.received != total.settled:
-        raise OncelyError(f"of {total.received} deliveries {total.settled} are accounted for")
+        raise OncelyError(f"only {total.settled} of {total.received} deliveries are accounted for")
     whole = {report.quarantined_file for report in reports}
     for batch, over in {(report.batch, report.over) for report in reports}:
         remove_stale(options.quarantine, batch, whole)

@@ -1,4 +1,4 @@
-"""The ways into the sink from a program: a batch, a function for foreachBatch, its format."""
+"""The sink for programs: process a batch, a function for foreachBatch, register the format."""
 
 import time
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from oncely.core.errors import ConfigError
 from oncely.lifecycle.wrapping import name_of
 from oncely.spark.failures import as_own
 from oncely.spark.ledgers import check_master
+from oncely.spark.recorded_run import FrontRun
 from oncely.spark.session import make_active
 from oncely.spark.settings import as_names, as_text, sink_options
 from oncely.spark.sink.driver_checks import check_on_driver, check_reachable
@@ -32,8 +33,8 @@ Handler = str | Callable[..., Any]
 def register(spark: SparkSession) -> None:
     """Make `format("oncely")` known to a session.
 
-    Only where oncely is not installed in the Python that Spark's driver runs, but came with
-    `--py-files` or `addArtifacts`: elsewhere it is known by itself.
+    Needed only if oncely is not installed in the Python of Spark's driver, but was added by
+    `--py-files` or `addArtifacts`: otherwise Spark finds it by itself.
     """
     from oncely.spark.format import OncelyDataSource
 
@@ -52,16 +53,17 @@ def process(
     writers: int | None = None,
     **options: Any,
 ) -> Report:
-    """Process every message of a batch DataFrame once, and return what became of them.
+    """Process every message of a batch DataFrame once, and return a report.
 
-    What is None is taken from the session's `spark.oncely.*`; `options` are further options of
-    the sink, as `sink_options` takes them. `partitions`: how many tasks, two for each that can
-    run at a time by default; `writers`: how many write at a time, at most. A `handler_batch`, a
-    function or its name, is called here, with a DataFrame of the messages that are new and the key
-    of the batch.
+    An argument that is None is taken from the session's `spark.oncely.*`; `options` are further
+    options of the sink, as for `sink_options`. `partitions` is the number of tasks, by default
+    two for each task that can run at a time; `writers` is the most tasks that write at a time. A
+    `handler_batch`, a function or its name, is called in this program, with a DataFrame of the new
+    messages and the batch key.
 
-    Raises ConfigError for wrong options and columns, StoreUnavailable where the ledger does not
-    answer, OncelyError where Spark gives up. A message that fails raises nothing: it is counted.
+    Raises ConfigError for wrong options and columns, StoreUnavailable if the ledger does not
+    answer, OncelyError if Spark gives up. A failed message raises no error: it is counted. A ledger
+    in SQL keeps what it came to as a run, for operators.
     """
     given = {
         "consumer": consumer,
@@ -71,19 +73,19 @@ def process(
         "mode": mode,
         **options,
     }
-    return _process(messages, given, partitions, writers, is_alone=True)
+    return _process(messages, given, FrontRun(), partitions, writers, is_alone=True)
 
 
 def _process(
     messages: DataFrame,
     given_options: dict[str, Any],
+    recorded: FrontRun,
     partitions: int | None = None,
     writers: int | None = None,
     *,
     is_alone: bool,
 ) -> Report:
-    """`is_alone`: it is not part of a stream, which waits for a ledger that is away."""
-    began = time.monotonic()
+    """`is_alone`: not part of a stream, which waits for a ledger that is unavailable."""
     handler_batch = given_options.pop("handler_batch", None)
     given = as_text(given_options)
     function = None
@@ -96,26 +98,45 @@ def _process(
             ".writeStream.foreachBatch(oncely.spark.foreach_batch(...))"
         )
     spark = messages.sparkSession
-    run = uuid4().hex
     settings = sink_options(spark, **given)
-    # Of the session's, what the program has said otherwise does not hold.
+    # The program's options win over the session's.
     for said, other in (("handler", "handler_batch"), ("handler_batch", "handler")):
         if said in given and other not in given:
             settings.pop(other, None)
     settings = _checked(spark, settings)
-    if is_alone and _is_driver(spark):
-        check_reachable(read_options(settings))
     make_active(spark)
+    if not _is_driver(spark):
+        return _settled(messages, settings, function, partitions, writers)
+    options = read_options(settings)
+    if is_alone:
+        check_reachable(options)
+    name = spark.sparkContext.appName or options.consumer
+    with recorded.batch(options.place, name, options.consumer) as told:
+        report = _settled(messages, settings, function, partitions, writers)
+        told(report)
+    return report
+
+
+def _settled(
+    messages: DataFrame,
+    settings: dict[str, str],
+    function: "BatchHandler | None",
+    partitions: int | None,
+    writers: int | None,
+) -> Report:
+    """What became of the messages."""
+    began = time.monotonic()
     try:
         if "handler_batch" in settings:
             from oncely.spark.batches.batches import Batches
 
             batches = Batches(settings, function, partitions)
             return Report(batches.process(messages), time.monotonic() - began)
-        settings["report"] = run
+        run = uuid4().hex
         dealt = spread(messages, partitions, as_names(settings.get("upsert", "")), writers)
-        dealt.write.format("oncely").options(**settings).mode("append").save()
-        counts = fetch(spark, run)
+        told = {**settings, "report": run}
+        dealt.write.format("oncely").options(**told).mode("append").save()
+        counts = fetch(messages.sparkSession, run)
     except (PySparkException, Py4JError, ConnectionError) as error:
         raise as_own(error) from error
     return Report(counts, time.monotonic() - began)
@@ -132,13 +153,16 @@ def foreach_batch(
 ) -> Callable[[DataFrame, int], None]:
     """A function for `writeStream.foreachBatch` that processes every message once.
 
-    Takes what `process` takes. `on_report` is called with the report of each batch, and its
-    number. Raises ConfigError for a function that no worker can import.
+    Takes the arguments of `process`. `on_report` is called with the report of each batch, and the
+    batch's number. A ledger in SQL keeps all batches together as one run, for operators. Raises
+    ConfigError for a function that workers cannot import.
     """
-    # Told here what is wrong with a function, and not by the first batch.
+    # A wrong function is reported here, not by the first batch.
     given = as_text({"handler": handler, **options})
     if "handler" in given and _is_driver(SparkSession.getActiveSession()):
         import_function(given["handler"], "handler", given.get("handler_path"))
+
+    recorded = FrontRun()
 
     def take(messages: DataFrame, batch_id: int) -> None:
         given = {
@@ -149,7 +173,7 @@ def foreach_batch(
             **options,
         }
         dealt = {name: given.pop(name, None) for name in ("partitions", "writers")}
-        report = _process(messages, given, **dealt, is_alone=False)
+        report = _process(messages, given, recorded, **dealt, is_alone=False)
         if on_report is not None:
             on_report(report, batch_id)
 
@@ -157,9 +181,9 @@ def foreach_batch(
 
 
 def _checked(spark: SparkSession, settings: dict[str, str]) -> dict[str, str]:
-    """The options of a write, checked before any job runs, with the paths that this program means.
+    """The options of a write, checked before any job runs, with this program's absolute paths.
 
-    A client of Spark Connect leaves that to its server, which has files and modules of its own.
+    A client of Spark Connect leaves the checks to its server, whose files and modules differ.
     """
     if not _is_driver(spark):
         check_master(spark, settings)

@@ -1,4 +1,4 @@
-"""The Java runtime for Spark: the system's where it is new enough, else the one from a wheel."""
+"""The Java runtime for Spark: the system's if it is new enough, else the one from a wheel."""
 
 import os
 import re
@@ -23,7 +23,7 @@ exec '{java}' "$@"
 
 
 def ensure_java() -> None:
-    """Make JAVA_HOME or PATH lead to Java 17 or newer. Raises ConfigError where there is none."""
+    """Make JAVA_HOME or PATH lead to Java 17 or newer. Raises ConfigError if there is none."""
     if _system_version() >= _OLDEST:
         return
     try:
@@ -47,7 +47,7 @@ def _system_version() -> int:
 
 
 def _wrap(java: Path) -> Path:
-    """A JAVA_HOME of our own whose java is the wheel's, made anew where it is not there yet."""
+    """A JAVA_HOME of our own with the wheel's java, created if it does not exist yet."""
     home = Path(sys.prefix, "share", "oncely", "java")
     if not os.access(sys.prefix, os.W_OK):
         home = Path(tempfile.mkdtemp(prefix="oncely-java-"))

@@ -1,7 +1,7 @@
-"""Spark's JVM: the one that spark-submit has started, or one of our own; and what it was told.
+"""Spark's JVM: the one that spark-submit has started, or one of our own; and its settings.
 
-Whoever starts Spark configures it: spark-submit's arguments, spark-defaults.conf and what is in the
-environment hold over oncely's defaults, which fill in what nobody has said.
+The user configures Spark: spark-submit's arguments, spark-defaults.conf and the environment win
+over oncely's defaults, which apply only to settings that the user has not made.
 """
 
 import os
@@ -20,7 +20,7 @@ from pyspark.java_gateway import launch_gateway
 from oncely.spark.java import ensure_java
 
 MASTER = "spark.master"
-# A task that fails is tried again, four times in all; plain local[*] would not.
+# A failed task is retried, up to four attempts; with plain local[*] it would not be.
 _MASTER_UNSAID = "local[*,4]"
 _LOOPBACK = "127.0.0.1"
 _SET_BY_EVERY_START = "spark.submit.deployMode"
@@ -37,8 +37,8 @@ def is_submitted() -> bool:
 
 
 def start_jvm(settings: Mapping[str, str]) -> Any | None:
-    """The gateway to a JVM that has been told `settings`, or to that of spark-submit; None where
-    this process has one already, whose Spark was stopped.
+    """The gateway to a new JVM with `settings`, or to that of spark-submit; None if this process
+    has a JVM already, whose Spark was stopped.
 
     Raises ConfigError without Java.
     """
@@ -48,7 +48,7 @@ def start_jvm(settings: Mapping[str, str]) -> Any | None:
         return _launch(None)
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # PySpark's first call to Java imports it, and pandas with it; meanwhile Java starts.
+    # PySpark's first call to Java imports it, and pandas with it; Java starts at the same time.
     Thread(target=import_module, args=["pyspark.testing.utils"], daemon=True).start()
     with _environment(_unsaid()):
         return _launch(SparkConf(loadDefaults=False).setAll(list(settings.items())))
@@ -59,14 +59,14 @@ def _launch(conf: SparkConf | None) -> Any:
 
 
 def local_defaults() -> dict[str, str]:
-    """What a master on this machine alone wants, where nobody has said where it is to listen."""
+    """Settings for a master on this machine, if the user has not set where it listens."""
     if "SPARK_LOCAL_IP" in os.environ:
         return {}
     return {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
 
 
 def _unsaid() -> dict[str, str]:
-    """The environment of a JVM of our own; what Spark finds elsewhere holds over all of it."""
+    """The environment of a JVM of our own; all other configuration of Spark wins over it."""
     quiet = Path(__file__).with_name("log4j2.properties")
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     unsaid = {"MASTER": os.environ.get("MASTER", _MASTER_UNSAID)}
@@ -78,14 +78,14 @@ def _unsaid() -> dict[str, str]:
 
 
 def _has_logging() -> bool:
-    """Whether the user's configuration of Spark says what is logged."""
+    """Whether the user has configured Spark's logging."""
     home = os.environ.get("SPARK_HOME")
     folder = os.environ.get("SPARK_CONF_DIR") or (home and str(Path(home, "conf")))
     return bool(folder) and Path(str(folder), "log4j2.properties").exists()
 
 
 def _has_address() -> bool:
-    """Whether the machine's own name can be looked up, which Spark does."""
+    """Whether the machine's own name can be resolved, as Spark needs."""
     try:
         socket.gethostbyname(socket.gethostname())
     except OSError:

@@ -1,8 +1,7 @@
-"""Ledgers as Spark's Python workers open them: one for a process, however many tasks it runs.
+"""Ledgers in Spark's Python workers: one for each process, over all its tasks.
 
-A worker runs one task at a time, so its ledger holds at most a few connections: the task's own and
-its heartbeat's. Spark ends workers that have been idle for a minute, and their connections with
-them.
+A worker runs one task at a time, so its ledger has at most a few connections: the task's own and
+its heartbeat's. Spark ends workers that were idle for a minute, and with them their connections.
 """
 
 import socket
@@ -21,21 +20,21 @@ from oncely.spark.jvm import is_local
 from oncely.stores.open_store import sqlite_file
 
 _AN_EXECUTORS = "."
-"""Where an executor keeps the files that come with a job. The driver, and with a local master that
-runs the tasks, has a folder of its own for them."""
+"""The folder of an executor for the files of a job. The driver, which runs the tasks of a local
+master, has a folder of its own."""
 
 _MOST_OPEN = 8
 _ledgers: dict[tuple[str, str, str | None], Ledger] = {}
-"""Those of this process, in the order in which they were asked for last."""
+"""The ledgers of this process, the least recently used first."""
 _opening = threading.Lock()
 _migrate = lru_cache(maxsize=_MOST_OPEN)(Ledger.migrate)
 
 
 def migrated_ledger(place: LedgerPlace) -> Ledger:
-    """The ledger there, its schema made or upgraded when this process first asks for it.
+    """The ledger there; its schema is created or upgraded at the first call in this process.
 
-    What env:NAME or file:PATH stands for is read anew each time: a changed password is taken up.
-    Raises ConfigError, which says on what machine a secret is missing.
+    A secret (env:NAME or file:PATH) is read each time, so that a changed password takes effect.
+    Raises ConfigError, which names the machine on which a secret is missing.
     """
     with url_here(place.location) as url:
         ledger = _opened(url, place.table, place.schema)
@@ -44,8 +43,8 @@ def migrated_ledger(place: LedgerPlace) -> Ledger:
 
 
 def existing_ledger(place: LedgerPlace) -> Ledger:
-    """The same, its schema left as it is. Raises ConfigError for a file that is not there, too:
-    to open it would leave an empty one where somebody has mistyped a name.
+    """The same, without changing its schema. Raises ConfigError also for a file that does not
+    exist: opening a mistyped name would create an empty file.
     """
     with url_here(place.location) as url:
         if url.startswith("sqlite:") and not sqlite_file(url).is_file():
@@ -54,12 +53,15 @@ def existing_ledger(place: LedgerPlace) -> Ledger:
 
 
 def _opened(url: str, table: str, schema: str | None) -> Ledger:
-    """The one of this process. Which was not asked for longest is closed where there are too many:
-    should anybody still be at it, it opens again.
+    """The ledger of this process. If there are too many, the least recently used one is closed; it
+    opens again if it is still used.
     """
     place = (url, table, schema)
     with _opening:
         ledger = _ledgers.pop(place, None) or open_ledger(url, table=table, schema=schema)
+        if TaskContext.get() is not None:
+            # Its thread would take one more connection for each of Spark's workers.
+            ledger.recorder.is_silent = True
         _ledgers[place] = ledger
         if len(_ledgers) > _MOST_OPEN:
             _ledgers.pop(next(iter(_ledgers))).close()
@@ -68,10 +70,10 @@ def _opened(url: str, table: str, schema: str | None) -> Ledger:
 
 @contextmanager
 def url_here(location: str) -> Iterator[str]:
-    """The URL that `location` stands for on this machine; a ConfigError meanwhile does not show it.
+    """The URL of `location` on this machine; a ConfigError inside of the block does not show it.
 
-    Raises ConfigError, which says on what machine a secret is missing; and in a task on a cluster,
-    for a file.
+    Raises ConfigError, which names the machine on which a secret is missing; in a task on a
+    cluster, also for a file.
     """
     url = _read_here(location)
     if TaskContext.get() is not None and SparkFiles.getRootDirectory() == _AN_EXECUTORS:
@@ -88,7 +90,7 @@ def check_master(spark: SparkSession, options: Mapping[str, str | None]) -> None
 
 
 def check_for_cluster(url: str, what: str) -> None:
-    """Raise ConfigError for a URL that means another file on each machine."""
+    """Raise ConfigError for the URL of a file, which is another file on each machine."""
     if url.startswith("sqlite:"):
         raise ConfigError(
             f"{what}: {url!r} is a file of one machine, and Spark's tasks run on a cluster; write "

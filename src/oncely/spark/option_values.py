@@ -1,4 +1,4 @@
-"""The values of options: from the strings that Spark carries, checked. Errors name the option."""
+"""The values of options, from Spark's strings, checked. Errors name the option."""
 
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -10,11 +10,11 @@ from oncely.core.ids import check_id
 T = TypeVar("T")
 
 _SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
-"""Options that Spark has for every format."""
+"""Spark's own options for every format."""
 
 
 def unknown(name: str, known: Iterable[str], kind: str = "key") -> str:
-    """Words for a name that is not known, with the one that may have been meant."""
+    """The error text for an unknown name, with the nearest known one."""
     near = get_close_matches(name, list(known), n=1)
     return f"{name}: there is no such {kind}" + (f"; did you mean {near[0]!r}?" if near else "")
 
@@ -22,22 +22,22 @@ def unknown(name: str, known: Iterable[str], kind: str = "key") -> str:
 def refuse_unknown(
     given: Iterable[str], known: Collection[str], passed_over: Collection[str] = _SPARKS_OWN
 ) -> None:
-    """Raise ConfigError for a name that is none of those."""
+    """Raise ConfigError for an unknown name."""
     for name in given:
-        # Spark hands its own settings over too; those have a dot.
+        # Spark passes its own settings, too; those have a dot.
         if "." not in name and name not in known and name not in passed_over:
             raise ConfigError(f"option {unknown(name, known)}")
 
 
 def required(given: Mapping[str, str], name: str, example: str) -> str:
-    """An option that must be there. Raises ConfigError, with an example of it."""
+    """A required option. Raises ConfigError with an example if it is missing."""
     if not given.get(name):
         raise ConfigError(f'option {name}: missing; write .option("{name}", "{example}")')
     return given[name]
 
 
 def choice(name: str, value: str, offered: Iterable[T]) -> T:
-    """The one of those on offer that `value` is. Raises ConfigError."""
+    """`value`, if it is one of `offered`. Raises ConfigError."""
     for each in offered:
         if each == value:
             return each
@@ -54,7 +54,7 @@ def check_consumer(name: str) -> str:
 
 
 def share(given: Mapping[str, str], name: str) -> float | None:
-    """An option that is a share; None where it is not given. Raises ConfigError."""
+    """An option that is a share; None if it is not set. Raises ConfigError."""
     if name not in given:
         return None
     try:

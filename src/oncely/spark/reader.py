@@ -32,14 +32,14 @@ _COLUMNS = {
     "fingerprint": "string",
     "version": "bigint",
 }
-"""The fields of a record under the names that `oncely list --json` has; JSON as text."""
+"""The fields of a record, by the names of `oncely list --json`; JSON as text."""
 
 SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in _COLUMNS.items())
-"""As Spark writes it."""
+"""The schema in Spark's DDL."""
 
 
 class LedgerReader(DataSourceReader):
-    """Reads a ledger. Plans on the driver, and reads as a copy in every task."""
+    """Reads a ledger: plans on the driver, and reads as a copy in each task."""
 
     def __init__(self, options: ReaderOptions) -> None:
         self._options = options

@@ -19,18 +19,18 @@ _DEFAULT_PARTITIONS = 8
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """What reading `format("oncely")` was told, checked; travels to the executors."""
+    """The checked options of a read of `format("oncely")`; sent to the executors."""
 
     ledger: str = field(repr=False)
-    """As SinkOptions has it."""
+    """As in SinkOptions."""
     table: str
     schema: str | None
     consumer: str | None
-    """Whose records; None for all."""
+    """The consumer of the records; None for all."""
     state: State | None
-    """Which records; None for all."""
+    """The state of the records; None for all."""
     partitions: int
-    """Into how many ranges of keys the records are parted, at most."""
+    """The most ranges of keys into which the records are split."""
 
     @property
     def place(self) -> LedgerPlace:
@@ -56,6 +56,6 @@ def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
 
 def _state(given: str | None) -> State | None:
     words = {state.word: state for state in State}
-    # A state may be written as the table has it, too.
+    # The status in the table is accepted, too.
     stored = {state.value: state.word for state in State}
     return None if given is None else words[choice("state", stored.get(given, given), words)]

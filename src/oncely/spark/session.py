@@ -1,5 +1,5 @@
-"""A Spark session as oncely wants it, as far as its user has not said otherwise: quiet, retrying
-tasks, this Python on the workers.
+"""A Spark session with oncely's defaults, which the user's settings override: quiet, with task
+retries, and with this Python on the workers.
 """
 
 import os
@@ -20,7 +20,7 @@ _DEFAULTS = {
     "spark.ui.enabled": "false",
     _CONSOLE: "false",
     "spark.sql.session.timeZone": "UTC",
-    # A value that cannot be cast is a NULL in its row, and does not end the query.
+    # A value that cannot be cast becomes NULL in its row, and does not end the query.
     "spark.sql.ansi.enabled": "false",
     # Interval and availableNow batches are short; a second of polling would be most of them.
     "spark.sql.streaming.pollingDelay": "10ms",
@@ -31,8 +31,8 @@ _DEFAULTS = {
 def session(
     name: str, settings: Mapping[str, str], told: Callable[[Exception], OncelyError] = as_own
 ) -> Iterator[SparkSession]:
-    """One beside the session that there is, with its Spark, which is left running; else one as
-    `open_session` opens it, which is stopped in the end. What Spark raises meanwhile is `told`.
+    """A new session of the active Spark, which is left running; without one, a session of
+    `open_session`, which is stopped at the end. Spark's errors in the block go through `told`.
     """
     active = _active()
     spark = open_session(name, settings) if active is None else _beside(active, settings)
@@ -41,17 +41,17 @@ def session(
     except (PySparkException, Py4JError, OSError) as error:
         raise told(error) from error
     finally:
-        # Spark may be what has died.
+        # Spark itself may have died.
         with suppress(Py4JError, OSError):
             spark.stop() if active is None else make_active(active)
 
 
 def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
-    """A session with `settings`, over what Spark's own configuration says, over our defaults; with
-    SPARK_REMOTE, or `spark.remote`, a client of that server. The master is spark-submit's, where
-    that has started this program.
+    """A session: `settings` win over Spark's own configuration, which wins over our defaults. With
+    SPARK_REMOTE, or `spark.remote`, it is a client of that server. If spark-submit has started this
+    program, the master is spark-submit's.
 
-    Raises ConfigError without Java, and OncelyError when Spark cannot be started.
+    Raises ConfigError without Java, and OncelyError if Spark cannot be started.
     """
     try:
         if "SPARK_REMOTE" in os.environ or "spark.remote" in settings:
@@ -66,13 +66,13 @@ def _started(name: str, settings: Mapping[str, str]) -> SparkSession:
     said = SparkConf() if gateway is None else gateway.jvm.SparkConf()
     chosen = dict(settings)
     if gateway is not None or is_submitted():
-        # The JVM has weighed all who say something of it.
+        # The JVM has merged all configuration.
         chosen.pop(MASTER, None)
     master = str(chosen.get(MASTER) or said.get(MASTER))
     defaults = _DEFAULTS | (local_defaults() if is_local(master) else {})
     unsaid = {key: value for key, value in defaults.items() if not said.contains(key)}
     if not is_submitted():
-        # What PySpark starts is taken for a shell, which is told to show it.
+        # Spark takes a JVM that PySpark starts for a shell, which shows progress bars.
         unsaid |= {_CONSOLE: _DEFAULTS[_CONSOLE]}
     conf = SparkConf().setAppName(name).setAll(list((unsaid | chosen).items()))
     if gateway is not None:
@@ -88,7 +88,7 @@ def _connected(name: str, settings: Mapping[str, str]) -> SparkSession:
 
 
 def _active() -> SparkSession | None:
-    """The session of this thread, or else the one that there is."""
+    """The active session of this thread, or else the default session."""
     try:
         return SparkSession.active()
     except PySparkException:
@@ -96,7 +96,7 @@ def _active() -> SparkSession | None:
 
 
 def _beside(active: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """What that session was told holds over our defaults, but not over `settings`."""
+    """A new session: `settings` win over the active session's, which win over our defaults."""
     spark = active.newSession()
     _set(spark, _unsaid_in(active) | active.conf.getAll | dict(settings))
     make_active(spark)
@@ -104,29 +104,29 @@ def _beside(active: SparkSession, settings: Mapping[str, str]) -> SparkSession:
 
 
 def _unsaid_in(spark: SparkSession) -> dict[str, str]:
-    """Our defaults, as far as nobody has said otherwise."""
+    """Our defaults for settings that the user has not made."""
     said = spark.conf.getAll
     return {name: value for name, value in _DEFAULTS.items() if name not in said}
 
 
 def _set(spark: SparkSession, settings: Mapping[str, str]) -> None:
-    """As far as they can be set in a session that there is."""
+    """Set those that can be changed in an existing session."""
     for name, value in settings.items():
         if spark.conf.isModifiable(name):
             spark.conf.set(name, value)
 
 
 def make_active(spark: SparkSession) -> None:
-    """Make it the thread's own, in which Spark looks formats up: only the thread that has opened
-    one has any.
+    """Make the session active in this thread: Spark looks formats up in the active session, and
+    only the thread that has opened a session has one.
     """
-    # Of the calls that do so, and say nothing else, the one that is nobody's private name.
+    # This public call has that effect, and no other.
     spark.createDataFrame([], "nothing INT")
 
 
 @contextmanager
 def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
-    """What is worked out once, and kept for the length of the block."""
+    """The frame, computed once and cached on disk within the block."""
     kept = frame.persist(StorageLevel.DISK_ONLY)
     try:
         yield kept

@@ -1,4 +1,4 @@
-"""Options for the sink from a program: its own values, over the session's `spark.oncely.*`."""
+"""Options of the sink from a program: its own values win over the session's `spark.oncely.*`."""
 
 import pkgutil
 import re
@@ -16,15 +16,15 @@ from oncely.core.errors import ConfigError
 _PREFIX = "spark.oncely."
 _QUOTED = re.compile(r"`((?:[^`]|``)+)`")
 _DURATIONS = ("backoff", "lease")
-"""Of which numbers are seconds."""
+"""The options whose numbers are seconds."""
 
 
 def sink_options(spark: SparkSession, **options: Any) -> dict[str, str]:
-    """Options for `format("oncely")`: the session's `spark.oncely.*` and, over them, `options`.
+    """Options for `format("oncely")`: the session's `spark.oncely.*`, overridden by `options`.
 
-    Code on the executors sees its options and no session. Values may be what `Policy` takes
+    Code on the executors sees its options, not the session. Values may be the types of `Policy`
     (lists, timedelta), and functions that can be imported by name; None leaves an option to the
-    session. Raises ConfigError for a function that no worker can import.
+    session. Raises ConfigError for a function that workers cannot import.
     """
     settings = {
         name.removeprefix(_PREFIX): value
@@ -36,7 +36,7 @@ def sink_options(spark: SparkSession, **options: Any) -> dict[str, str]:
 
 
 def as_text(options: dict[str, Any]) -> dict[str, str]:
-    """Options as Spark carries them, those that are None left out. Raises ConfigError."""
+    """Options as Spark's strings, without those that are None. Raises ConfigError."""
     given = {name: value for name, value in options.items() if value is not None}
     texts = {name: _as_text(name, value) for name, value in given.items()}
     for folder in (_folder_of(value) for value in given.values() if callable(value)):
@@ -46,17 +46,17 @@ def as_text(options: dict[str, Any]) -> dict[str, str]:
 
 
 def as_names(text: str) -> tuple[str, ...]:
-    """The names in an option that holds several, as `as_text` writes them."""
+    """The names in an option with several, as `as_text` writes them."""
     return tuple(filter(None, map(str.strip, text.split(","))))
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark SQL has it where it may have any characters."""
+    """A column's name quoted for Spark SQL, with any characters."""
     return f"`{name.replace('`', '``')}`"
 
 
 def unquoted(expression: str) -> str:
-    """The name that an expression is in backticks, else the expression itself."""
+    """The name inside of an expression in backticks, else the expression itself."""
     found = _QUOTED.fullmatch(expression.strip())
     return expression if found is None else found[1].replace("``", "`")
 
@@ -95,7 +95,7 @@ def _find(name: str) -> Any:
 
 
 def _folder_of(function: Callable[..., Any]) -> str | None:
-    """The folder that a function's module came from, where workers do not look by themselves."""
+    """The folder of a function's module, if workers do not look there by themselves."""
     name = function.__module__
     module = sys.modules[name]
     if module.__file__ is None:

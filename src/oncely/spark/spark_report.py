@@ -1,4 +1,4 @@
-"""Report: what a run came to."""
+"""Report: the results of a run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +8,12 @@ from oncely.spark.sink.counts import Counts
 
 @dataclass
 class Report:
-    """What is received is, once all is settled, the sum of all the others."""
+    """Once all is settled, `received` is the sum of all the others."""
 
     counts: Counts
     seconds: float
     stopped: bool = False
-    """Told to stop before its input was through; what was not committed is taken up again."""
+    """Whether the run was stopped before its end; the next run continues what is not committed."""
 
     @property
     def received(self) -> int:
@@ -22,12 +22,12 @@ class Report:
 
     @property
     def handled(self) -> int:
-        """Deliveries whose effect this run had."""
+        """Deliveries that this run handled."""
         return self.counts.handled
 
     @property
     def duplicates(self) -> int:
-        """Copies, in the input and of what the ledger knew; `counts` tells them apart."""
+        """Copies in the input, and of messages already in the ledger; `counts` has both."""
         return self.counts.duplicates_input + self.counts.duplicates_ledger
 
     @property
@@ -37,17 +37,17 @@ class Report:
 
     @property
     def failed(self) -> int:
-        """Deliveries of messages that are not tried again."""
+        """Deliveries of messages that are not retried."""
         return self.counts.failed
 
     @property
     def in_doubt(self) -> int:
-        """Deliveries of messages of which nobody knows whether the effect happened."""
+        """Deliveries of messages in doubt: it is not known whether the effect happened."""
         return self.counts.in_doubt
 
     @property
     def waiting(self) -> int:
-        """Deliveries of messages that have failed, and wait in the ledger to be tried again."""
+        """Deliveries of failed messages that wait in the ledger for a retry."""
         return self.counts.waiting
 
     @property

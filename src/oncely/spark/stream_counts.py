@@ -1,4 +1,4 @@
-"""What a stream comes to, while it runs, in the program that has started it."""
+"""The counts of a running stream, in the program that has started it."""
 
 from types import TracebackType
 
@@ -10,7 +10,7 @@ from oncely.spark.sink.counts import Counts
 
 
 def driver_channel(spark: SparkSession) -> DriverChannel:
-    """A channel where tasks find Spark's own driver."""
+    """A channel at the address by which tasks reach Spark's driver."""
     host = spark.conf.get("spark.driver.host", "127.0.0.1") or ""
     return DriverChannel(host, spark.conf.get("spark.driver.bindAddress", host))
 
@@ -18,10 +18,10 @@ def driver_channel(spark: SparkSession) -> DriverChannel:
 class StreamCounts:
     """The counts of a stream that is written with `format("oncely")` and these `options`.
 
-    Spark has no place for them in `StreamingQueryProgress`: a Python data source cannot report a
-    sink's metrics. When a listener hears of the progress of a batch, that batch is in `committed`.
-    One is for one query, in the program that is Spark's driver; close it after the query. Raises
-    ConfigError in a client of Spark Connect, whom no task can reach.
+    `StreamingQueryProgress` does not have them: a Python data source cannot report a sink's
+    metrics. When a listener gets the progress of a batch, `committed` includes that batch. Use one
+    object for one query, in the program that is Spark's driver, and close it after the query.
+    Raises ConfigError in a client of Spark Connect, which tasks cannot reach.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -45,13 +45,13 @@ class StreamCounts:
         self.close()
 
     def committed(self) -> Counts:
-        """Of the batches that are committed."""
+        """The counts of committed batches."""
         return self._channel.committed()
 
     def progress(self) -> Counts:
-        """The same, and what the open batch has come to so far."""
+        """The counts of committed batches, and of the open batch so far."""
         return self._channel.progress()
 
     def close(self) -> None:
-        """Hear no more. A query that still runs is stopped: its tasks take the driver for gone."""
+        """Stop listening. A running query is stopped, as its tasks take the driver for gone."""
         self._channel.close()

@@ -27,16 +27,19 @@ from oncely.stores.store import (
     KeyRange,
     Listing,
     Loaded,
+    Look,
     Query,
     Store,
     Tally,
     Wanted,
+    Window,
+    lease_is_over,
 )
 
 T = TypeVar("T")
 
 _LOOK_S = 0.05
-"""How often whoever waits looks, besides when it is told: what is held may be free by then."""
+"""How often to poll, besides being woken: a held message may have become free."""
 
 
 class MemoryStore(Store):
@@ -53,8 +56,8 @@ class MemoryStore(Store):
         afresh_in_children(self)
 
     def start_afresh(self) -> None:
-        """Undo what another thread of the parent was about: called in a forked child."""
-        # Whoever waits for messages to be sent waits for this.
+        """Undo the open transaction of another thread of the parent: called in a forked child."""
+        # Threads that wait for messages to send wait on this condition.
         self._lock = threading.Condition()
         self._tables.roll_back()
 
@@ -129,6 +132,29 @@ class MemoryStore(Store):
         with self._lock:
             return [own(record) for record in self._fitting(query)[: query.limit]]
 
+    def of_message(self, message_id: str) -> Sequence[Record]:
+        with self._lock:
+            found = [
+                own(record)
+                for record in self._tables.records.values()
+                if record.key.message_id == message_id
+            ]
+        return sorted(found, key=attrgetter("key"))
+
+    def window(self, look: Look) -> Window:
+        with self._lock:
+            now = self._clock()
+            places = sorted(_place(key) for key in self._tables.records if _is_within(key, look))
+            # The records of one id stay together.
+            last = places[look.size - 1][0] if len(places) > look.size else None
+            part = [place for place in places if last is None or place[0] <= last]
+            rows = []
+            for message_id, consumer in part:
+                record = self._tables.records[Key(consumer, message_id)]
+                fits = any(query.holds(record, now) for query in look.fits)
+                rows.append((message_id, consumer, fits))
+        return Window.of(rows, look.limit, is_last=len(part) == len(places))
+
     def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
         with self._lock:
             found = [own(record) for record in self._tables.records.values()]
@@ -136,7 +162,10 @@ class MemoryStore(Store):
             record for record in found if keys.holds(record.key.message_id) and wanted.holds(record)
         ]
 
-    def tallies(self) -> Mapping[tuple[str, State], Tally]:
+    def tallies(
+        self,
+        most: int | None = None,  # noqa: ARG002 - all are read.
+    ) -> Mapping[tuple[str, State], Tally]:
         groups: dict[tuple[str, State], list[Record]] = defaultdict(list)
         with self._lock:
             now = self._clock()
@@ -174,28 +203,26 @@ class MemoryStore(Store):
         pass
 
     def _fitting(self, query: Query) -> list[Record]:
-        """The records that fit, longest unseen first."""
+        """The records that fit, least recently seen first."""
         now = self._clock()
-        fitting = [
-            record
-            for record in self._tables.records.values()
-            if query.consumer in (None, record.key.consumer)
-            and query.state in (None, record.state)
-            and (query.older_than_s is None or now - record.last_seen > query.older_than_s)
-            and (query.text is None or query.text in record.key.message_id)
-            and (not query.lease_over or _lease_is_over(record, now))
-        ]
+        records = self._tables.records.values()
+        fitting = [record for record in records if query.holds(record, now)]
         return sorted(fitting, key=attrgetter("last_seen"))
 
 
-def _lease_is_over(record: Record, now: float) -> bool:
-    return record.lease_until is not None and record.lease_until <= now
+def _is_within(key: Key, look: Look) -> bool:
+    is_later = look.after is None or key.message_id > look.after
+    return is_later and key.message_id.startswith(look.begins)
+
+
+def _place(key: Key) -> tuple[str, str]:
+    return key.message_id, key.consumer
 
 
 def _tally(records: Sequence[Record], now: float) -> Tally:
     return Tally(
         count=len(records),
-        lease_over=sum(_lease_is_over(record, now) for record in records),
+        lease_over=sum(lease_is_over(record, now) for record in records),
         oldest=min(record.last_seen for record in records),
         duplicates=sum(record.duplicates for record in records),
     )

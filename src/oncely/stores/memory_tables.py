@@ -1,9 +1,9 @@
-"""What the store in memory holds: dicts that remember what a transaction has to undo."""
+"""The tables of the store in memory: dicts, with a list of what a transaction has to undo."""
 
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import count, islice
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from oncely.core.message import Message
 from oncely.core.record import Key, Record
 from oncely.core.waiting import OUTBOX, WaitingMessage
+from oncely.stores.alike import AlikeChanges, AlikeRecords
 from oncely.stores.store import (
     Backlog,
     Change,
@@ -26,27 +27,27 @@ _Undo = Callable[[], object]
 
 
 class WaitingRow(NamedTuple):
-    """A message that waits as it is kept. Times are the clock's."""
+    """A waiting message as it is stored. Times are by the store's clock."""
 
     message: WaitingMessage
     held_until: float = 0.0
 
     @property
     def free_at(self) -> float:
-        """From when on it can be taken."""
+        """When it can be taken."""
         return max(self.message.due or 0.0, self.held_until)
 
 
 class _Step(NamedTuple):
-    """The result of a finished step as it is kept."""
+    """The result of a finished step as it is stored."""
 
     result: str
     kept_at: float
 
 
 class MemoryTables:
-    """Records, what is kept besides them, and what is known of consumers. Whoever calls holds the
-    store's lock.
+    """Records, waiting messages, steps, and the retentions and horizons of consumers. The caller
+    holds the store's lock.
     """
 
     def __init__(self, clock: Clock, on_kept: Callable[[], object] = lambda: None) -> None:
@@ -56,29 +57,29 @@ class MemoryTables:
         self.retentions: dict[str, float] = {}
         self._horizons: dict[str, float] = {}
         self._queues: dict[str, dict[int, WaitingRow]] = defaultdict(dict)
-        """What waits, by its queue and number."""
+        """The waiting messages, by queue and number."""
         self._places: dict[int, str] = {}
-        """In which queue a number waits."""
+        """The queue of each number."""
         self._unsorted: set[str] = set()
-        """Queues in which a number may stand behind a higher one."""
+        """Queues in which a number may come after a higher one."""
         self._lanes: dict[str, dict[str, int]] = defaultdict(dict)
-        """How many wait in each lane of a queue that are not set aside."""
+        """How many messages of each lane of a queue wait and are not set aside."""
         self._told_by: dict[tuple[Key, str], int] = {}
         self._steps: dict[tuple[Key, str], _Step] = {}
         self._numbers = count(1)
         self._undo: list[_Undo] = []
         self._has_kept = False
-        """Whether more can be taken since the last commit."""
+        """Whether more messages may be free to take since the last commit."""
 
     def commit(self) -> None:
-        """What was done stays."""
+        """Keep what was done."""
         self._undo.clear()
         if self._has_kept:
             self._has_kept = False
             self.on_kept()
 
     def roll_back(self) -> None:
-        """What was done since the last commit is undone."""
+        """Undo what was done since the last commit."""
         self._has_kept = False
         self._unsorted |= {*self._queues} if self._undo else set()
         while self._undo:
@@ -91,11 +92,13 @@ class MemoryTables:
     ) -> set[Key]:
         now = self.clock()
         wrong = {name for name, at in (believed or {}).items() if self._horizons.get(name) != at}
-        believing = [record for record in records if record.key.consumer not in wrong]
-        absent = [record for record in believing if record.key not in self.records]
-        for record in absent:
-            self._put(self.records, record.key, _at(record, now)._replace(first_seen=now))
-        return {record.key for record in absent}
+        absent = {
+            record.key: record
+            for record in _stored(records, now, [now] * len(records))
+            if record.key not in self.records and record.key.consumer not in wrong
+        }
+        self._put_all(self.records, absent)
+        return {*absent}
 
     def load(self, keys: Collection[Key]) -> Loaded:
         found = {key: own(self.records[key]) for key in keys if key in self.records}
@@ -103,6 +106,8 @@ class MemoryTables:
 
     def swap(self, changes: Sequence[Change]) -> set[Key]:
         now = self.clock()
+        if type(changes) is AlikeChanges:
+            return self._swap_alike(changes.old, changes.new, now)
         written = set()
         for old, new in changes:
             stored = self.records.get(old.key)
@@ -111,13 +116,24 @@ class MemoryTables:
             if new is None:
                 self._take_out(self.records, old.key)
             else:
-                renewed = _at(new, now)._replace(first_seen=stored.first_seen)
+                [renewed] = _stored([new], now, [stored.first_seen])
                 self._put(self.records, old.key, renewed)
             written.add(old.key)
         return written
 
+    def _swap_alike(self, old: AlikeRecords, new: AlikeRecords, now: float) -> set[Key]:
+        found = {
+            n: stored.first_seen
+            for n, (key, version) in enumerate(zip(old.keys, old.values("version"), strict=False))
+            if (stored := self.records.get(key)) is not None and stored.version == version
+        }
+        renewed = _stored(new.in_places([*found]), now, [*found.values()])
+        written = {record.key: record for record in renewed}
+        self._put_all(self.records, written)
+        return {*written}
+
     def purge(self, key: Key) -> bool:
-        """Remove a record with its steps, unless messages of it wait."""
+        """Remove a record with its steps, unless it has waiting messages."""
         if self.waiting([key]):
             return False
         self._take_out(self.records, key)
@@ -125,7 +141,7 @@ class MemoryTables:
         return True
 
     def purge_steps(self, consumer: str | None, older_than_s: float) -> None:
-        """Remove old steps without a record: of what was released and never redelivered."""
+        """Remove old steps without a record: their message was released and never redelivered."""
         now = self.clock()
         for (key, name), step in list(self._steps.items()):
             is_asked = consumer is None or key.consumer == consumer
@@ -202,7 +218,7 @@ class MemoryTables:
         return [replace(each, message=_own_message(each.message)) for each in taken]
 
     def some_can_be_sent(self) -> bool:
-        """Whether `take` would give anything to be sent."""
+        """Whether `take` would give any message of the outbox."""
         return next(self._open(OUTBOX, self.clock(), None), None) is not None
 
     def _open(
@@ -213,7 +229,7 @@ class MemoryTables:
         *,
         one_per_lane: bool = False,
     ) -> Iterator[WaitingRow]:
-        """What can be taken now of a queue and these parents, in its order."""
+        """The messages of a queue and these parents that can be taken now, in order."""
         closed: set[str] = set()
         lanes = len(self._lanes[queue])
         for row in self._in_order(queue).values():
@@ -301,7 +317,8 @@ class MemoryTables:
             and row.message.is_set_aside == listing.is_set_aside
             and (row.message.number or 0) > listing.after
         )
-        return list(islice(fitting, listing.limit))
+        found = list(islice(fitting, listing.limit))
+        return found if listing.with_bodies else [*map(_bodiless, found)]
 
     def free_in_s(self, queue: str) -> float | None:
         now, first = self.clock(), math.inf
@@ -316,7 +333,7 @@ class MemoryTables:
         return self._queues[self._places[number]][number]
 
     def rows(self) -> list[WaitingRow]:
-        """All that waits, in order."""
+        """All waiting messages, in order."""
         return [self._row(number) for number in sorted(self._places)]
 
     def _renew(self, row: WaitingRow) -> None:
@@ -344,15 +361,19 @@ class MemoryTables:
             self._take_out(lanes, message.lane)
 
     def _in_order(self, queue: str) -> dict[int, WaitingRow]:
-        """What waits in a queue, by its number, in the order in which it is taken."""
+        """The messages of a queue by number, in the order in which they are taken."""
         rows = self._queues[queue]
         return dict(sorted(rows.items())) if queue in self._unsorted else rows
 
     # ---- Steps ---------------------------------------------------------------------------------
 
-    def steps(self, key: Key) -> Mapping[str, Any]:
-        steps = self._steps.items()
-        return {name: json.loads(step.result) for (of, name), step in steps if of == key}
+    def steps_of(self, keys: Collection[Key]) -> Mapping[Key, Mapping[str, Any]]:
+        asked = {*keys}
+        found: dict[Key, dict[str, Any]] = {}
+        for (key, name), step in self._steps.items():
+            if key in asked:
+                found.setdefault(key, {})[name] = json.loads(step.result)
+        return found
 
     def keep_step(self, key: Key, name: str, result: Any) -> None:
         if (key, name) not in self._steps:
@@ -366,12 +387,18 @@ class MemoryTables:
     # ---- Undoing -------------------------------------------------------------------------------
 
     def _put(self, table: dict[Any, Any], name: object, value: object) -> None:
-        if name in table:
-            former = table[name]
-            self._undo.append(lambda: table.__setitem__(name, former))
-        else:
-            self._undo.append(lambda: table.pop(name, None))
-        table[name] = value
+        self._put_all(table, {name: value})
+
+    def _put_all(self, table: dict[Any, Any], rows: Mapping[Any, Any]) -> None:
+        former = {name: table[name] for name in rows if name in table}
+
+        def undo() -> None:
+            for name in rows:
+                table.pop(name, None)
+            table.update(former)
+
+        self._undo.append(undo)
+        table.update(rows)
 
     def _take_out(self, table: dict[Any, Any], name: object) -> None:
         if name in table:
@@ -381,7 +408,7 @@ class MemoryTables:
 
 
 def _own_message(message: Message) -> Message:
-    """One that shares no part with this one which somebody could change."""
+    """A copy that shares no mutable part with the original."""
     return replace(message, headers=dict(message.headers), claim=None)
 
 
@@ -396,12 +423,24 @@ def _is_of(queue: str, asked: str) -> bool:
 
 
 def own(record: Record) -> Record:
-    """A record that shares no part with this one which somebody could change."""
+    """The record, or a copy of it, that shares no mutable part with the original."""
     if record.metadata is None and record.result is None:
         return record
     return record._replace(metadata=deepcopy(record.metadata), result=deepcopy(record.result))
 
 
+def _stored(records: Sequence[Record], now: float, first_seen: Sequence[float]) -> Iterable[Record]:
+    """The records as they are stored, with times by this clock; no mutable part is shared."""
+    if type(records) is AlikeRecords and records.columns.keys() <= {"fingerprint", "version"}:
+        return records.like(_at(records.first, now), first_seen=first_seen)
+    pairs = zip(records, first_seen, strict=True)
+    return [_at(record, now)._replace(first_seen=at) for record, at in pairs]
+
+
 def _at(record: Record, now: float) -> Record:
     lease_until = None if record.lease_until is None else now + record.lease_until
     return own(record)._replace(last_seen=now, lease_until=lease_until)
+
+
+def _bodiless(waiting: WaitingMessage) -> WaitingMessage:
+    return replace(waiting, message=replace(waiting.message, body=b""))

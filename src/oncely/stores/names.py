@@ -1,4 +1,4 @@
-"""What the table is called; in Redis, what keys begin with."""
+"""The names of tables; in Redis, the prefix of keys."""
 
 import hashlib
 import re
@@ -14,7 +14,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class TableName(NamedTuple):
-    """Which table the records are in."""
+    """The name of the table of records, from which those of the other tables are made."""
 
     table: str = TABLE_NAME
     schema: str | None = None
@@ -26,7 +26,7 @@ class TableName(NamedTuple):
 
     @property
     def deferred(self) -> str:
-        """The table in which, before that, messages waited to be sent."""
+        """The former table of messages to be sent, which `waiting` has replaced."""
         return self._beside("deferred_messages", "deferred")
 
     @property
@@ -36,24 +36,49 @@ class TableName(NamedTuple):
 
     @property
     def consumers(self) -> str:
-        """The table of what is known of each consumer."""
+        """The table with the retention and horizon of each consumer."""
         return self._beside("message_consumers", "consumers")
 
     @property
     def bindings(self) -> str:
-        """The table of queues, and of what each has subscribed to."""
+        """The table of queues, and of the events that each has subscribed to."""
         return self._beside("message_bindings", "bindings")
 
     @property
+    def activity(self) -> str:
+        """The table of what each worker did, by periods."""
+        return self._beside("message_activity", "activity")
+
+    @property
+    def workers(self) -> str:
+        """The table of the processes that work with the ledger."""
+        return self._beside("message_workers", "workers")
+
+    @property
+    def runs(self) -> str:
+        """The table of runs on Spark."""
+        return self._beside("message_runs", "runs")
+
+    @property
+    def audit(self) -> str:
+        """The table of what people changed."""
+        return self._beside("message_audit", "audit")
+
+    @property
+    def unfinished(self) -> str:
+        """The index of the records that are not completed."""
+        return _shortened(f"{self.table}_unfinished")
+
+    @property
     def version_table(self) -> str:
-        """The table that tells which migrations this one has seen."""
+        """The table that says which migrations have run."""
         # Alembic names its primary key with four bytes more.
         return _shortened(f"{self.table}_version", _MAX_BYTES - len("_pkc"))
 
     @property
     def unique(self) -> str:
-        """The constraint that no key stands twice. In PostgreSQL it names an index as well, and
-        indexes of one schema have to differ.
+        """The constraint that keys are unique. In PostgreSQL it names an index as well, and indexes
+        of one schema need different names.
         """
         return UNIQUE_NAME if self.table == TABLE_NAME else _shortened(f"uq_{self.table}")
 
@@ -62,11 +87,11 @@ class TableName(NamedTuple):
         return _shortened(f"{self.waiting}_{purpose}")
 
     def index_of_deferred(self, purpose: str) -> str:
-        """The same of the table before that."""
+        """The same of the former table."""
         return _shortened(f"{self.deferred}_{purpose}")
 
     def checked(self) -> "TableName":
-        """Itself. Raises ConfigError where a name is no identifier, or over 63 bytes long."""
+        """Itself. Raises ConfigError where a name is not an identifier, or over 63 bytes long."""
         for what, name in (("table", self.table), ("schema", self.schema)):
             if name is None and what == "schema":
                 continue
@@ -77,7 +102,7 @@ class TableName(NamedTuple):
                 )
             if len(name) > _MAX_BYTES:
                 raise ConfigError(
-                    f"{what}: {name!r} is {len(name)} bytes long; databases take {_MAX_BYTES}"
+                    f"{what}: {name!r} is {len(name)} bytes long; use at most {_MAX_BYTES}"
                 )
         return self
 

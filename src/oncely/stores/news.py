@@ -1,19 +1,21 @@
-"""Waiting for messages: this process tells at once; what others keep is looked for, or heard of."""
+"""Waiting for messages: those of this process are noticed at once; for those of others, the store
+is polled, or its database notifies.
+"""
 
 import math
 import threading
-import time
 from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from oncely._util.clock import monotonic
 from oncely._util.forking import afresh_in_children
 
 _LOOK_WHILE_HEARING_S = 1.0
-"""How often it is looked where the database tells: what is told may be lost."""
+"""How often to poll where the database notifies: a notification may be lost."""
 _BUSY_S = 1.0
-"""For how long it is looked as where nothing is told, after something was: of what comes in a burst
-not all is told.
+"""How long after a notification to poll as if there were none: in a burst, not every message is
+notified.
 """
 
 
@@ -22,9 +24,9 @@ class Bell:
 
     def __init__(self) -> None:
         self.rung = 0
-        """How often it has."""
+        """How often it has rung."""
         self.rung_at = -math.inf
-        """`time.monotonic()` when it has last."""
+        """`clock.monotonic()` when it last rang."""
         self.start_afresh()
         afresh_in_children(self)
 
@@ -36,11 +38,11 @@ class Bell:
         """Wake whoever waits."""
         with self._changed:
             self.rung += 1
-            self.rung_at = time.monotonic()
+            self.rung_at = monotonic()
             self._changed.notify_all()
 
     def wait(self, seen: int, timeout_s: float) -> int:
-        """How often it has rung: returns as soon as that is not as often as was `seen`."""
+        """How often it has rung; returns as soon as that differs from `seen`."""
         with self._changed:
             self._changed.wait_for(lambda: self.rung != seen, timeout_s)
             return self.rung
@@ -51,7 +53,7 @@ _making = threading.Lock()
 
 
 def bell_at(place: object) -> Bell:
-    """The one for all stores of this process in one place."""
+    """The bell of all stores of this process in one place."""
     with _making:
         bell = _bells.get(place)
         if bell is None:
@@ -60,23 +62,23 @@ def bell_at(place: object) -> Bell:
 
 
 class Hearing(Protocol):
-    """What hears from a database that messages have come."""
+    """Receives a database's notifications that messages have come."""
 
     is_heard: bool
-    """Whether it would, now."""
+    """Whether notifications would be received now."""
 
     def begin(self) -> None:
-        """Hear from now on, for as long as this is called now and then."""
+        """Receive from now on, for as long as this is called now and then."""
 
     def close(self) -> None:
-        """Hear no more, until it is begun again."""
+        """Stop receiving, until `begin` is called again."""
 
     def start_afresh(self) -> None:
         """Leave the connection to the parent: called in a forked child."""
 
 
 class News:
-    """Tells that messages may have come, from this process and, where they are heard, others."""
+    """Tells when messages may have come: from this process and, by notifications, from others."""
 
     def __init__(self, bell: Bell, look_s: float, hearing: Hearing | None = None) -> None:
         self._bell = bell
@@ -85,28 +87,28 @@ class News:
 
     @property
     def rung(self) -> int:
-        """How often it was told so far."""
+        """How often the bell has rung so far."""
         return self._bell.rung
 
     @property
     def look_s(self) -> float:
-        """After how long whoever waits is to look nevertheless."""
+        """How long to wait at most before the next poll."""
         is_heard = self._hearing is not None and self._hearing.is_heard
-        is_quiet = time.monotonic() - self._bell.rung_at > _BUSY_S
+        is_quiet = monotonic() - self._bell.rung_at > _BUSY_S
         return _LOOK_WHILE_HEARING_S if is_heard and is_quiet else self._look_s
 
     def tell(self) -> None:
-        """Something has come."""
+        """Messages have come: wake those who wait."""
         self._bell.ring()
 
     def wait(self, seen: int, timeout_s: float) -> int:
-        """`rung`: as soon as that is not what was `seen`, or it is time to look."""
+        """`rung`, as soon as it differs from `seen`, or it is time to poll."""
         if self._hearing is not None:
             self._hearing.begin()
         return self._bell.wait(seen, min(timeout_s, self.look_s))
 
     def close(self) -> None:
-        """Hear no more, until somebody waits again."""
+        """Stop receiving notifications, until somebody waits again."""
         if self._hearing is not None:
             self._hearing.close()
 
@@ -117,7 +119,7 @@ class News:
 
 
 class Looking:
-    """Looks at the newest number again and again, and whenever there is news."""
+    """Polls the newest number, and reads it whenever there is news."""
 
     def __init__(self, newest: Callable[[], int], news: News) -> None:
         self._newest = newest
@@ -125,13 +127,13 @@ class Looking:
         self._seen = 0
 
     def wait(self, timeout_s: float) -> None:
-        """Return as soon as there is anything that was not there in the last wait."""
-        deadline = time.monotonic() + timeout_s
+        """Return as soon as there is a message that was not there in the last wait."""
+        deadline = monotonic() + timeout_s
         told = now_told = self._news.rung
         while True:
             newest, seen = self._newest(), self._seen
             self._seen = newest
-            left_s = deadline - time.monotonic()
+            left_s = deadline - monotonic()
             if newest > seen or now_told != told or left_s <= 0:
                 return
             now_told = self._news.wait(told, left_s)

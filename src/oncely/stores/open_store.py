@@ -1,5 +1,6 @@
 """From a URL to a store. A driver is imported only when its URL is opened."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.orm import Session, sessionmaker
 
+_SQLITE = (3, 33)
+"""The oldest SQLite that a ledger in a file supports."""
 _KINDS = {
     "memory": "memory",
     "sqlite": "sqlite",
@@ -32,7 +35,7 @@ _EXAMPLES = (
 
 
 def open_store(url: "str | Engine", table: str = TABLE_NAME, schema: str | None = None) -> Store:
-    """The store that `url` names, its records in `table`; in Redis, under keys that begin so.
+    """The store that `url` names, its records in `table`; in Redis, `table` is the keys' prefix.
 
     Raises ConfigError, which says what to type instead.
     """
@@ -57,9 +60,9 @@ def open_store(url: "str | Engine", table: str = TABLE_NAME, schema: str | None 
 
 
 def store_around(connection: Any, table: str = TABLE_NAME, schema: str | None = None) -> Store:
-    """A store in the database that `connection` is to, for joining its transactions alone.
+    """A store in the database of `connection`, only for joining transactions there.
 
-    Raises ConfigError for what is not a connection with a transaction to join.
+    Raises ConfigError where it is not a connection with a transaction to join.
     """
     from oncely.stores.sql.joining import kind_of
 
@@ -86,9 +89,9 @@ def _refuse_schema(name: TableName, kind: str | None) -> None:
 
 
 def open_sessions(url: str) -> "sessionmaker[Session]":
-    """What begins sessions, each in a transaction, on the database that a ledger's `url` names.
+    """A sessionmaker for the database that a ledger's `url` names.
 
-    Raises ConfigError where that has no transactions; `open_store` is to have opened it before.
+    Raises ConfigError where that has no transactions. Call `open_store` for the URL before.
     """
     from sqlalchemy.orm import sessionmaker
 
@@ -110,7 +113,7 @@ def check_transactions(url: str) -> None:
 
 
 def _kind(url: str) -> str | None:
-    # What stands before the first colon may name a driver too: ours is taken.
+    # A URL may name a driver, too, as in "mysql+pymysql:": it is ignored, and ours is used.
     return _KINDS.get(url.partition(":")[0].partition("+")[0])
 
 
@@ -125,8 +128,8 @@ def sqlite_file(url: str) -> Path:
 
 
 def _open_engine(engine: "Engine", name: TableName) -> Store:
-    # Connections of one's own: the ledger sets how they commit, and that is not to be changed
-    # under somebody else's feet.
+    # The ledger opens its own connections: it sets how they commit, which must not change for the
+    # other users of the engine.
     kind = _KINDS.get(engine.dialect.name)
     _refuse_schema(name, kind)
     match kind:
@@ -144,6 +147,11 @@ def _open_engine(engine: "Engine", name: TableName) -> Store:
 
 
 def _open_sqlite(file: Path, name: TableName) -> Store:
+    if sqlite3.sqlite_version_info < _SQLITE:
+        raise ConfigError(
+            f"ledger: this Python has SQLite {sqlite3.sqlite_version}; a ledger in a file needs "
+            f"{'.'.join(map(str, _SQLITE))} or newer: use a newer Python, or a server"
+        )
     from oncely.stores.sql.engines import sqlite_engine
     from oncely.stores.sql.sql_store import SqlStore
 
@@ -166,7 +174,7 @@ def _open_redis(url: str, prefix: str) -> Store:
 
 @contextmanager
 def _installed(extra: str | None) -> Iterator[None]:
-    """Raise ConfigError where a driver is missing, which that extra of the package brings."""
+    """Raise ConfigError where a driver is missing that the package's `extra` installs."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,8 +1,7 @@
-"""Records in Redis: a hash for each, and sorted sets that find the longest unseen.
+"""Records in Redis: a hash for each, and sorted sets that find the least recently seen ones.
 
-What has to be atomic is done by the scripts in `redis_lua`; their prelude tells the keys. What goes
-to them and comes back is one piece of JSON: a reply of many pieces would cost more to take apart
-than everything else.
+Atomic work is done by the scripts in `redis_lua`; their prelude lists the keys. Each script takes
+and returns one JSON text: to parse a reply of many parts would cost more than everything else.
 """
 
 import heapq
@@ -21,6 +20,7 @@ from oncely._util.clock import moved_time
 from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.stores import redis_settings
+from oncely.stores.alike import AlikeChanges, AlikeRecords, keys_of
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.redis_server import RedisServer, Script
 from oncely.stores.retrying import TryAgain
@@ -32,19 +32,21 @@ from oncely.stores.store import (
     Joined,
     KeyRange,
     Loaded,
+    Look,
     Query,
     Store,
     Tally,
     Wanted,
+    Window,
 )
 
 _BATCH = 1_000
-"""Records for one call of a script: the server does nothing else meanwhile, and Lua bounds it."""
+"""Records for one call of a script: the call blocks the server, and Lua limits its arguments."""
 
 _PAGE = 100
 
-_INSERT = Script("prelude", "write", "horizons", "insert")
-_SWAP = Script("prelude", "write", "swap")
+_INSERT = Script("prelude", "write", "batch", "horizons", "insert")
+_SWAP = Script("prelude", "write", "batch", "swap")
 _LOAD = Script("prelude", "read", "load")
 _SCAN = Script("prelude", "read", "choose", "scan")
 _PURGE = Script("prelude", "write", "horizons", "choose", "purge")
@@ -60,8 +62,8 @@ _log = logging.getLogger(__name__)
 def open_redis(url: str, prefix: str = TABLE_NAME) -> "RedisStore":
     """The store in the Redis at `url`, with keys that begin with `prefix`.
 
-    Raises ConfigError for a wrong URL and for a server that would lose records; where that cannot
-    be reached now, the first call that reaches it does.
+    Raises ConfigError for a wrong URL and for a server that would lose records. If the server
+    cannot be reached now, the first call that reaches it raises that.
     """
     store = RedisStore(url, prefix)
     try:
@@ -90,19 +92,17 @@ class RedisStore(Store):
     def insert(
         self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
     ) -> set[Key]:
-        rows = [[*record.key, _written(record)] for record in records]
         pairs = [
             [consumer, False if at is None else at] for consumer, at in (believed or {}).items()
         ]
-        keys = [record.key for record in records]
-        return self._write(_INSERT, rows, keys, lambda batch: [batch, pairs])
+        return self._write(_INSERT, keys_of(records), records, believed=pairs)
 
     def horizons(self, consumers: Collection[str]) -> Horizons:
         found = self._all_of("horizons")
         return {consumer: found[consumer] for consumer in consumers if consumer in found}
 
     def forget_until(self, horizons: Horizons) -> None:
-        # To raise them twice is no harm.
+        # Raising them twice does no harm.
         self._run(_FORGET_UNTIL, list(horizons.items()))
 
     def keep_retention(self, consumer: str, retention_s: float) -> None:
@@ -112,7 +112,7 @@ class RedisStore(Store):
         return self._all_of("retentions")
 
     def _all_of(self, name: str) -> Mapping[str, float]:
-        """A hash of numbers, of each consumer."""
+        """A hash that has a number for each consumer."""
         found = self._server.ask("HGETALL", f"{self._prefix}:{name}")
         return {
             consumer: float(text) for consumer, text in zip(found[::2], found[1::2], strict=True)
@@ -129,15 +129,17 @@ class RedisStore(Store):
             # Where the first value, the status, is false, there is no record.
             pairs = zip(batch, rows, strict=True)
             found.update((key, _record(key, row)) for key, row in pairs if row[0])
-        # The first: what seems to be over by then was over when it was read.
+        # The first time: a lease that is over by then was over when its record was read.
         return Loaded(found, times[0])
 
     def swap(self, changes: Sequence[Change]) -> set[Key]:
-        rows = [
-            [*old.key, str(old.version), False if new is None else _written(new)]
-            for old, new in changes
-        ]
-        return self._write(_SWAP, rows, [old.key for old, _ in changes])
+        if type(changes) is AlikeChanges:
+            old, new = changes.old, changes.new
+            versions = [*islice(old.values("version"), len(old))]
+            return self._write(_SWAP, old.keys, new, versions)
+        olds = [old for old, _ in changes]
+        versions = [old.version for old in olds]
+        return self._write(_SWAP, keys_of(olds), [new for _, new in changes], versions)
 
     has_transactions = False
 
@@ -160,6 +162,32 @@ class RedisStore(Store):
         streams = [self._fitting(group, query) for group in self._groups(query, list(State))]
         return list(islice(heapq.merge(*streams, key=attrgetter("last_seen")), query.limit))
 
+    def of_message(self, message_id: str) -> Sequence[Record]:
+        consumers = sorted({consumer for consumer, _ in self.tallies()})
+        found = self.load([Key(consumer, message_id) for consumer in consumers]).records
+        return sorted(found.values(), key=attrgetter("key"))
+
+    def window(self, look: Look) -> Window:
+        """As the Store protocol says, in an order of its own: consumer by consumer and state by
+        state, the least recently seen first. A record that changes between two windows may be given
+        twice, or not at all.
+        """
+        begin, after = _place_of(look.after)
+        groups = sorted(
+            (group, number)
+            for number, query in enumerate(look.fits)
+            for group in self._groups(query, list(State))
+            if begin is None or group >= begin
+        )
+        if not groups:
+            return Window([], 0, None)
+        (group, number), rest = groups[0], groups[1:]
+        asked = _asked(group, look.fits[number], look.limit, after if group == begin else None)
+        place, rows, looked_at = json.loads(self._run(_SCAN, {**asked, "begins": look.begins}))
+        end = [*group, *place] if place else next(([*later] for later, _ in rest), None)
+        keys = [Key(group[0], message_id) for message_id, _ in rows]
+        return Window(keys, looked_at, None if end is None else json.dumps(end))
+
     def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
         for page in self._wanted_keys(wanted):
             records = self.load(page).records.values()
@@ -169,7 +197,10 @@ class RedisStore(Store):
                 if keys.holds(record.key.message_id) and wanted.holds(record)
             ]
 
-    def tallies(self) -> Mapping[tuple[str, State], Tally]:
+    def tallies(
+        self,
+        most: int | None = None,  # noqa: ARG002 - all are read.
+    ) -> Mapping[tuple[str, State], Tally]:
         tallies = {}
         for group, count, lease_over, oldest, duplicates in json.loads(self._run(_TALLIES, [])):
             state, _, consumer = group.partition(":")
@@ -208,27 +239,37 @@ class RedisStore(Store):
         self._server.close()
 
     def check(self) -> None:
-        """Raise ConfigError where the server would lose records. The first call does it, too."""
+        """Raise ConfigError where the server would lose records. The first call checks it, too."""
         info = self._server.info()
         why = redis_settings.refusal(info)
         if why is not None:
             raise ConfigError(f"ledger: {self._server.name}: {why}")
         if not redis_settings.has_aof(info):
-            _log.warning("no_aof", extra={"store": self._server.name})
+            _log.warning("redis_aof_disabled", extra={"store": self._server.name})
         self._is_checked = True
 
     def _write(
         self,
         script: Script,
-        rows: Sequence[Sequence[Any]],
         keys: Sequence[Key],
-        asked: Callable[[Sequence[Sequence[Any]]], object] = lambda batch: batch,
+        records: Sequence[Record | None],
+        versions: Sequence[int] = (),
+        **more: object,
     ) -> set[Key]:
-        """Let the script write the rows, batch by batch, each `asked` as it wants it."""
-        digits = "".join(
-            self._run(script, asked(rows[start : start + _BATCH]), lost=ReplyLost)
-            for start in range(0, len(rows), _BATCH)
-        )
+        """Let the script write the records, or remove those that are None, batch by batch; `more`
+        is the same for all batches.
+        """
+        digits = ""
+        for start in range(0, len(keys), _BATCH):
+            part = slice(start, start + _BATCH)
+            asked = {
+                "ids": [key.message_id for key in keys[part]],
+                **_column("consumer", [key.consumer for key in keys[part]]),
+                **_column("version", [*map(str, versions[part])]),
+                **_given(records[part]),
+                **more,
+            }
+            digits += self._run(script, asked, lost=ReplyLost)
         return {key for key, digit in zip(keys, digits, strict=True) if digit == "1"}
 
     def _run(self, script: Script, asked: object, lost: type[Exception] = TryAgain) -> Any:
@@ -247,7 +288,7 @@ class RedisStore(Store):
     def _all_keys(self, consumer: str | None) -> Iterator[Collection[Key]]:
         """The keys of all records, or of those of one consumer."""
         start = f"{self._prefix}:"
-        # What does not begin with a number is not a record.
+        # A key that does not begin with a number is not a record's.
         of_consumer = (
             "[0-9]*:" if consumer is None else f"{len(consumer.encode())}:{_literally(consumer)}:"
         )
@@ -260,7 +301,7 @@ class RedisStore(Store):
                 return
 
     def _groups(self, query: Query, states: Collection[State]) -> Sequence["_Group"]:
-        """Where records that fit may be."""
+        """The groups in which records that fit may be."""
         return [
             (consumer, state)
             for consumer, state in self.tallies()
@@ -270,14 +311,15 @@ class RedisStore(Store):
         ]
 
     def _fitting(self, group: "_Group", query: Query) -> Iterator[Record]:
-        """The records of a group that fit, longest unseen first, page by page as they are used."""
+        """The records of a group that fit, least recently seen first, page by page as needed."""
         after = None
         found = set()
         while True:
             asked = _asked(group, query, min(query.limit, _PAGE), after)
-            after, rows = json.loads(self._run(_SCAN, asked))
+            after, rows, _ = json.loads(self._run(_SCAN, asked))
             for message_id, values in rows:
-                # Some come again where the one to go on after has moved.
+                # The scan may return a record twice, when the one that it continues after has
+                # moved.
                 if message_id not in found:
                     found.add(message_id)
                     yield _record(Key(group[0], message_id), values)
@@ -300,9 +342,9 @@ def _server(url: str) -> RedisServer:
         setting = str(error).rpartition(" ")[2]
         raise ConfigError(f"ledger: a Redis URL has no setting {setting}; {example}") from None
     except ValueError:
-        # A URL that cannot be taken apart is not shown: its password cannot be told from the rest.
+        # A URL that cannot be parsed is not shown: its password cannot be found to be masked.
         raise ConfigError(
-            f"ledger: this is not a URL of a Redis, whose database is a number; {example}"
+            f"ledger: this is not the URL of a Redis with the number of a database; {example}"
         ) from None
 
 
@@ -314,26 +356,57 @@ def _asked(group: _Group, query: Query, limit: int, after: object) -> Mapping[st
         "older_than_s": query.older_than_s,
         "text": query.text,
         "lease_over": query.lease_over,
+        "exhausted": query.exhausted,
         "limit": limit,
         "after": after,
     }
     return {name: value for name, value in asked.items() if value is not None}
 
 
+def _place_of(end: str | None) -> tuple[_Group | None, object]:
+    """The group in which a window begins, and what it continues after there."""
+    if end is None:
+        return None, None
+    try:
+        consumer, state, *after = map(str, json.loads(end))
+        return (consumer, State(state)), after or None
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"after: {end!r} is not where a search has ended; a ledger in Redis has no order of "
+            "ids: write what the search before gave as its end"
+        ) from None
+
+
 def _key(name: str) -> Key:
-    """The key of the record under a name as redis_lua/prelude.lua tells it, without the prefix."""
+    """The key of the record under a name as in redis_lua/prelude.lua, without the prefix."""
     length, _, rest = name.partition(":")
     text = rest.encode()
     return Key(text[: int(length)].decode(), text[int(length) + 1 :].decode())
 
 
 def _literally(text: str) -> str:
-    """A pattern that fits `text` alone."""
+    """A pattern that matches only `text`."""
     return re.sub(r"([\\*?\[\]^-])", r"\\\1", text)
 
 
+def _column(name: str, values: Sequence[object]) -> Mapping[str, object]:
+    """A column of a batch: one value for all, or one for each."""
+    if values and values.count(values[0]) == len(values):
+        return {name: values[0]}
+    return {f"{name}s": values}
+
+
+def _given(records: Sequence[Record | None]) -> Mapping[str, object]:
+    """The column of records; a record that is to be removed is false."""
+    if type(records) is AlikeRecords and not records.columns:
+        return {"record": _written(records.first)}
+    return {"records": [False if record is None else _written(record) for record in records]}
+
+
 def _written(record: Record) -> Sequence[Any]:
-    """A record as the scripts write it: they add the times, and leave out no duplicates."""
+    """A record as input of the scripts. They add the times, and leave `duplicates` out where it is
+    zero.
+    """
     fields = ["attempts", str(record.attempts), "fence", str(record.fence)]
     if record.fingerprint is not None:
         fields += ("fingerprint", record.fingerprint)

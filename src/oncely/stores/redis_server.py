@@ -1,4 +1,4 @@
-"""The line to one Redis: connections, scripts, patience, and errors in the ledger's words."""
+"""The connection to one Redis: its pool, scripts, retries, and errors in the ledger's terms."""
 
 import hashlib
 import os
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from redis import ConnectionPool, exceptions
 from redis.backoff import NoBackoff
@@ -17,14 +18,14 @@ from oncely.stores.retrying import TryAgain, patiently
 _CONNECT_TIMEOUT_S = 2.0
 _TIMEOUT_S = 5.0
 _CONNECTIONS = 10_000
-"""As many as a server accepts by default: it is the number of threads that bounds them."""
+"""As many as a server accepts by default: the number of threads limits them in practice."""
 
-# Codes of errors with which a server says that it has done nothing: those that pass by themselves,
-# and those that do not.
+# Codes of errors after which a server has done nothing: those that pass by themselves, and those
+# that last.
 _PASSING = ("LOADING", "BUSY", "READONLY", "MASTERDOWN")
 _LASTING = ("OOM", "MISCONF", "NOREPLICAS")
 _CODE = re.compile(rf"\b({'|'.join((*_PASSING, *_LASTING))})\b")
-# redis-py takes the code off the text of these.
+# redis-py removes the code from the text of these errors.
 _CODES: Mapping[type[exceptions.RedisError], str] = {
     exceptions.BusyLoadingError: "LOADING",
     exceptions.ReadOnlyError: "READONLY",
@@ -33,8 +34,12 @@ _CODES: Mapping[type[exceptions.RedisError], str] = {
 }
 
 
+_OURS = ("cache", "decode_responses", "encoding", "encoding_errors", "protocol", "retry")
+"""Settings of redis-py that a URL cannot change: answers could not be read else."""
+
+
 class Script:
-    """A Lua script, put together of files in the folder `redis_lua`."""
+    """A Lua script, joined from files in the folder `redis_lua`."""
 
     def __init__(self, *names: str) -> None:
         folder = resources.files("oncely.stores") / "redis_lua"
@@ -45,27 +50,26 @@ class Script:
 class RedisServer:
     """One Redis, at `url`. Safe to share between threads, and with a forked child.
 
-    Raises ValueError or TypeError for a URL that is wrong; whatever is asked later raises what the
-    Store protocol says.
+    Raises ValueError or TypeError for a wrong URL; its methods raise what the Store protocol says.
     """
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self._url = _without_ours(url)
         self._pool, self._pid = self._new_pool(), os.getpid()
         settings = self._pool.connection_kwargs
-        # Only looks whether the settings will do: it does not connect yet.
+        # Only checks the settings: it does not connect yet.
         self._pool.connection_class(**settings)
         self.name = f"redis://{settings['host']}:{settings['port']}/{settings['db']}"
         """Where it is, for errors and logs."""
 
     def run(self, script: Script, *words: str, lost: type[Exception]) -> Any:
-        """What `script` answers. Where its reply is lost it is sent again, or raises `lost`."""
+        """What `script` answers. Where its reply is lost, `lost` is raised: TryAgain repeats it."""
 
         def exchange(connection: Any) -> Any:
             try:
                 return _call(connection, "EVALSHA", script.digest, "0", *words)
             except exceptions.NoScriptError:
-                # A server that was started anew has forgotten it; so nothing was done.
+                # A server that was restarted does not have the script; so nothing was done.
                 return _call(connection, "EVAL", script.source, "0", *words)
 
         return patiently(lambda: self._try(exchange, lost))
@@ -77,7 +81,7 @@ class RedisServer:
         )
 
     def info(self) -> Mapping[str, str]:
-        """What the server tells about itself."""
+        """The fields of the server's INFO."""
         lines = str(self.ask("INFO")).splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
@@ -86,7 +90,7 @@ class RedisServer:
         self._own_pool().disconnect(inuse_connections=False)
 
     def _own_pool(self) -> ConnectionPool:
-        # redis-py gives a child connections of its own, too, but takes a lock for it that another
+        # redis-py, too, gives a child its own connections, but takes a lock for that, which another
         # thread of the parent may have held at the moment of the fork.
         if self._pid != os.getpid():
             self._pool, self._pid = self._new_pool(), os.getpid()
@@ -116,8 +120,8 @@ class RedisServer:
         try:
             return exchange(connection)
         except BaseException as error:
-            # No reply that may still arrive is to be taken for that to another question. And a
-            # server that was the master, and is no more, refuses for as long as the line lives.
+            # A reply that still arrives must not be taken for the reply to another command. And a
+            # server that is not the master any more refuses for as long as the connection lives.
             connection.disconnect()
             if isinstance(error, exceptions.RedisError):
                 raise self._translated(error, lost) from error
@@ -126,7 +130,7 @@ class RedisServer:
             pool.release(connection)
 
     def _translated(self, error: exceptions.RedisError, lost: type[Exception]) -> Exception:
-        """The error that the Store protocol promises, for one from the driver."""
+        """The Store protocol's error for one of the driver."""
         text = mask_passwords(f"{self.name}: {error}")
         found = _CODE.search(str(error))
         code = found.group() if found else _CODES.get(type(error))
@@ -134,11 +138,18 @@ class RedisServer:
             return TryAgain(text)
         if code in _LASTING:
             return StoreUnavailable(text)
-        # redis-py counts this among the errors of a connection, but it is an answer.
+        # For redis-py this is an error of the connection, but it is an answer.
         is_answer = isinstance(error, exceptions.AuthenticationError)
         if is_answer or not isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
             return StoreError(text)
         return lost(text)
+
+
+def _without_ours(url: str) -> str:
+    parts = urlsplit(url)
+    said = parse_qsl(parts.query, keep_blank_values=True)
+    query = urlencode([(name, value) for name, value in said if name not in _OURS])
+    return urlunsplit(parts._replace(query=query))
 
 
 def _call(connection: Any, *words: str) -> Any:

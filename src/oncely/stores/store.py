@@ -1,10 +1,11 @@
-"""The Store protocol: all that a database has to do for the ledger."""
+"""The Store protocol: everything that a database has to do for the ledger."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
+from oncely.core.activity import Activity, AuditEntry, Run, Worker
 from oncely.core.binding import Binding
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key, Record, State
@@ -16,15 +17,15 @@ Clock = Callable[[], float]
 """Seconds since 1970."""
 
 Horizons = Mapping[str, float]
-"""Up to when records of each consumer may have been forgotten, by the store's clock. A consumer of
-which nothing was ever forgotten has none.
+"""The time up to which records of each consumer may have been forgotten, by the store's clock. A
+consumer of which nothing was ever forgotten has none.
 """
 
 
 class Loaded(NamedTuple):
     """What `load` found: the records that exist, and the store's clock just before they were read.
 
-    Were it read later, a lease that was extended in between would seem to have run out.
+    If it was read later, a lease that was extended in between would seem to have run out.
     """
 
     records: Mapping[Key, Record]
@@ -47,13 +48,75 @@ class Query(NamedTuple):
     """Last seen longer ago than this."""
     limit: int = 100
     text: str | None = None
-    """Stands in the message id, letter by letter."""
+    """Is part of the message id, compared character by character."""
     lease_over: bool = False
     """Only those whose lease has run out."""
+    exhausted: bool = False
+    """Only those that have failed permanently."""
+
+    def holds(self, record: Record, now: float) -> bool:
+        """Whether `record` fits, at `now` by the store's clock."""
+        return (
+            self.consumer in (None, record.key.consumer)
+            and self.state in (None, record.state)
+            and (self.older_than_s is None or now - record.last_seen > self.older_than_s)
+            and (self.text is None or self.text in record.key.message_id)
+            and (not self.lease_over or lease_is_over(record, now))
+            and (not self.exhausted or record.exhausted)
+        )
+
+
+def lease_is_over(record: Record, now: float) -> bool:
+    """Whether a record has a lease that has run out at `now`, by the store's clock."""
+    return record.lease_until is not None and record.lease_until <= now
+
+
+class Look(NamedTuple):
+    """Which records a window looks at, in the order of their ids, and which of them it gives."""
+
+    fits: Sequence[Query]
+    """It gives the records that fit one of these; their limits do not count. No record may fit two
+    of them.
+    """
+    begins: str = ""
+    """It looks at ids that begin so."""
+    after: str | None = None
+    """Where the window before ended; None: from the first id on."""
+    limit: int = 100
+    """It ends where it has found so many."""
+    size: int = 1_000
+    """It ends where it has looked at about so many."""
+
+
+class Window(NamedTuple):
+    """What a look at some of the records has found."""
+
+    keys: Sequence[Key]
+    """Of the records that fit, in their order."""
+    looked_at: int
+    """How many records the store has looked at."""
+    end: str | None
+    """Where the next window goes on: after this id. None: no records are left."""
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[str, str, bool]], limit: int, *, is_last: bool) -> Self:
+        """Of records that come one after another, each as its message id, its consumer, and whether
+        it fits: of those up to the id with which so many fit. `is_last`: no records come after
+        them.
+        """
+        fitting = [place for place, (_, _, fits) in enumerate(rows) if fits]
+        part = rows
+        if len(fitting) > limit:
+            place = fitting[limit - 1]
+            last = rows[place][0]
+            part = rows[: place + sum(message_id == last for message_id, _, _ in rows[place:])]
+        end = None if is_last and len(part) == len(rows) else part[-1][0]
+        keys = [Key(consumer, message_id) for message_id, consumer, fits in part if fits]
+        return cls(keys, len(part), end)
 
 
 class KeyRange(NamedTuple):
-    """Message ids after the first, up to and with the second, in the store's own order of them."""
+    """Message ids after the first, up to and including the second, in the store's own order."""
 
     after: str | None = None
     """None: from the first id."""
@@ -61,7 +124,7 @@ class KeyRange(NamedTuple):
     """None: to the last id."""
 
     def holds(self, message_id: str) -> bool:
-        """Whether an id is within, in the order of their letters' numbers."""
+        """Whether an id is within the range, in the order of code points."""
         return (self.after is None or self.after < message_id) and (
             self.until is None or message_id <= self.until
         )
@@ -82,14 +145,18 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What one consumer's records in one state add up to."""
+    """Totals of one consumer's records in one state."""
 
     count: int
     lease_over: int
     """How many have a lease that has run out."""
     oldest: float
-    """When the one that was not seen for longest was last seen."""
+    """When the least recently seen record was last seen."""
     duplicates: int
+    is_estimate: bool = False
+    """Whether `count` and `duplicates` are what a sample says. `lease_over` and `oldest` are then
+    of those records that were read; 0 where none were.
+    """
 
 
 class PutBack(NamedTuple):
@@ -97,42 +164,45 @@ class PutBack(NamedTuple):
 
     message: WaitingMessage
     error: str | None
-    """Why; None: no fault of its own."""
+    """Why it goes on waiting; None where it has not failed."""
     retry_s: float | None
-    """It is taken again after so long; None: it is set aside, for people."""
+    """Seconds until it can be taken again; None: it is set aside, for people."""
     is_try: bool = True
     """Whether it counts as one more attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits in one queue."""
+    """How much waits in one queue."""
 
     waiting: int
-    """Those with a delay included."""
+    """Messages, including those with a delay."""
     set_aside: int
-    """They wait for people. Not among `waiting`."""
+    """Messages that wait for people. Not among `waiting`."""
     lag_s: float
-    """For how long the oldest that could be taken has waited."""
+    """How long the oldest message that can be taken has been due."""
 
 
 class Listing(NamedTuple):
     """Which waiting messages are shown: those that fit every field that is set, in their order."""
 
     queue: str
-    """Its name or, with `*` at the end, how the names of several begin."""
+    """Its name or, with `*` at the end, the beginning of several names."""
     is_set_aside: bool
     limit: int = 100
     after: int = 0
-    """The number of the last one before."""
+    """The number of the last message of the page before."""
+    with_bodies: bool = True
+    """Whether bodies are read; else each message comes with an empty one."""
 
 
 class Records(Protocol):
-    """Where records are read and written; how, Store says, and Inside for a transaction.
+    """Where records are read and written: by itself, as Store says, or in a transaction, as Inside
+    says.
 
-    The store's own clock decides. In what is written, `lease_until` counts from the moment of
+    The store's own clock decides. In written records, `lease_until` counts from the moment of
     the write, `first_seen` and `last_seen` are that moment; the store adds its clock. An insert
-    that has to wait for somebody's transaction may count from before the wait: its lease is
+    that has to wait for another transaction may count from before the wait: its lease is
     then shorter, never longer.
     """
 
@@ -143,10 +213,10 @@ class Records(Protocol):
 
         No two have the same key, and no two inserts under one key the same version.
 
-        `believed` are the horizons of all their consumers, None where one has none. Where one is
-        another, nothing of that consumer is written. They are compared once the keys are taken:
-        a purge that made room for one of them by removing its record has raised the horizon by
-        then, and that is seen.
+        `believed` are the horizons of all their consumers, None where one has none. Where the
+        stored horizon differs, nothing of that consumer is written. Horizons are compared after the
+        keys are taken: if a purge has removed the record of a key just before, it has raised the
+        horizon by then, and the comparison finds that.
         """
 
     def horizons(self, consumers: Collection[str]) -> Horizons:
@@ -166,30 +236,30 @@ class Records(Protocol):
 class Inside(Records, Protocol):
     """What a store does inside one transaction: all of it is stored, or nothing.
 
-    Nothing is tried again: after an error the transaction is over, and every further call raises
-    that error. `load` holds what it finds: nobody else changes it before the transaction ends.
-    An insert waits for another transaction that writes the same key, and sees what came of it.
+    Nothing is retried: after an error the transaction is over, and every further call raises
+    that error. `load` locks what it finds: nobody else changes it before the transaction ends.
+    An insert waits for another transaction that writes the same key, and sees its result.
     """
 
     def forget_until(self, horizons: Horizons) -> None:
-        """Raise horizons to these; one that is later stays as it is."""
+        """Raise horizons to these; a stored horizon that is later stays as it is."""
 
     # ---- Messages that wait --------------------------------------------------------------------
 
     def keep(self, messages: Sequence[WaitingMessage], *, renews: bool = False) -> None:
-        """Keep these, in their order. What is there under the same parent and name stays as it is,
-        or where it `renews`, waits anew in its place: with the attempts, error, reason and delay of
-        these, set aside or not. Whoever waits for messages is woken when they are stored.
+        """Keep these, in their order. A message that is there under the same parent and name stays
+        as it is; or, where it `renews`, it gets the content, attempts, error, reason and delay of
+        the new one, set aside or not. Whoever waits for messages is woken when they are stored.
         """
 
     def waiting(self, keys: Collection[Key]) -> Sequence[WaitingMessage]:
-        """What waits of these parents, in whatever queue, in order, set aside or not."""
+        """The messages of these parents, in all queues, in order, set aside or not."""
 
     def numbered(self, numbers: Collection[int]) -> Sequence[WaitingMessage]:
-        """Those of these numbers that wait still."""
+        """The messages with these numbers that still wait."""
 
     def lanes(self, lanes: Collection[str]) -> set[str]:
-        """Those of these lanes in which any wait that are not set aside."""
+        """Those of these lanes in which messages wait that are not set aside."""
 
     def take(
         self,
@@ -201,32 +271,32 @@ class Inside(Records, Protocol):
         one_per_lane: bool = False,
         counts: bool = False,
     ) -> Sequence[WaitingMessage]:
-        """At most `limit` of a queue that can be taken now, in their order; nobody else is given
-        them for `hold_s`. Of these `parents` alone, where any are named; and `one_per_lane`, for
-        whom the next is to wait until the one before is removed. Where it `counts`, that they are
-        taken is one more attempt, which those that are returned have.
+        """At most `limit` messages of a queue that can be taken now, in their order; nobody else is
+        given them for `hold_s`. Only those of these `parents`, where any are named. With
+        `one_per_lane`, the next of a lane waits until the one before it is removed. Where it
+        `counts`, taking a message is one more attempt, and the returned messages include it.
 
-        None whose delay is not over, none that is held or set aside, and none behind another of
-        its lane that is held, has to wait, or is of a parent that is not named.
+        A message is not taken while its delay runs, while it is held or set aside, nor behind
+        another of its lane that is held, has to wait, or has a parent that is not named.
         """
 
     def remove(self, messages: Sequence[WaitingMessage]) -> None:
-        """These wait no more. What is gone already is not an error."""
+        """Remove these. A message that is gone already is not an error."""
 
     def held(self, messages: Sequence[WaitingMessage]) -> set[int]:
-        """The numbers of those that are held since they were taken so: nobody has let go of them,
-        or was given them since. Of what was taken with a count. Nobody is, before the transaction
+        """The numbers of the messages that are still held as they were taken, with a count: they
+        were not put back or given to anybody else since. Nobody gets them before the transaction
         ends.
         """
 
     def remove_held(self, messages: Sequence[WaitingMessage]) -> set[int]:
-        """Those of these that are `held` wait no more; their numbers."""
+        """Remove those of these that are `held`; return their numbers."""
 
     def put_back(self, changes: Sequence[PutBack]) -> None:
-        """These go on waiting; what is gone is not an error."""
+        """Let these go on waiting; a message that is gone is not an error."""
 
     def free(self, messages: Sequence[WaitingMessage]) -> None:
-        """These can be taken at once, with no attempt counted, from the queue, in the lane and with
+        """Let these be taken at once, with no attempt counted, from the queue, in the lane and with
         the content that they have here.
         """
 
@@ -235,43 +305,93 @@ class Inside(Records, Protocol):
     def forget_steps(self, key: Key) -> None:
         """Remove the message's finished steps."""
 
-    def steps(self, key: Key) -> Mapping[str, Any]:
-        """The results of the message's finished steps, by their names."""
+    def steps_of(self, keys: Collection[Key]) -> Mapping[Key, Mapping[str, Any]]:
+        """The results of the finished steps, by their names, of those of these messages that have
+        any.
+        """
 
     def keep_step(self, key: Key, name: str, result: Any) -> None:
-        """Keep the result of a finished step; one that is there stays as it is."""
+        """Keep the result of a finished step; a result that is there stays as it is."""
 
 
 class Joined(Inside, Protocol):
-    """Inside a transaction that is somebody else's to begin and to end. Each call raises EndedError
-    where it is seen to be over already.
+    """Inside a transaction that somebody else begins and ends. Each call raises EndedError where it
+    finds that the transaction is over already.
     """
 
     def look(self, keys: Collection[Key]) -> Mapping[Key, Record]:
-        """The records that exist, as the transaction sees them; unlike `load` it holds nothing."""
-
-    def insert_alike(self, record: Record, message_ids: Collection[str]) -> set[str]:
-        """As `insert`, of records that differ from `record` in their message ids alone: the ids
-        of those that were written.
-        """
+        """The records that exist, as the transaction sees them; unlike `load` it locks nothing."""
 
     def completed(
         self, consumer: str, message_ids: Collection[str], seen_within_s: float
     ) -> Mapping[str, float]:
-        """Those of these messages whose records are completed, and were last seen less than so long
-        ago: when each was first seen. It holds nothing.
+        """Those of these messages whose records are completed and were last seen less than
+        `seen_within_s` ago, with the time when each was first seen. It locks nothing.
         """
 
 
-class Store(Records, Protocol):
+class Operations(Protocol):
+    """What operators look back at. A store that inherits this keeps none of it."""
+
+    @property
+    def keeps_operations(self) -> bool:
+        """Whether it keeps workers, activity, runs and the audit; else these calls do nothing."""
+        return False
+
+    def keep_worker(self, worker: Worker, activity: Sequence[Activity]) -> None:  # noqa: ARG002
+        """Keep that the worker is alive now, by the store's clock, and what it did: in place of
+        what it said before, where that has the same consumer and period. To repeat it is no harm.
+        """
+        return
+
+    def forget_worker(self, id_: str) -> None:  # noqa: ARG002
+        """The worker has ended; what it did stays."""
+        return
+
+    def workers(self) -> Sequence[Worker]:
+        """Those that have not ended, or were killed; the one last seen comes first."""
+        return []
+
+    def activity(self, since: float) -> Sequence[Activity]:  # noqa: ARG002
+        """What workers did in the periods that began then or later, the oldest first."""
+        return []
+
+    def keep_run(self, run: Run) -> None:  # noqa: ARG002
+        """Keep a run, in place of what was kept under its id."""
+        return
+
+    def runs(self, limit: int) -> Sequence[Run]:  # noqa: ARG002
+        """The runs that began last, those first."""
+        return []
+
+    def note(self, entry: AuditEntry) -> int:  # noqa: ARG002
+        """Keep what a person begins to change; the store gives it its time, and its number, which
+        is returned. Where the connection is lost meanwhile it may be kept twice.
+        """
+        return 0
+
+    def note_counts(self, id_: int, changed: int, refused: int | None) -> None:  # noqa: ARG002
+        """Keep what the action of that entry has come to. To repeat it is no harm."""
+        return
+
+    def audit(self, limit: int, before: int | None = None) -> Sequence[AuditEntry]:  # noqa: ARG002
+        """The newest entries, those first; only those with a lower number than `before`."""
+        return []
+
+    def purge_operations(self, older_than_s: float) -> int:  # noqa: ARG002
+        """Remove activity, workers and runs of longer ago; return how many. The audit stays."""
+        return 0
+
+
+class Store(Records, Operations, Protocol):
     """Where records live. Holds no rule: those are in core/rules.py.
 
     Every method raises StoreUnavailable when the store cannot be reached after some tries, and
-    StoreError for what else goes wrong; `insert` and `swap` raise ReplyLost when the connection
+    StoreError for any other error; `insert` and `swap` raise ReplyLost when the connection
     breaks after something was sent. All are safe to call from many threads.
 
-    A class that names it as its base inherits what holds for the simplest of stores: nobody waits
-    for its connections or loses against another, there is no schema, and nothing waits.
+    A class that names it as its base inherits defaults for the simplest of stores: no connections
+    to wait for, no transactions that lose against others, no schema, and no waiting messages.
     """
 
     @property
@@ -280,13 +400,13 @@ class Store(Records, Protocol):
 
     @property
     def place(self) -> object:
-        """Where its tables are: two stores whose places are equal work on the same ones, so that a
-        transaction of one can do what is asked of the other.
+        """Identifies its tables: two stores whose places are equal work on the same ones, so that a
+        transaction of one can do the work of the other.
         """
         return self
 
     def transaction(self, work: Callable[[Inside], T]) -> T:
-        """What `work` returns, once all that it did is stored.
+        """What `work` returns, once everything that it did is stored.
 
         `work` may be called again where the transaction lost against another, or where nobody
         knows whether it was stored: it has to find that out by itself. Raises ConfigError where
@@ -296,34 +416,35 @@ class Store(Records, Protocol):
     def within(self, connection: Any) -> AbstractContextManager[Joined]:
         """While the transaction of `connection` is joined; its owner begins and ends it.
 
-        Raises ConfigError where that cannot be, and in the end, unless another error is on its
-        way, EndedError where it is not the same transaction any more: it was committed or rolled
-        back meanwhile, by whomever and however.
+        Raises ConfigError where it cannot be joined. On leaving, unless another error is being
+        raised, it raises EndedError where the transaction has ended inside the block: committed or
+        rolled back, in whatever way.
         """
 
     def check_joins(self, source: object) -> None:
-        """Raise ConfigError where `within` could join no transaction that `source` begins, an
-        Engine or sessionmaker of SQLAlchemy, plain or async: as far as can be told without one.
+        """Raise ConfigError where `within` could not join transactions that `source` begins, an
+        Engine or sessionmaker of SQLAlchemy, plain or async: as far as that can be known without
+        one.
         """
 
     def is_contention(self, error: Exception) -> bool:  # noqa: ARG002
-        """Whether `error` says that a transaction lost against another, or its connection, and may
-        be done again.
+        """Whether `error` says that a transaction lost against another, or lost its connection, and
+        may be repeated.
         """
         return False
 
     def is_outage(self, error: Exception) -> bool:
-        """Whether `error`, of whatever uses the same database, says that it cannot be reached."""
+        """Whether `error`, from any use of the same database, says that it cannot be reached."""
         return isinstance(error, StoreUnavailable)
 
     def beside(self) -> Records:
-        """The same records over connections of their own, for what must not wait until others give
-        back theirs. They are closed with the store.
+        """The same records over separate connections, for calls that must not wait until others
+        give back theirs. They are closed with the store.
         """
         return self
 
     def backlogs(self) -> Mapping[str, Backlog]:
-        """What waits in each queue in which anything does."""
+        """The backlog of each queue in which messages wait."""
         return {}
 
     def listed(self, listing: Listing) -> Sequence[WaitingMessage]:  # noqa: ARG002
@@ -331,71 +452,88 @@ class Store(Records, Protocol):
         return []
 
     def free_in_s(self, queue: str) -> float | None:  # noqa: ARG002
-        """In how many seconds the next of a queue can be taken, by its own time and hold: 0 where
-        one can now, None where nothing waits there that is not set aside.
+        """Seconds until the next message of a queue can be taken, by its due time and hold: 0 where
+        one can be taken now, None where none waits there that is not set aside.
         """
         return None
 
     def wait_for_messages(self, timeout_s: float) -> None:
-        """Return as soon as messages may have been kept, at the latest after `timeout_s`."""
+        """Return as soon as new messages may be there, at the latest after `timeout_s`."""
 
     def bind(self, bindings: Collection[Binding]) -> None:  # noqa: ARG002
-        """Keep what brings messages into queues, where `bindings` does not answer None; what is
-        there already is not an error.
+        """Keep these bindings of queues, where `bindings` does not answer None; one that is there
+        already is not an error.
         """
-        return  # Without a statement it would have to be implemented.
+        return  # Without a statement, mypy takes the method for one that has to be implemented.
 
     def unbind(self, bindings: Collection[Binding]) -> None:  # noqa: ARG002
-        """Forget these; what is gone already is not an error."""
+        """Remove these; one that is gone already is not an error."""
         return
 
     def bindings(self, queue: str | None = None) -> Sequence[Binding] | None:  # noqa: ARG002
-        """What brings messages into one queue, or into any, as it was kept; None where the store
-        keeps none.
-        """
+        """The bindings that were kept, of one queue or of all; None where the store keeps none."""
         return None
 
+    # ---- All records ---------------------------------------------------------------------------
+
     def scan(self, query: Query) -> Sequence[Record]:
-        """The records that fit, longest unseen first."""
+        """The records that fit, least recently seen first."""
+
+    def of_message(self, message_id: str) -> Sequence[Record]:
+        """The records of a message, of whatever consumers, in the order of their names."""
+
+    def window(self, look: Look) -> Window:
+        """Look at the next records in the order of their ids, those of one id always together: at
+        about so many at most, however few of them fit. Whoever asks for window after window, each
+        from the end of the one before, is given every record that is there all the time.
+
+        A store that can find records in some states without looking at others may look at those
+        alone, and at more of them. A store without an order of ids takes an order of its own; the
+        end of a window is then a text that only this store understands. Raises ConfigError where
+        it does not understand `after`.
+        """
 
     def key_ranges(self, number: int) -> Sequence[KeyRange]:  # noqa: ARG002
-        """At most `number` ranges, of about as many records each, that together hold every key."""
+        """At most `number` ranges, of about equal size, that together hold every key."""
         return [KeyRange()]
 
     def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
         """The records of a range that fit, page by page, whatever their number.
 
-        What is in the ledger all the while is given, once; what comes or goes meanwhile may be,
-        each record as it is when its page is read. A store that cannot go by the order of its keys
-        may give a record again.
+        A record that is in the ledger all the time is given once; one that comes or goes during the
+        reading may be given or not. Each is given as it is when its page is read. A store that
+        cannot read in the order of its keys may give a record twice.
         """
 
-    def tallies(self) -> Mapping[tuple[str, State], Tally]:
-        """What each consumer's records in each state add up to, where there are any."""
+    def tallies(self, most: int | None = None) -> Mapping[tuple[str, State], Tally]:
+        """Totals of each consumer's records in each state, where there are any.
+
+        Where there are more than `most`, a store may give estimates in place of reading them all.
+        """
 
     def purge(self, query: Query, states: Sequence[State]) -> int:
         """Remove at most `query.limit` of the records that fit and are in one of `states`, with
         their steps; return how many. Fewer than the limit: none are left, or others are removing
-        them. A record of which messages wait stays.
+        them. A record that has waiting messages stays.
 
-        With them, atomically, it raises the horizon of each consumer of which it removes any to
-        the time that the query's age says.
+        In the same transaction, the horizon of each consumer whose records are removed is raised to
+        the time given by the query's age.
         """
 
     def forget_until(self, horizons: Horizons) -> None:
         """As Inside says."""
 
     def keep_retention(self, consumer: str, retention_s: float) -> None:
-        """Keep for how long the consumer's records are to be kept, in place of what was."""
+        """Store how long the consumer's records are kept, in place of the retention before."""
 
     def retentions(self) -> Mapping[str, float]:
-        """That time in seconds, of each consumer that told it."""
+        """The retention in seconds, of each consumer that has one stored."""
 
     def migrate(self) -> None:
         """Create or upgrade the schema; safe when many start at once, and to repeat."""
 
     def migration_sql(self) -> str:
-        """What `migrate` would do now, as SQL; empty where nothing, or where there is no schema."""
+        """What `migrate` would do now, as SQL; empty where it would do nothing."""
         return ""
 
     def problems(self) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Calls of handlers, async ones among them, from tests that are not async."""
+"""Calls handlers, also async ones, from tests that are not async."""
 
 import asyncio
 import inspect
@@ -9,13 +9,13 @@ from oncely.core.errors import ConfigError
 from oncely.lifecycle.wrapping import name_of
 
 ASKED_NO_LEDGER = (
-    "asked no ledger; decorate it with oncely.once, or hand over a function that lets its consumer "
+    "asked no ledger; decorate it with oncely.once, or pass a function that lets its consumer "
     "handle the message"
 )
 
 
 def check_handler(fn: object, written: str) -> None:
-    """Raise ConfigError for what cannot be called; `written` is the call as it should stand."""
+    """Raise ConfigError for a value that cannot be called; `written` is an example of the call."""
     if not callable(fn):
         raise ConfigError(
             f"{written.partition('(')[0]}: {fn!r} is not a function; write {written}, where charge "
@@ -24,9 +24,9 @@ def check_handler(fn: object, written: str) -> None:
 
 
 def result_of(returned: Any, caller: str) -> Any:
-    """What a handler returned, and a coroutine of it comes to, in an event loop of its own.
+    """A handler's result; a coroutine is run in an event loop of its own.
 
-    Raises ConfigError for a coroutine where a loop runs already.
+    Raises ConfigError for a coroutine if a loop is running already.
     """
     if not inspect.iscoroutine(returned):
         return returned
@@ -39,7 +39,7 @@ def result_of(returned: Any, caller: str) -> Any:
 
 
 def is_loop_running() -> bool:
-    """Whether this is called, however deep, by a coroutine."""
+    """Whether an event loop is running in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -48,5 +48,5 @@ def is_loop_running() -> bool:
 
 
 def shown_name(fn: Callable[..., Any]) -> str:
-    """What an error calls `fn`: a function inside a test without the test's name."""
+    """The name of `fn` for errors: for a function inside of a test, without the test's name."""
     return name_of(fn).rpartition("<locals>.")[2]

@@ -1,5 +1,5 @@
 # ruff: noqa: S101 - asserts are what a conformance suite is made of.
-"""How claims have to behave on a store, asked through the Ledger."""
+"""Conformance tests of claims on a store, through the Ledger."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,9 @@ from oncely.core.commands import (
 )
 from oncely.core.errors import FencedError, RefusedError
 from oncely.core.policy import Policy
-from oncely.core.record import Claim, Key, Record, State
+from oncely.core.record import Claim, Key, Record, State, birth_of
+from oncely.engine.asking import to_claim
+from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.engine.request import new_token
 from oncely.ledger import Ledger
 from oncely.stores.store import Store
@@ -29,7 +31,7 @@ _RACERS = 20
 
 
 class ClaimConformance:
-    """The half of StoreConformance that speaks to the Ledger."""
+    """The half of StoreConformance that uses the Ledger."""
 
     @pytest.fixture
     def ledger(self, store: Store) -> Ledger:
@@ -48,7 +50,7 @@ class ClaimConformance:
         assert claim.fence == 1
 
     def test_answers_do_not_depend_on_those_before(self, ledger: Ledger) -> None:
-        """Whether those claimed last were new or known, what follows is answered alike."""
+        """The outcome of a claim does not depend on whether the last claims were new or known."""
         keys = {name: Key("billing", name) for name in ("done", "held", "failed", "new", "newer")}
         claims = {name: granted(ledger.claim(keys[name])) for name in ("done", "held", "failed")}
         ledger.complete(claims["done"])
@@ -96,7 +98,7 @@ class ClaimConformance:
         assert _found(ledger) == before
 
     def test_tries_are_spent(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """A message that kills its workers is exhausted after its tries, though none failed it."""
+        """A message that kills its workers is exhausted after its tries, also without a failure."""
         policy = Policy(tries=3, lease="60s")
         for attempt in (1, 2, 3):
             assert granted(ledger.claim(KEY, policy=policy)).attempts == attempt
@@ -105,7 +107,7 @@ class ClaimConformance:
         assert _found(ledger).exhausted
 
     def test_mismatch(self, ledger: Ledger) -> None:
-        """Another fingerprint under an id already seen is never accepted."""
+        """Another fingerprint for a known id is never accepted."""
         claim = granted(ledger.claim(KEY, fingerprint="one"))
         assert isinstance(ledger.claim(KEY, fingerprint="two"), Mismatch)
         ledger.complete(claim)
@@ -118,7 +120,7 @@ class ClaimConformance:
         assert _kinds(outcomes) == ["Busy"] * (_RACERS - 1) + ["Granted"]
 
     def test_claims_race_for_what_ran_out(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """Twenty racing claims of what ran out: exactly one is granted, one fence later."""
+        """Twenty racing claims after a lease ran out: exactly one is granted, one fence later."""
         granted(ledger.claim(KEY, "60s"))
         clock.advance(61)
         outcomes = at_once(_RACERS, lambda _: ledger.claim(KEY))
@@ -129,7 +131,7 @@ class ClaimConformance:
         """Many claims have one outcome each, in order; of two for one key the other is busy."""
         keys = [Key("billing", str(n)) for n in range(500)]
         ledger.complete(granted(ledger.claim(keys[7])))
-        outcomes = ledger.claim_many([*keys, keys[3]])
+        outcomes = [*ledger.claim_many([*keys, keys[3]])]
         assert isinstance(outcomes.pop(), Busy)
         assert isinstance(outcomes.pop(7), Duplicate)
         assert all(isinstance(outcome, Granted) for outcome in outcomes)
@@ -166,7 +168,7 @@ class ClaimConformance:
         assert all(isinstance(each, Written) for each in ledger.complete_many(claims))
 
     def test_release_can_be_repeated(self, ledger: Ledger) -> None:
-        """To say again that a claim is given back is not an error, until the next is granted."""
+        """Releasing a claim again is not an error, until the next claim is granted."""
         first = granted(ledger.claim(KEY))
         for _ in range(2):
             ledger.release(first)
@@ -225,7 +227,7 @@ class ClaimConformance:
         assert _found(ledger).state is State.COMPLETED
 
     def test_old_fence_changes_nothing(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """After a takeover whatever the former holder writes is fenced, and changes nothing."""
+        """After a takeover all writes of the former holder are fenced, and change nothing."""
         old = granted(ledger.claim(KEY, "60s"))
         clock.advance(61)
         new = granted(ledger.claim(KEY, "60s"))
@@ -404,10 +406,35 @@ class ClaimConformance:
         keys = [Key("billing", str(n)) for n in range(100)]
         claims = [granted(outcome) for outcome in ledger.claim_many(keys)]
         ledger.release(claims[42])
-        outcomes = ledger.complete_many(claims, list(range(100)))
+        outcomes = [*ledger.complete_many(claims, list(range(100)))]
         assert outcomes.pop(42) == Fenced(None)
         assert all(isinstance(outcome, Written) for outcome in outcomes)
         assert _found(ledger, keys[99]).result == 99
+
+    @pytest.mark.parametrize("rounds", [1, 2])
+    def test_many_claims_with_tokens_of_their_own(self, ledger: Ledger, rounds: int) -> None:
+        """Claims that were asked for with a token each are granted, also again, and written; one
+        that is gone is fenced, and spoils no other.
+        """
+        keys = [Key("billing", str(n)) for n in range(100)]
+        marks = [f"mark {n}" for n in range(100)]
+        first = new_token()
+        tokens = [birth_of(first + 2 * n) for n in range(100)]
+        asked = to_claim(keys, "60s", Policy(), marks, None, None, None, tokens)
+        calls = InlineCalls(ledger)
+        for _ in range(rounds):
+            claims = [granted(outcome) for outcome in run_inline(calls.settle(asked))]
+            assert [claim.record.birth for claim in claims] == tokens
+            assert {(claim.fence, claim.attempts) for claim in claims} == {(1, 1)}
+        assert _kinds(ledger.extend_many(claims, "90s")) == ["Written"] * 100
+        ledger.release(claims[42])
+        outcomes = [*ledger.complete_many(claims)]
+        assert outcomes.pop(42) == Fenced(None)
+        assert _kinds(outcomes) == ["Written"] * 99
+        found = [_found(ledger, key) for key in (keys[41], keys[43])]
+        assert [(each.state, each.birth, each.fingerprint) for each in found] == [
+            (State.COMPLETED, tokens[n], marks[n]) for n in (41, 43)
+        ]
 
     # ---- Operators -----------------------------------------------------------------------------
 
@@ -452,7 +479,7 @@ def _found(ledger: Ledger, key: Key = KEY) -> Record:
 
 
 def _may_send(ledger: Ledger) -> Claim:
-    """The claim of somebody who asks for what is handled."""
+    """A claim on a handled message, whose holder may send."""
     outcome = ledger.claim(KEY, "60s")
     assert isinstance(outcome, Handled)
     return outcome.claim

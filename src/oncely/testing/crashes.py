@@ -1,4 +1,4 @@
-"""Crashes: work that is done in a process of its own, which kills itself at a named point."""
+"""Crashes: runs work in a process of its own, which kills itself at a named point."""
 
 import faulthandler
 import json
@@ -24,17 +24,17 @@ from oncely.testing.points import KNOWN, POINTS
 P = ParamSpec("P")
 
 _DEADLINE_S = 60.0
-"""What hangs, as by a lock that another thread held when the process was forked, ends then."""
+"""A process that hangs ends then, for example on a lock that another thread held at the fork."""
 
 
 def kill_at(point: str, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call `fn` with the arguments in a process of its own, which is killed at `point`: by SIGKILL,
-    the first time that it comes there, or with "after_claim:3" the third.
+    """Call `fn` with the arguments in a process of its own, and kill the process at `point` by
+    SIGKILL: the first time that it reaches the point, or with "after_claim:3" the third time.
 
-    `point` is one of oncely's, or a name that `fn` tells `reached`. `fn` may be async. The process
-    is a fork of this one: what `fn` does to memory is lost. Raises AssertionError where the process
-    was not killed there: `fn` returned before, raised, or took a minute; ConfigError for text that
-    names no point.
+    `point` is one of oncely's, or a name that `fn` passes to `reached`. `fn` may be async. The
+    process is a fork of this one: changes that `fn` makes in memory are lost. Raises AssertionError
+    if the process was not killed there: `fn` returned before, raised, or took a minute. Raises
+    ConfigError for a text that is not a point.
     """
     __tracebackhide__ = True
     check_handler(fn, f"kill_at({POINTS[0]!r}, charge, message)")
@@ -53,10 +53,10 @@ def kill_at(point: str, fn: Callable[P, object], /, *args: P.args, **kwargs: P.k
 
 
 def killed_at(point: str, work: Callable[[], object], nth: int = 1) -> bool:
-    """Whether a process that does `work` was killed where it reached `point` the nth time.
+    """Whether a process that does `work` was killed when it reached `point` the nth time.
 
-    As in `kill_at`; but it may take as long as it takes, and to end before is not an error. Raises
-    AssertionError where `work` raises.
+    As `kill_at`, but without a time limit, and it is not an error if the process ends before.
+    Raises AssertionError if `work` raises.
     """
     end = _Forked(point, nth, math.inf).run(work)
     if end.raised is not None or end.status not in (0, -signal.SIGKILL):
@@ -70,7 +70,7 @@ def killed_at(point: str, work: Callable[[], object], nth: int = 1) -> bool:
 
 
 class _Forked:
-    """A process that does something, and is killed at a point; and what it tells its parent."""
+    """A process that does work and is killed at a point, with its report to the parent."""
 
     def __init__(self, point: str, nth: int, deadline_s: float) -> None:
         self.point = point
@@ -79,18 +79,18 @@ class _Forked:
         self.status = 0
         """The exit code, or a signal's number, negative."""
         self.is_late = False
-        """Whether it was ended for the time that it took."""
+        """Whether it was ended because it took too long."""
         self.came_to: list[str] = []
-        """The points that it came to, in their order."""
+        """The points that it reached, in order."""
         self.raised: Sequence[str] | None = None
-        """What it raised, in a line, and with the traceback."""
+        """Its error, as one line, and with the traceback."""
         self.is_memory_used = False
-        """Whether a ledger in memory made a record."""
+        """Whether a ledger in memory has created a record."""
 
     def run(self, work: Callable[[], object]) -> "_Forked":
-        """Let it do `work`, and wait for its end."""
+        """Run `work` in the process, and wait for its end."""
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # Else both have what is buffered, and both write it.
+            stream.flush()  # Else both processes have the buffered output, and both write it.
         with TemporaryFile() as told:
             with warnings.catch_warnings():
                 # Of other threads in this process: see the deadline.
@@ -108,7 +108,7 @@ class _Forked:
 
     @property
     def is_killed(self) -> bool:
-        """Whether it was killed at the point, and by nobody else."""
+        """Whether it was killed at the point, and not by another signal."""
         return self.status == -signal.SIGKILL and self.came_to.count(self.point) >= self.nth
 
     def _note(
@@ -123,7 +123,7 @@ class _Forked:
         pid = os.getpid()
 
         def tell(**what: object) -> None:
-            # A child that the work forks tells nothing, and ends where it leaves the work.
+            # A child that the work forks reports nothing, and ends at the end of the work.
             if os.getpid() == pid:
                 os.write(told.fileno(), json.dumps(what).encode() + b"\n")
 
@@ -162,7 +162,7 @@ def _watch_memory(tell: Callable[[], None]) -> None:
     setattr(MemoryStore, "insert", told_insert)  # noqa: B010 - for this process, on purpose.
 
 
-# ---- What is said of it ------------------------------------------------------------------------
+# ---- Error texts -------------------------------------------------------------------------------
 
 
 def _told(end: _Forked, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Deliveries of one message: again after a crash, and many at the same moment."""
+"""Deliveries of one message: a redelivery after a crash, and many at the same time."""
 
 import asyncio
 import copy
@@ -30,10 +30,10 @@ _A_DAY_S = 86_400.0
 
 
 def pass_time(duration: Duration) -> None:
-    """Let it be so much later for every ledger and queue in a store that this process asks, and
-    those that `kill_at` starts; a queue on RabbitMQ knows nothing of it. It ends with the test.
+    """Advance the time by `duration` for all ledgers, and queues in stores, of this process and of
+    processes that `kill_at` starts. It does not affect RabbitMQ. It ends with the test.
 
-    Leases run out, and what waits is due. Raises ConfigError for what is not a duration.
+    Leases run out, and waiting messages become due. Raises ConfigError for a wrong duration.
     """
     clock.pass_for_stores(seconds(duration))
 
@@ -45,11 +45,11 @@ def redeliver(
 @overload
 def redeliver(fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 def redeliver(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call `fn` with the arguments again, in this process, a day later for all ledgers (as
-    `pass_time` does it): when the lease of whoever was killed is over. What it returns, or raises;
-    of an async function, what awaiting it does.
+    """Call `fn` with the arguments again, in this process, one day later (by `pass_time`): then
+    the lease of the killed process is over. Returns the result of `fn`, or raises its error; an
+    async function is awaited.
 
-    After a lease of more than a day, let more time pass before.
+    If the lease is longer than a day, let more time pass before.
     """
     check_handler(fn, "redeliver(charge, message)")
     clock.pass_for_stores(_A_DAY_S)
@@ -59,11 +59,11 @@ def redeliver(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 def runs_once(
     fn: Callable[Concatenate[M, P], object], message: M, /, *args: P.args, **kwargs: P.kwargs
 ) -> None:
-    """Deliver `message` to `fn`, sync or async: four times at the same moment, then once more, each
-    time as a copy of its own, with the other arguments as they are.
+    """Deliver `message` to `fn`, sync or async: four times at the same time, then once more. Each
+    delivery gets its own copy of the message, and the other arguments unchanged.
 
     Raises AssertionError, which says what happened, unless `fn` ran to its end exactly once. A
-    delivery that meets the one at work may raise BusyError, no other error is expected.
+    delivery may raise BusyError while another one is running; any other error is unexpected.
     """
     __tracebackhide__ = True
     check_handler(fn, "runs_once(charge, message)")
@@ -77,23 +77,23 @@ def runs_once(
 
 
 class _Runs:
-    """Counts, by the points that are reached, how often a handler ran to an end that is stored."""
+    """Counts, by the points reached, how often a handler ran to an end that is stored."""
 
     def __init__(self) -> None:
         self.asked = 0
-        """How often a ledger was asked."""
+        """How many claims were asked for."""
         self.count = 0
         self._committing: set[object] = set()
         self._lock = threading.Lock()
 
     def note(self, point: str) -> None:
-        """A point is reached."""
+        """Note that a point is reached."""
         where = threading.get_ident(), _task()
         with self._lock:
             match point:
                 case "after_claim":
                     self.asked += 1
-                    # Its transaction lost against another, and all of it is done again.
+                    # Its transaction lost against another one, and is repeated as a whole.
                     self.count -= where in self._committing
                     self._committing.discard(where)
                 case "after_completed":
@@ -134,16 +134,16 @@ def _what_is_wrong(runs: _Runs, ends: Sequence[object], message: Any) -> str | N
 
 
 def _deliver_all(fn: Callable[..., Any], message: Any, call: Callable[[Any], Any]) -> list[object]:
-    """How each delivery ended: with what it returned, or the error that it raised."""
+    """The end of each delivery: its result, or its error."""
     if is_async(fn):
-        # All in one loop: connections of async drivers belong to theirs.
+        # All in one loop: a connection of an async driver belongs to its loop.
         ends: list[object] = result_of(_deliver_all_async(message, call), "runs_once")
         return ends
 
     def end_of(_: int) -> object:
         try:
             return result_of(call(_copy_of(message)), "runs_once")
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is told.
+        except BaseException as error:  # noqa: BLE001 - every error is reported.
             return error
 
     return [*at_once(_AT_ONCE, end_of), end_of(_AT_ONCE)]
@@ -156,7 +156,7 @@ async def _deliver_all_async(message: Any, call: Callable[[Any], Any]) -> list[o
 
 
 def _copy_of(message: Any) -> Any:
-    """The message as another delivery brings it: equal, and not the same object."""
+    """The message of another delivery: equal, but not the same object."""
     try:
         return copy.deepcopy(message)
     except Exception:  # noqa: BLE001 - what cannot be copied, as what holds a connection, is shared.
@@ -164,7 +164,7 @@ def _copy_of(message: Any) -> Any:
 
 
 def _told(ends: Sequence[object]) -> str:
-    """In words, what came of each delivery."""
+    """The ends of the deliveries, as text."""
     words = [type(e).__name__ if isinstance(e, BaseException) else "returned" for e in ends]
     at_the_same_moment = ", ".join(words[:_AT_ONCE])
     return f"{_AT_ONCE} at the same moment: {at_the_same_moment}; then once more: {words[-1]}"

@@ -1,7 +1,5 @@
 # ruff: noqa: S101 - asserts are what a conformance suite is made of.
-"""What becomes of deliveries, as tests: the part of TransportConformance that begins where
-something is received.
-"""
+"""Conformance tests of deliveries: the part of TransportConformance that begins with receiving."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,14 +19,14 @@ DEAD = "orders.dead"
 DEADLINE_S = 30.0
 RECEIVERS = 8
 _NOTHING_S = 0.05
-"""How long a test waits for what must not come."""
+"""How long a test waits for a message that must not come."""
 
 _ORDER = Message("order-17", b'{"total": 3}', "order.placed", {"tenant": "a"}, key="customer-9")
 _VERDICTS = (Ack(), Requeue(), Refuse("late"))
 
 
 class DeliveryConformance:
-    """Deliveries are settled once, by whoever holds them, or come again."""
+    """Deliveries are settled once, by their holder, or are redelivered."""
 
     @pytest.fixture
     def transport(self, connect: Connect) -> Transport:
@@ -38,14 +36,14 @@ class DeliveryConformance:
     # ---- settle --------------------------------------------------------------------------------
 
     def test_ack(self, transport: Transport, clock: AdvancingClock) -> None:
-        """What is acknowledged never comes again, also not when its time would be over."""
+        """An acknowledged message is never redelivered, also not after the visibility timeout."""
         first, second = given(transport, Message("1"), Message("2"))
         transport.settle([(first, Ack()), (second, Ack())])
         _lapse(transport, clock)
         assert nothing_comes(transport)
 
     def test_requeue(self, transport: Transport) -> None:
-        """What is requeued comes again at once, as the same message, and is counted."""
+        """A requeued message is redelivered at once, unchanged, and the delivery is counted."""
         transport.publish(QUEUE, [_ORDER])
         for times in (1, 2, 3):
             [delivery] = received(transport, 1)
@@ -54,7 +52,7 @@ class DeliveryConformance:
             transport.settle([(delivery, Requeue())])
 
     def test_mixed_verdicts(self, transport: Transport) -> None:
-        """Each delivery meets its own verdict, however they are mixed in one call."""
+        """Each delivery gets its own verdict, also if verdicts are mixed in one call."""
         transport.publish(QUEUE, [Message(str(n)) for n in range(9)])
         deliveries = {d.message.id: d for d in received(transport, 9)}
         kinds: tuple[Settlement, ...] = (Ack(), Requeue(), Refuse("no"))
@@ -66,7 +64,7 @@ class DeliveryConformance:
     # ---- Dead letters --------------------------------------------------------------------------
 
     def test_reject(self, transport: Transport, clock: AdvancingClock) -> None:
-        """What is rejected comes whole into the queue of dead letters, and not again."""
+        """A rejected message goes unchanged to the dead-letter queue, and is not redelivered."""
         [delivery] = given(transport, _ORDER)
         transport.settle([(delivery, Refuse("no such customer: é 🧾"))])
         _lapse(transport, clock)
@@ -78,7 +76,7 @@ class DeliveryConformance:
         assert transport.is_drained(DEAD)
 
     def test_dead_letters_of_dead_letters(self, transport: Transport) -> None:
-        """A queue of dead letters is one like any other: nothing that is rejected is lost."""
+        """A dead-letter queue is a queue like any other: no rejected message is lost."""
         [delivery] = given(transport, _ORDER)
         transport.settle([(delivery, Refuse("no"))])
         [letter] = received(transport, 1, queue=DEAD)
@@ -88,14 +86,14 @@ class DeliveryConformance:
     # ---- Unsettled, and settled late -----------------------------------------------------------
 
     def test_held(self, connect: Connect) -> None:
-        """What is held comes to nobody else, nor to its holder a second time."""
+        """A held message goes to no other receiver, and not to its holder again."""
         holder, other = connect(), connect()
         given(holder, Message("1"))
         assert nothing_comes(other)
         assert nothing_comes(holder)
 
     def test_unsettled_comes_again(self, connect: Connect, clock: AdvancingClock) -> None:
-        """What is not settled in time is delivered again, to anybody, and counted."""
+        """A message that is not settled in time is redelivered, to any receiver, and counted."""
         holder, other = connect(), connect()
         visibility_s = holder.features.visibility_s
         if visibility_s is None:
@@ -112,7 +110,7 @@ class DeliveryConformance:
     def test_late_settle(
         self, connect: Connect, clock: AdvancingClock, verdict: Settlement
     ) -> None:
-        """A settle after the message was delivered again does nothing to that delivery."""
+        """A settle after the message was redelivered does not affect the new delivery."""
         holder, other = connect(), connect()
         if holder.features.visibility_s is None:
             pytest.skip("this transport declares no visibility timeout")
@@ -140,7 +138,7 @@ class DeliveryConformance:
         assert nothing_comes(transport, queue=DEAD)
 
     def test_receivers_share(self, connect: Connect) -> None:
-        """Of many receivers at once, in threads and over connections, one is given a message."""
+        """Of many receivers at once, in threads and over connections, one gets each message."""
         transports = [connect() for _ in range(RECEIVERS // 2)]
         ids = [str(n) for n in range(500)]
         transports[0].publish(QUEUE, [Message(id_) for id_ in ids])
@@ -176,7 +174,7 @@ class DeliveryConformance:
 
     @pytest.mark.parametrize("size", [10, 100_000])
     def test_drained_loop(self, transport: Transport, size: int) -> None:
-        """Whoever receives and settles until the queue is drained has had all, each once."""
+        """A receiver that settles until the queue is drained gets every message, each once."""
         ids = [str(n) for n in range(300)]
         transport.publish(QUEUE, [Message(id_, b"x" * size) for id_ in ids])
         taken: list[str] = []
@@ -189,7 +187,7 @@ class DeliveryConformance:
     # ---- close ---------------------------------------------------------------------------------
 
     def test_close_gives_back(self, connect: Connect) -> None:
-        """What a closed transport held is delivered to others at once; what is left stays."""
+        """Held messages of a closed transport are redelivered at once; waiting messages stay."""
         holder, other = connect(), connect()
         first, second, _ = given(holder, Message("1"), Message("2"), Message("3"))
         holder.settle([(first, Ack()), (second, Refuse("no"))])
@@ -200,7 +198,7 @@ class DeliveryConformance:
 
     @pytest.mark.parametrize("verdict", _VERDICTS, ids=repr)
     def test_settled_after_close(self, transport: Transport, verdict: Settlement) -> None:
-        """What was received before a close cannot be settled after it: it may be another's."""
+        """A delivery of a closed transport cannot be settled: another may have the message."""
         [before] = given(transport, Message("1"))
         transport.close()
         [after] = received(transport, 1)
@@ -223,14 +221,14 @@ class DeliveryConformance:
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(transport.receive, QUEUE, 1, DEADLINE_S)
             while not wait([waiting], _NOTHING_S).done:
-                # Again and again: it may not have begun to wait the first time.
+                # Repeatedly: the receiver may not have begun to wait the first time.
                 transport.close()
             assert list(waiting.result()) == []
         assert time.monotonic() - before < DEADLINE_S / 2
 
 
 def given(transport: Transport, *messages: Message) -> list[Delivery]:
-    """The deliveries of these, which are published for it."""
+    """Publish these messages; return their deliveries."""
     transport.publish(QUEUE, messages)
     return received(transport, len(messages))
 
@@ -238,7 +236,7 @@ def given(transport: Transport, *messages: Message) -> list[Delivery]:
 def received(
     transport: Transport, number: int, *, queue: str = QUEUE, at_most: int = 100
 ) -> list[Delivery]:
-    """So many deliveries, in their order. Raises AssertionError where they do not come."""
+    """So many deliveries, in their order. Raises AssertionError if they do not come."""
     deliveries: list[Delivery] = []
     deadline = time.monotonic() + DEADLINE_S
     while len(deliveries) < number:
@@ -254,7 +252,7 @@ def nothing_comes(transport: Transport, *, queue: str = QUEUE) -> bool:
 
 
 def _lapse(transport: Transport, clock: AdvancingClock) -> None:
-    """Let what is held be held no more, where that is a matter of time."""
+    """Let the visibility timeout of held messages end, if there is one."""
     clock.advance(transport.features.visibility_s or 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What tests of stores need: records, messages that wait, and one thing done inside at a time."""
+"""Helpers for tests of stores: records, waiting messages, and single calls in transactions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from oncely.stores.store import Backlog, Store
 
 
 def key_of(message_id: str) -> Key:
-    """A key of the consumer that these tests speak of."""
+    """A key of the tests' consumer."""
     return Key("billing", message_id)
 
 
@@ -20,7 +20,7 @@ LEASE_S = 60.0
 
 
 def fresh(message_id: str, consumer: str = "billing", **fields: Any) -> Record:
-    """A record as a first claim writes it, but for `fields`."""
+    """A record as a first claim writes it, except `fields`."""
     record = Record(
         key=Key(consumer, message_id),
         state=State.PROCESSING,
@@ -44,13 +44,13 @@ def deferred(
     position: int = 0,
     delay_s: float = 0.0,
 ) -> WaitingMessage:
-    """A message as it is deferred."""
+    """A deferred message."""
     message = Message(message_id, body, key=key)
     return WaitingMessage(message_id, destination, message, parent, position, delay_s)
 
 
 class Doing:
-    """Has the methods of Inside, and does each in a transaction of its own."""
+    """Has the methods of Inside, each in a transaction of its own."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -66,14 +66,14 @@ class Doing:
         one_per_lane: bool = False,
         counts: bool = False,
     ) -> Sequence[WaitingMessage]:
-        """As Inside does; what is to be sent, unless another queue is named."""
+        """As in Inside; by default, from the queue of deferred messages."""
         how = {"one_per_lane": one_per_lane, "counts": counts}
         return self.store.transaction(
             lambda inside: inside.take(queue, limit, hold_s, parents, **how)
         )
 
     def backlog(self, queue: str = OUTBOX) -> Backlog:
-        """What waits in a queue."""
+        """The backlog of a queue."""
         return self.ledger.mailbox.backlog(queue)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

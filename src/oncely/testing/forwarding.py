@@ -1,4 +1,4 @@
-"""A store that hands every call on to another, for what stands between a ledger and its store."""
+"""A store that forwards every call to another, as a base for layers under a ledger."""
 
 from collections.abc import Callable
 from inspect import getmembers, isfunction
@@ -15,17 +15,17 @@ else:
 
 
 class ForwardingStore(_SomeStore):
-    """Hands all that Store names on to `store`, each call by way of `forward`."""
+    """Forwards all methods of Store to `store`, each call through `forward`."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def forward(self, name: str, /, *arguments: Any, **named: Any) -> Any:
-        """What the method of this name returns; to override is to stand in each call's way."""
+        """Call the method of this name; override this to intercept every call."""
         return getattr(self.store, name)(*arguments, **named)
 
     def beside(self) -> Records:
-        """This store: what goes over a connection of its own is forwarded, too."""
+        """This store: calls over a connection of their own are forwarded, too."""
         return self
 
 

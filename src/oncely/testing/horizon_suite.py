@@ -1,5 +1,5 @@
 # ruff: noqa: S101 - asserts are what a conformance suite is made of.
-"""HorizonConformance: what a ledger remembers of what it has forgotten."""
+"""HorizonConformance: the horizons, up to which a ledger may have forgotten messages."""
 
 from itertools import count
 
@@ -22,20 +22,20 @@ _versions = count(1)
 
 
 class HorizonConformance:
-    """What becomes of messages that a ledger may have forgotten; a part of StoreConformance."""
+    """Tests of messages that a ledger may have forgotten; a part of StoreConformance."""
 
     # ---- The store -----------------------------------------------------------------------------
 
     def test_no_horizon(self, store: Store) -> None:
-        """Of a store that has removed nothing there are none."""
+        """A store that has removed nothing has no horizons."""
         store.insert([_new(_KEY)])
         assert store.purge(Query(older_than_s=0.0), PURGEABLE) == 0
         assert store.horizons({"billing", "mailing"}) == {}
         assert store.horizons(()) == {}
 
     def test_purge_raises_horizons(self, store: Store, clock: AdvancingClock) -> None:
-        """A purge raises the horizon of each consumer of which it removes something, to the time
-        that it purges up to; that of others stays.
+        """A purge raises the horizon of each consumer whose records it removes, to the time up to
+        which it purges; other horizons stay.
         """
         for consumer in ("billing", "mailing", "billing "):
             store.insert([_new(Key(consumer, "1"), state=State.FAILED, lease_until=None)])
@@ -52,7 +52,7 @@ class HorizonConformance:
         assert store.horizons({"mailing"}) == {"mailing": found["mailing"]}
 
     def test_horizons_only_grow(self, store: Store, clock: AdvancingClock) -> None:
-        """Neither a purge of what is older, nor anything else, lowers one."""
+        """A horizon is never lowered, also not by a purge of older records."""
         store.forget_until({"billing": 10.5, "mailing": 3.0})
         store.forget_until({"billing": 7.0, "mailing": 1_600_000_000.123456})
         assert store.horizons(["billing", "mailing"]) == {
@@ -67,7 +67,7 @@ class HorizonConformance:
         assert store.horizons(["billing"]) == {"billing": later}
 
     def test_insert_believing(self, store: Store, clock: AdvancingClock) -> None:
-        """An insert writes nothing of a consumer whose horizon is another than it is believed."""
+        """An insert writes no record of a consumer whose horizon differs from the believed one."""
         assert store.insert([_new(_KEY)], {"billing": 5.0}) == set()
         assert store.insert([_new(_KEY)], {"billing": None}) == {_KEY}
         one, two = Key("billing", "1"), Key("mailing", "2")
@@ -90,14 +90,14 @@ class HorizonConformance:
         assert store.insert([_new(Key("billing", "3"))]) == {Key("billing", "3")}
 
     def test_insert_believing_keeps_what_is_there(self, store: Store) -> None:
-        """What is not written because of a horizon does not take along what was there."""
+        """An insert that a horizon prevents leaves the existing record."""
         store.insert([_new(_KEY, fence=7)])
         other = Key("billing", "other")
         assert store.insert([_new(_KEY), _new(other)], {"billing": 5.0}) == set()
         assert store.load([_KEY]).records[_KEY].fence == 7
 
     def test_retentions(self, store: Store) -> None:
-        """How long a consumer's records are to be kept is told, and told anew."""
+        """A consumer's retention can be stored, and changed."""
         assert store.retentions() == {}
         store.keep_retention("billing", 30 * _DAY_S)
         store.keep_retention("mailing", 0.1)
@@ -114,8 +114,8 @@ class HorizonConformance:
             granted(ledger.claim(Key("billing", str(n)), sent_at=sent_at))
 
     def test_too_old(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """What was sent before the horizon, and is not in the ledger, is not granted, and leaves
-        nothing there.
+        """A message from before the horizon that is not in the ledger is not granted, and leaves no
+        record.
         """
         sent_at = ledger.now()
         ledger.complete(granted(ledger.claim(_KEY)))
@@ -132,8 +132,8 @@ class HorizonConformance:
         assert ledger.counts() == {}
 
     def test_not_too_old(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """What was sent later, or nobody knows when, is granted; so is all under on_too_old="run",
-        and that of another consumer.
+        """A message that was sent later, or at an unknown time, is granted; so is any message under
+        on_too_old="run", and another consumer's.
         """
         _purge_one(ledger, clock)
         [horizon] = ledger._store.horizons(["billing"]).values()
@@ -150,7 +150,7 @@ class HorizonConformance:
         granted(ledger.claim(_KEY, sent_at=5.0))
 
     def test_removed_as_found(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """What was removed one by one is forgotten up to when the newest of it was last seen."""
+        """Records removed one by one are forgotten up to the time when the newest was last seen."""
         for n in range(3):
             ledger.complete(granted(ledger.claim(Key("billing", str(n)))))
             clock.advance(100)
@@ -162,7 +162,7 @@ class HorizonConformance:
         granted(ledger.claim(Key("billing", "other"), sent_at=newest + 0.001))
 
     def test_purged_by_another(self, store: Store, clock: AdvancingClock) -> None:
-        """What a ledger has read of a horizon is good only until another one has purged."""
+        """The horizon that a ledger has read is valid only until another one purges."""
         ledger, other = Ledger(store), Ledger(store)
         sent_at = ledger.now()
         ledger.complete(granted(ledger.claim(_KEY, sent_at=sent_at)))
@@ -171,6 +171,17 @@ class HorizonConformance:
             assert isinstance(ledger.claim(_KEY, sent_at=sent_at), TooOld)
             granted(ledger.claim(Key("billing", message_id), sent_at=other.now()))
         ledger.close()
+
+    def test_purged_while_some_are_there(self, store: Store, clock: AdvancingClock) -> None:
+        """Of a batch, one is there; another needs no horizon, and is granted after a purge."""
+        ledger, other = Ledger(store), Ledger(store)
+        _purge_one(other, clock)
+        there, new = Key("billing", "there"), Key("billing", "new")
+        ledger.complete(granted(ledger.claim(there)))
+        outcomes = ledger.claim_many([there, new], sent_at=[ledger.now(), None])
+        assert [type(outcome) for outcome in outcomes] == [Duplicate, Granted]
+        ledger.close()
+        other.close()
 
     def test_purged_before_the_insert(self, store: Store, clock: AdvancingClock) -> None:
         """A purge between the look at the horizon and the claim is seen by the claim."""
@@ -184,7 +195,7 @@ class HorizonConformance:
         assert ledger.find(_KEY) is None
 
     def test_purges_race_claims(self, store: Store, clock: AdvancingClock) -> None:
-        """While a completed message is purged, those who ask for it are never granted it."""
+        """While a completed message is purged, racing claims of it are never granted."""
         for n in range(_ROUNDS):
             key = Key("billing", str(n))
             ledgers = [Ledger(store) for _ in range(6)]
@@ -220,7 +231,7 @@ def _new(key: Key, **fields: object) -> Record:
 
 
 def _purge_one(ledger: Ledger, clock: AdvancingClock) -> None:
-    """Have a message of "billing" forgotten, and all that was sent before now."""
+    """Purge a message of "billing", so that the horizon is now."""
     ledger.complete(granted(ledger.claim(Key("billing", "purged"))))
     clock.advance(100)
     assert ledger.purge("50s") >= 1

@@ -1,27 +1,33 @@
 # ruff: noqa: S101 - asserts are what a conformance suite is made of.
-"""What a store has to do inside transactions: all or nothing, and what is kept with records."""
+"""Conformance tests of transactions: all or nothing, and the data that is kept with records."""
 
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from oncely.core.errors import ConfigError, FencedError
-from oncely.core.record import Key, Record, State
+from oncely.core.commands import Duplicate, Exhausted, Fail, Granted, Waiting, Written
+from oncely.core.errors import ConfigError, FencedError, RefusedError
+from oncely.core.policy import Policy
+from oncely.core.record import Claim, Key, Record, State
 from oncely.core.rules import PURGEABLE
+from oncely.core.waiting import retries_of
+from oncely.engine.asking import to_claim
+from oncely.engine.request import Write
 from oncely.ledger import Ledger
 from oncely.stores.store import Change, Inside, PutBack, Query, Store
 from oncely.testing.doing import LEASE_S, PARENT, Doing, deferred, fresh, ids_of, key_of
 from oncely.testing.tools import AdvancingClock, at_once, granted
-from oncely.testing.waiting_suite import HOLD_S, WaitingConformance
+from oncely.testing.waiting_suite import HOLD_S, WaitingConformance, retry
 
 _RACERS = 8
 
 
 class InsideConformance(WaitingConformance):
-    """The part of StoreConformance for transactions; skipped where there are none."""
+    """The part of StoreConformance for transactions; skipped if the store has none."""
 
     def test_no_transactions(self, store: Store) -> None:
         """A store without transactions says so, and has no deferred messages."""
@@ -34,7 +40,7 @@ class InsideConformance(WaitingConformance):
     # ---- All or nothing ------------------------------------------------------------------------
 
     def test_all_is_stored(self, doing: Doing) -> None:
-        """What was done in a transaction is there after it, and what it returned comes back."""
+        """The writes of a transaction are there after it, and its result is returned."""
 
         def work(inside: Inside) -> str:
             inside.insert([fresh("1")])
@@ -45,10 +51,10 @@ class InsideConformance(WaitingConformance):
         assert doing.store.transaction(work) == "done"
         assert len(doing.store.load([fresh("1").key]).records) == 1
         assert ids_of(doing.waiting([PARENT])) == ["m"]
-        assert doing.steps(PARENT) == {"step": 1}
+        assert doing.ledger.steps(PARENT) == {"step": 1}
 
     def test_nothing_is_stored(self, doing: Doing) -> None:
-        """An error of the work undoes everything, and is raised as it was."""
+        """An error of the work undoes everything, and is raised unchanged."""
         keys = [key_of(name) for name in ("old", "older", "changed", "other")]
         doing.insert([fresh(key.message_id) for key in keys])
         doing.keep([deferred("sent"), deferred("refused", position=1)])
@@ -70,11 +76,11 @@ class InsideConformance(WaitingConformance):
             doing.store.transaction(work)
         assert sorted(doing.store.scan(Query())) == before
         assert doing.waiting([PARENT]) == [sent, refused]
-        assert doing.steps(PARENT) == {}
+        assert doing.ledger.steps(PARENT) == {}
         assert doing.backlog().set_aside == 0
 
     def test_own_writes_are_seen(self, doing: Doing) -> None:
-        """Inside, what was written before is read."""
+        """A transaction reads its own writes."""
 
         def work(inside: Inside) -> None:
             record = fresh("1")
@@ -88,7 +94,7 @@ class InsideConformance(WaitingConformance):
         doing.store.transaction(work)
 
     def test_swaps_of_many_inside(self, doing: Doing) -> None:
-        """In one swap of many, those that lost keep none of the others from being written."""
+        """In one swap of many, records that lost do not keep the others from being written."""
         doing.insert([fresh(str(n)) for n in range(10)])
         keys = [key_of(str(n)) for n in range(10)]
 
@@ -105,7 +111,7 @@ class InsideConformance(WaitingConformance):
         assert set(doing.store.load(keys).records) == set(keys[::2])
 
     def test_load_holds_what_it_finds(self, doing: Doing) -> None:
-        """What was loaded inside stays as it is until the end: of many at once none loses."""
+        """Records loaded inside do not change until the end: of many at once none loses."""
         doing.insert([fresh("1")])
 
         def count(inside: Inside) -> set[Key]:
@@ -117,7 +123,7 @@ class InsideConformance(WaitingConformance):
         assert doing.store.load([key_of("1")]).records[key_of("1")].duplicates == _RACERS
 
     def test_inserts_inside_race(self, doing: Doing) -> None:
-        """An insert waits for whoever else writes the key, and sees what came of it."""
+        """An insert waits for another writer of the key, and sees its result."""
 
         def insert(n: int) -> tuple[bool, int]:
             def work(inside: Inside) -> tuple[bool, int]:
@@ -131,7 +137,7 @@ class InsideConformance(WaitingConformance):
         assert {version for _, version in answers} == {winner}
 
     def test_transactions_that_wait_for_each_other(self, doing: Doing) -> None:
-        """Two that want the same records in opposite orders both come to their end."""
+        """Two transactions that need the same records in opposite orders both end."""
         keys = [key_of("1"), key_of("2")]
         doing.insert([fresh("1"), fresh("2")])
         both_have_one = threading.Barrier(2)
@@ -184,9 +190,20 @@ class InsideConformance(WaitingConformance):
         for n, name in enumerate(distinct_ids):
             doing.keep_step(PARENT, name, n)
             doing.keep_step(PARENT, name, "later")
-        assert doing.steps(PARENT) == {name: n for n, name in enumerate(distinct_ids)}
-        assert doing.steps(key_of("other")) == {}
-        assert doing.steps(Key("other", PARENT.message_id)) == {}
+        assert doing.steps_of([PARENT]) == {
+            PARENT: {name: n for n, name in enumerate(distinct_ids)}
+        }
+        assert doing.steps_of([key_of("other"), Key("other", PARENT.message_id)]) == {}
+
+    def test_steps_of_many(self, doing: Doing, distinct_ids: Sequence[str]) -> None:
+        """Those of many messages are found at once, each with its own."""
+        keys = [key_of(id_) for id_ in distinct_ids]
+        for n, key in enumerate(keys):
+            doing.keep_step(key, "step", n)
+            doing.keep_step(Key("other", key.message_id), "step", "of another consumer")
+        found = doing.steps_of([*keys, key_of("without")])
+        assert found == {key: {"step": n} for n, key in enumerate(keys)}
+        assert doing.steps_of([]) == {}
 
     @pytest.mark.parametrize(
         "value", [None, 0, "é 🧾 \u202e", [1, [2.5]], {"a": {"b": None}}, 1e300]
@@ -194,7 +211,7 @@ class InsideConformance(WaitingConformance):
     def test_results_of_steps(self, doing: Doing, value: Any) -> None:
         """Results come back equal, and of the same type."""
         doing.keep_step(PARENT, "step", value)
-        kept = doing.steps(PARENT)["step"]
+        kept = doing.ledger.steps(PARENT)["step"]
         assert (kept, type(kept)) == (value, type(value))
 
     def test_steps_survive_a_release(self, doing: Doing) -> None:
@@ -206,7 +223,7 @@ class InsideConformance(WaitingConformance):
         assert doing.ledger.steps(PARENT) == {"step": 1}
 
     def test_forget(self, doing: Doing) -> None:
-        """What is forgotten takes its steps and deferred messages along, and no other's."""
+        """Forgetting a record removes its steps and deferred messages, and no other's."""
         for parent in (PARENT, key_of("other")):
             claim = granted(doing.ledger.claim(parent))
             doing.ledger.keep_step(claim, "step", 1)
@@ -215,6 +232,75 @@ class InsideConformance(WaitingConformance):
         assert (doing.ledger.steps(PARENT), doing.ledger.mailbox.deferred(PARENT)) == ({}, [])
         assert doing.ledger.steps(key_of("other")) == {"step": 1}
         assert ids_of(doing.ledger.mailbox.deferred(key_of("other"))) == ["m"]
+
+    def test_happened(self, doing: Doing, clock: AdvancingClock) -> None:
+        """What somebody says has happened is completed, the former holder is fenced, and its retry
+        waits no more; what else was set aside under its id stays, and so do others.
+        """
+        ledger, other = doing.ledger, deferred("parent", "other content")
+        claim = granted(ledger.claim(PARENT, "60s"))
+        aside = replace(retry("parent"), name=other.name, is_set_aside=True)
+        doing.keep([retry("parent"), aside, retry("b")])
+        with pytest.raises(RefusedError, match="is processing"):
+            ledger.happened(PARENT)
+        clock.advance(61)
+        ledger.happened(PARENT, by="ann", why="it is on the bill")
+        record = ledger.find(PARENT)
+        assert record is not None
+        assert (record.state, record.lease_until) == (State.COMPLETED, None)
+        assert record.metadata is not None
+        note = record.metadata["happened"]
+        assert (note["by"], note["why"]) == ("ann", "it is on the bill")
+        with pytest.raises(FencedError):
+            ledger.complete(claim)
+        assert isinstance(ledger.claim(PARENT), Duplicate)
+        [left] = ledger.waiting("billing")
+        assert left.id == "b"
+        [letter] = ledger.dead("billing")
+        assert letter.key == PARENT
+        ledger.happened(PARENT, by="ann", why="it is on the bill")
+        with pytest.raises(RefusedError, match="is completed"):
+            ledger.happened(PARENT, by="bob")
+
+    def test_run_now(self, doing: Doing) -> None:
+        """What waits for its retry is due at once, and runs, its attempts counted on; what a worker
+        has begun, and what does not wait, is refused.
+        """
+        ledger, queue = doing.ledger, retries_of("billing")
+        _fail_to_wait(ledger)
+        assert isinstance(ledger.claim(PARENT), Waiting)
+        assert doing.take(1, HOLD_S, queue=queue) == []
+        ledger.run_now(PARENT)
+        [taken] = doing.take(1, HOLD_S, queue=queue)
+        assert taken.error == "no"
+        assert _claim_taken(ledger).attempts == 2
+        for change in (ledger.run_now, ledger.cancel):
+            with pytest.raises(RefusedError, match="is processing: a worker has it in hand"):
+                change(PARENT)
+            with pytest.raises(RefusedError, match="does not wait for a retry"):
+                change(key_of("other"))
+
+    def test_cancel(self, doing: Doing) -> None:
+        """What waits for its retry becomes a dead letter, with who and why; it does not run before
+        that is retried. What was never tried, and waits, becomes one, too.
+        """
+        ledger = doing.ledger
+        _fail_to_wait(ledger)
+        doing.keep([retry("b")])
+        for key in (PARENT, key_of("b")):
+            ledger.cancel(key, by="ann", why="withdrawn")
+        one, two = ledger.dead("billing")
+        assert (one.key, one.reason) == (PARENT, "cancelled by ann: withdrawn")
+        assert (two.key, two.reason) == (key_of("b"), "cancelled by ann: withdrawn")
+        assert isinstance(ledger.claim(PARENT), Exhausted)
+        assert [*ledger.waiting("billing")] == []
+        ledger.cancel(PARENT, by="ann", why="withdrawn")
+        ledger.retry_dead([one.id, two.id])
+        assert [each.id for each in doing.take(9, HOLD_S, queue=retries_of("billing"))] == [
+            "parent",
+            "b",
+        ]
+        assert _claim_taken(ledger).attempts == 1
 
     # ---- Purging -------------------------------------------------------------------------------
 
@@ -225,12 +311,12 @@ class InsideConformance(WaitingConformance):
             doing.ledger.keep_step(claim, "step", 1)
             doing.ledger.complete(claim)
             clock.advance(100)
-        # As many as it may: it looks for no steps besides.
+        # The batch is full: this purge does not look for steps.
         assert doing.store.purge(Query(older_than_s=150, limit=1), PURGEABLE) == 1
-        assert (doing.steps(key_of("old")), doing.steps(key_of("new"))) == ({}, {"step": 1})
+        assert doing.steps_of([key_of("old"), key_of("new")]) == {key_of("new"): {"step": 1}}
 
     def test_purge_takes_steps_without_a_record(self, doing: Doing, clock: AdvancingClock) -> None:
-        """Steps of what was released and never came again go as well, once they are old."""
+        """Old steps of a message that was released and never redelivered are purged, too."""
         for name in ("old", "new"):
             claim = granted(doing.ledger.claim(key_of(name)))
             doing.ledger.keep_step(claim, "step", 1)
@@ -241,10 +327,11 @@ class InsideConformance(WaitingConformance):
         assert doing.ledger.purge("150s", consumer="another") == 0
         assert doing.ledger.steps(key_of("old")) == {"step": 1}
         assert doing.ledger.purge("150s") == 0
-        assert (doing.steps(key_of("old")), doing.steps(key_of("new"))) == ({}, {"step": 1})
+        assert doing.steps_of([key_of("old"), key_of("new")]) == {key_of("new"): {"step": 1}}
         clock.advance(1_000)
         assert doing.ledger.purge("150s") == 0
-        assert (doing.steps(key_of("new")), doing.steps(key_of("running"))) == ({}, {"step": 1})
+        kept = {key_of("running"): {"step": 1}}
+        assert doing.steps_of([key_of("new"), *kept]) == kept
 
     def test_purge_leaves_what_waits(self, doing: Doing, clock: AdvancingClock) -> None:
         """A record with deferred messages that wait, or are set aside, is not purged."""
@@ -285,3 +372,19 @@ def _later(record: Record, **fields: Any) -> Record:
 def _state(ledger: Ledger, key: Key) -> State | None:
     record = ledger.find(key)
     return record and record.state
+
+
+def _fail_to_wait(ledger: Ledger) -> None:
+    """A message has failed, and waits ten minutes for its retry."""
+    claim = granted(ledger.claim(PARENT))
+    waits = replace(retry("parent"), delay_s=600.0, error="no")
+    [outcome] = ledger.write_all([Write(Fail(claim, "no", retry_s=600.0), [waits])])
+    assert isinstance(outcome, Written)
+
+
+def _claim_taken(ledger: Ledger) -> Claim:
+    """Ask for what waited in the ledger, and was taken there."""
+    asked = to_claim([PARENT], None, Policy(), None, None, None, None, taken=[True])
+    [outcome] = ledger._settle(asked)
+    assert isinstance(outcome, Granted)
+    return outcome.claim

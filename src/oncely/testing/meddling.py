@@ -1,4 +1,4 @@
-"""A store in which a test can meddle."""
+"""MeddlingStore: a store whose calls a test can intercept."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +11,10 @@ _READS = ("horizons", "load")
 
 
 class MeddlingStore(ForwardingStore):
-    """A store in which a test can meddle: `meddle` runs before each write.
+    """A store whose calls a test can intercept: `meddle` runs before each write.
 
-    There it may write itself (a race), raise (an outage), or wait (a stall). `calls` names what
-    the ledger asked for, in order.
+    `meddle` may itself write (a race), raise (an outage), or wait (a stall). `calls` has the names
+    of the ledger's calls, in order.
     """
 
     def __init__(self, store: Store) -> None:
@@ -23,7 +23,7 @@ class MeddlingStore(ForwardingStore):
         self.calls: list[str] = []
 
     def forward(self, name: str, /, *arguments: Any, **named: Any) -> Any:
-        """As the other store does it, noted and meddled with."""
+        """Note the call, run `meddle` before a write, and forward the call."""
         if name in _WRITES or name in _READS:
             self.calls.append(name)
         if name in _WRITES:
@@ -31,7 +31,7 @@ class MeddlingStore(ForwardingStore):
         return super().forward(name, *arguments, **named)
 
     def once(self, meddle: Callable[[], object]) -> None:
-        """Meddle before the next write, and not again."""
+        """Run `meddle` before the next write only."""
 
         def meddle_once() -> None:
             self.meddle = lambda: None

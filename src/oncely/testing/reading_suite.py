@@ -1,19 +1,25 @@
 # ruff: noqa: S101 - asserts are what a conformance suite is made of.
-"""What a store has to do when all of its records are read."""
+"""Conformance tests of reading all records of a store."""
 
 from collections.abc import Sequence
 
 import pytest
 
-from oncely.core.record import Key, State
-from oncely.stores.store import Change, KeyRange, Store, Wanted
-from oncely.testing.doing import fresh
+from oncely.core.record import Key, Record, State
+from oncely.stores.store import Change, KeyRange, Look, Query, Store, Wanted, Window
+from oncely.testing.doing import LEASE_S, fresh
+from oncely.testing.tools import AdvancingClock
 
 _MANY = 1_100
 
 
 class ReadConformance:
-    """Reading by ranges of keys, page by page. A part of StoreConformance, on its fixtures."""
+    """Reading by ranges of keys, page by page, and window by window. A part of StoreConformance, on
+    its fixtures.
+    """
+
+    has_order_of_ids = True
+    """False where windows have an order of their own."""
 
     @pytest.mark.parametrize("number", [1, 3, 50])
     def test_key_ranges_hold_every_key(
@@ -43,7 +49,7 @@ class ReadConformance:
         assert len(parts) == 1 or max(len(part) for part in parts) < 0.8 * len(found)
 
     def test_read_filters(self, store: Store) -> None:
-        """Every field of what is wanted counts, and all that are set must fit."""
+        """Every field of the filter counts, and all fields that are set must match."""
         store.insert([fresh("1"), fresh("2"), fresh("3", "other"), fresh("a*b"), fresh("aab")])
         failed = fresh("4")
         store.insert([failed])
@@ -61,11 +67,122 @@ class ReadConformance:
             assert sorted(key.message_id for key in _keys(store, wanted=wanted)) == ids
 
     def test_read_takes_names_as_they_are(self, store: Store) -> None:
-        """A consumer's name that holds signs of a pattern finds its own records alone."""
+        """A consumer's name with the characters of a pattern finds only its own records."""
         names = ["a*", "ab", "a?", "[ab]", "a\\", "^a-", "7:a"]
         store.insert([fresh("1", name) for name in names])
         for name in names:
             assert _keys(store, wanted=Wanted([name])) == [Key(name, "1")]
+
+    # ---- Windows -------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("size", [1, 2, 7, 1_000])
+    def test_windows_give_every_record(
+        self, store: Store, distinct_ids: Sequence[str], size: int
+    ) -> None:
+        """Window after window gives every record once, in the order of the ids, and looks at no
+        more than it was told to, but for the records of one id.
+        """
+        names = ("billing", "other")
+        keys = [Key(name, id_) for id_ in distinct_ids for name in names]
+        store.insert([fresh(*reversed(key)) for key in keys])
+        windows = _windows(store, Look([Query()], size=size))
+        found = [key for window in windows for key in window.keys]
+        assert sorted(found) == sorted(keys)
+        assert sum(window.looked_at for window in windows) == len(keys)
+        if self.has_order_of_ids:
+            assert found == sorted(keys, key=lambda key: (key.message_id, key.consumer))
+            assert max(window.looked_at for window in windows) < size + len(names)
+
+    @pytest.mark.parametrize("state", [None, State.PROCESSING])
+    @pytest.mark.parametrize("limit", [1, 2, 5])
+    def test_windows_end_at_the_limit(self, store: Store, limit: int, state: State | None) -> None:
+        """A window ends where it has found enough; the records of one id stay together; and the
+        next one goes on there, so that none is left out.
+        """
+        keys = [Key(name, f"{n:02}") for n in range(20) for name in ("a", "b", "c")]
+        store.insert([fresh(key.message_id, key.consumer) for key in keys])
+        sought = Look([Query("a", state), Query("b", state)], limit=limit)
+        windows = _windows(store, sought)
+        found = [key for window in windows for key in window.keys]
+        assert sorted(found) == sorted(key for key in keys if key.consumer != "c")
+        assert max(len(window.keys) for window in windows) <= limit + 1
+        if self.has_order_of_ids:
+            assert {len(window.keys) % 2 for window in windows} == {0}
+
+    def test_windows_filter(self, store: Store, clock: AdvancingClock) -> None:
+        """Every field of a query counts; a record may fit any of several."""
+        store.insert([fresh(id_) for id_ in ("1", "2", "3", "4")])
+        store.insert([fresh("5", "other")])
+        clock.advance(LEASE_S + 1)
+        _change(store, "2", state=State.FAILED, lease_until=None)
+        _change(store, "3", state=State.FAILED, lease_until=None, exhausted=True)
+        _change(store, "4", state=State.COMPLETED, lease_until=None)
+        store.insert([fresh("a%b"), fresh("aXb")])
+        for fits, ids in (
+            ([Query()], ["1", "2", "3", "4", "5", "aXb", "a%b"]),
+            ([Query(consumer="other")], ["5"]),
+            ([Query(consumer="nobody")], []),
+            ([Query(state=State.COMPLETED)], ["4"]),
+            ([Query(state=State.FAILED)], ["2", "3"]),
+            ([Query(state=State.FAILED, exhausted=True)], ["3"]),
+            ([Query(state=State.PROCESSING, lease_over=True)], ["1", "5"]),
+            ([Query(older_than_s=5)], ["1", "5"]),
+            ([Query(text="%")], ["a%b"]),
+            ([Query(state=State.FAILED, text="3")], ["3"]),
+            ([Query("other", State.PROCESSING), Query("other", State.FAILED)], ["5"]),
+            ([Query(state=State.FAILED), Query(state=State.COMPLETED)], ["2", "3", "4"]),
+        ):
+            for size in (1, 1_000):
+                windows = _windows(store, Look(fits, size=size))
+                found = [key.message_id for window in windows for key in window.keys]
+                assert sorted(found) == sorted(ids), (fits, size)
+
+    @pytest.mark.parametrize("state", [None, State.PROCESSING])
+    def test_windows_of_a_beginning(self, store: Store, state: State | None) -> None:
+        """Only ids that begin with the text are looked at; no letter of it is a pattern."""
+        ids = (
+            "a",
+            "a%",
+            "a%b",
+            "a\U0010ffff",
+            "aa",
+            "ab",
+            "A%",
+            "b",
+            "é",
+            "éa",
+            "🧾",
+            "🧾1",
+            "x" * 255,
+        )
+        store.insert([fresh(id_) for id_ in ids])
+        for begins in ("", "a", "a%", "aa", "A", "é", "🧾", "🧾1", "x" * 255, "y"):
+            windows = _windows(store, Look([Query(state=state)], begins, size=2))
+            found = [key.message_id for window in windows for key in window.keys]
+            assert sorted(found) == sorted(id_ for id_ in ids if id_.startswith(begins)), begins
+
+    def test_exhausted_records_are_scanned(self, store: Store) -> None:
+        """Scan finds those that have failed permanently, and no others that failed."""
+        store.insert([fresh("1"), fresh("2")])
+        _change(store, "1", state=State.FAILED)
+        _change(store, "2", state=State.FAILED, exhausted=True)
+        found = store.scan(Query(state=State.FAILED, exhausted=True))
+        assert [record.key.message_id for record in found] == ["2"]
+
+
+def _windows(store: Store, look: Look) -> list[Window]:
+    """Every window, up to the last one."""
+    windows = [store.window(look)]
+    while (end := windows[-1].end) is not None:
+        windows.append(store.window(look._replace(after=end)))
+    return windows
+
+
+def _change(store: Store, message_id: str, **fields: object) -> None:
+    key = Key("billing", message_id)
+    stored: Record = store.load([key]).records[key]
+    new = stored._replace(version=stored.version + 1, **fields)  # type: ignore[arg-type]
+    store.swap([Change(stored, new)])
 
 
 def _keys(store: Store, part: KeyRange = KeyRange(), wanted: Wanted = Wanted()) -> list[Key]:

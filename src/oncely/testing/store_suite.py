@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from oncely.core.record import Key, Record, State
+from oncely.stores.alike import AlikeChanges, AlikeRecords
 from oncely.stores.store import Change, Query, Store, Tally
+from oncely.testing.audit_suite import AuditConformance
 from oncely.testing.claim_suite import ClaimConformance
 from oncely.testing.doing import LEASE_S, fresh
 from oncely.testing.horizon_suite import HorizonConformance
@@ -39,8 +41,10 @@ JSON_VALUES: tuple[Any, ...] = (
 )
 
 
-class StoreConformance(ClaimConformance, HorizonConformance, InsideConformance, ReadConformance):
-    """What a store has to do. Inherit it, and give two fixtures.
+class StoreConformance(
+    AuditConformance, ClaimConformance, HorizonConformance, InsideConformance, ReadConformance
+):
+    """Conformance tests of a store. Inherit this class, and define two fixtures.
 
     `store`: the store, migrated and empty. `clock`: the clock that this store reads, an object
     with `advance(seconds)`. What a store does not do by its nature it declares by the flags below.
@@ -69,7 +73,7 @@ class StoreConformance(ClaimConformance, HorizonConformance, InsideConformance, 
         assert store.tallies() == {}
 
     def test_insert_keeps_every_field(self, store: Store) -> None:
-        """What was inserted comes back, with the store's clock added to its times."""
+        """An inserted record is read back, with the store's clock added to its times."""
         record = fresh("1", fingerprint="f" * 64, metadata={"tenant": "a"}, version=2**63 - 1)
         store.insert([record])
         now = store.load(()).now
@@ -118,6 +122,28 @@ class StoreConformance(ClaimConformance, HorizonConformance, InsideConformance, 
 
     # ---- swap ----------------------------------------------------------------------------------
 
+    @pytest.mark.parametrize("step", [0, 2])
+    @pytest.mark.parametrize("there", [None, 42])
+    def test_records_that_are_alike(self, store: Store, step: int, there: int | None) -> None:
+        """Records that are given as columns, of which the versions may be one, are inserted where
+        none is there, and swapped where the version is still that of `old`.
+        """
+        keys = [fresh(str(n)).key for n in range(200)]
+        versions = [(7 + step * n) << 24 for n in range(200)]
+        first = fresh("0", version=versions[0])
+        old = AlikeRecords(keys, first, {"version": versions} if step else {})
+        if there is not None:
+            store.insert([fresh(str(there), attempts=9, version=3 << 24)])
+        others = {key for n, key in enumerate(keys) if n != there}
+        assert store.insert(old) == others
+        renewed = {"version": [version + 1 for version in versions]} if step else {}
+        failed = first._replace(state=State.FAILED, attempts=2, version=versions[0] + 1)
+        assert store.swap(AlikeChanges(old, old.like(failed, **renewed))) == others
+        found = store.load(keys).records
+        assert [(found[key].attempts, found[key].version) for key in keys] == [
+            (9, 3 << 24) if n == there else (2, version + 1) for n, version in enumerate(versions)
+        ]
+
     def test_swap_writes_what_is_unchanged(self, store: Store) -> None:
         """Swap writes where the version is still that of `old`, and says which it wrote."""
         old = _inserted(store, "1")
@@ -135,7 +161,7 @@ class StoreConformance(ClaimConformance, HorizonConformance, InsideConformance, 
         assert _found(store, stored.key).fence == 2
 
     def test_swap_keeps_every_field(self, store: Store) -> None:
-        """What was swapped in comes back, field by field."""
+        """A swapped record is read back, field by field."""
         old = _inserted(store, "1")
         new = old._replace(
             state=State.FAILED,
@@ -286,6 +312,14 @@ class StoreConformance(ClaimConformance, HorizonConformance, InsideConformance, 
         clock.advance(LEASE_S + 1)
         assert _ids(store.scan(Query(lease_over=True))) == ["1"]
 
+    def test_records_of_a_message(self, store: Store) -> None:
+        """Those of every consumer that has one, and of no other message."""
+        for consumer in ("mailing", "billing"):
+            store.insert([fresh("1", consumer=consumer), fresh("11", consumer=consumer)])
+        keys = [record.key for record in store.of_message("1")]
+        assert keys == [Key("billing", "1"), Key("mailing", "1")]
+        assert store.of_message("2") == []
+
     def test_counts(self, store: Store) -> None:
         """Tallies counts each consumer's records in each state."""
         _failed(store, "1")
@@ -299,7 +333,7 @@ class StoreConformance(ClaimConformance, HorizonConformance, InsideConformance, 
         }
 
     def test_tallies_add_up(self, store: Store, clock: AdvancingClock) -> None:
-        """Tallies tells the longest unseen, how many leases are over, and all duplicates."""
+        """Tallies tells the least recently seen, how many leases are over, and all duplicates."""
         first = _inserted(store, "1")
         clock.advance(LEASE_S + 1)
         for name in ("2", "3"):

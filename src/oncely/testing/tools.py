@@ -1,4 +1,4 @@
-"""What tests of the ledger need again and again: a clock by hand, a race, a granted claim."""
+"""Tools for tests of the ledger: a clock moved by hand, a race, a granted claim."""
 
 import threading
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class ManualClock:
 
 
 def at_once(runners: int, call: Callable[[int], T]) -> list[T]:
-    """What `call(0)`, `call(1)`, ... return when threads start them all at the same moment."""
+    """The results of `call(0)`, `call(1)`, ..., which threads start at the same time."""
     start = threading.Barrier(runners, timeout=_DEADLINE_S)
 
     def run(number: int) -> T:

@@ -45,11 +45,11 @@ MESSAGES = (
     Message("🧾 é", "naïve 🧾".encode(), "тип", {"заголовок": "значение 🧾"}, "ü", key="ключ"),
     Message("' OR 1=1 --", b"x' --", "%", {"?": "\\", ":a": "'"}, "../", key="\t"),
 )
-"""What has to come out as it was put in."""
+"""Messages that must be received as they were published."""
 
 
 class TransportConformance(DeliveryConformance):
-    """What a transport has to do. Inherit it, and give two fixtures.
+    """Conformance tests of a transport. Inherit this class, and define two fixtures.
 
     `connect`: a function that opens one more transport to a broker, always the same one, empty
     when a test begins; the fixture closes them in the end. `clock`: the clock that this broker
@@ -117,7 +117,7 @@ class TransportConformance(DeliveryConformance):
         assert transport.is_drained(QUEUE)
 
     def test_equal_messages_are_two(self, transport: Transport) -> None:
-        """What is published twice is delivered twice: to tell duplicates is not the broker's."""
+        """A message published twice is delivered twice: a broker does not find duplicates."""
         transport.publish(QUEUE, [Message("1")])
         transport.publish(QUEUE, [Message("1")])
         first, second = received(transport, 2)
@@ -137,7 +137,7 @@ class TransportConformance(DeliveryConformance):
             assert nothing_comes(transport, queue=name)
 
     def test_published_at_once(self, connect: Connect) -> None:
-        """What several transports publish at the same time all arrives."""
+        """All messages that several transports publish at the same time arrive."""
         transports = [connect() for _ in range(RECEIVERS)]
 
         def publish(publisher: int) -> None:
@@ -170,7 +170,7 @@ class TransportConformance(DeliveryConformance):
         assert nothing_comes(transport)
 
     def test_wrong_types(self, transport: Transport) -> None:
-        """What is not a message is refused where it is published, not met by a consumer."""
+        """An invalid message is refused by publish, and does not reach a consumer."""
         text_body = Message("1", "text")  # type: ignore[arg-type]
         number = Message("2", headers={"n": 1})  # type: ignore[dict-item]
         with pytest.raises(PublishRefused) as raised:
@@ -239,7 +239,7 @@ class TransportConformance(DeliveryConformance):
 
     @pytest.mark.parametrize("destination", ["events:unknown", "exchange:missing/key"])
     def test_leads_nowhere(self, transport: Transport, destination: str) -> None:
-        """What nobody takes is refused with its destination, and nothing else is held up."""
+        """A message that no queue takes is refused with its destination, and delays no other."""
         transport.subscribe(QUEUE, ["order.placed"])
         for create in (True, False):
             with pytest.raises(PublishRefused, match=f"'{destination}': ") as raised:
@@ -250,7 +250,7 @@ class TransportConformance(DeliveryConformance):
 
     @pytest.mark.parametrize("destination", ["", "exchange:orders", "events:", "n" * 256])
     def test_no_destination(self, transport: Transport, destination: str) -> None:
-        """What is no destination is told in one line, which says what to type."""
+        """A wrong destination is refused in one line, which says what to type."""
         with pytest.raises(ConfigError, match=r"destination: .*write ") as raised:
             transport.publish(destination, [Message("1")])
         assert "\n" not in str(raised.value)

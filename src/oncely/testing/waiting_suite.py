@@ -34,7 +34,7 @@ class WaitingConformance:
 
     @pytest.fixture
     def doing(self, store: Store) -> Doing:
-        """What does one thing inside a transaction; skips where the store has none."""
+        """Does single calls in transactions; skips the test if the store has none."""
         if not store.has_transactions:
             pytest.skip("this store has no transactions")
         return Doing(store)
@@ -42,7 +42,7 @@ class WaitingConformance:
     # ---- Deferring -----------------------------------------------------------------------------
 
     def test_defer_keeps_every_field(self, doing: Doing) -> None:
-        """What was deferred comes back as it was, with a number."""
+        """A deferred message is read back unchanged, with a number."""
         message = Message(
             id="own 🧾",
             body=bytes(range(256)) * 3,
@@ -64,7 +64,7 @@ class WaitingConformance:
         assert replace(second, number=None) == full
 
     def test_defer_twice(self, doing: Doing) -> None:
-        """What is there under one parent, id and destination stays as it is."""
+        """An existing message with the same parent, id and destination is not changed."""
         doing.keep([deferred("m", body=b"first")])
         doing.keep([deferred("m", body=b"second"), deferred("n", position=1)])
         doing.keep([deferred("o", position=2), deferred("o", position=2)])
@@ -109,7 +109,7 @@ class WaitingConformance:
         assert ids_of(doing.take(9, HOLD_S)) == ["2", "later"]
 
     def test_take_holds(self, doing: Doing, clock: AdvancingClock) -> None:
-        """What was taken is given to nobody else, until it was held for long enough."""
+        """A taken message is given to no other worker until its hold time is over."""
         doing.keep([deferred("1"), deferred("2", position=1)])
         assert ids_of(doing.take(9, HOLD_S)) == ["1", "2"]
         assert doing.take(9, HOLD_S) == []
@@ -214,7 +214,7 @@ class WaitingConformance:
     # ---- What is refused -----------------------------------------------------------------------
 
     def test_put_back(self, doing: Doing, clock: AdvancingClock) -> None:
-        """What was refused is given again later, and tells how often and why."""
+        """A refused message is given again later, with the number of refusals and the reason."""
         doing.keep([deferred("1")])
         for attempts in (1, 2):
             [taken] = doing.take(9, HOLD_S)
@@ -226,7 +226,7 @@ class WaitingConformance:
             assert (found.attempts, found.error) == (attempts, f"no {attempts}")
 
     def test_put_back_what_is_gone(self, doing: Doing) -> None:
-        """What is sent meanwhile is neither put back nor removed again."""
+        """A message sent in the meantime is neither put back nor removed again."""
         doing.keep([deferred("1")])
         taken = doing.take(9, HOLD_S)
         doing.remove(taken)
@@ -235,7 +235,7 @@ class WaitingConformance:
         assert doing.waiting([PARENT]) == []
 
     def test_set_aside(self, doing: Doing, clock: AdvancingClock) -> None:
-        """What is set aside is given to nobody and holds nobody up, until it is sent again."""
+        """A set-aside message is given to no worker and delays no other, until it is retried."""
         doing.keep([deferred("1"), deferred("2", position=1), deferred("3", position=2)])
         taken = doing.take(2, HOLD_S)
         doing.put_back([PutBack(taken[0], "no", None)])
@@ -265,7 +265,7 @@ class WaitingConformance:
     # ---- Retries, dead letters and queues --------------------------------------------------------
 
     def test_queues_are_apart(self, doing: Doing) -> None:
-        """What waits in one queue is not taken out of another; each is counted by itself."""
+        """A message of one queue is not taken from another; each queue has its own count."""
         doing.keep([deferred("sent"), retry("a"), retry("b", "other"), queued("c")])
         assert ids_of(doing.take(9, HOLD_S, queue=RETRIES)) == ["a"]
         assert ids_of(doing.take(9, HOLD_S, queue=queue_named("in"))) == ["c"]
@@ -343,7 +343,7 @@ class WaitingConformance:
         assert doing.lanes(set()) == set()
 
     def test_put_back_without_a_try(self, doing: Doing, clock: AdvancingClock) -> None:
-        """What is put back through no fault of its own has no more attempts, and its error."""
+        """A message put back through no fault of its own keeps its attempts, and its error."""
         doing.keep([replace(retry("a"), attempts=3, error="before")])
         [taken] = doing.take(9, HOLD_S, queue=RETRIES)
         doing.put_back([PutBack(taken, None, 5.0, is_try=False)])
@@ -353,7 +353,7 @@ class WaitingConformance:
         assert (again.attempts, again.error) == (3, "before")
 
     def test_free(self, doing: Doing) -> None:
-        """What was set aside, held or delayed can be taken at once, also with other content."""
+        """A set-aside, held or delayed message can be made due at once, also with other content."""
         doing.keep([retry("a"), replace(retry("b"), delay_s=99.0)])
         [held] = doing.take(9, HOLD_S, queue=RETRIES)
         doing.put_back([PutBack(held, "no", None)])
@@ -378,7 +378,7 @@ class WaitingConformance:
         assert doing.store.free_in_s(RETRIES) is None
 
     def test_listed(self, doing: Doing) -> None:
-        """What waits is shown page by page, of one queue or of those whose names begin alike."""
+        """Waiting messages are read page by page, of one queue or of a prefix of names."""
         doing.keep([retry(str(n), "ab"[n % 2]) for n in range(6)])
         doing.keep([deferred("sent")])
         first = doing.store.listed(Listing(retries_of("*"), is_set_aside=False, limit=4))
@@ -389,6 +389,15 @@ class WaitingConformance:
         of_a = doing.store.listed(Listing(retries_of("a"), is_set_aside=False))
         assert ids_of(of_a) == ["0", "2", "4"]
         assert doing.store.listed(Listing(retries_of("*"), is_set_aside=True)) == []
+
+    def test_listed_without_bodies(self, doing: Doing) -> None:
+        """A list that needs no bodies has all else; the messages keep theirs."""
+        doing.keep([deferred("m", body=b"large")])
+        [whole] = doing.store.listed(Listing(OUTBOX, is_set_aside=False))
+        [seen] = doing.store.listed(Listing(OUTBOX, is_set_aside=False, with_bodies=False))
+        assert whole.message.body == b"large"
+        assert seen == replace(whole, message=replace(whole.message, body=b""))
+        assert doing.store.listed(Listing(OUTBOX, is_set_aside=False)) == [whole]
 
     def test_numbered(self, doing: Doing) -> None:
         """Messages are found by their numbers, as far as they are there."""
@@ -413,7 +422,7 @@ class WaitingConformance:
         assert taken.attempts == 3
 
     def test_held(self, doing: Doing, clock: AdvancingClock) -> None:
-        """Held is what nobody has let go of, or was given since."""
+        """A message is held until its holder releases it, or another worker is given it."""
         doing.keep([deferred("1")])
         [first] = doing.take(9, HOLD_S, counts=True)
         assert doing.held([first]) == {first.number}
@@ -429,7 +438,7 @@ class WaitingConformance:
         assert doing.waiting([PARENT]) == []
 
     def test_moved_is_not_held(self, doing: Doing) -> None:
-        """What was moved to another queue is taken there, and held by nobody who took it before."""
+        """A message moved to another queue is taken there; its former holder holds it no more."""
         doing.keep([deferred("1", key="k"), deferred("2", key="k", position=1)])
         [first] = doing.take(1, HOLD_S, counts=True)
         doing.free([replace(first, queue="queue/dead", lane=first.name)])

@@ -1,1 +1,1 @@
-"""Where messages come from and go to: one module for each kind of broker."""
+"""Transports: connections to brokers, one module for each kind of broker."""

@@ -1,10 +1,10 @@
-"""From a URL to a transport. A driver is imported only when its URL is opened."""
+"""Opens the transport of a URL. A driver is imported only when its URL is opened."""
 
-import time
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 
+from oncely._util.clock import monotonic
 from oncely.core.durations import positive_seconds
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.stores.memory_store import MemoryStore
@@ -18,15 +18,15 @@ _EXAMPLES = (
     '"sqlite:///queue.db" (a file in this folder), "amqp://user:password@host:5672/vhost", '
     '"postgresql://user@host/database", "mysql://user@host/database" or "memory://name"'
 )
-_HARM = 'deliver each message for ever; write "60s"'
+_HARM = 'deliver each message again and again; write "60s"'
 _LIMITS: Mapping[str, Read] = {
     "visibility_s": partial(positive_seconds, harm=_HARM),
     "max_bytes": whole,
 }
 _IN_SQL: Mapping[str, Read] = {**_LIMITS, "table": text, "schema": text}
 _OWN = ("visibility", "max_bytes", "table", "schema")
-_memories: dict[str, MemoryStore] = defaultdict(lambda: MemoryStore(time.monotonic))
-"""By their names, for as long as the process lives; its wall clock may be set."""
+_memories: dict[str, MemoryStore] = defaultdict(lambda: MemoryStore(monotonic))
+"""By their names, for the life of the process. Not on the wall clock, which may be set."""
 _SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
 
 
@@ -63,7 +63,7 @@ def _open_sql(address: str, options: str) -> Transport:
         store = open_store(url, table, schema)
     except ConfigError as error:
         raise ConfigError(str(error).replace("ledger: ", "transport: ", 1)) from error
-    # What there is of SQL has its driver by now.
+    # A SQL store has its driver by now.
     from oncely.stores.sql.sql_store import SqlStore
 
     assert isinstance(store, SqlStore)  # noqa: S101 - each of these kinds is one.
@@ -71,7 +71,7 @@ def _open_sql(address: str, options: str) -> Transport:
 
 
 def _own_options(address: str, options: str) -> tuple[str, str]:
-    """Those of the transport, and those of the server's driver. A file has none."""
+    """The transport's options, and those of the server's driver. A file has no driver options."""
     if address.startswith("sqlite:"):
         return options, ""
     parts = options.split("&") if options else []

@@ -1,14 +1,14 @@
-"""Queues in a ledger's store, among its other messages that wait: in a database, or in memory."""
+"""Queues in a ledger's store, in its table of waiting messages: in a database, or in memory."""
 
 import logging
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from oncely._util.clock import monotonic
 from oncely._util.forking import afresh_in_children
 from oncely.core.binding import Binding
 from oncely.core.destination import Destination, EventsOf, QueueNamed, destination_of, takes
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _CLOSING_S = 5.0
-"""How long a close waits for calls in other threads, which may wait for the database."""
+"""How long `close` waits for calls in other threads, which may wait for the database."""
 
 
 class StoreTransport:
@@ -53,7 +53,7 @@ class StoreTransport:
         self._store = store
         self._is_migrated = False
         self._made: set[str] = set()
-        """Queues that are known to be there."""
+        """Queues that are known to exist."""
         self.start_afresh()
         afresh_in_children(self)
 
@@ -61,18 +61,18 @@ class StoreTransport:
         """Leave deliveries to the parent: called in a forked child."""
         self._lock = threading.Condition()
         self._calls = 0
-        """How many calls are under way."""
+        """How many calls are running."""
         self._held: dict[int, WaitingMessage] = {}
-        """What was received since it was opened, and not settled, by its number."""
-        # Another one after each close.
+        """The unsettled messages that were received since the transport was opened, by number."""
+        # A new object after each close.
         self._opening = object()
         self._looked: dict[str, tuple[int, float]] = defaultdict(lambda: (-1, 0.0))
-        """What was told when a queue was found empty, and when to look again if nothing more is."""
+        """For a queue that was found empty: the last notification, and when to look without one."""
 
     # ---- Receiving -----------------------------------------------------------------------------
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
-        until = time.monotonic() + wait_s
+        until = monotonic() + wait_s
         opening, news = self._opening, self._store.news
         with self._calling():
             self._make(queue)
@@ -81,17 +81,17 @@ class StoreTransport:
                 if self._opening is not opening:
                     return []
                 taken = self._look(queue, max_messages, rung, opening)
-                left_s = until - time.monotonic()
+                left_s = until - monotonic()
                 if taken or left_s <= 0:
                     return [self._delivery(queue, row) for row in taken]
-                news.wait(rung, min(left_s, self._looked[queue][1] - time.monotonic()))
+                news.wait(rung, min(left_s, self._looked[queue][1] - monotonic()))
 
     def _look(self, queue: str, limit: int, rung: int, opening: object) -> Sequence[WaitingMessage]:
-        """What can be taken now; where nothing can, it is not asked again before it may."""
-        (seen, look_at), now = self._looked[queue], time.monotonic()
+        """The messages that can be taken now. After an empty look, it waits before the next one."""
+        (seen, look_at), now = self._looked[queue], monotonic()
         if rung == seen and now < look_at:
             return []
-        # Whoever waits must not keep those from writing who have something to write.
+        # A read first: a waiting receiver must not block those that write.
         free_in_s = self._store.free_in_s(queue_named(queue))
         taken = self._take(queue, limit, opening) if free_in_s == 0 else ()
         if not taken:
@@ -114,7 +114,7 @@ class StoreTransport:
     def _delivery(self, queue: str, row: WaitingMessage) -> Delivery:
         problem = too_large(row.message.body, self._limits.max_bytes)
         tag = QueuedRow(row, self._store.place)
-        # What a handler does to its headers, the row does not show.
+        # A copy: a handler may change the headers of its message, but not of the row.
         message = replace(row.message, headers=dict(row.message.headers))
         return Delivery(message, queue, row.attempts, tag, problem)
 
@@ -123,7 +123,7 @@ class StoreTransport:
     def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
         log_rejected(verdicts)
         asked = [(d.tag.row, verdict) for d, verdict in verdicts if not d.tag.is_over]
-        # Of one that is settled twice, the first counts.
+        # If a delivery is settled twice, the first time counts.
         first = {(row.number, row.attempts): (row, verdict) for row, verdict in reversed(asked)}
         with self._calling():
             for delivery, verdict in verdicts:
@@ -139,7 +139,7 @@ class StoreTransport:
             _log.info("settled_too_late", extra={"count": len(asked) - done})
 
     def _settle(self, verdicts: Sequence[tuple[WaitingMessage, Settlement]]) -> int:
-        """How many were still held, as they were delivered."""
+        """Settle; return how many deliveries were still held."""
         acked = [row for row, verdict in verdicts if isinstance(verdict, Ack)]
         others = [(row, verdict) for row, verdict in verdicts if not isinstance(verdict, Ack)]
 
@@ -178,7 +178,7 @@ class StoreTransport:
         if len(queues) == 1:
             self._store.put(queues[0], messages)
             return
-        # Into all of them, or none.
+        # Into all queues, or none.
         rows = [row for queue in queues for row in WaitingMessage.queued(queue, messages)]
         self._store.transaction(lambda inside: inside.keep(rows))
 
@@ -198,11 +198,11 @@ class StoreTransport:
             return [each for each in self._own(queue) if each.pattern]
 
     def _own(self, queue: str | None = None) -> Sequence[Binding]:
-        # Beside them a ledger may remember those of a broker's queues.
+        # A ledger may also store the bindings of a broker's queues.
         return [each for each in self._store.bindings(queue) if not each.exchange]
 
     def _queues_of(self, target: Destination, *, create: bool) -> Sequence[str]:
-        """Where messages for a destination come to."""
+        """The queues of a destination."""
         match target:
             case QueueNamed(name) if create:
                 self._make(name)
@@ -224,7 +224,7 @@ class StoreTransport:
         with self._lock:
             self._opening = object()
             held, self._held = [*self._held.values()], {}
-            # Whoever waits in another thread finds it closed.
+            # Receivers that wait in other threads see that it is closed.
             self._store.news.tell()
             self._lock.wait_for(lambda: self._calls == 0, _CLOSING_S)
             try:
@@ -235,7 +235,7 @@ class StoreTransport:
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
-        """While the store is used, which is not closed meanwhile."""
+        """Keep the store open while a call uses it."""
         with self._lock:
             self._calls += 1
         try:
@@ -248,7 +248,7 @@ class StoreTransport:
                 self._lock.notify_all()
 
     def _make(self, queue: str) -> None:
-        """Let it be known that there is such a queue."""
+        """Create the queue."""
         if not self._is_there(queue):
             queue_named(queue)
             self._store.bind([Binding(queue)])
@@ -260,7 +260,7 @@ class StoreTransport:
         return queue in self._made
 
     def _ready(self) -> None:
-        """Let there be tables: those of a ledger that is older get what is missing."""
+        """Create the tables; those of an older ledger are upgraded."""
         if self._is_migrated:
             return
         try:
@@ -290,7 +290,7 @@ def _can_be_named(queue: str) -> bool:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """The errors of a transport, for those of a store."""
+    """Raise a transport's errors instead of a store's."""
     try:
         yield
     except StoreError as error:

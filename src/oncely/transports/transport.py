@@ -1,4 +1,4 @@
-"""The Transport protocol: all that a broker has to do for consumers and relays."""
+"""The Transport protocol: what consumers and relays need of a broker."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,75 +14,74 @@ from oncely.core.verdicts import Refuse, Settlement
 _log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
-"""Seconds, from any moment on."""
+"""A monotonic clock, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """One arrival of a message. It is held, for nobody else, until it is settled."""
+    """One arrival of a message. No other receiver is given the message until it is settled."""
 
     message: Message
     queue: str
     count: int
-    """How often the broker has delivered the message, this time included; always 1 where
+    """How often the broker has delivered the message, this time included; always 1 if
     `Features.counts_deliveries` is False."""
     tag: Any
-    """By which the transport knows it again."""
+    """The transport's own identity of the delivery."""
     problem: str | None = None
-    """Why what came is not a message that may be handled: its body is too large, or its id cannot
-    be read. The message is there as well as it can be told."""
+    """Why the message cannot be handled: its body is too large, or its id cannot be read. `message`
+    holds as much of it as could be read."""
 
 
 class Features(NamedTuple):
     """What a transport can do: the conformance suite tests what is declared here."""
 
     ordered: bool
-    """One receiver is given messages in the order in which they were published, but for those
-    that come again."""
+    """One receiver gets messages in the order in which they were published, except for
+    redeliveries."""
     counts_deliveries: bool
     max_bytes: int | None
-    """A message with a longer body is refused, or has a `problem`; None: no limit is known."""
+    """A message with a longer body is refused, or has a `problem`; None if no limit is known."""
     visibility_s: float | None
-    """What is not settled for so long is delivered again; None: it is when its receiver's
-    connection is lost."""
+    """A delivery that is not settled for so long is redelivered; None: it is redelivered when its
+    receiver's connection is lost."""
     exchange: str = ""
-    """The topic exchange by which events come to queues, of a broker that does not tell what is
-    bound to it; empty where `Transport.bindings` tells."""
+    """The topic exchange of events, of a broker that cannot list bindings; empty if
+    `Transport.bindings` lists them."""
 
 
 class Limits(NamedTuple):
-    """What the URL of a transport may set."""
+    """The limits that the URL of a transport may set."""
 
     visibility_s: float = 60.0
     max_bytes: int = 1 << 20
 
 
 class Transport(Protocol):
-    """A connection to a broker. Holds no rule of processing: it brings and takes messages.
+    """A connection to a broker: it receives and publishes messages, and holds no processing rule.
 
-    A message comes out as it was put in, each time, but for its claim, which does not travel.
-    Every method raises TransportError when the broker cannot be reached or fails. All are safe
-    to call from many threads.
+    A message is received as it was published, each time, without its claim. Every method raises
+    TransportError if the broker fails or cannot be reached. All methods are thread-safe.
     """
 
     features: Features
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
-        """What is waiting, at most `max_messages`; waits at most `wait_s` for the first.
+        """Receive waiting messages, at most `max_messages`; waits at most `wait_s` for the first.
 
-        Of any number of receivers only one is given a message, until that delivery is settled or
-        `Features.visibility_s` is over. Returns nothing as soon as the transport is closed. A
-        queue that is missing is made.
+        Of any number of receivers only one gets a message, until the delivery is settled or
+        `Features.visibility_s` is over. Returns an empty sequence as soon as the transport is
+        closed. A missing queue is created.
         """
 
     def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
-        """Do to each delivery of this transport as its verdict says, whatever becomes of others.
+        """Settle each delivery of this transport by its verdict, also if others fail.
 
-        What comes too late is dropped, and logged: the delivery was settled before, or the
-        message may have gone to another receiver since, because its time was over or the
-        connection lost. After TransportError nobody knows which are settled; to settle all again
-        does no harm. What is rejected goes to the queue `NAME.dead`, unless somebody has made the
-        queue with another dead-letter exchange.
+        A verdict that comes too late is dropped, and logged: the delivery was settled before, or
+        another receiver may have the message, as its time was over or the connection was lost.
+        After TransportError it is not known which are settled; it is safe to settle all again.
+        Rejected messages go to the queue `NAME.dead`, unless the queue was created with another
+        dead-letter exchange.
         """
 
     def publish(
@@ -90,46 +89,47 @@ class Transport(Protocol):
     ) -> None:
         """Publish messages; returns when every one is stored durably.
 
-        A destination is the name of a queue, `exchange:NAME/routing.key` where the broker has
-        exchanges, or `events:TYPE`: all queues that have subscribed to that type, which a message
-        without a type gets as its own. A queue that is missing is made; unless told to `create`,
-        nothing is. Raises ConfigError for what is no destination, and PublishRefused where some
-        are not taken, because of what they are or because the destination leads nowhere; all
-        others are stored then. After TransportError of any other kind nobody knows which are
-        stored: to publish all again loses none.
+        A destination is the name of a queue, `exchange:NAME/routing.key` if the broker has
+        exchanges, or `events:TYPE`: all queues that have subscribed to that type. A message
+        without a type gets that type. With `create` a missing queue is created.
+
+        Raises ConfigError for a wrong destination. Raises PublishRefused if some messages are
+        refused, for their content or because the destination leads nowhere; all others are stored
+        then. After any other TransportError it is not known which are stored: publish all again,
+        so that none is lost.
         """
 
     def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:
-        """Let the queue be there, and be given the events of these types: topics, in which `*` is
-        a word between dots, `#` any number. Who receives `alone` waits some seconds, if need be,
-        for what one that is gone had not settled.
+        """Create the queue if it is missing, and bind it to the events of these types. Types are
+        topics: `*` is one word between dots, `#` any number of words. A receiver that is `alone`
+        waits some seconds, if necessary, for the unsettled messages of one that is gone.
         """
 
     def unsubscribe(self, bindings: Collection[Binding]) -> None:
-        """Let nothing more come into queues by these; what is there stays there. What is bound so
-        no more, or never was, is not an error.
+        """Remove these bindings; messages in the queues stay there. A binding that does not exist
+        is not an error.
         """
 
     def bindings(self, queue: str) -> Sequence[Binding] | None:
-        """By what events come into a queue; None where the broker does not tell."""
+        """The bindings of a queue; None if the broker cannot list them."""
 
     def is_drained(self, queue: str) -> bool:
-        """Whether nothing is waiting, or received and not settled.
+        """Whether no message is waiting, or received and not settled.
 
-        What other transports have received counts where the broker tells.
+        Messages that other transports have received count if the broker reports them.
         """
 
     def close(self) -> None:
-        """Give back what is received and not settled, and the connection; a later call opens it
-        again.
+        """Close the connection; unsettled messages are redelivered. A later call opens the
+        connection again.
         """
 
 
 def parted(
     messages: Sequence[Message], destination: str, queues: Sequence[object], max_bytes: int
 ) -> tuple[Sequence[Message], Mapping[int, str]]:
-    """Which of these the queues that a destination leads to are to take, as they are published
-    there; and which are refused, by their places, and why.
+    """The messages to put into the queues of a destination, as they are published there; and why
+    others are refused, by their places.
     """
     target = destination_of(destination)
     if not queues:
@@ -142,19 +142,19 @@ def parted(
 
 
 def typed(message: Message, destination: Destination) -> Message:
-    """The message as it is published there."""
+    """The message as it is published to that destination."""
     if isinstance(destination, EventsOf) and not message.type:
         return replace(message, type=destination.type)
     return message
 
 
 def dead_of(queue: str) -> str:
-    """The queue that what is rejected goes to."""
+    """The queue of rejected messages."""
     return f"{queue}.dead"
 
 
 def log_rejected(verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
-    """Tell of what is rejected: the reason stands nowhere else."""
+    """Log rejected deliveries: the reason is stored nowhere else."""
     for delivery, verdict in verdicts:
         if isinstance(verdict, Refuse):
             told = {"message_id": delivery.message.id, "queue": delivery.queue}
@@ -162,14 +162,14 @@ def log_rejected(verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
 
 
 def refusals(messages: Sequence[Message], max_bytes: int) -> Mapping[int, str]:
-    """Which messages are not to be published, by their place among all, and why."""
+    """Why messages cannot be published, by their place among all."""
     reasons = ((place, _refusal(message, max_bytes)) for place, message in enumerate(messages))
     return {place: reason for place, reason in reasons if reason is not None}
 
 
 def _refusal(message: Message, max_bytes: int) -> str | None:
-    # A wrong type would come to light at the consumer. Whether an id may be missing is for the
-    # consumer's policy to say.
+    # The consumer would find a wrong type. Whether an id may be missing is a matter of the
+    # consumer's policy.
     try:
         check_message(message, needs_id=False)
     except MessageError as error:

@@ -1,4 +1,4 @@
-"""What stands behind the question mark in the URLs of transports."""
+"""The options in the URLs of transports, after the question mark."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,12 +8,12 @@ from urllib.parse import parse_qsl
 from oncely.core.errors import ConfigError
 
 Read = Callable[[str, str], object]
-"""From the value of an option and its name to what it means. Raises ConfigError."""
+"""Reads the value of an option, given its name. Raises ConfigError."""
 
 
 def read_values(options: str, known: Mapping[str, Read]) -> dict[str, Any]:
-    """What the options of a URL say, by the settings' names; an option's name has no `_s` for its
-    unit. Raises ConfigError for one that is not `known`.
+    """The values of a URL's options, by the settings' names; an option's name lacks the unit `_s`.
+    Raises ConfigError for an option that is not `known`.
     """
     settings = {setting.removesuffix("_s"): setting for setting in known}
     said = {}
@@ -30,7 +30,7 @@ def text(value: str, _: str) -> str:
 
 
 def whole(value: str, name: str, largest: float = math.inf) -> int:
-    """The number of 1 or more that stands in a URL. Raises ConfigError."""
+    """A whole number of 1 or more in a URL. Raises ConfigError."""
     if not (value.isascii() and value.isdigit() and int(value)):
         raise ConfigError(f"{name}: {value!r} is not a whole number of 1 or more")
     if int(value) > largest:

@@ -222,14 +222,14 @@ def test_what_is_sent_after_the_end_is_an_error(
 
         await app(keyed(), receive, send)
 
-    with pytest.raises(RuntimeError, match="the application has sent after the end"):
+    with pytest.raises(RuntimeError, match="the application has sent more after the end"):
         asyncio.run(asked())
     assert [reply_of(sent).body, states(ledger)] == [b"ab", [State.COMPLETED]]
 
 
 def test_two_starts_are_an_error(guard: Guard, ledger: Ledger) -> None:
     """An answer has one status."""
-    with pytest.raises(RuntimeError, match="the application has started its answer twice"):
+    with pytest.raises(RuntimeError, match="the application has started its response twice"):
         ask(guard(sending(start(200), start(404), body(b"?"))))
     assert states(ledger) == [State.FAILED]
 

@@ -84,7 +84,7 @@ def test_the_same_keys_twice_around_an_application(ledger: Ledger) -> None:
         DEBUG_PROPAGATE_EXCEPTIONS=True,
     )
     for number, asked in enumerate((asgi_client(asgi), wsgi_client(wsgi), django)):
-        with pytest.raises(ConfigError, match="consumer 'api' stands twice around this"):
+        with pytest.raises(ConfigError, match="consumer 'api' is twice around this"):
             asked(f'"{number}"')
 
 

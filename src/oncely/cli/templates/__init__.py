@@ -1,1 +1,1 @@
-"""First programs, which `oncely init` copies as they stand here: checked and run with our own."""
+"""First programs that `oncely init` copies unchanged; the tests check and run them."""

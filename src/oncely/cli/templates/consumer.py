@@ -16,7 +16,7 @@ consumer = (
 
 @consumer.handler
 def charge(message: oncely.Message) -> None:
-    """What must not happen twice. An error lets the message be tried again."""
+    """What must not happen twice. If it raises, the message is retried."""
     print(f"charging {message.id}: {message.get('amount')}")
 
 

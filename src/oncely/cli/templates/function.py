@@ -1,4 +1,4 @@
-"""Charges each order once, however often it is asked to."""
+"""Charges each order once, however often the function is called."""
 
 import os
 
@@ -9,7 +9,7 @@ ledger = oncely.open_ledger(os.environ["ONCELY_LEDGER"])  # set by: . ./oncely.e
 
 @oncely.once(ledger, consumer="billing", key=lambda order_id, amount: order_id, keep_result=True)
 def charge(order_id: str, amount: int) -> str:
-    """What must not happen twice. A duplicate returns the receipt that was kept."""
+    """What must not happen twice. A duplicate returns the stored receipt."""
     print(f"charging {order_id}: {amount}")
     return f"receipt for {order_id}"
 

@@ -8,6 +8,6 @@ CHARGED = Path(__file__).with_name("charged.txt")
 
 
 def charge(message: oncely.Message) -> None:
-    """What must not happen twice. An error lets the message be tried again."""
+    """What must not happen twice. If it raises, the message is retried."""
     with CHARGED.open("a") as file:
         file.write(f"{message.id}: {message.get('amount')}\n")

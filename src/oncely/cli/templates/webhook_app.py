@@ -17,5 +17,5 @@ consumer = oncely.Consumer(url, queue="github").idempotent(ledger, "github-event
 
 @consumer.handler
 def handle(message: oncely.Message) -> None:
-    """What must not happen twice. An error lets the message be tried again."""
+    """What must not happen twice. If it raises, the message is retried."""
     print(f"handling {message.type} {message.id}: {message.get('action')}")

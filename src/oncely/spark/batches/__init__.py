@@ -1,1 +1,1 @@
-"""A batch handler: the messages of a batch that are new, handed to one function as a DataFrame."""
+"""Batch handlers: one function gets the new messages of a batch as a DataFrame."""

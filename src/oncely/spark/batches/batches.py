@@ -1,8 +1,8 @@
-"""Batches: a handler that is given all new messages of a batch at once, as a DataFrame.
+"""Batches: a handler gets all new messages of a batch at once, as a DataFrame.
 
-A batch is a message itself: it is claimed, run and ended as any other, under the consumer's name
-with `/batches` behind it. Its own messages are claimed for it by tasks of the sink, without an end;
-that its handler has succeeded is marked on the batch alone, and then rolled forward to them.
+A batch is itself a message: it is claimed, run and ended like any other, by the consumer
+`NAME/batches`. Tasks of the sink claim its members for it, without a lease. The success of its
+handler is stored on the batch alone, and then rolled forward to its members.
 """
 
 import logging
@@ -25,9 +25,9 @@ from oncely.core.record import Key, Record, State
 from oncely.core.rules import recorded
 from oncely.core.verdicts import Counted, Phase, Told
 from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.probing import asked_probe
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.held_message import HeldMessage
-from oncely.lifecycle.probing import asked_probe
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import absolute
@@ -44,24 +44,24 @@ from oncely.spark.sink.sink_options import import_function, read_options
 _log = logging.getLogger(__name__)
 
 BatchHandler = Callable[[DataFrame, str], Any]
-"""Given the messages that are new, and the key of the batch, which is the same when the same
-messages are handed over again."""
+"""Called with the new messages and the batch key, which is the same if the same messages are
+handed over again."""
 
 _STAGING = "staging"
-"""Under which the record of a batch names its folder."""
+"""The metadata of a batch's record that names its folder."""
 _BEGUN = "begun under fence {}"
-"""The step that says that the handler may have had an effect."""
+"""The step that is stored before the handler may have an effect."""
 _AT_ONCE = "1ms"
 _POLL_S = 0.2
 _MOST_UNFINISHED = 10_000
 _alive: set[Key] = set()
-"""Batches of other programs whose leases were seen to be extended."""
+"""Batches of other programs that have extended their leases."""
 
 
 class Batches:
-    """The batches of the consumer that `settings` name, which are those of the sink.
+    """The batches of one consumer; `settings` are the options of the sink.
 
-    `handler` replaces the function that they name. Raises ConfigError.
+    `handler` replaces the function in the settings. Raises ConfigError.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Batches:
         self._partitions = partitions
 
     def process(self, messages: DataFrame) -> Counts:
-        """Take up what earlier programs left, and then let the handler have what is new."""
+        """Finish the batches of earlier programs, and then hand the new messages to the handler."""
         check_types(messages.schema)
         counts = self.take_up(messages.sparkSession)
         deliveries = with_due(messages, self._ledger, self._consumer, self._policy.lease)
@@ -97,13 +97,13 @@ class Batches:
         )
         return counts + self._run(batch, self._policy)
 
-    # ---- What earlier programs left ------------------------------------------------------------
+    # ---- Batches of earlier programs -----------------------------------------------------------
 
     def take_up(self, spark: SparkSession) -> Counts:
-        """See the batches through that were begun, and are due; return what they came to.
+        """Finish the batches that were begun and are due; return their counts.
 
-        Waits for the leases of those whose program may be gone, and for no batch that was seen to
-        be alive.
+        Waits for the lease of a batch whose program may be gone, but not for a batch whose lease
+        was extended.
         """
         total = Counts()
         for found in patiently(lambda: list(self._unfinished()), self._consumer):
@@ -120,7 +120,7 @@ class Batches:
             yield from self._ledger.scan(self._handling.consumer, state, limit=_MOST_UNFINISHED)
 
     def _waited_for(self, record: Record) -> Record | None:
-        """The record as it is once its lease is over, or is seen to be extended."""
+        """Wait until the lease is over, or is extended; return the record then."""
         found: Record | None = record
         while found is not None and record.key not in _alive and self._is_held(found):
             if is_process_stopping():
@@ -141,7 +141,7 @@ class Batches:
         if record.state is State.PROCESSING:
             return Counts() if self._is_held(record) else self._after_doubt(batch, record)
         if not batch.staging.is_there:
-            # All is said of it.
+            # The batch is settled.
             return Counts()
         if record.exhausted:
             return self._fail(batch, self._claimed(batch), record.error or "")
@@ -151,12 +151,12 @@ class Batches:
         return self._run(batch, self._policy, has_waited=record.first_seen >= self._since)
 
     def _after_doubt(self, batch: Batch, record: Record) -> Counts:
-        """By policy, and by what the probe says; where the handler was not begun nobody doubts."""
+        """End a batch in doubt by its policy and probe. If no handler began, it is not in doubt."""
         anew = replace(self._policy, on_in_doubt="retry", tries=None)
         if _BEGUN.format(record.fence) not in self._ledger.steps(record.key):
             if batch.staging.is_staged:
                 return self._run(batch, anew)
-            # None of its messages is claimed. Who has taken it up meanwhile goes on with it.
+            # None of its messages is claimed. If another program has taken it up, that goes on.
             with suppress(RefusedError):
                 self._ledger.forget(record.key, found=record)
                 batch.staging.remove()
@@ -174,8 +174,8 @@ class Batches:
                 return self._run(batch, replace(self._policy, on_in_doubt="hold"))
 
     def _complete_probed(self, batch: Batch) -> Counts:
-        """A probe knows that the handler has succeeded. Until all is completed the batch stays in
-        doubt: whoever comes after a crash asks the probe again.
+        """Complete a batch whose handler has succeeded, by its probe. Until all is completed the
+        batch stays in doubt: after a crash the probe is asked again.
         """
         claimed = self._claimed(batch)
         batch.complete(claimed)
@@ -191,7 +191,7 @@ class Batches:
         return Turn(Asked(batch.key, message=Message(batch.key), metadata=metadata))
 
     def _run(self, batch: Batch, policy: Policy, *, has_waited: bool = False) -> Counts:
-        """`has_waited`: its messages were counted as waiting in this run."""
+        """Run a batch. `has_waited`: its messages were counted as waiting in this run."""
         turn = self._turn(batch)
         handling = replace(self._handling, policy=policy)
         patiently(lambda: run_inline(handling.begin(self._calls, [turn])), self._consumer)
@@ -202,7 +202,7 @@ class Batches:
                 claimed = self._run_held(batch, turn, turn.held, handling)
                 counts = claimed.counts
                 if is_known:
-                    # What was counted when they were claimed is not counted again.
+                    # The counts of the claims are not added again.
                     number = claimed.messages
                     counts = Counts(waiting=-number) if has_waited else Counts(received=number)
                 return self._ended(batch, turn, claimed, counts)
@@ -211,13 +211,13 @@ class Batches:
             case Exhausted(record):
                 return self._fail(batch, self._claimed(batch), record.error or "")
             case _:
-                # Another program sees it through.
+                # Another program finishes it.
                 return Counts()
 
     def _run_held(
         self, batch: Batch, turn: Turn, held: HeldMessage, handling: Handling
     ) -> JobReport:
-        """Claim its messages, and call the handler; store how that ended."""
+        """Claim its messages, call the handler, and store the end."""
         try:
             batch.stage()
             claimed = read_report(held.step(CLAIMED, batch.claim))
@@ -233,13 +233,13 @@ class Batches:
         return claimed
 
     def _call(self, batch: Batch, claimed: JobReport, turn: Turn) -> None:
-        """Call the handler. Raises what ends this process, and nothing else."""
+        """Call the handler. Raises only errors that end this process."""
         reached("before_batch_handler")
         try:
             self._handler(batch.new(claimed), batch.key)
         except BaseException as error:
             if is_process_stopping() or isinstance(error, KeyboardInterrupt):
-                # That is no failure of the handler: it is in doubt what it has written.
+                # Not a failure of the handler: what it has written is in doubt.
                 raise
             names = {"consumer": self._handling.consumer, "message_id": batch.key}
             _log.warning("batch_handler_failed", exc_info=error, extra=names)
@@ -247,13 +247,13 @@ class Batches:
         reached("after_batch_handler")
 
     def _leave(self, held: HeldMessage) -> None:
-        """Let others take the batch up at once, and not wait for its lease."""
+        """Let another program take the batch up at once, without waiting for its lease."""
         claim = self._handling.heartbeat.let_go(held.claim)
         with suppress(OncelyError):
             self._ledger.extend(claim, _AT_ONCE)
 
     def _ended(self, batch: Batch, turn: Turn, claimed: JobReport, counts: Counts) -> Counts:
-        """What a batch came to whose handler has ended; `counts` knows nothing of that yet."""
+        """The counts of a batch whose handler has ended, added to `counts`."""
         if turn.refusal is not None:
             raise turn.refusal
         if turn.ending is not None and turn.ending.told is Told.COMPLETED:
@@ -265,7 +265,7 @@ class Batches:
         self._fail(batch, claimed, recorded(turn.error))
         return counts + Counts(failed=claimed.messages)
 
-    # ---- What becomes of its messages ----------------------------------------------------------
+    # ---- The end of its messages ---------------------------------------------------------------
 
     def _claimed(self, batch: Batch) -> JobReport:
         key = Key(self._handling.consumer, batch.key)

@@ -1,8 +1,8 @@
-"""What one Spark task does with the deliveries of a batch: it claims each message for the batch,
-and writes those that are granted, and so new, to a file.
+"""One Spark task on the deliveries of a batch: it claims each message for the batch, and writes the
+granted ones, which are new, to a file.
 
-Claims have no end, since only their batch has a heartbeat; and they have the batch's token: a task
-that is run again is granted the same messages again.
+Claims have no lease, as only their batch has a heartbeat; and they have the batch's token: a task
+that runs again is granted the same messages again.
 """
 
 import time
@@ -31,12 +31,12 @@ from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import SinkOptions
 
 BATCH = "batch"
-"""Under which a record's metadata name the batch that claimed it."""
+"""The key in a record's metadata for the batch that claimed it."""
 _POLL_S = 0.5
 
 
 class PlacedRow(NamedTuple):
-    """A row, and where it stands in what Spark has handed over."""
+    """A row, and its place in Spark's input."""
 
     row: Row
     source: RecordBatch
@@ -44,7 +44,7 @@ class PlacedRow(NamedTuple):
 
 
 class NewFile:
-    """The file of a task's new messages, with all columns of theirs."""
+    """The file of a task's new messages, with all their columns."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
@@ -52,7 +52,7 @@ class NewFile:
         self._writer: Any = None
 
     def write(self, granted: Sequence[PlacedRow]) -> None:
-        """Add these, which are of one chunk and in its order, or fewer."""
+        """Add these rows of one chunk, in its order."""
         if not granted:
             return
         source = granted[0].source
@@ -64,7 +64,7 @@ class NewFile:
         self._writer.write_table(pa.Table.from_batches([source]).take(places))
 
     def close(self) -> str | None:
-        """Finish the file; return its name, None where nothing was written."""
+        """Finish the file; return its name, or None if nothing was written."""
         if self._writer is None:
             return None
         self._writer.close()
@@ -72,7 +72,7 @@ class NewFile:
 
 
 class ClaimTask:
-    """One run over the deliveries of one partition, the copies of an id beside each other."""
+    """One run over the deliveries of one partition; the copies of an id are next to each other."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ class ClaimTask:
         self.counts = self._tally.counts
         self.granted = 0
         self._granted: dict[str, str | None] = {}
-        """The fingerprints of what was granted, by id, as long as copies may follow."""
+        """The fingerprints of granted messages by id, as long as copies may follow."""
         self._busy: list[PlacedRow] = []
-        """What another worker holds, and is to be asked for again."""
+        """Deliveries that another worker holds, to be claimed again."""
 
     def run(self, batches: Iterable[RecordBatch]) -> None:
-        """Count every delivery but those granted, which are written."""
+        """Write the granted deliveries, and count all others."""
         for chunk in _chunks(batches, self._options.chunk):
             self.counts.received += len(chunk)
             self._take(self._usable(chunk))
@@ -119,9 +119,7 @@ class ClaimTask:
         return usable
 
     def _take(self, deliveries: Sequence[PlacedRow], waited_s: float = 0.0) -> None:
-        """Ask for each message once: what its first delivery is granted, the others are copies
-        of.
-        """
+        """Claim each message once, for its first delivery; the others are its copies."""
         while deliveries:
             firsts: dict[str, PlacedRow] = {}
             copies = []
@@ -130,7 +128,7 @@ class ClaimTask:
                     self._count_copy(delivery.row)
                 elif firsts.setdefault(delivery.row.id, delivery) is not delivery:
                     copies.append(delivery)
-            # In the order of their ids: two tasks that claim the same ones cannot deadlock.
+            # In the order of ids: two tasks that claim the same ids cannot deadlock.
             self._ask([firsts[id_] for id_ in sorted(firsts)], waited_s)
             deliveries = copies
 
@@ -170,17 +168,17 @@ class ClaimTask:
         for delivery in granted:
             self._granted[delivery.row.id] = delivery.row.fingerprint()
         self.granted += len(granted)
-        # What waited stands in chunks of their own.
+        # Deliveries that have waited are in chunks of their own.
         sources = {id(delivery.source): delivery.source for delivery in granted}
         for name in sources:
             of_source = [each for each in granted if id(each.source) == name]
             self._new.write(of_source)
 
     def _count_refused(self, delivery: PlacedRow, outcome: Outcome, waited_s: float) -> None:
-        # Another batch sees its messages through, and may itself wait for what this one has.
+        # The other batch finishes its messages, and may itself wait for messages of this one.
         if isinstance(outcome, Busy) and BATCH in (outcome.record.metadata or {}):
             if outcome.record.first_seen >= self._since:
-                # Its first delivery, of this run, says whether it still waits.
+                # Its first delivery in this run shows whether it still waits.
                 self.counts.duplicates_input += 1
             else:
                 self.counts.waiting += 1
@@ -188,8 +186,8 @@ class ClaimTask:
             self._busy.append(delivery)
 
     def _judge_too_old(self, answered: Sequence[tuple[PlacedRow, TooOld]]) -> None:
-        """Set aside what the ledger may have forgotten, or count it as the archive knows it; ask
-        again for what may run all the same.
+        """Set aside messages that the ledger may have forgotten, or count them by the archive;
+        claim again those that may run.
         """
         if not answered:
             return
@@ -205,7 +203,7 @@ class ClaimTask:
         self._ask(again, 0.0)
 
     def _wait_for_busy(self) -> None:
-        """Ask again for what another worker holds, until it lets go of it or its lease is over."""
+        """Claim again what another worker holds, until it is released or its lease is over."""
         began = time.monotonic()
         while self._busy:
             clock.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""Due messages: what waits in the ledger for a batch, such as dead letters that may run again."""
+"""Due messages: those that wait in the ledger for a batch, such as retried dead letters."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -8,7 +8,7 @@ from oncely.core.waiting import WaitingMessage, retries_of
 from oncely.ledger import Ledger
 
 _MOST = 1_000
-"""In one batch."""
+"""The most messages in one batch."""
 _SCHEMA = (
     "id string, type string, body binary, headers map<string, string>, source string,"
     " time timestamp, key string"
@@ -16,11 +16,11 @@ _SCHEMA = (
 
 
 def with_due(messages: DataFrame, ledger: Ledger, consumer: str, hold: Duration) -> DataFrame:
-    """`messages`, and those of the consumer that are due: as they were kept, in the columns of a
-    message that `messages` has. Nobody else is given these for the time of `hold`.
+    """`messages`, and the consumer's due messages in the message columns that `messages` has. No
+    other worker is given the due messages for the time of `hold`.
     """
     queue = retries_of(consumer)
-    # A look costs nobody anything; to take is a write.
+    # To look is a cheap read; to take is a write.
     if ledger.mailbox.free_in_s(queue) != 0:
         return messages
     rows = [_row(each) for each in ledger.mailbox.take(_MOST, hold, queue=queue)]

@@ -1,7 +1,7 @@
-"""What one Spark task does with messages of a batch whose end is known: the same for each.
+"""One Spark task on the messages of a batch whose end is known: each gets the same end.
 
-It asks for their claims under the batch's token, and is given them again, or hears that another
-attempt has done it already.
+It claims them under the batch's token, which grants the claims again, or shows that another attempt
+has ended them already.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,8 +13,8 @@ from pyarrow import RecordBatch
 from oncely.core.control import Unrecoverable
 from oncely.core.record import Key
 from oncely.core.verdicts import Phase
+from oncely.engine.asking import to_claim
 from oncely.engine.inline_calls import InlineCalls, run_inline
-from oncely.engine.request import to_claim
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.keeping import Keeping
@@ -31,11 +31,11 @@ class BatchFailed(Unrecoverable):
 
 
 class EndTask:
-    """One run over messages of a batch: they are completed, or have failed with `error`."""
+    """One run over messages of a batch: completes them, or fails them with `error`."""
 
     def __init__(self, ledger: Ledger, options: SinkOptions, token: int, error: str | None) -> None:
         self._calls = InlineCalls(ledger)
-        # It was asked before whether they may run.
+        # The members were checked when they were claimed.
         self._policy = replace(options.policy, on_mismatch="ignore", on_too_old="run")
         keeping = Keeping(options.consumer)
         handling = Handling.under(ledger, options.consumer, self._policy, "none")
@@ -74,7 +74,7 @@ class EndTask:
 
 
 class DoubtTask:
-    """One run over messages of a batch that is held in doubt: so is each of them."""
+    """One run over messages of a batch that is held in doubt: holds each of them in doubt."""
 
     def __init__(self, ledger: Ledger, options: SinkOptions, token: int) -> None:
         self._ledger = ledger
@@ -83,7 +83,7 @@ class DoubtTask:
         self.ended = 0
 
     def run(self, batches: Iterable[RecordBatch]) -> None:
-        """Let every claim run out."""
+        """End the lease of every claim."""
         for rows in read_chunks(numbered(batches), lambda: self._options.chunk):
             keys = [Key(self._options.consumer, row.id) for row in rows]
             policy = replace(self._options.policy, on_mismatch="ignore")

@@ -1,4 +1,4 @@
-"""Jobs on the messages of a batch: the program asks for one, and tasks of the sink do it."""
+"""Jobs on the messages of a batch: the program starts a job, and tasks of the sink do it."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,16 +28,16 @@ Does = Literal["claim", "complete", "fail", "doubt"]
 
 
 class Job(NamedTuple):
-    """What is to be done with the rows that are written."""
+    """A job on the rows that are written to the sink."""
 
     does: Does
     batch_key: str
     folder: str
     """Where the batch is staged."""
     name: str
-    """By which what it comes to is found there."""
+    """The name of the job's report there."""
     error: str = ""
-    """Why the messages have failed."""
+    """The error of the messages, if they have failed."""
 
     @property
     def staging(self) -> Staging:
@@ -46,18 +46,18 @@ class Job(NamedTuple):
 
     @property
     def token(self) -> int:
-        """Under which the batch's messages are claimed, however often."""
+        """The token of the claims on the batch's messages, the same for each attempt."""
         return birth_of(int(self.batch_key, 16))
 
 
 @dataclass
 class JobReport(WriterCommitMessage):
-    """What a task, or all of them, came to: deliveries counted, and messages claimed or ended."""
+    """The result of a task, or of all: counted deliveries, and messages claimed or ended."""
 
     counts: Counts
     messages: int
     files: list[str]
-    """Those with new messages."""
+    """The files with new messages."""
 
     def __add__(self, other: "JobReport") -> "JobReport":
         return JobReport(
@@ -65,7 +65,7 @@ class JobReport(WriterCommitMessage):
         )
 
     def as_json(self) -> dict[str, Any]:
-        """What `read_report` reads."""
+        """The report as `read_report` reads it."""
         return {"counts": vars(self.counts), "messages": self.messages, "files": self.files}
 
 
@@ -77,7 +77,7 @@ def run_job(
     staging: Staging,
     error: str = "",
 ) -> JobReport:
-    """Let tasks do that with each of the rows; return what it came to."""
+    """Let tasks do the job on the rows; return the report."""
     job = Job(does, batch_key, staging.folder, f"{uuid4().hex}.json", error)
     told = {**options, BATCH_JOB: json.dumps(job)}
     rows.write.format("oncely").options(**told).mode("append").save()
@@ -85,12 +85,12 @@ def run_job(
 
 
 def read_report(told: Mapping[str, Any]) -> JobReport:
-    """A report that was `as_json`."""
+    """The report from its `as_json`."""
     return JobReport(Counts(**told["counts"]), told["messages"], told["files"])
 
 
 class JobWriter(DataSourceArrowWriter):
-    """Writes to the sink, where its options name a job. Lives on the driver, and as a copy in every
+    """Writes to the sink if its options name a job. It is used on the driver, and as a copy in each
     task.
     """
 
@@ -109,16 +109,16 @@ class JobWriter(DataSourceArrowWriter):
             return _end(ledger, self._options, self._job, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Leave in the staging what all tasks came to."""
+        """Write the report of all tasks to the staging folder."""
         reports = [message for message in messages if isinstance(message, JobReport)]
         if len(reports) != len(messages):
-            raise OncelyError(f"of {len(messages)} tasks {len(reports)} have told what they did")
+            raise OncelyError(f"only {len(reports)} of {len(messages)} tasks have reported")
         total = sum(reports, JobReport(Counts(), 0, []))
         forget_attempts(self._options.quarantine, self._job.batch_key)
         self._job.staging.tell(self._job.name, total.as_json())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Undo nothing: the job is done again."""
+        """Undo nothing: the job is repeated."""
 
 
 def _claim(

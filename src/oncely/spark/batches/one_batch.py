@@ -1,4 +1,4 @@
-"""One batch: its messages, where they are staged, and the jobs that are done with them."""
+"""One batch: its messages, their staging folder, and the jobs on them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,8 +16,8 @@ from oncely.spark.sink.spreading import spread
 
 
 class Batch:
-    """What belongs to one batch key. `deliveries` are those that it begins with; None where it was
-    begun by a program that is gone. `settings` are those of the sink.
+    """The batch of one key. `deliveries` are its input; None if an earlier program has begun it.
+    `settings` are the sink's.
     """
 
     def __init__(
@@ -37,45 +37,45 @@ class Batch:
         self._partitions = partitions
 
     def stage(self) -> None:
-        """Keep the deliveries, where that is not done."""
+        """Store the deliveries, unless they are stored."""
         if self._deliveries is not None:
             self._deliveries.write.mode("overwrite").parquet(self.staging.rows)
             self.staging.mark_staged()
             reached("batch_staged")
 
     def claim(self) -> dict[str, Any]:
-        """Claim what is new among the deliveries; return a report, as JSON. To be done again where
-        that came to no end: the same messages are granted.
+        """Claim the new messages among the deliveries; return a report as JSON. After an
+        interruption repeat it: the same messages are granted.
         """
         rows = spread(self._spark.read.parquet(self.staging.rows), self._partitions)
-        # Copies stand beside each other, so that a task knows them without keeping all ids.
+        # Copies are next to each other, so that a task finds them without keeping all ids.
         sorted_ = rows.sortWithinPartitions("id")
         return run_job(sorted_, self._settings, "claim", self.key, self.staging).as_json()
 
     def new(self, claimed: JobReport) -> DataFrame:
-        """The messages that are new: the same however often the handler is called."""
+        """The new messages: the same each time the handler is called."""
         return self._read(claimed).drop(ROW_COLUMN, BROKEN_COLUMN)
 
     def complete(self, claimed: JobReport) -> None:
-        """All its messages are completed; nothing of it is needed any more."""
+        """Complete all its messages; the staging folder is removed."""
         self._end(claimed, "complete", ["id"])
         reached("members_completed")
         self.staging.remove()
 
     def fail(self, claimed: JobReport, error: str) -> None:
-        """All its messages have failed permanently, and are dead letters."""
+        """Fail all its messages permanently: they become dead letters."""
         self._end(claimed, "fail", list(COLUMN_TYPES), f"batch {self.key}: {error}")
         reached("members_failed")
         self.staging.remove()
 
     def doubt(self, claimed: JobReport) -> None:
-        """All its messages are in doubt."""
+        """Put all its messages in doubt."""
         ids = self._read(claimed).select("id")
         run_job(ids, self._settings, "doubt", self.key, self.staging)
         self.staging.mark_told_in_doubt()
 
     def _end(self, claimed: JobReport, does: Does, columns: Sequence[str], error: str = "") -> None:
-        """Do the job, unless another program has done it: the files go only after that."""
+        """Do the job, unless another program has: the files are removed only after the job."""
         if not self._are_there(claimed):
             return
         try:
@@ -97,12 +97,12 @@ class Batch:
         return self._spark.read.schema(schema).parquet(*paths)
 
     def _are_there(self, claimed: JobReport) -> bool:
-        """Whether there is anything to do; they are removed only once that is done."""
+        """Whether the files are there; they are removed only after the job."""
         return bool(claimed.files) and self.staging.has(claimed.files)
 
 
 def claimed_by(steps: Mapping[str, Any]) -> JobReport | None:
-    """What a batch with these steps has claimed; None where it has not come so far."""
+    """The report of the claims in these steps of a batch; None if it has not claimed yet."""
     told = steps.get(CLAIMED)
     return None if told is None else read_report(told)
 

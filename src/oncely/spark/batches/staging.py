@@ -1,9 +1,9 @@
-"""Staging: the folder of one batch, from when it is begun until all of it is settled.
+"""Staging: the folder of one batch, from its beginning until all its messages are settled.
 
-rows/       the deliveries, as they came
-new/        the messages that are new, as the tasks wrote them which claimed them
-told/       what the tasks of a job came to
-staged, in_doubt    marks, that are there or not
+rows/       the deliveries, unchanged
+new/        the new messages, written by the tasks that claimed them
+told/       the reports of jobs
+staged, in_doubt    empty files that mark a state
 """
 
 import json
@@ -19,8 +19,8 @@ _IN_DOUBT = "in_doubt"
 
 
 class Staging:
-    """`folder` is a path, or a URI that Arrow knows (s3:, gs:, hdfs:): what is there is seen by the
-    program and by Spark.
+    """`folder` is a path, or a URI that Arrow knows (s3:, gs:, hdfs:). The program and Spark must
+    both see it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -28,57 +28,57 @@ class Staging:
         self.rows = f"{folder}/rows"
 
     def new_file(self) -> str:
-        """The name of a file for messages that are new; no other attempt has it."""
+        """A new name for a file of new messages, which no other attempt has."""
         return f"{uuid4().hex}.parquet"
 
     def path_of(self, new_file: str) -> str:
-        """Where that is."""
+        """The path of that file."""
         return f"{self.folder}/new/{new_file}"
 
     def has(self, new_files: Sequence[str]) -> bool:
-        """Whether all of these are there still."""
+        """Whether all of these files are still there."""
         files, _ = FileSystem.from_uri(self.folder)
         paths = [FileSystem.from_uri(self.path_of(name))[1] for name in new_files]
         return all(found.type is FileType.File for found in files.get_file_info(paths))
 
     @property
     def is_there(self) -> bool:
-        """Whether any of it is there still."""
+        """Whether any part of the folder is still there."""
         files, path = FileSystem.from_uri(self.folder)
         return bool(files.get_file_info(path).type is not FileType.NotFound)
 
     @property
     def is_staged(self) -> bool:
-        """Whether all rows are in it."""
+        """Whether all rows are stored."""
         return self._is_marked(_STAGED)
 
     def mark_staged(self) -> None:
-        """All rows are in it."""
+        """Mark that all rows are stored."""
         self._mark(_STAGED)
 
     @property
     def is_told_in_doubt(self) -> bool:
-        """Whether its messages are known to be in doubt."""
+        """Whether its messages are marked as in doubt."""
         return self._is_marked(_IN_DOUBT)
 
     def mark_told_in_doubt(self) -> None:
-        """Its messages are known to be in doubt."""
+        """Mark that its messages are in doubt."""
         self._mark(_IN_DOUBT)
 
     def tell(self, name: str, told: Mapping[str, Any]) -> None:
-        """Leave what a job came to."""
+        """Store the report of a job."""
         self._write(f"told/{name}", json.dumps(told).encode())
 
     def told(self, name: str) -> Any:
-        """What that job came to."""
+        """The report of that job."""
         files, path = FileSystem.from_uri(self.folder)
         with files.open_input_stream(f"{path}/told/{name}") as file:
             return json.loads(file.read())
 
     def remove(self) -> None:
-        """It is not needed any more."""
+        """Remove the folder."""
         files, path = FileSystem.from_uri(self.folder)
-        # Another program may be at it, too.
+        # Another program may be removing it, too.
         with suppress(FileNotFoundError):
             files.delete_dir(path)
 

@@ -1,1 +1,1 @@
-"""Handlers in a process of their own: one that dies takes no task of Spark with it."""
+"""Handlers run in a process of their own: if one dies, Spark's task survives."""

@@ -1,7 +1,7 @@
-"""The process in which a Spark worker's handlers run, and the ledger's calls around them.
+"""The process in which a Spark worker's handlers run, with the ledger's calls around them.
 
-It lives as long as the worker, whatever tasks that runs, so that what handlers keep open stays
-open. When the worker is gone, it brings its task to a stop: what was not begun is given back.
+It lives as long as the worker, over all its tasks, so that the handlers' connections stay open.
+When the worker is gone, the process stops its task: messages that were not begun are released.
 """
 
 import os
@@ -33,18 +33,18 @@ from oncely.spark.sink.sink_options import SinkOptions
 _LOOK_S = 0.2
 _BURY_S = 5.0
 _GRACE_S = 60.0
-"""How long a handler may go on whose worker is gone."""
+"""How long a handler may go on after its worker is gone."""
 
 
 class TaskOrder(NamedTuple):
-    """What a task is, and where it begins."""
+    """A task, and where it begins."""
 
     name: str
     """The same for all attempts of the task."""
     options: SinkOptions
     context: Mapping[str, Any] | None
     path: Sequence[str]
-    """`sys.path` of Spark's worker."""
+    """The `sys.path` of Spark's worker."""
     token: int
     counts: Counts
     inherited: Sequence[Entry]
@@ -57,7 +57,7 @@ class TaskOrder(NamedTuple):
 
 
 class HandlerProcess:
-    """A worker's end: the process, and what it has begun. Raises OSError where none can be made."""
+    """The worker's handle on the process. Raises OSError if a process cannot be created."""
 
     def __init__(self) -> None:
         self.journal = Journal()
@@ -68,7 +68,7 @@ class HandlerProcess:
             try:
                 _leave_worker(others)
                 _serve(others, self.journal, worker)
-            except BaseException:  # noqa: BLE001 - nobody else is there to say it.
+            except BaseException:  # noqa: BLE001 - no other code can report it.
                 traceback.print_exc()
             finally:
                 os._exit(1)
@@ -77,7 +77,7 @@ class HandlerProcess:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it lives, and can be talked to."""
+        """Whether the process lives, and its connection is open."""
         return not self.connection.closed and self.death() is None
 
     def death(self) -> str | None:
@@ -86,7 +86,7 @@ class HandlerProcess:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:
-                # Somebody has set SIGCHLD so that nobody is told.
+                # SIGCHLD is ignored in this process: the exit code is lost.
                 return "ended"
             if pid == 0:
                 return None
@@ -97,12 +97,12 @@ class HandlerProcess:
         return f"was killed by {names.get(-self._code, f'signal {-self._code}')}"
 
     def leave(self) -> None:
-        """Let it bring its task to a stop, and end: it has nobody to talk to."""
+        """Close the connection, so that the process stops its task, and ends."""
         if not self.connection.closed:
             self.connection.close()
 
     def buried(self) -> str:
-        """How it died, once it has; it is ended where it has nobody to talk to, and goes on."""
+        """Wait for its death, and return how it died; a process without a connection is killed."""
         self.leave()
         deadline = time.monotonic() + _BURY_S
         while (death := self.death()) is None:
@@ -113,22 +113,22 @@ class HandlerProcess:
 
 
 def _leave_worker(own: Connection) -> None:
-    """Leave to the worker what is between it and Spark: as long as anybody else has that open,
-    Spark does not see a worker die.
+    """Close this process's copies of the worker's connections to Spark: while another process has
+    them open, Spark does not notice when the worker dies.
     """
-    # What ends the worker with its executor is not to end this before it has given back.
+    # A signal that ends the worker must not end this process before it has released its claims.
     os.setpgrp()
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in [*Path("/dev/fd").iterdir()]:
         file = int(name.name)
         with suppress(OSError):
             if file not in (own.fileno(), nothing) and stat.S_ISSOCK(os.fstat(file).st_mode):
-                # Not closed: the objects that are about it would close another under its number.
+                # Not closed: Python objects would later close another file of the same number.
                 os.dup2(nothing, file)
 
 
 def _keep_from_children(connection: Connection) -> None:
-    """What a handler forks does not hold the line, should this die: the worker would not see it."""
+    """Close the connection in forked children: else the worker would not see this process die."""
 
     def let_go() -> None:
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -142,23 +142,23 @@ def _serve(connection: Connection, journal: Journal, worker: int) -> None:
     watch = _Watch(worker)
     with suppress(EOFError, OSError):
         while True:
-            # Pickled, as Spark has it on its way here.
+            # Pickled, as Spark's own input is.
             order = connection.recv()
             send(connection, _run(order, TaskLink(connection), journal, watch))
     os._exit(0)
 
 
 def _run(order: TaskOrder, link: TaskLink, journal: Journal, watch: "_Watch") -> dict[str, Any]:
-    """Run a task; how it ended."""
+    """Run a task; return how it ended."""
     journal.clear()
-    # Files that were added to the session since this was forked.
+    # For files that were added to the session after this process was forked.
     sys.path[:] = order.path
     invalidate_caches()
     enter_task(order.context)
     try:
         counts = _run_task(order, link, journal, watch)
         return {"is": DONE, "counts": vars(counts)}
-    except BaseException as error:  # noqa: BLE001 - it is raised where Spark sees it.
+    except BaseException as error:  # noqa: BLE001 - it is raised in Spark's worker.
         kind = type(error)
         return {
             "is": RAISED,
@@ -199,7 +199,7 @@ def _run_task(order: TaskOrder, link: TaskLink, journal: Journal, watch: "_Watch
 
 
 class _Watch:
-    """Stops the task at hand when the worker is gone."""
+    """Stops the running task when the worker is gone."""
 
     def __init__(self, worker: int) -> None:
         self._worker = worker
@@ -207,7 +207,7 @@ class _Watch:
         threading.Thread(target=self._look, name="oncely-watch", daemon=True).start()
 
     def task(self, channel: TaskChannel | None) -> None:
-        """What the task hears by that it is to stop."""
+        """The channel by which the running task is told to stop."""
         self._channel = channel
 
     def _look(self) -> None:

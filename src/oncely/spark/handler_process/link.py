@@ -1,7 +1,7 @@
-"""Links: what a task in a handler's process and its supervisor tell each other.
+"""Links: the protocol between a task in the handlers' process and its supervisor.
 
-JSON, and Arrow's own format for rows. The task asks for rows, and tells which are settled; whoever
-has not heard that of a row gives it to the next process, should this one die.
+It is JSON, and Arrow's own format for rows. The task asks for rows, and reports which are settled.
+If the process dies, the supervisor gives the rows that are not settled to the next process.
 """
 
 import json
@@ -19,29 +19,29 @@ from oncely.spark.sink.message_rows import Row
 from oncely.spark.sink.quarantine import entry_of
 
 NEXT, TOLD, ADOPTED, DONE, RAISED = "next", "told", "adopted", "done", "raised"
-"""What a task says: it wants rows; this is settled; this one is not a row; it is through; it has
+"""A task's messages: it wants rows; rows are settled; a row is unusable; the task has ended; it has
 raised."""
 ROWS, END, BROKEN = "rows", "end", "broken"
-"""What it is answered."""
+"""The supervisor's answers."""
 
 
 class BrokenInputError(OncelyError):
-    """Spark raised where the rows of a task come from; the supervisor raises that itself."""
+    """Spark raised while it read the rows of a task; the supervisor raises that error itself."""
 
 
 def send(connection: Connection, said: Mapping[str, Any]) -> None:
-    """Say something. Raises OSError where nobody is there."""
+    """Send a message. Raises OSError if the other side is gone."""
     connection.send_bytes(json.dumps(said).encode())
 
 
 def receive(connection: Connection) -> dict[str, Any]:
-    """What is said next. Raises EOFError or OSError where nobody is there any more."""
+    """The next message. Raises EOFError or OSError if the other side is gone."""
     said: dict[str, Any] = json.loads(connection.recv_bytes())
     return said
 
 
 def send_rows(connection: Connection, numbers: Sequence[int], rows: RecordBatch) -> None:
-    """Give rows, each with its number in the task."""
+    """Send rows, each with its number in the task."""
     follow = isinstance(numbers, range)
     send(connection, {"is": ROWS, "first": numbers[0]} if follow else {"is": ROWS, "at": numbers})
     out = pa.BufferOutputStream()
@@ -51,7 +51,7 @@ def send_rows(connection: Connection, numbers: Sequence[int], rows: RecordBatch)
 
 
 class TaskLink:
-    """A task's end."""
+    """The task's end."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -65,22 +65,22 @@ class TaskLink:
             if said["is"] == END:
                 return
             if said["is"] == BROKEN:
-                raise BrokenInputError("the input of the task is broken")
+                raise BrokenInputError("Spark failed to read the input of the task")
             with pa.ipc.open_stream(self._connection.recv_bytes()) as reader:
                 rows = reader.read_next_batch()
             first = said.get("first", 0)
             yield said.get("at") or range(first, first + rows.num_rows), rows
 
     def add(self, row: Row, reason: str) -> None:
-        """Put a row into the quarantine, when the next is told."""
+        """Put a row into the quarantine, with the next report."""
         self._aside.append(entry_of(row, reason))
 
     def tell(self, settled: Sequence[int], counts: Counts) -> None:
-        """These rows are settled, and that is what the task has come to with them."""
+        """Report that these rows are settled, and the task's counts with them."""
         said = {"is": TOLD, "settled": settled, "counts": vars(counts), "aside": self._aside}
         send(self._connection, said)
         self._aside = []
 
     def adopt(self, number: int, key: Key) -> None:
-        """A message that was taken from where it waited has that number, none of a row."""
+        """Report the number of a message that was taken from the ledger, which is not a row's."""
         send(self._connection, {"is": ADOPTED, "number": number, "key": key})

@@ -1,6 +1,6 @@
-"""The supervisor: feeds a task that runs in a process of its own, and starts another if that dies.
+"""The supervisor: feeds a task in a process of its own, and starts another if that dies.
 
-It lives in Spark's Python worker. Which rows are settled it is told; the others it gives again.
+It lives in Spark's Python worker. It is told which rows are settled, and sends the others again.
 """
 
 import logging
@@ -42,16 +42,16 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 _MOST_DEATHS = 3
-"""In a row, without a handler that had begun: it is not a message that kills."""
+"""The most deaths in a row without a begun handler: then it is not a message that kills."""
 
 _processes: list[HandlerProcess] = []
-"""That of this worker, once there is one."""
+"""The process of this worker, once there is one."""
 _left: list[HandlerProcess] = []
-"""Those that are about to end."""
+"""The processes that are about to end."""
 
 
 class _Given(NamedTuple):
-    """Rows that were given, by their numbers, and which of them are settled."""
+    """Rows that were sent, by their numbers, and which of them are settled."""
 
     numbers: Sequence[int]
     """Ascending."""
@@ -59,25 +59,25 @@ class _Given(NamedTuple):
     is_settled: bytearray
 
     def settle(self, number: int) -> None:
-        """Take note that one of them is."""
+        """Note that a row is settled."""
         place = bisect_left(self.numbers, number)
-        assert self.numbers[place] == number  # noqa: S101 - it is told once.
+        assert self.numbers[place] == number  # noqa: S101 - a row is settled once.
         self.is_settled[place] = 1
 
     def left(self) -> "_Given":
-        """Those that are not."""
+        """The rows that are not settled."""
         places = [place for place, settled in enumerate(self.is_settled) if not settled]
         rows = self.rows.take(pa.array(places, pa.int64()))
         return _Given([self.numbers[place] for place in places], rows, bytearray(len(places)))
 
     def kept(self) -> "_Given":
-        """The same with less memory, where few are left: they may wait for long."""
+        """The same with less memory if few are left: these may wait for long."""
         return self.left() if sum(self.is_settled) > len(self.is_settled) // 2 else self
 
 
 class TaskSupervisor:
-    """Of one task, whose rows that are not messages go to `quarantine`; `name` is the same for all
-    its attempts.
+    """Supervises one task. Rows that are not messages go to `quarantine`; `name` is the same for
+    all attempts of the task.
     """
 
     def __init__(self, options: SinkOptions, quarantine: Quarantine, name: str) -> None:
@@ -87,19 +87,19 @@ class TaskSupervisor:
         self._token = new_token()
         self._given: list[_Given] = []
         self._again: list[_Given] = []
-        """Those to be given to the next process first."""
+        """The rows to send to the next process first."""
         self._next = 0
         self._counts = Counts()
         self._adopted: dict[int, Key] = {}
         self._inherited: dict[int, Entry] = {}
-        """What processes that died had begun, and none has settled since."""
+        """Handlers that processes had begun before they died, and that are not settled yet."""
         self._deaths = 0
         self._is_alone = False
         self._culprit: int | None = None
         self._began_at = time.monotonic()
 
     def run(self, batches: Iterator[RecordBatch]) -> Counts:
-        """Run the task over these rows; what it has come to. Raises what it raises."""
+        """Run the task over these rows; return its counts. Raises the task's own errors."""
         death = ""
         while True:
             process = _living()
@@ -107,13 +107,13 @@ class TaskSupervisor:
                 self._start(process, death)
                 ended = self._oversee(process, batches)
             except _LineBrokenError as error:
-                _log.debug("line_broken", exc_info=error)
+                _log.debug("handler_process_disconnected", exc_info=error)
                 death = process.buried()
                 begun = process.journal.entries()
                 self._inherited |= {entry.number: entry for entry in begun}
                 self._note_death(death, begun)
             except BaseException:
-                # It is in the midst of the task.
+                # The process is in the middle of the task.
                 process.leave()
                 _left.append(process)
                 raise
@@ -147,7 +147,7 @@ class TaskSupervisor:
     def _oversee(
         self, process: HandlerProcess, batches: Iterator[RecordBatch]
     ) -> Counts | BaseException:
-        """What the task has come to, or has raised."""
+        """The counts of the task, or its error."""
         broken: BaseException | None = None
         while True:
             said = _hear(process)
@@ -166,7 +166,7 @@ class TaskSupervisor:
     def _give(
         self, process: HandlerProcess, batches: Iterator[RecordBatch]
     ) -> BaseException | None:
-        """Give the next rows, if there are any; what Spark raises instead of giving them."""
+        """Send the next rows, if there are any; return the error if Spark fails to read them."""
         if self._again:
             given = self._again.pop(0)
             with _line():
@@ -174,7 +174,7 @@ class TaskSupervisor:
             return None
         try:
             rows = next((each for each in batches if each.num_rows), None)
-        except BaseException as error:  # noqa: BLE001 - raised once the task is at rest.
+        except BaseException as error:  # noqa: BLE001 - raised once the task has stopped.
             with _line():
                 send(process.connection, {"is": BROKEN})
             return error
@@ -214,12 +214,12 @@ class TaskSupervisor:
         self._deaths = 0 if has_culprit else self._deaths + 1
         if self._deaths >= _MOST_DEATHS:
             raise OncelyError(
-                f"the process of the handlers {death}, {self._deaths} times, and none was at work"
+                f"the handlers' process {death}, {self._deaths} times, while no handler ran"
             )
 
 
 def _living() -> HandlerProcess:
-    """The process of this worker: the one that there is, or a new one."""
+    """The process of this worker: the living one, or a new one."""
     _left[:] = [process for process in _left if process.death() is None]
     if not _processes or not _processes[0].is_usable:
         _processes[:] = [HandlerProcess()]
@@ -227,22 +227,22 @@ def _living() -> HandlerProcess:
 
 
 def _hear(process: HandlerProcess) -> dict[str, Any]:
-    """What it says next."""
+    """The next message of the process."""
     with _line():
         while not wait([process.connection], _LOOK_S):
-            # What its handlers have forked may live on, and hold its end of the line.
+            # Children of its handlers may live on, and keep its end of the connection open.
             if process.death() is not None and not wait([process.connection], 0):
                 raise EOFError
         return receive(process.connection)
 
 
 class _LineBrokenError(Exception):
-    """The process does not answer any more."""
+    """The connection to the process is closed."""
 
 
 @contextmanager
 def _line() -> Iterator[None]:
-    """Raises _LineBrokenError, and nothing else, where the process has died."""
+    """Raises _LineBrokenError, and no other error, if the process has died."""
     try:
         yield
     except (EOFError, OSError) as error:
@@ -250,7 +250,7 @@ def _line() -> Iterator[None]:
 
 
 def _as_raised(said: Mapping[str, Any]) -> Exception:
-    """What a task has raised, as it is known here."""
+    """The error of a task, in this process."""
     module, _, name = said["type"].rpartition(".")
     kind = getattr(errors, name, None) if module == errors.__name__ else None
     error = OncelyError(f"{name}: {said['text']}") if kind is None else kind(said["text"])
@@ -259,4 +259,4 @@ def _as_raised(said: Mapping[str, Any]) -> Exception:
 
 
 class _RemoteError(Exception):
-    """The traceback of what was raised in the other process."""
+    """The traceback of an error in the other process."""

@@ -1,6 +1,6 @@
-"""Spark's TaskContext in a process that Spark has not started.
+"""Spark's TaskContext in a process that Spark did not start.
 
-Of pyspark, the names here are private; tests/spark/test_handler_process.py fails when they change.
+The names of pyspark here are private; tests/spark/test_handler_process.py fails if they change.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ _FIELDS = ("_stageId", "_partitionId", "_attemptNumber", "_taskAttemptId", "_loc
 
 
 def context_of_task() -> Mapping[str, Any] | None:
-    """What is known of the task that this process runs, as JSON takes it; None outside of one."""
+    """The fields of the task that this process runs, as JSON; None outside of a task."""
     context = TaskContext.get()
     return None if context is None else {name: getattr(context, name) for name in _FIELDS}
 
 
 def enter_task(fields: Mapping[str, Any] | None) -> None:
-    """Let `TaskContext.get()` tell of that task from now on."""
+    """Let `TaskContext.get()` return that task from now on."""
     TaskContext._setTaskContext(None)
     if fields is not None:
         context = TaskContext._getOrCreate()

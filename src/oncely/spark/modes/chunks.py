@@ -1,8 +1,8 @@
-"""What tasks of all modes with a handler have in common: chunks, waiting, and what is counted.
+"""The common part of tasks with a handler, in all modes: chunks, waiting and counting.
 
-A message that fails waits in the ledger, and holds up no batch: whoever finds it due takes it. What
-another worker holds waits in the task, until its own rows are through. No delivery is left out:
-each is counted exactly once.
+A message that fails waits in the ledger, and holds up no batch: any worker takes it when it is due.
+A message that another worker holds waits in the task until the task's own rows are done. Each
+delivery is counted exactly once.
 """
 
 import itertools
@@ -57,9 +57,9 @@ _FIRST_CHUNK = 100
 _QUICK_S = 0.5
 _SLOW_S = 2.0
 _SEND_S = 10.0
-"""How long the end of a task waits for what its handlers have sent."""
+"""How long a task at its end waits until its deferred messages are sent."""
 _RETRY_S = 5.0
-"""How long a task that is through goes on taking what is due: the next batch does, too."""
+"""How long a task at its end goes on with due retries: the next batch takes them, too."""
 MAX_WAITING = 10_000
 
 
@@ -86,11 +86,11 @@ class ChunkTask(ABC):
         self._tally = RunTally(self._policy, aside, self._since, start.counts)
         self.counts = self._tally.counts
         self._lost: set[int] = set()
-        """The numbers of rows whose claims were held, and lost."""
+        """The numbers of rows whose claims were lost."""
         self._settled: list[int] = []
-        """The numbers of rows that were settled since that was told."""
+        """The numbers of rows that were settled since the last report."""
         self._begun = {entry.number: entry for entry in start.inherited}
-        """Rows whose handlers a process had begun that has died."""
+        """Rows whose handlers had begun in a process that died."""
         self._adopted = itertools.count(start.first_adopted, -1)
         self._largest_chunk = min(options.chunk, CAPACITY)
         self._chunk = min(_FIRST_CHUNK, self._largest_chunk)
@@ -105,7 +105,7 @@ class ChunkTask(ABC):
             keeping = self._handling.keeping = Keeping(options.consumer)
             self._retries = DueRetries(ledger.mailbox, keeping.queue, self._policy.lease)
         self._opened = ExitStack()
-        """What is closed when the run is over."""
+        """The resources to close at the end of the run."""
         self._sending: Sending | None = None
         if options.transport is not None:
             transport = self._opened.enter_context(closing(open_named_transport(options.transport)))
@@ -114,7 +114,7 @@ class ChunkTask(ABC):
             self._opened.callback(self._sending.close, _SEND_S)
 
     def run(self, batches: Iterable[tuple[Sequence[int], RecordBatch]]) -> None:
-        """Settle every row, which come with their numbers. Raises Stopped, and StoreError."""
+        """Settle every row; rows come with their numbers. Raises Stopped, and StoreError."""
         with self._opened:
             self._take_adopted()
             for chunk in read_chunks(batches, lambda: self._chunk):
@@ -122,7 +122,7 @@ class ChunkTask(ABC):
                 self._take_in_pace(chunk)
                 self._take_due()
                 self._take_retries(at_once=False)
-                # The input waits for what others hold, and not that in memory.
+                # The input waits, so that not too many rows that others hold are in memory.
                 self._wait_for_all_but(MAX_WAITING)
             self._wait_for_all_but(0)
             until = time.monotonic() + _RETRY_S
@@ -130,23 +130,23 @@ class ChunkTask(ABC):
                 pass
             self._tell()
             if self._sending is not None:
-                # What this cannot send, a relay does.
+                # A relay sends the rest.
                 self._sending.finish(_SEND_S)
 
     @abstractmethod
     def _process(self, rows: Sequence[Row]) -> None:
-        """Ask for each row, of which there are some; run the handler where it is granted, and count
-        what came of it.
+        """Claim each row, of which there is at least one; run the handler of granted ones, and
+        count the results.
         """
 
     @abstractmethod
     def _inherit(self, row: Row, entry: Entry) -> bool:
-        """Settle a row whose handler a process had begun that has died; whether it is."""
+        """Settle a row whose handler had begun in a process that died; return whether it is."""
 
     # ---- Chunks --------------------------------------------------------------------------------
 
     def _take_in_pace(self, chunk: Sequence[Row]) -> None:
-        """Take a chunk, and size the next so that a kill leaves little in doubt."""
+        """Process a chunk, and size the next one so that a kill leaves little in doubt."""
         began = time.monotonic()
         self._take(chunk)
         took_s = time.monotonic() - began
@@ -163,13 +163,13 @@ class ChunkTask(ABC):
         for row in self._left_after_death(self._usable(chunk)):
             delay = self._delayed.of(row.id)
             if delay is not None and delay.due > now:
-                # Asking now would spend a try of the copy that waits, before its time.
+                # To claim now would spend an attempt of the copy that waits, before it is due.
                 self._delayed.put_off(row, delay)
             elif row.id in firsts:
                 copies.append(row)
             else:
                 firsts[row.id] = row
-        # In the order of their ids: two tasks that claim the same ones cannot deadlock.
+        # In the order of ids: two tasks that claim the same ids cannot deadlock.
         self._settle([firsts[id_] for id_ in sorted(firsts)])
         self._settle_copies(copies)
 
@@ -185,7 +185,7 @@ class ChunkTask(ABC):
         return usable
 
     def _left_after_death(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Those of these that are to be asked for, as no process has begun with them."""
+        """The rows to claim: those that no process that died had begun."""
         if not self._begun:
             return rows
         left = []
@@ -196,7 +196,7 @@ class ChunkTask(ABC):
         return left
 
     def _take_adopted(self) -> None:
-        """Settle what the process had taken that has died."""
+        """Settle the messages that a process that died had taken from the ledger."""
         numbers = {key: number for number, key in self._start.adopted.items()}
         if numbers:
             there = self._steadily(partial(self._ledger.mailbox.retries, [*numbers]))
@@ -214,7 +214,7 @@ class ChunkTask(ABC):
         self._settle(free)
 
     def _take_due(self) -> None:
-        """Ask again for what is due."""
+        """Claim again the delayed rows that are due."""
         due = self._delayed.due(self._chunk)
         if due:
             self._take(due)
@@ -225,7 +225,7 @@ class ChunkTask(ABC):
             self._take_due()
 
     def _take_retries(self, *, at_once: bool) -> bool:
-        """Take what has failed before and is due; whether there was any."""
+        """Take retries that are due; return whether there were any."""
         retries = self._retries
         if retries is None:
             return False
@@ -248,11 +248,11 @@ class ChunkTask(ABC):
             self._process(rows)
 
     def _begin(self, turns: Sequence[RowTurn]) -> None:
-        """Ask for these, as long as the store is away."""
+        """Claim these turns; repeat it until the store answers."""
         self._steadily(lambda: run_inline(self._handling.begin(self._calls, turns)))
 
     def _tell(self) -> None:
-        """Say how far the task has come."""
+        """Report the progress of the task."""
         self._channel.report(self.counts)
         settled, self._settled = self._settled, []
         self._start.tell(settled, self.counts)
@@ -262,7 +262,7 @@ class ChunkTask(ABC):
         self._settled.append(row.number)
 
     def _steadily(self, ask: Callable[[], T]) -> T:
-        """What `ask` returns, as soon as the store answers. Raises Stopped."""
+        """Call `ask` until the store answers; return its result. Raises Stopped."""
         return steadily(ask, self._channel, self._outage, self.counts, self._ledger)
 
     def _turns(self, rows: Sequence[Row]) -> list[RowTurn]:
@@ -273,16 +273,16 @@ class ChunkTask(ABC):
         ]
 
     def _token_of(self, row: Row) -> int | None:
-        """Whoever follows a process that died is granted again what this was granted; but once a
-        claim was held and lost, that of another is asked for.
+        """The token of a row's claim. With it, the successor of a process that died is granted the
+        same claims again. A row whose claim was lost has none: another worker may hold it.
         """
         if row.number in self._lost:
             return None
-        # Two apart: the birth after a token is that of a claim that was released.
+        # Steps of two: the number after a token is the birth of a released claim.
         return birth_of(self._start.token + 2 * row.number)
 
     def _count_ended(self, turns: Sequence[RowTurn]) -> None:
-        """Count what came of these, or put them off."""
+        """Count the ends of these turns, or delay them."""
         for turn in turns:
             turn.ending = turn.ending or self._handling.ending_of(turn)
         if self._handling.keeping is not None:
@@ -303,11 +303,11 @@ class ChunkTask(ABC):
         self._count_too_old(too_old)
 
     def _keep_dead(self, turns: Sequence[RowTurn]) -> None:
-        """Keep for people, with its body, what will not run without them."""
+        """Store messages that need an operator as dead letters, with their bodies."""
         if not turns:
             return
         keys = [turn.key for turn in turns if turn.key is not None]
-        # What is a dead letter says there why.
+        # The dead letter has the reason.
         there = self._steadily(lambda: self._ledger.mailbox.retries(keys))
         new = [turn for turn in turns if turn.key not in there or not turn.is_known_dead]
         for turn in new:
@@ -318,15 +318,15 @@ class ChunkTask(ABC):
         settled = self.counts.settled
         ending = cast(Ending, turn.ending)
         if turn.token is None:
-            # What it was granted with that may be stored, though its transaction was not.
+            # Its claim may be stored although its transaction is not.
             self._lost.add(turn.row.number)
         if turn.was_done_before:
-            # By a process that died before it could tell.
+            # Done by a process that died before it could report it.
             self._count_done_before(turn)
         elif turn.outcome is None or isinstance(turn.outcome, Granted) or turn.is_unkept:
             self._count_end(turn, ending)
         elif turn.taken is not None and isinstance(turn.outcome, Mismatch | TooOld):
-            # It has no place in the quarantine: it is not a row of the source.
+            # Not for the quarantine: it is not a row of the source.
             self.counts.failed += 1
         else:
             self._count_outcome(turn.row, turn.outcome)
@@ -344,12 +344,12 @@ class ChunkTask(ABC):
             self.counts.handled += 1
 
     def _count_taken(self, turn: RowTurn, taken: WaitingMessage) -> None:
-        """A message was counted that was delivered before: in this run, where it was counted as
-        waiting, or in one before it.
+        """Count a message that was delivered before: earlier in this run, where it was counted as
+        waiting, or in an earlier run.
         """
         former = None if turn.held is None else turn.held.claim.former
         failed_at = taken.since if former is None else former.last_seen
-        # A reset leaves no attempts: what was dead was not counted as waiting.
+        # A reset removes the attempts: a dead letter was not counted as waiting.
         was_reset = former is not None and not former.attempts
         if failed_at is not None and failed_at >= self._since and not was_reset:
             self.counts.waiting -= 1
@@ -357,8 +357,8 @@ class ChunkTask(ABC):
             self.counts.received += 1
 
     def _count_too_old(self, answers: Sequence[tuple[Row, TooOld]]) -> None:
-        """Set aside what the ledger may have forgotten, or count it as the archive knows it; ask
-        again for what may run all the same.
+        """Set aside messages that the ledger may have forgotten, or count them by the archive;
+        claim again those that may run.
         """
         if not answers:
             return
@@ -393,8 +393,8 @@ class ChunkTask(ABC):
                 self.counts.waiting += 1
                 self._tally.erred(turn.row.id, turn.error)
             case _:
-                # To be tried again, where nothing waits in the ledger; or another worker took over,
-                # and settles it.
+                # To be retried by this task, as the ledger keeps no messages; or another worker has
+                # taken it over, and settles it.
                 self._lost.add(turn.row.number)
                 now = time.monotonic()
                 delay_s = ending.verdict.delay_s if isinstance(ending.verdict, Delay) else 0.0
@@ -402,7 +402,7 @@ class ChunkTask(ABC):
                 self._delayed.put_off(turn.row, Delayed(now + wait_s, now))
 
     def _count_outcome(self, row: Row, outcome: Outcome) -> None:
-        """Count what was not granted, or put it off."""
+        """Count a row that was not granted, or delay it."""
         now = time.monotonic()
         delay = self._delayed.forget(row.id)
         since = now if delay is None else delay.since
@@ -412,7 +412,7 @@ class ChunkTask(ABC):
 
 
 def unusable(row: Row) -> str | None:
-    """Why no message can be made of `row`, if so."""
+    """Why `row` is not a usable message; None if it is one."""
     if row.broken is not None:
         return row.broken
     try:

@@ -11,7 +11,7 @@ _MOST_BYTES = 64_000_000
 
 
 def as_csv(rows: RecordBatch) -> Buffer:
-    """CSV as PostgreSQL reads it: null is nothing, text stands in quotes, moments are in UTC."""
+    """CSV as PostgreSQL reads it: null is empty, text is quoted, times are in UTC."""
     plain = pa.RecordBatch.from_arrays([_plain(each) for each in rows.columns], rows.schema.names)
     out = pa.BufferOutputStream()
     csv.write_csv(plain, out, csv.WriteOptions(include_header=False))
@@ -19,9 +19,9 @@ def as_csv(rows: RecordBatch) -> Buffer:
 
 
 def as_values(rows: RecordBatch) -> list[dict[str, Any]]:
-    """Python's values, moments in UTC: most databases store no time zone beside them.
+    """Python values, times in UTC: most databases store no time zone with them.
 
-    Raises ValueError or OverflowError for what Python cannot hold.
+    Raises ValueError or OverflowError for values that Python cannot hold.
     """
     columns = [_without_zone(column) for column in rows.columns]
     values: list[dict[str, Any]] = pa.RecordBatch.from_arrays(
@@ -31,10 +31,10 @@ def as_values(rows: RecordBatch) -> list[dict[str, Any]]:
 
 
 def sorted_by_id(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-    """The rows in larger batches, each in the order of its ids; of copies the first stays first.
+    """The rows in larger batches, each in the order of ids; copies keep their order.
 
-    Ids that follow each other lie on one page of the ledger's index: in any other order a large
-    index is read and written all over for each chunk.
+    Neighbouring ids are on one page of the ledger's index: in another order each chunk would read
+    and write pages all over a large index.
     """
     gathered: list[RecordBatch] = []
     for batch in batches:
@@ -57,7 +57,7 @@ def _plain(column: Array) -> Array:
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
         texts = [None if value is None else f"\\x{value.hex()}" for value in column.to_pylist()]
         return pa.array(texts, pa.string())
-    # A table without time zones would take what stands before the zone's name.
+    # A column without time zone would take the local time and drop the zone.
     return column.cast(pa.timestamp("us", "UTC")) if _has_zone(column) else column
 
 

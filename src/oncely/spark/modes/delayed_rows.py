@@ -1,4 +1,4 @@
-"""Delayed rows: what a task asks for again, as another worker holds it or nothing else keeps it."""
+"""Delayed rows: a task claims them again later, as another worker holds them, or for a retry."""
 
 import heapq
 import itertools
@@ -9,42 +9,42 @@ from oncely.spark.sink.message_rows import Row
 
 
 class Delayed(NamedTuple):
-    """When to ask for an id again, and since when that goes on (both monotonic)."""
+    """When to claim an id again, and since when it is delayed (both monotonic)."""
 
     due: float
     since: float
 
 
 class DelayedRows:
-    """The deliveries of a task that wait in it, by when they are due."""
+    """The deliveries that wait in a task, by their due times."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[float, int, Row]] = []
         """A heap."""
         self._order = itertools.count()
         self._ids: dict[str, Delayed] = {}
-        """For every id that waits, until it is settled."""
+        """For every waiting id, until it is settled."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
     def next_due(self) -> float:
-        """When the first of them is due (monotonic). There has to be one."""
+        """When the first row is due (monotonic). There must be one."""
         return self._rows[0][0]
 
     def of(self, id_: str) -> Delayed | None:
-        """That of an id which is not settled yet."""
+        """The delay of an id that is not settled yet."""
         return self._ids.get(id_)
 
     def put_off(self, row: Row, delayed: Delayed) -> None:
-        """Ask again for a row. One that was taken from the ledger goes on waiting there."""
+        """Delay a row. A row that was taken from the ledger waits there instead."""
         if row.taken is None:
             self._ids[row.id] = delayed
             heapq.heappush(self._rows, (delayed.due, next(self._order), row))
 
     def due(self, most: int) -> list[Row]:
-        """Take out those that are due, the first ones."""
+        """Take out the rows that are due, the earliest first."""
         due: list[Row] = []
         now = time.monotonic()
         while self._rows and self._rows[0][0] <= now and len(due) < most:
@@ -52,5 +52,5 @@ class DelayedRows:
         return due
 
     def forget(self, id_: str) -> Delayed | None:
-        """Take note that an id is settled, or is asked for; return how it was delayed."""
+        """Remove an id that is settled, or is claimed now; return its delay."""
         return self._ids.pop(id_, None)

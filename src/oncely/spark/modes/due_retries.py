@@ -1,4 +1,4 @@
-"""Due retries: messages that have failed before and wait in the ledger, as rows of a task."""
+"""Due retries: failed messages that wait in the ledger, as rows of a task."""
 
 import time
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from oncely.spark.sink.message_rows import Row
 from oncely.stores.store import PutBack
 
 _LOOK_S = 1.0
-"""How often a task looks for them between its own rows."""
+"""How often a task looks for due retries between its own rows."""
 
 
 class TakenRow(Row):
-    """A message as it waited in the ledger."""
+    """A message that was taken from the ledger."""
 
     _taken: WaitingMessage
 
     @classmethod
     def of(cls, taken: WaitingMessage, number: int) -> Self:
-        """The row of what was taken there; its number is none of the input."""
+        """The row of a taken message; its number is not one of the input."""
         given = taken.message
         headers = list(given.headers.items())
         row = cls(
@@ -46,16 +46,16 @@ class TakenRow(Row):
 
     @property
     def taken(self) -> WaitingMessage:
-        """As what it waited."""
+        """The message as it waited in the ledger."""
         return self._taken
 
     def message(self, claim: Claim | None) -> Message:
-        """The message as it was kept, with what no column holds."""
+        """The stored message, with the parts that no column holds."""
         return replace(self._taken.message, claim=claim)
 
 
 class DueRetries:
-    """Takes what is due in `queue`; nobody else is given it for the time of `hold`."""
+    """Takes due messages of `queue`; no other worker gets them for the time of `hold`."""
 
     def __init__(self, mailbox: LedgerMailbox, queue: str, hold: Duration) -> None:
         self._mailbox = mailbox
@@ -64,17 +64,17 @@ class DueRetries:
         self._look_at = time.monotonic() + _LOOK_S
 
     def take(self, most: int, *, at_once: bool) -> Sequence[WaitingMessage]:
-        """At most so many; none where it is not `at_once` and it was looked for just now."""
+        """At most so many messages; none if the last look was just now, unless `at_once`."""
         if not at_once and time.monotonic() < self._look_at:
             return []
         self._look_at = time.monotonic() + _LOOK_S
-        # A look costs nobody anything; to take is a write.
+        # To look is a cheap read; to take is a write.
         if self._mailbox.free_in_s(self._queue) != 0:
             return []
         return self._mailbox.take(most, self._hold, queue=self._queue)
 
     def give_back(self, taken: Sequence[WaitingMessage]) -> None:
-        """Let others have these at once; not those of which it is settled what becomes of them."""
+        """Make these available to others at once, except those that are settled."""
         with suppress(*AWAY):
             left = [PutBack(each, None, 0.0, is_try=False) for each in taken]
             self._mailbox.let_go([], left)

@@ -1,4 +1,4 @@
-"""What one Spark task does with its rows in mode `leased`: claim, run, complete, in chunks.
+"""One Spark task in mode `leased`: claim, run and complete rows, in chunks.
 
 The order of things in a chunk: one claim for all ids; the effects, while a heartbeat extends the
 claims; completion under the fence. What an earlier worker left in doubt comes last, one by one.
@@ -28,11 +28,11 @@ from oncely.spark.sink.sink_options import SinkOptions
 _STORE_EVERY_S = 0.5
 _AT_ONCE = "1ms"
 _OVER_S = 0.05
-"""When that is surely over."""
+"""The time at which that is certainly over."""
 
 
 class LeasedTask(ChunkTask):
-    """Hands each message to `handler` while it holds a claim on it."""
+    """Runs `handler` for each message while it holds a claim on the message."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LeasedTask(ChunkTask):
     ) -> None:
         super().__init__(ledger, options, handler, aside, channel, start)
         self._executor: Executor[RowTurn] | None = None
-        """What runs handlers that are async, or several at a time."""
+        """The executor of async handlers, or of several at a time."""
         if is_async(handler):
             self._executor = LoopExecutor(self._run_async, options.concurrency)
         elif options.concurrency > 1:
@@ -57,13 +57,13 @@ class LeasedTask(ChunkTask):
         turns = self._turns(rows)
         self._begin(turns)
         granted = [turn for turn in turns if turn.held is not None]
-        # One of those that an earlier worker left may be what killed it: that is to cost nobody
-        # else a try, once more.
+        # A message that an earlier worker left may be the one that killed it: if it kills again,
+        # that must not cost other messages an attempt.
         suspects = [turn for turn in granted if _was_left(turn)] if len(granted) > 1 else []
         if suspects:
             run_inline(self._handling.give_back(self._calls, suspects))
             granted = [turn for turn in granted if not _was_left(turn)]
-        # Before the rest, so that nothing there can let these claims run out, or lose them.
+        # Before the rest, so that these claims cannot run out, or be lost, during the rest.
         self._run(granted)
         self._count_ended([turn for turn in turns if turn.held is None])
         for turn in suspects:
@@ -77,17 +77,17 @@ class LeasedTask(ChunkTask):
             return False
         assert turn.held is not None  # noqa: S101 - it was just resumed.
         if not entry.has_returned and not fails_by_death(self._policy):
-            # Nobody is at work on it any more; what follows is for the policy.
+            # No worker processes it any more; the policy decides what follows.
             [claim] = self._handling.heartbeat.let_go_many([turn.held.claim])
             self._steadily(lambda: self._ledger.extend(claim, _AT_ONCE))
             self._channel.wait(time.monotonic() + _OVER_S, self.counts)
-            # By its token it would be granted as it was.
+            # With its token it would be granted as before.
             self._lost.add(row.number)
             self._settle([row])
             return True
         if not entry.has_returned and row.number != self._start.culprit:
-            # One of several that were at work. Which has killed is found out with each alone; it
-            # costs no other a try.
+            # One of several running handlers. Each runs alone now, to find out which one kills; it
+            # costs the others no attempt.
             self._run([turn])
             return True
         turn.phase = Phase.CALLED
@@ -100,10 +100,10 @@ class LeasedTask(ChunkTask):
     # ---- Running -------------------------------------------------------------------------------
 
     def _run(self, granted: Sequence[RowTurn]) -> None:
-        """Run the handler for each; count them as their ends are stored.
+        """Run the handler for each turn; count the turns as their ends are stored.
 
-        What a long chunk has done is stored twice a second. Whatever ends the run early, what was
-        done is stored and what was not begun is released.
+        The ends of a long chunk are stored twice a second. If the run ends early, for any reason,
+        the ends are stored, and turns that were not begun are released.
         """
         unsaved = dict.fromkeys(granted)
         ended: list[RowTurn] = []
@@ -128,7 +128,7 @@ class LeasedTask(ChunkTask):
             self._count_ended(turns)
 
     def _each_run(self, granted: Sequence[RowTurn]) -> Generator[RowTurn, None, None]:
-        """Run these; each as its handler has ended. Raises Stopped, when none runs any more."""
+        """Run these turns; yield each at its end. Raises Stopped, when no handler runs any more."""
         if self._executor is None or not granted:
             for turn in granted:
                 self._channel.raise_if_stopping()
@@ -145,7 +145,7 @@ class LeasedTask(ChunkTask):
                 running -= len(ended)
                 yield from ended
         finally:
-            # How those have ended that still run nobody knows before they have.
+            # The ends of running handlers are not known before they have ended.
             if running:
                 self._executor.stop()
             while running:
@@ -165,7 +165,7 @@ class LeasedTask(ChunkTask):
 
     def _may_run(self, turn: RowTurn) -> bool:
         held = turn.held
-        # What is not begun, since its claim may have run out, is given back.
+        # A turn that was not begun, as its claim may have run out, is released.
         if held is None or not self._handling.heartbeat.is_good(held.claim):
             return False
         self._start.journal.begin(turn.row.number, held.claim.fence)

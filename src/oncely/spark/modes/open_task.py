@@ -1,4 +1,4 @@
-"""Modes: what a task of the sink does with its rows, by the option `mode`."""
+"""Modes: opens the task of the sink's option `mode`."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _sessions_at = lru_cache(maxsize=8)(open_sessions)
-"""One engine for a Python worker, however many tasks it runs."""
+"""One engine for each Python worker, over all its tasks."""
 
 
 class Task(Protocol):
@@ -37,9 +37,9 @@ class Task(Protocol):
     counts: Counts
 
     def run(self, batches: Iterable[tuple[Sequence[int], RecordBatch]]) -> None:
-        """Settle every row, which come with their numbers in the task: none is left uncounted.
+        """Settle every row; rows come with their numbers in the task. Each row is counted.
 
-        Raises Stopped where it is told to stop.
+        Raises Stopped if the task is told to stop.
         """
 
 
@@ -55,7 +55,7 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
 
 
 def _awaited_table(options: SinkOptions) -> "TargetTable":
-    """A batch of a stream may begin while the database is away."""
+    """Open the table as soon as the database answers: a stream may start a batch without it."""
     return _awaited(
         lambda: _table(options, migrated_ledger(options.place)), options, TaskChannel(None, "")
     )
@@ -77,8 +77,8 @@ def _awaited(ask: Callable[[], T], options: SinkOptions, channel: TaskChannel) -
 def open_task(
     options: SinkOptions, aside: Aside, channel: TaskChannel, start: Start | None = None
 ) -> Task:
-    """The task of the mode, as soon as the ledger answers, which is waited for as long as a lease
-    lasts: it may not be there at all. Raises ConfigError where its handler cannot be imported,
+    """The task of the mode, as soon as the ledger answers. It waits for the length of a lease, as
+    there may be no ledger at all. Raises ConfigError if the handler cannot be imported,
     StoreUnavailable, and Stopped.
     """
     return _awaited(lambda: _open(options, aside, channel, start), options, channel)
@@ -124,7 +124,7 @@ def _ledger(options: SinkOptions) -> Ledger:
 
 
 def _handler(options: SinkOptions, *takes: str) -> Callable[..., Any]:
-    """Raises ConfigError for what cannot be imported, or called with these."""
+    """The handler. Raises ConfigError if it cannot be imported, or called with these arguments."""
     handler = import_function(options.handler, "handler", options.handler_path)
     check_function(handler, "handler")
     check_takes(handler, "handler", takes)

@@ -1,4 +1,4 @@
-"""RowTurn: a row of a message DataFrame on its way through a task."""
+"""RowTurn: the processing of one row of a message DataFrame by a task."""
 
 import os
 from collections.abc import Callable
@@ -29,31 +29,31 @@ class RowTurn(Turn):
 
     @property
     def sent_at(self) -> float | None:
-        """As it is asked for: when the message was sent, or the horizon for which it may run."""
+        """For the claim: when the message was sent, or the horizon for which it may run."""
         return self._sent_at
 
     def probed(self) -> Message:
-        """What a probe is asked with."""
+        """The message for a probe."""
         return self.row.message(None)
 
     @property
     def is_dead_unheard(self) -> bool:
-        """Whether it is for people, and was not kept for them with its end."""
+        """Whether it is a dead letter that was not stored with its end."""
         if self.held is not None or self.ending is None:
             return False
-        # What is not a message of the source is for the quarantine.
+        # A row that is not a message goes to the quarantine.
         is_message = self.taken is not None or isinstance(self.outcome, Exhausted | InDoubt)
         return is_message and isinstance(self.ending.verdict, SetAside)
 
     @property
     def is_known_dead(self) -> bool:
-        """Whether it was set aside by an earlier delivery."""
+        """Whether an earlier delivery was dead-lettered."""
         is_first = isinstance(self.outcome, Exhausted) and self.outcome.is_first
         return self.taken is None and not is_first
 
     @property
     def was_done_before(self) -> bool:
-        """Whether its record was brought to where it is under this very asking."""
+        """Whether its record got its state by an earlier attempt of this same claim."""
         match self.outcome:
             case Duplicate(record) | Waiting(record):
                 return self.token is not None and record.birth == self.token
@@ -62,17 +62,17 @@ class RowTurn(Turn):
 
     @property
     def is_unkept(self) -> bool:
-        """Whether it was to be kept for people, and could not be."""
+        """Whether it was to be dead-lettered, and could not be."""
         is_dead = isinstance(self.outcome, Exhausted | InDoubt)
         return is_dead and cast(Ending, self.ending).counted is Counted.GIVEN_BACK
 
     def run(self, held: HeldMessage, call: Callable[[Message], Any], *, keeps_result: bool) -> None:
-        """Call the handler, so that the message has steps and can be sent; note how that ended."""
+        """Call the handler, with steps and sending for the message; note how it ended."""
         message = self._entering(held)
         try:
             with entered(held):
                 result = call(message)
-            # As it is now: what a handler returns may be changed by its next run.
+            # Encoded now: the next run of the handler may change the object.
             self.result = json_value(result) if keeps_result else None
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything.
             self.error = error
@@ -82,7 +82,7 @@ class RowTurn(Turn):
     async def run_async(
         self, held: HeldMessage, call: Callable[[Message], Any], *, keeps_result: bool
     ) -> None:
-        """The same for a handler that is async."""
+        """As `run`, for an async handler."""
         message = self._entering(held)
         try:
             with entered(held):
@@ -100,6 +100,6 @@ class RowTurn(Turn):
 
     def _leaving(self, held: HeldMessage) -> None:
         if os.getpid() != self._pid:
-            # What follows is the parent's.
+            # In a forked child: the rest is the parent's.
             end_child(self.error)
         held.end()

@@ -1,4 +1,4 @@
-"""Where a task begins: at nothing, or where a process that died in it has left it."""
+"""Where a task begins: at the start, or where a process that died has left it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,34 +11,34 @@ from oncely.spark.sink.journal import Entry, Journal, size
 
 
 def _nobody(_: Sequence[int], __: Counts) -> None:
-    """Hear it."""
+    """Ignore the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a task goes on from."""
+    """The state from which a task goes on."""
 
     token: int = field(default_factory=new_token)
     """Those of its rows follow it, by their numbers."""
     counts: Counts = field(default_factory=Counts)
     inherited: Sequence[Entry] = ()
-    """Handlers that a process had begun that died, and had not stored the ends of."""
+    """Handlers that a process had begun, and whose ends were not stored when it died."""
     culprit: int | None = None
-    """The only one of these in which the process can have died."""
+    """The only handler of these in which the process can have died."""
     adopted: Mapping[int, Key] = field(default_factory=dict)
-    """Messages that it had taken from where they waited, by the numbers that they have here."""
+    """Messages that the process had taken from the ledger, by their numbers here."""
     is_alone: bool = False
-    """Whether each message is to have a transaction of its own: something else kills than the
-    handlers.
+    """Whether each message gets a transaction of its own: something other than the handlers kills
+    the process.
     """
     first_adopted: int = -1
-    """The first number, and then downwards, for messages that are taken from where they waited."""
+    """The first number for messages taken from the ledger; the next ones count down."""
     began_at: float = field(default_factory=time.monotonic)
-    """When the task began: `time.monotonic()`, which is the same for all processes of a machine."""
+    """`time.monotonic()` at the task's beginning; the same clock in all processes of a machine."""
     death: str = ""
-    """How that process has died."""
+    """How the process died."""
     journal: Journal = field(default_factory=lambda: Journal(bytearray(size())))
     tell: Callable[[Sequence[int], Counts], None] = _nobody
-    """Is told the numbers of rows that are settled, and what the task has come to with them."""
+    """Called with the numbers of settled rows, and the task's counts with them."""
     adopt: Callable[[int, Key], None] = lambda _, __: None
-    """Is told the number that a message has here which was taken from where it waited."""
+    """Called with the number of a message that was taken from the ledger, and its key."""

@@ -1,4 +1,4 @@
-"""Steadily: work goes on when its store is back, however long that is away."""
+"""Steadily: waits while the store is unavailable, for any time, and then goes on."""
 
 import time
 from collections.abc import Callable
@@ -21,8 +21,9 @@ def steadily(
     counts: Counts,
     ledger: Ledger | None = None,
 ) -> T:
-    """What `ask` returns, as soon as the store answers; it is safe to ask again. With a `ledger`
-    it may also raise what drivers do, of connections to the same database. Raises Stopped.
+    """Call `ask`, which is safe to repeat, until the store answers; return its result. With a
+    `ledger`, `ask` may also raise drivers' errors of connections to the same database. Raises
+    Stopped.
     """
     while True:
         try:
@@ -38,7 +39,7 @@ def steadily(
 
 
 def patiently(ask: Callable[[], T], consumer: str) -> T:
-    """The same where nobody tells to stop."""
+    """As `steadily`, if nothing can tell it to stop."""
     return steadily(ask, TaskChannel(None, ""), Outage("store", consumer), Counts())
 
 

@@ -1,4 +1,4 @@
-"""Which columns of a DataFrame go into which of a table, checked before anything is written."""
+"""The columns of a DataFrame for a table, checked before anything is written."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ _TAKEN: dict[Kind, Sequence[str]] = {
     "bytes": ("binary",),
     "other": ("string",),
 }
-"""The Spark types that a column takes. What is not known by its kind is given as text."""
+"""The Spark types that a column accepts. A column of an unknown kind gets text."""
 _CASTS: dict[Kind, str] = {
     "text": "STRING",
     "integer": "BIGINT",
@@ -38,7 +38,7 @@ _ID = "id"
 
 
 def open_table(options: SinkOptions) -> TargetTable:
-    """The table that the options name. Raises ConfigError where there is none."""
+    """The table that the options name. Raises ConfigError if there is none."""
     with url_here(options.ledger) as url:
         return open_target(
             shared_engine(url), options.table or "", options.upsert, options.sequence_by
@@ -46,9 +46,9 @@ def open_table(options: SinkOptions) -> TargetTable:
 
 
 def written_columns(table: TargetTable, names: Sequence[str]) -> list[str]:
-    """Those of a DataFrame's columns that go into the table.
+    """The DataFrame's columns that are written to the table.
 
-    The message id does where the table has a column `id` that the database does not fill itself.
+    The message id is written if the table has a column `id` that the database does not fill itself.
     """
     id_ = table.columns.get(_ID)
     is_stored = id_ is not None and not id_.is_filled
@@ -57,7 +57,7 @@ def written_columns(table: TargetTable, names: Sequence[str]) -> list[str]:
 
 
 def check_table(table: TargetTable, schema: StructType) -> None:
-    """Raise ConfigError for a DataFrame whose rows the table cannot take."""
+    """Raise ConfigError for a DataFrame whose rows do not fit into the table."""
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     if _ID not in types:
         raise ConfigError(f"the DataFrame has no column 'id', only {', '.join(sorted(types))}")
@@ -75,7 +75,7 @@ def check_table(table: TargetTable, schema: StructType) -> None:
     for name, column in table.columns.items():
         if column.is_required and name not in names:
             raise ConfigError(
-                f"the DataFrame has no column {name!r}, which the table {table.name} wants"
+                f"the DataFrame has no column {name!r}, which the table {table.name} requires"
                 f" ({column.type} NOT NULL)"
             )
     if not names:
@@ -91,7 +91,7 @@ def _check_type(name: str, type_: str, table: TargetTable) -> None:
     kind = type_.partition("(")[0].partition("<")[0]
     if kind in _NESTED:
         raise ConfigError(f'column {name!r} is {kind}; write "to_json({name}) AS {name}"')
-    # MariaDB's BOOLEAN is an integer; PostgreSQL's is not, and takes no boolean for one.
+    # MariaDB's BOOLEAN is an integer; PostgreSQL does not accept a boolean for an integer.
     is_no_integer = kind == "boolean" and column.kind == "integer" and table.is_copied_to
     if is_no_integer or kind not in _TAKEN[column.kind]:
         raise ConfigError(

@@ -1,9 +1,9 @@
-"""What one Spark task does in mode `rows`: the rows go into a table, with their ledger records.
+"""One Spark task in mode `rows`: writes rows to a table, with their ledger records.
 
-A chunk is one transaction: its messages that have no record are completed, in one statement; what
-else may be claimed is; their rows are written; and all of it is stored, or nothing. What the
-database refuses is found by halves, and set aside. What another worker holds waits until the task's
-own rows are through. No delivery is left out: each is counted exactly once.
+A chunk is one transaction: messages without a record are completed in one statement; others are
+claimed if they may be; their rows are written. All of it is stored, or nothing. A row that the
+database refuses is found by halving the chunk, and is set aside. A message that another worker
+holds waits until the task's own rows are done. Each delivery is counted exactly once.
 """
 
 import heapq
@@ -47,14 +47,14 @@ class TableChunk(NamedTuple):
     batch: "RecordBatch"
 
     def at(self, places: Sequence[int]) -> "TableChunk":
-        """Those at these places, which stand in order."""
+        """The rows at these places, which are in order."""
         if len(places) == len(self.ids):
             return self
         chosen = self.batch.take(pa.array(places, pa.int64()))
         return TableChunk([self.ids[n] for n in places], chosen)
 
     def row(self, place: int) -> Row:
-        """The one at a place for the quarantine, with all of its values as text."""
+        """The row at a place, for the quarantine, with all its values as text."""
         row = self.batch.slice(place, 1)
         values: dict[str, Any] = {}
         for name, column in zip(row.schema.names, row.columns, strict=True):
@@ -72,16 +72,16 @@ class TableChunk(NamedTuple):
 
 
 class _Settled(NamedTuple):
-    """What became of rows, by their places, in a transaction that is committed."""
+    """The results of rows, by their places, in a committed transaction."""
 
     stored: Sequence[int]
     others: Sequence[tuple[int, ClaimOutcome]]
     first_seen: Sequence[float] = ()
-    """When each of those was that are duplicates, and no more is to be said of them."""
+    """When each duplicate was first seen; a duplicate needs nothing else."""
 
 
 class _BusyDelay(NamedTuple):
-    """When to ask for rows again, and since when that goes on (both monotonic)."""
+    """When to claim rows again, and since when they wait (both monotonic)."""
 
     due: float
     order: int
@@ -112,7 +112,7 @@ class TableRowsTask:
         self._wanted = [*options.upsert, *filter(None, [options.sequence_by])]
         """The columns without which a row cannot be written."""
         self._meets_duplicates = False
-        """Whether most were that came last: then those are looked for first."""
+        """Whether most of the last rows were duplicates: then records are looked up first."""
         self._waiting: list[_BusyDelay] = []
         """A heap."""
         self._order = itertools.count()
@@ -129,7 +129,7 @@ class TableRowsTask:
         self._wait_for_all_but(0)
 
     def _usable(self, chunk: RecordBatch) -> TableChunk:
-        """The rows that are messages; the others are set aside."""
+        """The rows that are messages; sets the others aside."""
         unreadable: dict[int, str] = {}
         rows = TableChunk(values_of("id", chunk.column("id"), unreadable), chunk)
         bad = {**_bad_rows(rows, self._wanted), **unreadable}
@@ -142,7 +142,7 @@ class TableRowsTask:
     # ---- Transactions --------------------------------------------------------------------------
 
     def _settle(self, rows: TableChunk, since: float | None = None) -> None:
-        """Bring rows to an end; those that have to wait do so `since` then, or now."""
+        """Settle rows; rows that must wait do so `since` that time, or now."""
         if not rows.ids:
             return
         self._channel.raise_if_stopping()
@@ -153,7 +153,7 @@ class TableRowsTask:
             reason = _refusal(error)
             if reason is None:
                 raise
-        # Not while that error is at hand: it would stand behind every other.
+        # Not inside of the except block: that error would become the context of all others.
         if reason is not None and len(rows.ids) > 1:
             for half in rows.halves():
                 self._settle(half, since)
@@ -170,9 +170,7 @@ class TableRowsTask:
         self._channel.report(self.counts)
 
     def _transact(self, work: Callable[[Any, Inbox], _Settled]) -> _Settled:
-        """What `work` does in a transaction, once its database is back where that is away. Raises
-        Stopped.
-        """
+        """Run `work` in a transaction; waits while the database is unavailable. Raises Stopped."""
         was_there = False
         while True:
             try:
@@ -182,7 +180,7 @@ class TableRowsTask:
                     raise
                 is_there = self._answers()
                 if is_there and was_there:
-                    # It answers everybody else: over these rows it hangs up.
+                    # The database answers others: it closes the connection because of these rows.
                     raise
                 was_there = is_there
                 self._outage.met(error)
@@ -221,7 +219,7 @@ class TableRowsTask:
         stored: list[int] = []
         left: list[int] = []
         for n, id_ in enumerate(rows.ids):
-            # Of the copies of a message the first is written, and the others are duplicates.
+            # The first copy of a message is written, the others are duplicates.
             (stored if id_ in new else left).append(n)
             new.discard(id_)
         if not self._meets_duplicates:
@@ -251,7 +249,7 @@ class TableRowsTask:
             self._table.insert(connection, as_values(written))
 
     def _reject(self, row: TableChunk, reason: str, _: Any, inbox: Inbox) -> _Settled:
-        """Take down that a message is refused, where it can be claimed at all."""
+        """Record that a message is refused, if it can be claimed."""
         key = Key(self._options.consumer, row.ids[0])
         outcome = inbox.claim(key, policy=self._policy)
         if isinstance(outcome, Handled):
@@ -266,7 +264,7 @@ class TableRowsTask:
     def _count(
         self, rows: TableChunk, others: Sequence[tuple[int, ClaimOutcome]], since: float
     ) -> None:
-        """Count rows that were not stored, or put them off."""
+        """Count rows that were not stored, or delay them."""
         now = time.monotonic()
         busy: list[int] = []
         due = now
@@ -295,7 +293,7 @@ class TableRowsTask:
 
 
 def _bad_rows(rows: TableChunk, wanted: Sequence[str]) -> dict[int, str]:
-    """By their places, why rows are not messages, or lack a value that is wanted."""
+    """Why rows are not messages, or lack a required value, by their places."""
     bad = {}
     for n, id_ in enumerate(() if are_plain_ids(rows.ids) else rows.ids):
         try:
@@ -314,7 +312,7 @@ def _bad_rows(rows: TableChunk, wanted: Sequence[str]) -> dict[int, str]:
 
 
 def _refusal(error: Exception) -> str | None:
-    """Why rows cannot be written; None where that is not their fault."""
+    """Why rows cannot be written; None if the rows are not the cause."""
     if isinstance(error, ValueError | OverflowError):
         return f"unreadable: {error}"
     refused = refusal(error)

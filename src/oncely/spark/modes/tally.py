@@ -1,4 +1,4 @@
-"""A task's tally: what is counted for rows that were not granted, the same in all modes."""
+"""A task's tally: counts rows that were not granted, the same in all modes."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -22,23 +22,23 @@ from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.message_rows import Row
 
 FIRST_POLL_S = 0.2
-"""How soon what another worker holds is asked about again, at first."""
+"""The first delay before a row that another worker holds is claimed again."""
 _LAST_POLL_S = 5.0
 MISMATCH = "mismatch: the id was seen before with another body"
 REJECTED = f"^({Reject.__name__}|{MessageError.__name__}): "
-"""How the error of a rejected message begins: it is kept behind the name of its type."""
+"""The beginning of a rejected message's error: the name of its type."""
 
 
 class Aside(Protocol):
-    """Where rows go that are not messages."""
+    """The place for rows that are not messages."""
 
     def add(self, row: Row, reason: str) -> None:
         """Set `row` aside."""
 
 
 class RunTally:
-    """Counts of one task, added to `counts`. Duplicates of what was first seen `since` then are in
-    the input.
+    """Counts of one task, added to `counts`. Duplicates of messages first seen at `since` or later
+    count as duplicates in the input.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class RunTally:
     def refused(
         self, outcome: Outcome, row: Callable[[], Row], waited_s: float = 0.0
     ) -> float | None:
-        """Count a row that was not granted; of what another worker holds, return how long to wait
-        before it is asked about again, in seconds, where that went on for `waited_s`.
+        """Count a row that was not granted. If another worker holds it, return the seconds to wait
+        before it is claimed again; it has waited for `waited_s` so far.
         """
         match outcome:
             case Busy(_, retry_at):
-                # Not for ever where a claim has no end.
+                # Not for ever: a claim may have no lease.
                 if retry_at is not None or waited_s <= (self._policy.lease_s or 0.0):
                     return min(max(waited_s / 4, FIRST_POLL_S), _LAST_POLL_S)
                 self.counts.in_doubt += 1
@@ -66,7 +66,7 @@ class RunTally:
             case Duplicate(record) | Handled(Claim(record)):
                 self.duplicates([record.first_seen])
             case Waiting(record) if record.first_seen >= self._since:
-                # Its first delivery, of this run, says whether it still waits.
+                # Its first delivery in this run shows whether it still waits.
                 self.counts.duplicates_input += 1
             case Waiting():
                 self.counts.waiting += 1
@@ -77,20 +77,20 @@ class RunTally:
         return None
 
     def duplicates(self, first_seen: Sequence[float]) -> None:
-        """Count duplicates of messages that were first seen then."""
+        """Count duplicates of messages that were first seen at these times."""
         in_input = sum(moment >= self._since for moment in first_seen)
         self.counts.duplicates_input += in_input
         self.counts.duplicates_ledger += len(first_seen) - in_input
 
     def _exhausted(self, row: Callable[[], Row], error: str) -> None:
-        """Count a message that has failed permanently; what was rejected is set aside again."""
+        """Count a message that has failed permanently; a rejected one is set aside again."""
         if re.match(REJECTED, error):
             self.set_aside(row(), re.sub(REJECTED, "", error))
         else:
             self.counts.failed += 1
 
     def erred(self, message_id: str, error: BaseException | None) -> None:
-        """Take down that a handler has failed, beside what its message is counted as."""
+        """Record a handler's failure, in addition to the count of its message."""
         self.counts.errors += 1
         self.counts.last_error = f"message {message_id[:100]!r}: {describe(error or '', 200)}"
 

@@ -1,4 +1,4 @@
-"""A table of the user's own in the ledger's database: what it is like, and rows written to it."""
+"""A user's table in the ledger's database: its description, and writing rows to it."""
 
 import warnings
 import zlib
@@ -19,7 +19,7 @@ from oncely.stores.sql.engines import session_engine, sqlite_engine
 from oncely.upsert import check_columns, upsert
 
 Kind = Literal["text", "integer", "number", "truth", "date", "moment", "bytes", "other"]
-"""What a column takes; "other" is what only the database knows."""
+"""The kind of a column's values; "other" is a type that only the database knows."""
 
 _KINDS: Sequence[tuple[Kind, tuple[type[Any], ...]]] = (
     ("truth", (types.Boolean,)),
@@ -33,19 +33,19 @@ _KINDS: Sequence[tuple[Kind, tuple[type[Any], ...]]] = (
 
 
 class TargetColumn(NamedTuple):
-    """A column as the database describes it."""
+    """A column of the table."""
 
     kind: Kind
     type: str
-    """As the database calls it."""
+    """The type, in the database's words."""
     is_filled: bool
-    """Whether the database gives it a value where a row has none."""
+    """Whether the database fills in a value if a row has none."""
     is_required: bool
     """Whether a row without a value for it is refused."""
 
 
 class TargetTable:
-    """A table that is there. Rows are written in transactions that `begin` begins."""
+    """An existing table. Rows are written in transactions of `begin`."""
 
     def __init__(
         self, engine: Engine, table: Table, key: Sequence[str], sequence_by: str | None
@@ -56,24 +56,24 @@ class TargetTable:
         self._sequence_by = sequence_by
         self.columns = {column.name: _described(column, engine) for column in table.columns}
         self.is_copied_to = engine.dialect.name == "postgresql"
-        """Whether rows come as CSV, to `copy`; else as values, to `insert`."""
+        """Whether rows are written as CSV, by `copy`; else as values, by `insert`."""
         self.name = engine.dialect.identifier_preparer.format_table(table)
-        """As statements have it."""
+        """The quoted name for statements."""
         if not self.is_copied_to:
             self._give_others_as_text()
 
     def begin(self) -> AbstractContextManager[Connection]:
-        """A connection in a transaction, which is committed in the end."""
+        """A connection in a transaction, which is committed at the end."""
         return self._engine.begin()
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raise ConfigError where rows of these columns do not have the key, or it is none."""
+        """Raise ConfigError if these columns lack the key, or if it is not a key of the table."""
         if self._key:
             renewed = [name for name in columns if name not in self._key]
             check_columns(self._table, columns, self._key, renewed, self._sequence_by)
 
     def copy(self, connection: Connection, columns: Sequence[str], csv: Any) -> None:
-        """Write rows in CSV, by COPY; an empty value without quotes is null. None in the key is."""
+        """Write CSV rows by COPY; an empty value without quotes is null. Keys have no nulls."""
         names = ", ".join(map(_quoted, columns))
         cursor = connection.connection.cursor()
         into = self._heap(cursor, names) if self._key else self.name
@@ -83,20 +83,20 @@ class TargetTable:
             cursor.execute(self._renewal(into, columns, names))
 
     def insert(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write rows, all of the same columns. Nothing in the key is None."""
+        """Write rows with the same columns. Keys have no None."""
         if self._key:
             upsert(connection, self._table, rows, self._key, sequence_by=self._sequence_by)
         else:
             connection.execute(self._table.insert(), list(rows))
 
     def _give_others_as_text(self) -> None:
-        # SQLAlchemy would write JSON out of text that is JSON already, and wants objects for times.
+        # SQLAlchemy would encode text that is JSON already, and requires objects for times.
         for column in self._table.columns:
             if self.columns[column.name].kind == "other":
                 column.type = types.String()
 
     def _heap(self, cursor: Any, names: str) -> str:
-        """A table of the connection's own that holds rows until the transaction ends."""
+        """A temporary table of the connection, which holds rows until the transaction ends."""
         heap = f"oncely_{zlib.crc32(f'{self.name} {names}'.encode()):08x}"
         cursor.execute(
             f"CREATE TEMPORARY TABLE IF NOT EXISTS {heap} ON COMMIT DELETE ROWS"  # noqa: S608 - quoted.
@@ -105,7 +105,7 @@ class TargetTable:
         return f"pg_temp.{heap}"
 
     def _renewal(self, heap: str, columns: Sequence[str], names: str) -> str:
-        """The statement that moves rows on from there: of those with one key, the newest."""
+        """The statement that copies rows from the heap: of several with one key, the newest."""
         key = ", ".join(map(_quoted, self._key))
         newest, condition = "", ""
         if self._sequence_by is not None:
@@ -114,7 +114,7 @@ class TargetTable:
             condition = f" WHERE t.{sequence} IS NULL OR t.{sequence} <= excluded.{sequence}"
         renewed = [_quoted(name) for name in columns if name not in self._key]
         values = ", ".join(f"{name} = excluded.{name}" for name in renewed)
-        # In the order of the keys: no two writers wait for each other.
+        # In the order of the keys: two writers cannot deadlock.
         return (
             f"INSERT INTO {self.name} AS t ({names})"  # noqa: S608 - names are quoted.
             f" SELECT DISTINCT ON ({key}) {names} FROM {heap}"
@@ -127,10 +127,10 @@ class TargetTable:
 def open_target(
     engine: Engine, name: str, key: Sequence[str] = (), sequence_by: str | None = None
 ) -> TargetTable:
-    """The table `name`; with a `key`, what is written renews the rows that are there under it, or
-    those that are not newer by the column `sequence_by`.
+    """The table `name`; with a `key`, written rows replace existing rows with the same key, unless
+    an existing row is newer by the column `sequence_by`.
 
-    `engine` is one of `work_engine`. Raises ConfigError where there is no such table.
+    `engine` is one of `work_engine`. Raises ConfigError if there is no such table.
     """
     schema, _, table = name.rpartition(".")
     if schema and engine.dialect.name == "sqlite":
@@ -139,7 +139,7 @@ def open_target(
         raise ConfigError(f"table: {name!r} is the ledger's own; name one of yours")
     try:
         with warnings.catch_warnings():
-            # A type that SQLAlchemy does not know is no reason to refuse: the database knows it.
+            # A type that SQLAlchemy does not know is accepted: the database knows it.
             warnings.simplefilter("ignore", SAWarning)
             found = Table(
                 table, MetaData(), schema=schema or None, autoload_with=engine, resolve_fks=False
@@ -152,9 +152,9 @@ def open_target(
 
 
 def work_engine(url: str) -> Engine:
-    """An engine for transactions in the database where the ledger at `url` is, in UTC.
+    """An engine for transactions in the ledger's database at `url`, in UTC.
 
-    Raises ConfigError where that has no transactions, and for a URL that cannot be read.
+    Raises ConfigError if it has no transactions, and for a URL that cannot be read.
     """
     check_transactions(url)
     if url.startswith("sqlite:"):
@@ -166,31 +166,31 @@ def work_engine(url: str) -> Engine:
 
 
 shared_engine = lru_cache(maxsize=8)(work_engine)
-"""As `work_engine`: one for a process, which is never closed."""
+"""As `work_engine`, one for each process, which is never closed."""
 
 
 def _prepare_postgresql(connection: Any, _: object) -> None:
     with connection.cursor() as cursor:
-        # A time without a zone would be taken for one in the server's.
+        # Else a time without a zone would be taken as the server's local time.
         cursor.execute("SET TIME ZONE 'UTC'")
-    # What is rolled back is not set.
+    # Committed, as a rollback would undo the setting.
     connection.commit()
 
 
 def _prepare_mysql(connection: Any, _: object) -> None:
     with connection.cursor() as cursor:
-        # What does not fit would be cut off in silence.
+        # Else a value that does not fit would be truncated silently.
         cursor.execute("SET sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')")
         cursor.execute("SET time_zone = '+00:00'")
 
 
 def _quoted(name: str) -> str:
-    # As PostgreSQL reads it in a statement without values: SQLAlchemy's own doubles each "%".
+    # For statements without parameters: SQLAlchemy's own quoting doubles each "%".
     return '"{}"'.format(name.replace('"', '""'))
 
 
 def _described(column: Column[Any], engine: Engine) -> TargetColumn:
-    # SQLite numbers what is declared as its integer key, and nothing says so.
+    # SQLite fills an integer primary key itself, but does not report it.
     is_its_key = engine.dialect.name == "sqlite" and column is column.table.autoincrement_column
     is_filled = (
         column.server_default is not None

@@ -1,7 +1,7 @@
-"""What one Spark task does with its rows in mode `transactional`: a chunk in one transaction.
+"""One Spark task in mode `transactional`: each chunk is one transaction.
 
-Claims, what handlers write and send, and completions commit together, or none of it is stored.
-Where one of a chunk fails, each of it gets a transaction of its own.
+Claims, the handlers' writes and deferred messages, and completions commit together, or none of them
+does. If one message of a chunk fails, each message gets a transaction of its own.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from oncely.spark.sink.sink_options import SinkOptions
 
 
 class TransactionalTask(ChunkTask):
-    """Hands each message to `handler`, with the SQLAlchemy Session that `begins` begins."""
+    """Calls `handler` with each message and a SQLAlchemy Session of `begins`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class TransactionalTask(ChunkTask):
         self._begins = begins
         if is_async(handler):
             runner = self._opened.enter_context(asyncio.Runner())
-            # In the context of the caller, where it is known what is being processed.
+            # In the caller's context, which has the message that is being processed.
             self._handler = lambda message, session: runner.run(
                 handler(message, session), context=copy_context()
             )
@@ -62,7 +62,7 @@ class TransactionalTask(ChunkTask):
 
     def _inherit(self, row: Row, entry: Entry) -> bool:
         if entry.has_returned:
-            # It was undone with its transaction, and not its own fault.
+            # Rolled back with its transaction, and not its own fault.
             return False
         error = HandlerDied(f"its process {self._start.death}")
         while True:
@@ -72,11 +72,11 @@ class TransactionalTask(ChunkTask):
             if not isinstance(turn.outcome, Busy):
                 self._count_ended([turn])
                 return True
-            # The database has not noticed yet that nobody is at the other end.
+            # The database has not noticed yet that the client is gone.
             self._channel.wait(time.monotonic() + FIRST_POLL_S, self.counts)
 
     def _are_stored_together(self, turns: Sequence[RowTurn]) -> bool:
-        """Whether all of them succeeded in one transaction; else nothing of it is stored."""
+        """Run all in one transaction; return whether all succeeded. If not, nothing is stored."""
         stopped: list[Stopped] = []
 
         def run_all(session: Any) -> bool:
@@ -106,8 +106,9 @@ class TransactionalTask(ChunkTask):
         return turn.error is None
 
     def _run_alone(self, turn: RowTurn) -> None:
-        """In a transaction of its own, which is begun again where it only lost against another, and
-        for as long as the database is away. Raises what else is its fault, and no message's.
+        """Run a turn in a transaction of its own. The transaction is repeated if it only lost
+        against another one, or while the database is unavailable. Raises any other error that is
+        not the message's.
         """
 
         def call(session: Any) -> Any:
@@ -120,8 +121,7 @@ class TransactionalTask(ChunkTask):
             try:
                 run(self._handling, self._begins, turn, call)
             except BaseException as error:
-                # Where the ledger has not answered, or what it granted is lost, no message is at
-                # fault.
+                # If the ledger does not answer, or a claim was lost, no message is at fault.
                 if turn.ending is None or (error is turn.refusal and turn.outcome is None):
                     raise
 

@@ -1,1 +1,1 @@
-"""What people ask of a ledger with Spark: a reconciliation, and the figures of a report."""
+"""Spark jobs for operators: reconciliation, and the figures of a report."""

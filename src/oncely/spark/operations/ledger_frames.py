@@ -1,6 +1,5 @@
 """The records of a ledger and of its archive, as one DataFrame."""
 
-from contextlib import closing
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -9,7 +8,7 @@ from pyspark.sql import functions as f
 from oncely.core.errors import ConfigError
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import standing
-from oncely.locations import LedgerPlace, open_named_ledger
+from oncely.locations import LedgerPlace
 
 _KEY = ("consumer", "message_id")
 _REST = (
@@ -24,7 +23,7 @@ def read_records(
     consumer: str | None = None,
     archive: str | None = None,
 ) -> DataFrame:
-    """One row for each key that the ledger or its archive knows; the ledger's where both do.
+    """One row for each key in the ledger or its archive; the ledger's row if both have the key.
 
     Columns: consumer, message_id, standing (in the words of `core/rules.py`), attempts, fence,
     first_seen, last_seen, duplicates, fingerprint, error, archived.
@@ -38,14 +37,14 @@ def read_records(
     records = reader.load().select(*_KEY, *_REST, f.lit(False).alias("archived"))  # noqa: FBT003
     if archive is not None:
         records = records.unionByName(_archived(spark, archive, consumer))
-    # Some stores may give a record twice, and what an archive holds may have run again since.
+    # Some stores may return a record twice, and an archived message may have run again since.
     rank = f.struct(~f.col("archived"), "last_seen")
     newest = f.max_by(f.struct(*_REST, "archived"), rank).alias("newest")
     return records.groupBy(*_KEY).agg(newest).select(*_KEY, "newest.*")
 
 
 def check_archive(folder: str | None) -> None:
-    """Raises ConfigError where there is no such archive."""
+    """Raises ConfigError if there is no such archive."""
     if folder is not None and "://" not in folder and not Path(folder).is_dir():
         raise ConfigError(f"--archive: there is no folder {folder!r}")
 
@@ -53,7 +52,7 @@ def check_archive(folder: str | None) -> None:
 def _archived(spark: SparkSession, folder: str, consumer: str | None) -> DataFrame:
     from oncely.archive.layout import SPARK_SCHEMA
 
-    # Arrow's way of calling it would want pandas.
+    # Arrow's calling convention would need pandas.
     standing_of = f.udf(_standing, "string", useArrow=False)
     found = spark.read.schema(SPARK_SCHEMA).parquet(folder)
     if consumer is not None:
@@ -66,12 +65,6 @@ def _archived(spark: SparkSession, folder: str, consumer: str | None) -> DataFra
 
 
 def _standing(state: str, exhausted: bool) -> str:
-    """Where an archived record stands. Nobody works on it, so the time does not matter."""
+    """The standing of an archived record. No worker processes it, so the time does not matter."""
     record = Record(Key("", ""), State(state), 0, 0, 0.0, 0.0, exhausted=exhausted)
     return standing(record, now=0.0).name.lower()
-
-
-def clock_of(place: LedgerPlace) -> float:
-    """The clock of a ledger, seconds since 1970."""
-    with closing(open_named_ledger(*place)) as ledger:
-        return ledger.now()

@@ -1,4 +1,4 @@
-"""Reconciling: the messages of a source against what the ledger and its archive know of them."""
+"""Reconciling: compares the messages of a source with the ledger and its archive."""
 
 import time
 from collections import Counter
@@ -29,27 +29,27 @@ _OUTCOMES = {
     "failed": "failed",
     "exhausted": "failed",
 }
-"""What a message counts as, by where its record stands."""
+"""The outcome of a message by the standing of its record."""
 _QUARANTINED = "quarantined"
 _NOT_IN_SOURCE = "not_in_source"
 
 
 @dataclass
 class Reconciliation:
-    """What became of the rows of a source; and which records are of none of them.
+    """The outcomes of a source's rows, and the records without a row in the source.
 
     received = handled + duplicates + quarantined + processing + missing + failed + in doubt.
     """
 
     messages: Counter[str] = field(default_factory=Counter)
-    """Messages, each counted once however often it is in the source, by what became of them:
-    handled, processing, missing, failed, in_doubt."""
+    """Messages by outcome (handled, processing, missing, failed, in_doubt); each is counted once,
+    also if it is in the source more than once."""
     duplicates: int = 0
     """Further copies in the source."""
     quarantined: Counter[str] = field(default_factory=Counter)
     """Rows that are not messages, or were rejected, by reason."""
     not_in_source: Counter[str] = field(default_factory=Counter)
-    """Records of no message of the source: handled, processing, failed, in_doubt."""
+    """Records without a message in the source: handled, processing, failed, in_doubt."""
     seconds: float = 0.0
 
     @property
@@ -82,9 +82,9 @@ def reconcile(
 ) -> Reconciliation:
     """Compare a source with the ledger and its archive, and write the details below `to`.
 
-    `messages/outcome=.../` there has one row for each message and body, and each record of none;
-    `quarantined/` has the rows that are not messages. Raises ConfigError for what is wrong with the
-    file, and where `to` is in use; OncelyError when Spark gives up.
+    `messages/outcome=.../` there has one row for each message and body, and for each record without
+    a message; `quarantined/` has the rows that are not messages. Raises ConfigError for a wrong
+    file, and if `to` is not empty; OncelyError if Spark gives up.
     """
     check_archive(archive)
     _check_new(to)
@@ -93,7 +93,7 @@ def reconcile(
 
 
 def _check_new(folder: str | None) -> None:
-    """Raises ConfigError where something is in `folder` already."""
+    """Raises ConfigError if `folder` is not empty."""
     if folder is None or "://" in folder or not Path(folder).exists():
         return
     if not Path(folder).is_dir():
@@ -107,8 +107,8 @@ def _reconcile(
 ) -> Reconciliation:
     began = time.monotonic()
     with on_disk(_deliveries(spark, config)) as deliveries:
-        # All of the source before the first record: what a pipeline handles meanwhile is not
-        # missing.
+        # The whole source is read before the first record: messages that a pipeline handles at the
+        # same time do not count as missing.
         deliveries.count()
         records = read_records(spark, config.place, config.consumer, archive)
         with on_disk(_compared(config, deliveries, records)) as compared:
@@ -121,7 +121,7 @@ def _reconcile(
 
 def _write_details(deliveries: DataFrame, compared: DataFrame, to: str) -> None:
     compared.write.partitionBy("outcome").parquet(f"{to}/messages")
-    # A reader of Parquet refuses a string of Spark's with bytes that are not text.
+    # Parquet readers refuse Spark strings with bytes that are not text.
     whole = [f.make_valid_utf8(name).alias(name) for name in ("id", "row")]
     unusable = deliveries.where("reason IS NOT NULL").select("reason", *whole)
     unusable.write.parquet(f"{to}/quarantined")
@@ -131,9 +131,9 @@ def _deliveries(spark: SparkSession, config: ReconcileConfig) -> DataFrame:
     """The rows of the source: id, reason (why it is not a message), fingerprint, row."""
     messages = read_messages(spark, config, streaming=False)
     body = f.col("body") if "body" in messages.columns else f.lit(None)
-    # Arrow's way of calling it would want pandas.
+    # Arrow's calling convention would need pandas.
     judge = f.udf(_judge, "reason STRING, fingerprint STRING", useArrow=False)
-    # As bytes: not every string of Spark's is one.
+    # As bytes: not every string of Spark is valid text.
     judged = judge(f.col("id").cast("binary"), body.cast("binary"))
     deliveries = messages.withColumn("judged", judged).select(
         "id",
@@ -146,7 +146,7 @@ def _deliveries(spark: SparkSession, config: ReconcileConfig) -> DataFrame:
 
 
 def _judge(id_: bytes | None, body: bytes | None) -> tuple[str | None, str | None]:
-    """Why a row is not a message, if so; else what tells its body from another."""
+    """Why a row is not a message, or None and the fingerprint of its body."""
     try:
         check_id(None if id_ is None else bytes(id_).decode("utf-8", "surrogateescape"))
     except MessageError as error:
@@ -155,14 +155,14 @@ def _judge(id_: bytes | None, body: bytes | None) -> tuple[str | None, str | Non
 
 
 def _compared(config: ReconcileConfig, deliveries: DataFrame, records: "DataFrame") -> DataFrame:
-    """Each message beside its record: one row for each body of it, and each record of none."""
+    """Each message with its record: a row for each body, and for each record without a message."""
     messages = (
         deliveries.where("reason IS NULL")
         .groupBy("id", "fingerprint")
         .agg(f.count("*").alias("deliveries"))
         .withColumnRenamed("fingerprint", "body_fingerprint")
     )
-    # Both sides once, and whole: asking the ledger for each row would read it again and again.
+    # A join that reads each side once: a query for each row would read the ledger many times.
     both = messages.join(records, messages["id"] == records["message_id"], "full_outer")
     outcome = (
         f.when(f.col("id").isNull(), _NOT_IN_SOURCE)
@@ -181,7 +181,7 @@ def _compared(config: ReconcileConfig, deliveries: DataFrame, records: "DataFram
 
 
 def _why_quarantined(config: ReconcileConfig) -> Column:
-    """Why a message with a record was set aside, if so: as a pipeline counts it."""
+    """Why a message with a record was set aside, if it was, as a pipeline counts it."""
     differs = f.col("body_fingerprint") != f.col("fingerprint")
     is_rejected = (f.col("standing") == "exhausted") & f.col("error").rlike(REJECTED)
     return f.when(f.lit(config.compares_bodies) & differs, MISMATCH).when(
@@ -215,7 +215,7 @@ def _count(deliveries: DataFrame, compared: DataFrame) -> Reconciliation:
 
 
 def _by_reason(rows: DataFrame) -> Counter[str]:
-    """How many rows each reason was given for; the rarest of very many together."""
+    """The number of rows for each reason; if there are very many, the rarest are added up."""
     counted = rows.groupBy("reason").agg(f.sum("deliveries").alias("rows"))
     most = counted.orderBy(f.desc("rows"), "reason").limit(MAX_REASONS).collect()
     counts = Counter({row.reason: row.rows for row in most})

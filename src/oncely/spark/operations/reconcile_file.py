@@ -1,4 +1,4 @@
-"""What `oncely reconcile` compares: a pipeline file, or a file of just a source and its mapping."""
+"""The file of `oncely reconcile`: a pipeline file, or only a source and its mapping."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from oncely.stores.open_store import sqlite_file
 
 
 class _Part(Table):
-    # What else a pipeline is told is checked where it is run.
+    # Other keys of a pipeline are checked when it runs.
     model_config = ConfigDict(extra="ignore")
 
 
@@ -43,7 +43,7 @@ class _ReconcileFile(_Part):
 
 
 class ReconcileConfig(SourceConfig):
-    """A file with a source and its mapping, and whose records its messages are compared with."""
+    """A file with a source and its mapping, and the consumer whose records to compare."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ReconcileConfig(SourceConfig):
         return super()._source_options()
 
     def _ledger(self, ledger: str | None) -> str:
-        """Where the ledger is, which must be there."""
+        """Where the ledger is; it must exist."""
         key = "[pipeline] ledger"
         if ledger is None:
             raise self.wrong(key, "is missing; write it there, or add --ledger")
@@ -87,7 +87,7 @@ class ReconcileConfig(SourceConfig):
             location = self._located(ledger)
             check_shared(read_secret(location, "ledger"))
         if location.startswith("sqlite:") and not sqlite_file(location).is_file():
-            # Opening it would leave an empty file where somebody has mistyped a name.
+            # Opening a mistyped name would create an empty file.
             raise self.wrong(key, f"there is no file {str(sqlite_file(location))!r}")
         return location
 
@@ -99,8 +99,8 @@ def read_reconcile_config(
     table: str | None = None,
     schema: str | None = None,
 ) -> ReconcileConfig:
-    """Read and check a file; `ledger`, its `table` and `schema`, and `consumer` replace or supply
-    those in it.
+    """Read and check a file; `ledger`, its `table` and `schema`, and `consumer` override the file's
+    values.
 
     Raises ConfigError, one line that names the file and the key.
     """

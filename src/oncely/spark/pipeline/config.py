@@ -34,7 +34,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Table(BaseModel):
-    """One table of a file: no other keys, and values of just the types that are named."""
+    """A table of the file: unknown keys and values of other types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -49,21 +49,21 @@ class PipelineTable(Table):
     ledger_schema: Text | None = None
     handler: Text | None = None
     handler_batch: Text | None = None
-    """Called on the driver, for a batch, in place of a handler."""
+    """Called on the driver with a batch, instead of a handler."""
     mode: Mode = "leased"
     table: Text | None = None
-    """In mode `rows`: where the columns of [columns] go."""
+    """In mode `rows`: the table for the columns of [columns]."""
     upsert: list[Text] = []
-    """In mode `rows`: the key under which rows that are there are renewed."""
+    """In mode `rows`: the key by which rows replace existing rows."""
     sequence_by: Text | None = None
-    """With `upsert`: the column by which a row that is there is newer, and stays as it is."""
+    """With `upsert`: the column by which an existing row may be newer, and is not replaced."""
     transport: Text | None = None
-    """What sends the messages that handlers send; without one, a relay does."""
+    """The transport that sends deferred messages; without it, a relay sends them."""
     trigger: str = "available_now"
     checkpoint: Text
     quarantine: Text
     staging: Text | None = None
-    """Where a batch is kept until its handler is through; without one, beside the quarantine."""
+    """The folder of a batch until its handler has ended; by default beside the quarantine."""
     archive: Text | None = None
     chunk: int | None = Field(default=None, ge=1)
     concurrency: int | None = Field(default=None, ge=1)
@@ -71,9 +71,9 @@ class PipelineTable(Table):
     partitions: int | None = Field(default=None, ge=1)
     """How many tasks a batch has."""
     writers: int | None = Field(default=None, ge=1)
-    """How many of them write at a time, at most."""
+    """The most tasks that write at a time."""
     max_failures: float | None = Field(default=None, ge=0, lt=1)
-    """The share of a batch that may fail; more, and the run ends."""
+    """The share of a batch that may fail; if more fail, the run ends."""
 
 
 class SourceTable(Table):
@@ -124,8 +124,8 @@ class SourceConfig:
 
     @contextmanager
     def checking(self, key: str, *others: str) -> Iterator[None]:
-        """What is found to be wrong from here on is so with `key` of this file, and not with what
-        an error would begin with by itself.
+        """Report errors in the block as errors of `key` of this file, in place of their own
+        beginning.
         """
         try:
             yield
@@ -150,10 +150,10 @@ class SourceConfig:
         return path
 
     def _source_options(self) -> dict[str, str]:
-        """The source's options as Spark takes them; those of our own source checked."""
+        """The source's options for Spark; those of our own source are checked."""
         options = as_text(self.source.options)
         if self.source.format != RABBITMQ:
-            # `file:` may be meant as it stands: it is how many formats name their files.
+            # `file:` may be meant literally: many formats name their files so.
             with self.checking("[source] options"):
                 return {name: _from_environment(name, value) for name, value in options.items()}
         options = beside(options, self.folder)
@@ -165,8 +165,8 @@ class SourceConfig:
         return path if "://" in path else str(self.folder / path)
 
     def _located(self, place: str) -> str:
-        """Where a ledger or transport is: a file's URL made absolute, a server's with its secrets
-        still unread. Raises ConfigError.
+        """The place of a ledger or transport: a file's URL is made absolute, secrets are not read.
+        Raises ConfigError.
         """
         location = absolute_location(place, self.folder)
         url = read_secret(location, "ledger")
@@ -250,7 +250,7 @@ class PipelineConfig(SourceConfig):
                 raise self.wrong(f"[message] {name}", 'mode = "rows" takes it under [columns]')
 
     def _place(self) -> LedgerPlace:
-        """Where the ledger is; its folder is made."""
+        """Where the ledger is; its folder is created."""
         with self.checking("[pipeline] ledger", "ledger: "):
             location = self._located(self.pipeline.ledger)
             if location.startswith("sqlite:"):
@@ -282,7 +282,7 @@ class PipelineConfig(SourceConfig):
         return self._written("staging", self.pipeline.staging)
 
     def _written(self, key: str, path: str) -> str:
-        """A folder that can be written; of a checkpoint's URI only Spark can tell."""
+        """A folder that can be written; only Spark can check a checkpoint's URI."""
         folder = self._folder(key, path)
         if key != "checkpoint" or "://" not in folder:
             with self.checking(f"[pipeline] {key}"):
@@ -290,7 +290,7 @@ class PipelineConfig(SourceConfig):
         return folder
 
     def _archive(self) -> str | None:
-        """Where messages are looked up; it must be there, or it would know none of them."""
+        """The archive, which must exist: a missing one would know no message."""
         if self.pipeline.archive is None:
             return None
         folder = self._folder("archive", self.pipeline.archive)
@@ -316,18 +316,18 @@ class PipelineConfig(SourceConfig):
                 except ConfigError as error:
                     raise self.wrong(
                         "[pipeline] trigger",
-                        f'{interval!r} is none; write "available_now", "once" or a time ("5s")',
+                        f'{interval!r} is not one; write "available_now", "once" or a time ("5s")',
                     ) from error
                 return {"processingTime": f"{int(length_s * 1000)} milliseconds"}
 
 
 def _from_environment(name: str, value: str) -> str:
-    """What env:NAME stands for. Raises ConfigError."""
+    """The value of env:NAME. Raises ConfigError."""
     return read_secret(value, name) if value.startswith("env:") else value
 
 
 def _make_folder(file: Path) -> None:
-    """The folder that `file` is to be in."""
+    """Create the folder of `file`."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -342,8 +342,8 @@ def read_config(
     table: str | None = None,
     schema: str | None = None,
 ) -> PipelineConfig:
-    """Read and check a pipeline file; `ledger`, and its `table` and `schema`, replace or supply
-    those in it.
+    """Read and check a pipeline file; `ledger`, and its `table` and `schema`, override the file's
+    values.
 
     Raises ConfigError, one line that names the file and the key.
     """
@@ -358,9 +358,9 @@ def read_config(
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The tables of a file, with [message] where the source needs none.
+    """The tables of a file; [message] is filled in if the source does not need it.
 
-    Raises ConfigError where the file cannot be read, or is not TOML.
+    Raises ConfigError if the file cannot be read, or is not TOML.
     """
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
@@ -369,14 +369,14 @@ def read_toml(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from error
     source = document.get("source")
-    # Its columns are those of a message, each under its own name.
+    # The source has a message's columns, under their own names.
     if isinstance(source, dict) and source.get("format") == RABBITMQ:
         document.setdefault("message", {name: name for name in MessageTable.model_fields})
     return document
 
 
 def first_error(error: ValidationError) -> str:
-    """What is wrong with a file, and where."""
+    """The first error of a file, and its place."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"] if part != "str"]
     where = f"[{path[0]}]" + (f" {'.'.join(path[1:])}" if path[1:] else "")
@@ -387,7 +387,7 @@ def first_error(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"{where.removesuffix(path[-1])}{unknown(path[-1], _keys(path[:-1]))}"
     if path[0] == "spark" and first["type"].endswith("_type"):
-        return f'{where}: a name with dots stands in quotes, such as "spark.executor.memory" = "2g"'
+        return f'{where}: write a name with dots in quotes, such as "spark.executor.memory" = "2g"'
     return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
 
 

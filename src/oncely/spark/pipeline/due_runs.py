@@ -1,4 +1,4 @@
-"""Due runs: messages that wait in the ledger are run where no batch comes that would take them."""
+"""Due runs: run messages that wait in the ledger while there is no batch that would take them."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +14,7 @@ from oncely.spark.sink.spreading import slots
 
 
 class DueRuns:
-    """Runs of what waits for `consumer`, each a write of no rows to the sink with `settings`."""
+    """Runs `consumer`'s waiting messages; a run writes zero rows to the sink with `settings`."""
 
     def __init__(
         self, spark: SparkSession, ledger: Ledger, consumer: str, settings: Mapping[str, str]
@@ -27,8 +27,8 @@ class DueRuns:
         self._running: Future[None] | None = None
 
     def look(self) -> bool:
-        """Whether any wait. Those that are due are begun with, unless a run goes on. Raises what
-        has ended a run.
+        """Return whether messages wait. Starts a run if some are due and no run is active. Raises
+        the error of a run that failed.
         """
         if self._running is not None:
             if self._running.done():
@@ -43,13 +43,13 @@ class DueRuns:
         return True
 
     def close(self) -> None:
-        """Return when no run goes on. Its tasks are to be told to stop before."""
+        """Wait for the end of the run. Tell its tasks to stop before this."""
         self._pool.shutdown()
 
     def _run(self) -> None:
         make_active(self._spark)
         tasks = slots(self._spark)
-        # Rows that are found not to be there only when a task looks: without tasks none is taken.
+        # Filtered only in the tasks: an empty DataFrame would have no tasks to take messages.
         nothing = self._spark.range(0, tasks, 1, tasks).where("rand() < 0")
         rows = nothing.selectExpr("cast(id AS STRING) AS id")
         rows.write.format("oncely").options(**self._settings).mode("append").save()

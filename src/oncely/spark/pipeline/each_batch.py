@@ -1,4 +1,4 @@
-"""Each batch of a pipeline's stream, handed to its batch handler."""
+"""Hands each batch of a pipeline's stream to its batch handler."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,12 +11,12 @@ from oncely.spark.sink.handover import hand_over
 
 
 def each_batch(settings: Mapping[str, str]) -> Callable[[DataFrame, int], None]:
-    """A function for `foreachBatch`, which tells the pipeline what a batch came to. `settings` are
-    those of the sink.
+    """A function for `foreachBatch` that reports the counts of each batch to the pipeline.
+    `settings` are the sink's.
     """
 
     def take(messages: DataFrame, _: int) -> None:
-        # As a task's, so that who stops the pipeline waits for it.
+        # Like a task's channel, so that stopping the pipeline waits for it.
         own = TaskChannel(settings.get("channel"), settings.get("channel_token", ""))
         try:
             own.raise_if_stopping()
@@ -28,7 +28,7 @@ def each_batch(settings: Mapping[str, str]) -> Callable[[DataFrame, int], None]:
 
 
 def take_up(spark: SparkSession, settings: Mapping[str, str]) -> None:
-    """See the batches through that an earlier run has left, also where no other comes."""
+    """Finish the batches of an earlier run, also if there is no new batch."""
     _tell(settings, Batches(settings).take_up(spark))
 
 

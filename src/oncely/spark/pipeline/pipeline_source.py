@@ -30,10 +30,11 @@ def read_messages(
     streaming: bool = True,
     columns: Mapping[str, str] = MappingProxyType({}),
 ) -> DataFrame:
-    """A DataFrame of messages, with each row's original and why it is broken, if it is: a stream,
-    or all that is there now. `columns` are further ones, by their expressions.
+    """A DataFrame of messages, as a stream or as a batch, with each original row and the reason if
+    it is broken. `columns` are further columns, by their expressions.
 
-    Raises ConfigError, which names the file and the key, for what Spark does not understand.
+    Raises ConfigError, which names the file and the key, for an expression or a source that Spark
+    does not understand.
     """
     rows = _read_rows(spark, config, streaming=streaming)
     parts = [
@@ -48,7 +49,7 @@ def _read_rows(spark: SparkSession, config: SourceConfig, *, streaming: bool) ->
     source = config.source
     options = dict(config.source_options)
     if source.path is not None:
-        # A stream of files passes over those that are a week older than the newest it has seen.
+        # A file stream skips files that are a week older than the newest one that it has seen.
         options.setdefault("maxFileAge", _FOR_EVER)
     try:
         reader = (spark.readStream if streaming else spark.read).format(source.format)
@@ -62,7 +63,7 @@ def _read_rows(spark: SparkSession, config: SourceConfig, *, streaming: bool) ->
 
 
 def _streamable(path: str | None) -> str | None:
-    """A stream of files wants a folder or a pattern: for one file, the pattern of just it."""
+    """A path for a file stream, which needs a folder or a pattern: one file becomes a pattern."""
     if path is None or not Path(path).is_file():
         return path
     plain = re.sub(r"([\\*?\[\]{}])", r"\\\1", path[:-1])
@@ -72,7 +73,7 @@ def _streamable(path: str | None) -> str | None:
 def _schema(
     spark: SparkSession, config: SourceConfig, options: dict[str, str]
 ) -> StructType | None:
-    """The schema to read with: as given, else as the files at hand show it."""
+    """The schema to read with: the given one, else inferred from the present files."""
     source = config.source
     if source.schema_ is not None:
         schema = StructType.fromDDL(source.schema_)
@@ -90,7 +91,7 @@ def _schema(
 
 
 def _with_raw_id(schema: StructType, config: SourceConfig) -> StructType:
-    """The schema with the id's column as JSON has it: a reader of strings takes 17 for "17"."""
+    """The schema with the raw id column: for a string column, Spark would read 17 as "17"."""
     return StructType(
         [
             StructField(field.name, VariantType())
@@ -102,7 +103,7 @@ def _with_raw_id(schema: StructType, config: SourceConfig) -> StructType:
 
 
 def _with_text_id(rows: DataFrame, config: SourceConfig) -> DataFrame:
-    """The rows with the id's column as the string that it is declared to be, and raw beside it."""
+    """The rows with the id column as the declared string, and the raw value next to it."""
     name = unquoted(config.message.id)
     if name not in rows.columns or rows.schema[name].dataType.simpleString() != "variant":
         return rows
@@ -112,7 +113,7 @@ def _with_text_id(rows: DataFrame, config: SourceConfig) -> DataFrame:
 
 
 def _column(rows: DataFrame, config: SourceConfig, name: str, expression: str) -> Column:
-    """One column of the message, of a type that the sink takes."""
+    """A column of the message, of a type that the sink accepts."""
     column, type_ = _typed(rows, config, "message", name, expression)
     if name == "time" and type_ == "string":
         return f.expr(f"try_cast(({expression}) AS TIMESTAMP)").alias(name)
@@ -126,7 +127,7 @@ def _column(rows: DataFrame, config: SourceConfig, name: str, expression: str) -
 def _typed(
     rows: DataFrame, config: SourceConfig, table: str, name: str, expression: str
 ) -> tuple[Column, str]:
-    """A column that a table of the file names, and its type."""
+    """A column from a table of the file, and its type."""
     try:
         column = f.expr(expression).alias(name)
         return column, rows.select(column).schema[0].dataType.simpleString()
@@ -135,7 +136,7 @@ def _typed(
 
 
 def _diagnosis(rows: DataFrame, config: SourceConfig) -> list[Column]:
-    """The original row as text, and why it is not a message where the source already tells."""
+    """The original row as text, and why it is not a message if the source reports it."""
     original = f.to_json(f.struct(*_original_columns(rows, config)))
     broken = f.lit(None).cast("string")
     if _RAW_ID in rows.columns:

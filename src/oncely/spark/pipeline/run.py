@@ -1,4 +1,4 @@
-"""The pipeline: a source, a mapping and the sink, run to the end or until it is told to stop."""
+"""The pipeline: a source, a mapping and the sink; runs to its end, or until stopped."""
 
 import threading
 import time
@@ -20,6 +20,7 @@ from oncely.spark.ledgers import check_master
 from oncely.spark.pipeline.config import PipelineConfig
 from oncely.spark.pipeline.due_runs import DueRuns
 from oncely.spark.pipeline.pipeline_source import read_messages
+from oncely.spark.recorded_run import RecordedRun, recorded_run
 from oncely.spark.session import session
 from oncely.spark.settings import as_text
 from oncely.spark.sink.channel import DriverChannel
@@ -33,7 +34,7 @@ _LOOK_S = 0.2
 _GRACE_S = 60.0
 
 WHOLE_ERRORS = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}
-"""A setting of Spark: then its errors have Java's stack, and ours have all of that as a note."""
+"""A Spark setting: errors get Java's stack trace, and our errors have all of it as a note."""
 
 OnProgress = Callable[[Counts], None]
 
@@ -43,23 +44,26 @@ def run_pipeline(
 ) -> Report:
     """Run the pipeline until its trigger ends it, or SIGINT or SIGTERM.
 
-    `on_progress` is called a few times a second. Where it `drains`, it goes on until no message
-    waits to be tried again. Raises ConfigError for what is wrong with the file, StoreError when the
-    ledger cannot be opened, OncelyError when Spark gives up.
+    `on_progress` is called a few times a second. With `drains` it goes on until no message waits
+    for a retry. Raises ConfigError for a wrong file, StoreError if the ledger cannot be opened,
+    OncelyError if Spark gives up.
     """
     with closing(open_named_ledger(*config.place)) as ledger:
         ledger.migrate()
         with (
             told_to_stop() as stop,
             session(config.pipeline.name, config.spark, lambda each: _told(each, config)) as spark,
-            # Spark has set a SIGINT handler of its own meanwhile.
+            # Spark has set a SIGINT handler of its own by now.
             told_to_stop(stop),
+            recorded_run(ledger, config.pipeline.name, config.pipeline.consumer) as recorded,
         ):
             began = time.monotonic()
-            run = _PipelineRun(config, spark, ledger, stop, on_progress, drains=drains)
+            run = _PipelineRun(config, spark, ledger, stop, on_progress, recorded, drains=drains)
             committed = run.on_driver() if hasattr(spark, "sparkContext") else run.on_server()
             on_progress(committed)
-            return Report(committed, time.monotonic() - began, stop.is_set())
+            recorded.count(committed)
+            recorded.report = Report(committed, time.monotonic() - began, stop.is_set())
+            return recorded.report
 
 
 @dataclass
@@ -71,6 +75,7 @@ class _PipelineRun:
     ledger: Ledger
     stop: threading.Event
     on_progress: OnProgress
+    recorded: RecordedRun
     _: KW_ONLY
     drains: bool
 
@@ -78,7 +83,7 @@ class _PipelineRun:
         self._since = self.ledger.now()
 
     def on_driver(self) -> Counts:
-        """In the driver, with which tasks talk."""
+        """Run in the driver, which tasks can reach."""
         channel = driver_channel(self.spark)
         settings = self._settings({"channel": channel.address, "channel_token": channel.token})
         due = DueRuns(self.spark, self.ledger, self.config.pipeline.consumer, settings)
@@ -86,16 +91,16 @@ class _PipelineRun:
             query = _start(self.spark, self.config, settings)
             self._follow(query, channel, due)
         finally:
-            # Whatever has ended the query: what is run beside it is not to go on.
+            # After any end of the query, the due runs must not go on.
             channel.stop(0)
             due.close()
             channel.close()
         return channel.committed()
 
     def on_server(self) -> Counts:
-        """In a client of Spark Connect, whom no task can reach."""
+        """Run in a Spark Connect client, which tasks cannot reach."""
         if self.drains:
-            raise ConfigError("--drain: a Spark Connect server cannot be waited for; drop it")
+            raise ConfigError("--drain: does not work with a Spark Connect server; drop it")
         run = uuid4().hex
         query = _start(self.spark, self.config, self._settings({"report": run}))
         try:
@@ -109,10 +114,11 @@ class _PipelineRun:
         return fetch_any(self.spark, run) or Counts()
 
     def _follow(self, query: StreamingQuery, channel: DriverChannel, due: DueRuns) -> None:
-        """Wait for the query's end, or bring it about."""
+        """Wait for the end of the query, or stop it."""
         try:
             while query.isActive and not self.stop.wait(_LOOK_S):
                 self.on_progress(channel.progress())
+                self.recorded.count(channel.committed())
                 if self._is_idle(query):
                     due.look()
             error = query.exception()
@@ -121,13 +127,13 @@ class _PipelineRun:
             if error is None and self.stop.is_set():
                 channel.stop(_GRACE_S)
         finally:
-            # The session may be somebody's, who goes on with it.
+            # The session may be the user's, who goes on with it.
             query.stop()
         if error is not None:
             raise error
 
     def _is_idle(self, query: StreamingQuery) -> bool:
-        """Whether no batch is at work, which would take what is due, nor will be soon."""
+        """Whether no batch is running or will run soon, which would take the due messages."""
         has_interval = "processingTime" in self.config.trigger
         return has_interval and self._waits and not query.status["isTriggerActive"]
 
@@ -136,12 +142,12 @@ class _PipelineRun:
 
     @property
     def _waits(self) -> bool:
-        """Whether messages that fail wait for tasks."""
+        """Whether failed messages wait in the ledger for tasks."""
         pipeline = self.config.pipeline
         return pipeline.handler is not None and self.ledger.can_defer
 
     def _settings(self, told: Mapping[str, str]) -> dict[str, str]:
-        """Those of the sink, by which a run is told what tasks do."""
+        """The sink's settings, with which tasks report to this run."""
         config, pipeline = self.config, self.config.pipeline
         options = {
             "consumer": pipeline.consumer,
@@ -192,7 +198,7 @@ def _start(
     try:
         return writer.start()
     except Py4JError as error:
-        # What is wrong with the query itself is PySpark's to tell.
+        # PySpark reports an error of the query itself.
         if "://" not in config.checkpoint:
             raise
         shown = mask_passwords(config.checkpoint)
@@ -201,11 +207,11 @@ def _start(
 
 
 def _told(error: Exception, config: PipelineConfig) -> OncelyError:
-    """An error of Spark's as ours; what only Spark has found wrong with the file names it."""
+    """A Spark error as ours; it names the file if only Spark could find the file's error."""
     own = as_own(error)
     if isinstance(own, ConfigError):
         own = ConfigError(f"{config.file}: {str(own).removeprefix('option ')}")
     if config.spark.items() >= WHOLE_ERRORS.items():
-        # Now: Spark does not tell the stack any more once it is stopped.
+        # Now: after it is stopped, Spark does not return the stack trace any more.
         own.add_note(str(error))
     return own

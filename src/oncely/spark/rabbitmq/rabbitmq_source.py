@@ -1,7 +1,7 @@
 """The Spark format "oncely-rabbitmq": a queue as a source, of streams and of batches.
 
-On the driver messages are taken into a spool, and acknowledged when they are durable there; the
-offsets of a stream are numbers of segments, and the executors read segments.
+The driver writes messages to a spool, and acknowledges them when they are durable there. The
+offsets of a stream are numbers of segments, which the executors read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ from oncely.spark.rabbitmq.source_options import FORMAT, RabbitmqOptions, read_r
 from oncely.spark.rabbitmq.spool import Spool, read_segment
 from oncely.spark.rabbitmq.spooler import Spooler
 
-# Not as DDL, which only a process with a session can read.
+# Not as DDL, which only a process with a Spark session can parse.
 SCHEMA = StructType(
     [
         StructField("id", StringType()),
@@ -74,19 +74,19 @@ class RabbitmqDataSource(DataSource):
 
 
 class _SegmentReader:
-    """What executors do. They get nothing of the rest, and so not the broker's password."""
+    """The part for executors, which is pickled without the rest: without the broker's password."""
 
     def __getstate__(self) -> dict[str, object]:
         return {}
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """The messages of one segment. Raises OncelyError where it cannot be read here."""
-        # Spark makes a partition of its own where there is none.
+        """The messages of one segment. Raises OncelyError if it cannot be read here."""
+        # Spark adds a partition of its own if there is none.
         return iter(()) if partition.value is None else read_segment(partition.value)
 
 
 class RabbitmqReader(_SegmentReader, DataSourceReader):
-    """Reads all that is in the spool, after taking in what is in the queue."""
+    """Takes the queue's messages into the spool, and reads the whole spool."""
 
     def __init__(self, options: RabbitmqOptions) -> None:
         self._options = options
@@ -100,16 +100,16 @@ class RabbitmqReader(_SegmentReader, DataSourceReader):
 
 
 class RabbitmqStreamReader(_SegmentReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads segment after segment. Lives on the driver, and as a copy in every task."""
+    """Reads segment after segment. It is used on the driver, and as a copy in each task."""
 
     def __init__(self, options: RabbitmqOptions) -> None:
         self._options = options
         self._opened: Spooler | None = None
-        # How many messages may still be taken; None: as many as come.
+        # How many messages may still be taken; None: no limit.
         self._left: int | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name.
-        """Before all that is in the spool: what a lost checkpoint had is read again."""
+        """The position before the whole spool: without its checkpoint a stream reads all again."""
         return {_SEGMENT: min(self._spooler.spool.numbers(), default=1) - 1}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name.
@@ -117,13 +117,13 @@ class RabbitmqStreamReader(_SegmentReader, DataSourceStreamReader, SupportsTrigg
         return ReadMaxRows(self._options.max_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name.
-        """Take no more than the broker has by now. Raises TransportError."""
+        """Take only as many messages as the broker has now. Raises TransportError."""
         self._left = self._spooler.waiting()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name.
-        """The segments to read next: what the spool has after `start`, else what comes in time.
+        """The segments to read next: those in the spool after `start`, or else a new one.
 
-        Raises as `Spooler` does, and OncelyError where the spool cannot be written.
+        Raises as `Spooler` does, and OncelyError if the spool cannot be written.
         """
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         after = start[_SEGMENT]
@@ -133,22 +133,22 @@ class RabbitmqStreamReader(_SegmentReader, DataSourceStreamReader, SupportsTrigg
         return {_SEGMENT: end}
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """One for each segment. Raises OncelyError where one is not there any more."""
+        """One for each segment. Raises OncelyError if a segment is gone."""
         numbers = range(start[_SEGMENT] + 1, end[_SEGMENT] + 1)
         return _partitions(self._spooler.spool, list(numbers))
 
     def commit(self, end: Offset) -> None:
-        """Remove what was committed, but for the newest segments of it."""
+        """Remove committed segments, except the newest ones."""
         self._spooler.spool.remove(end[_SEGMENT], self._options.keep_segments)
 
     def stop(self) -> None:
-        """Give back what was received and not spooled."""
+        """Requeue messages that were received and not spooled."""
         if self._opened is not None:
             self._opened.close()
 
     @property
     def _spooler(self) -> Spooler:
-        # Spark makes readers that it only copies to its tasks: those must not hold the spool.
+        # Spark creates readers only to copy them to tasks: those must not lock the spool.
         if self._opened is None:
             opened = Spooler(self._options)
             opened.open()
@@ -161,7 +161,7 @@ class RabbitmqStreamReader(_SegmentReader, DataSourceStreamReader, SupportsTrigg
         if self._left == 0:
             return after
         end, taken = self._spooler.take(min(most, self._left), after, is_sure=True)
-        # Where nothing comes, somebody else has got the rest.
+        # If no message comes, another receiver has got the rest.
         self._left = max(0, self._left - taken) if taken else 0
         return end
 

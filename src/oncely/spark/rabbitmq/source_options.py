@@ -1,4 +1,4 @@
-"""The options of the source "oncely-rabbitmq": from strings to values, checked."""
+"""The options of the source "oncely-rabbitmq", from strings, checked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,27 +16,27 @@ FORMAT = "oncely-rabbitmq"
 _NAMES = ("keep_segments", "max_messages_per_batch", "queue", "spool", "url", "wait")
 _EXAMPLE = "amqp://user:password@host:5672/vhost"
 _MAX_MESSAGES = 10_000
-# As many batches as a checkpoint of Spark's remembers, unless it is told otherwise.
+# The number of batches in a Spark checkpoint by default.
 _KEEP_SEGMENTS = 100
 
 
 @dataclass(frozen=True)
 class RabbitmqOptions:
-    """What `format("oncely-rabbitmq")` was told, checked. Stays on the driver."""
+    """The checked options of `format("oncely-rabbitmq")`. They stay on the driver."""
 
     location: str = field(repr=False)
-    """The broker's URL, or env:NAME or file:PATH, where that is read when it is needed."""
+    """The broker's URL, or env:NAME or file:PATH, which is read when the URL is needed."""
     queue: str
     spool: str
     max_messages: int
-    """In one batch."""
+    """The most messages in one batch."""
     wait_s: float
-    """For a first message, and then for as many as a batch may have."""
+    """Seconds to wait for a first message, and then for a full batch."""
     keep_segments: int
-    """How many are left in the spool of those that Spark has committed."""
+    """How many committed segments stay in the spool."""
 
     def url(self) -> str:
-        """The broker's URL. Raises ConfigError, without showing what a secret holds."""
+        """The broker's URL. Raises ConfigError, without showing a secret's value."""
         url = read_secret(self.location, "option url")
         if not url.startswith(("amqp://", "amqps://")):
             shown = mask_passwords(self.location)
@@ -44,7 +44,7 @@ class RabbitmqOptions:
         return url
 
     def transport(self) -> Transport:
-        """The broker; nothing is connected yet. Raises ConfigError for a wrong URL."""
+        """The transport, not connected yet. Raises ConfigError for a wrong URL."""
         url = self.url()
         with hidden(url, mask_passwords(self.location)):
             return open_transport(url)
@@ -67,7 +67,7 @@ def read_rabbitmq_options(options: Mapping[str, str]) -> RabbitmqOptions:
 
 
 def beside(options: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The options of a pipeline file: what is relative in them is so to its folder."""
+    """The options of a pipeline file: relative paths are relative to its folder."""
     located = dict(options)
     if "spool" in located:
         located["spool"] = str(folder / located["spool"])
@@ -85,4 +85,4 @@ def _folder(path: str) -> str:
 def _wait_s(text: str) -> float:
     if wait_s := seconds(text, "option wait"):
         return wait_s
-    raise ConfigError('option wait: zero would ask without a pause; write "1s"')
+    raise ConfigError('option wait: zero would ask the broker without a pause; write "1s"')

@@ -1,6 +1,6 @@
-"""A spool: a folder of numbered segments, each a durable file of messages that a source took in.
+"""A spool: a folder of numbered segments, each a durable file of messages of a source.
 
-Segments are numbered from 1 on without a gap, and no number is given twice.
+Segments are numbered from 1 without gaps, and no number is used twice.
 """
 
 import fcntl
@@ -21,24 +21,24 @@ from oncely.core.errors import ConfigError, OncelyError
 from oncely.core.message import Message
 
 _LOCK_WAIT_S = 30.0
-"""A source whose driver was killed ends what it is at before it lets its spool go."""
+"""How long to wait for the lock: a source whose driver was killed first ends its current work."""
 _POLL_S = 0.05
 _ROWS_READ = 1_000
 _UNFINISHED = ".segment-"
 
 
 class Spool:
-    """The segments of one queue in one folder, which one process at a time may add to."""
+    """The segments of one queue in one folder, to which one process at a time may add."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._owner: TextIO | None = None
 
     def open(self, queue: str, wait_s: float = _LOCK_WAIT_S) -> None:
-        """Make the folder where it is not there, and be the one that adds to it, until `close`.
+        """Create the folder if it is missing, and lock it for writing, until `close`.
 
-        Waits for another one that does. Raises ConfigError where it goes on doing so, where the
-        folder holds messages of another queue, and where it cannot be made.
+        Waits for another process that holds the lock. Raises ConfigError if that keeps it, if the
+        folder holds messages of another queue, or if the folder cannot be created.
         """
         try:
             _make(self._folder)
@@ -56,22 +56,22 @@ class Spool:
             file.unlink()
 
     def close(self) -> None:
-        """Let others add to it."""
+        """Release the lock."""
         if self._owner is not None:
             self._owner.close()
             self._owner = None
 
     def numbers(self) -> list[int]:
-        """Which segments there are, in order."""
+        """The numbers of the segments, in order."""
         files = self._folder.glob("segment-*.parquet")
         return sorted(int(file.stem.removeprefix("segment-")) for file in files)
 
     def file(self, number: int) -> Path:
-        """Where the segment of that number is."""
+        """The file of the segment with that number."""
         return self._folder / f"segment-{number:012}.parquet"
 
     def files(self, numbers: Sequence[int]) -> list[str]:
-        """Where these segments are. Raises OncelyError where one is not there any more."""
+        """The files of these segments. Raises OncelyError if one is gone."""
         there = set(self.numbers())
         if gone := [number for number in numbers if number not in there]:
             raise OncelyError(
@@ -81,8 +81,8 @@ class Spool:
         return [str(self.file(number)) for number in numbers]
 
     def end_of_next(self, start: int, max_messages: int) -> int:
-        """The last of the segments after `start` that hold no more than so many messages, or the
-        first alone where that holds more; `start` where none comes after it.
+        """The last of the segments after `start` that together hold at most so many messages, or
+        the first one if it alone holds more; `start` if no segment follows.
         """
         end, messages = start, 0
         for number in self.numbers():
@@ -94,9 +94,9 @@ class Spool:
         return end
 
     def write(self, messages: Sequence[Message], after: int = 0) -> int:
-        """Write the next segment, with a number above `after`; returns that when it is durable.
+        """Write the next segment, with a number above `after`; return the number when durable.
 
-        Raises OncelyError where it cannot be written.
+        Raises OncelyError if it cannot be written.
         """
         number = max([after, *self.numbers()]) + 1
         whole = self.file(number)
@@ -114,8 +114,8 @@ class Spool:
         return number
 
     def remove(self, through: int, keep: int) -> None:
-        """Remove the segments up to `through`, but for the newest `keep` of them, at least one: by
-        that is known which number comes next.
+        """Remove the segments up to `through`, except the newest `keep` of them. At least one
+        stays, as it shows which number comes next.
         """
         numbers = [number for number in self.numbers() if number <= through]
         for number in numbers[: -max(1, keep)]:
@@ -133,7 +133,7 @@ class Spool:
                 time.sleep(_POLL_S)
 
     def _claim(self, owner: TextIO, queue: str) -> None:
-        """Write down whose messages these are, or see that they are the same queue's."""
+        """Write the queue's name into the lock file, or check that it is the same."""
         owner.seek(0)
         told = owner.read()
         if told not in ("", queue):
@@ -148,7 +148,7 @@ class Spool:
 
 
 def read_segment(file: str) -> Iterator[RecordBatch]:
-    """The messages of a segment. Raises OncelyError where its file cannot be read here."""
+    """The messages of a segment. Raises OncelyError if its file cannot be read here."""
     try:
         with pq.ParquetFile(file) as segment:
             yield from segment.iter_batches(_ROWS_READ)
@@ -184,7 +184,7 @@ def _table(messages: Sequence[Message]) -> Table:
 
 
 def _time(time: datetime | None) -> datetime | None:
-    """In UTC; none where the calendar has no such time there."""
+    """The time in UTC; None if UTC's calendar does not have it."""
     try:
         return time and (time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC))
     except OverflowError:
@@ -192,7 +192,7 @@ def _time(time: datetime | None) -> datetime | None:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder, and those above it, so that they are there after a power cut too."""
+    """Create a folder and its parents, so that they survive a power failure."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:

@@ -1,4 +1,4 @@
-"""From a RabbitMQ queue into a spool: what is durable there is acknowledged, and nothing else."""
+"""From a RabbitMQ queue into a spool: only messages that are durable there are acknowledged."""
 
 import logging
 import time
@@ -14,19 +14,19 @@ from oncely.transports.transport import Delivery
 _log = logging.getLogger(__name__)
 
 _QUIET_S = 0.1
-"""A queue that brings nothing for so long is empty for now."""
+"""A queue without a message for so long counts as empty."""
 _OUTAGE_S = 120.0
-"""So long is waited for a broker that went away."""
+"""How long to wait for a broker that is unavailable."""
 _SURE_S = 10.0
-"""So long is waited, where the broker has told that there are messages, for the first of them."""
+"""How long to wait for the first message, if the broker says that there are messages."""
 _COUNTS = 3
 
 
 class Spooler:
-    """Takes what is in the queue into the spool, segment after segment.
+    """Takes the queue's messages into the spool, segment after segment.
 
-    Raises TransportError when the broker cannot be reached: at once where it never could be, and
-    else when it is away for two minutes.
+    Raises TransportError if the broker cannot be reached: at once if it never was reached, else
+    after two minutes.
     """
 
     def __init__(self, options: RabbitmqOptions) -> None:
@@ -36,19 +36,19 @@ class Spooler:
         self._was_reached = False
 
     def open(self) -> None:
-        """Have the spool for oneself. Raises ConfigError as `Spool.open` does."""
+        """Lock the spool. Raises ConfigError as `Spool.open` does."""
         self.spool.open(self._options.queue)
 
     def close(self) -> None:
-        """Give the messages back that are not acknowledged, and the spool to others."""
+        """Requeue messages that are not acknowledged, and release the spool."""
         self._transport.close()
         self.spool.close()
 
     def take(self, limit: int, after: int = 0, *, is_sure: bool = False) -> tuple[int, int]:
-        """Take at most `limit` messages into one segment, with a number above `after`; return
-        that and how many they are: 0 where none came in time, which leaves no segment. That is
-        a longer time where one `is_sure` that there are some. No segment has more messages, or
-        larger ones in all, than the URL's `prefetch` and `prefetch_bytes` let the broker send.
+        """Take at most `limit` messages into one segment, with a number above `after`; return the
+        number, and the count of messages. It is 0, without a segment, if none came in time; with
+        `is_sure` that time is longer. A segment has at most `prefetch` messages and
+        `prefetch_bytes` bytes of the URL.
         """
         wait_s = self._options.wait_s
         deliveries = self._gathered(limit, max(wait_s, _SURE_S) if is_sure else wait_s)
@@ -61,7 +61,7 @@ class Spooler:
         return number, len(deliveries)
 
     def take_all(self, after: int = 0) -> int:
-        """Take what is in the queue by now; return the number of the last segment."""
+        """Take all messages now in the queue; return the number of the last segment."""
         left = self.waiting()
         number, taken = after, 1
         while left > 0 and taken:
@@ -71,7 +71,7 @@ class Spooler:
         return number
 
     def waiting(self) -> int:
-        """How many messages the broker has for receivers now."""
+        """How many messages are ready in the queue now."""
         from oncely.transports.rabbitmq.connection import Line
         from oncely.transports.rabbitmq.topology import waiting
         from oncely.transports.rabbitmq.url_options import read_options
@@ -81,13 +81,13 @@ class Spooler:
         line = Line(parameters)
         try:
             line.wait_until_open()
-            # A broker that is busy says zero rather than nothing.
+            # A busy broker may answer zero: ask again.
             return max(waiting(line, self._options.queue) for _ in range(_COUNTS))
         finally:
             line.close()
 
     def _gathered(self, limit: int, wait_s: float) -> list[Delivery]:
-        """The messages of one segment, however often the broker goes away meanwhile."""
+        """The messages of one segment; reconnects if the broker is unavailable."""
         until = time.monotonic() + _OUTAGE_S
         while True:
             try:
@@ -95,14 +95,14 @@ class Spooler:
             except TransportError:
                 if not self._was_reached or time.monotonic() >= until:
                     raise
-                _log.warning("broker_away", exc_info=True)
+                _log.warning("broker_unavailable", exc_info=True)
             else:
                 self._was_reached = True
                 return gathered
 
     def _gather(self, limit: int, wait_s: float) -> Iterator[Delivery]:
-        """Messages until there are enough, or no more at hand. Raises TransportError before the
-        first alone: what has come can be spooled, though it may not be acknowledged any more.
+        """Messages until there are enough, or no more are ready. Raises TransportError only before
+        the first: messages that have come can be spooled, even if they are redelivered later.
         """
         until = time.monotonic() + self._options.wait_s
         taken = 0
@@ -117,12 +117,12 @@ class Spooler:
                 return
             yield from more
             taken += len(more)
-            # Who publishes steadily does not hold up what is here.
+            # A steady producer does not delay the segment.
             wait_s = max(0.0, min(_QUIET_S, until - time.monotonic()))
 
     def _acknowledge(self, deliveries: list[Delivery]) -> None:
         try:
             self._transport.settle([(delivery, Ack()) for delivery in deliveries])
         except (TransportError, BrokerRefused):
-            # They are durable, and redelivered: the ledger knows them then.
+            # They are durable; the broker redelivers them, and the ledger knows them then.
             _log.warning("acknowledgements_lost", extra={"count": len(deliveries)}, exc_info=True)

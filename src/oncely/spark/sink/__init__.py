@@ -1,1 +1,1 @@
-"""The sink: what every mode shares, from options and rows to counts and the quarantine."""
+"""The sink: the common part of all modes, from options and rows to counts and the quarantine."""

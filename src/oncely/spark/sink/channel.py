@@ -1,11 +1,11 @@
-"""The channel between a pipeline's driver and its tasks: progress up, the word to stop down.
+"""The channel between a pipeline's driver and its tasks: for progress, and to stop the tasks.
 
-Spark kills a task without a word; a task that holds claims wants to be asked. And the counts of
-a batch are added up in a process of Spark's own, from where the pipeline has to hear of them.
+Spark kills tasks without notice, but a task that holds claims must be asked to stop. And the counts
+of a batch are added up in a process of Spark's own, which reports them to the pipeline.
 
-A task calls now and then, says how far it is, hears whether to stop and when to call again, and
-hangs up: however many tasks there are, the driver has one thread and a few open connections. A
-caller proves first that it knows the token; until then nothing that it says is looked at.
+A task connects now and then, reports its progress, learns whether to stop and when to connect
+again, and disconnects: for any number of tasks the driver has one thread and a few open
+connections. A caller must first prove that it knows the token; before that its input is not read.
 """
 
 import asyncio
@@ -31,32 +31,32 @@ _BACKLOG = 1_024
 _POLL_S = 0.1
 _CALL_EVERY_S = 0.25
 _CALLS_PER_S = 400
-"""So many come to the driver: more tasks call less often."""
+"""The target for calls per second at the driver: with more tasks, each calls less often."""
 _ANSWER_WITHIN_S = 10.0
 _SILENT_S = 10.0
-"""Of a task that is that much late with its call, nobody expects more: it was killed."""
+"""A task whose call is so late counts as killed."""
 _CALLS = 3
-"""So many in a row that fail mean that nobody is there any more."""
+"""After so many failed calls in a row the driver counts as gone."""
 _CALL_AGAIN_S = 0.2
 _CHALLENGE = 32
 _PROOF = 64
 _MAX_CALLERS = 256
-"""Where there are more at once, the one that is there for longest is sent away."""
+"""The most connections at a time: for a new one, the oldest is closed."""
 _MAX_BYTES = 256 * 1024
-"""Of what a caller says: counts with every reason they can have take less."""
+"""The longest message of a caller: counts with all possible reasons are shorter."""
 
 
 class Stopped(OncelyError):
-    """The task was told to stop. What was done is completed, what was not begun is released."""
+    """The task was told to stop. Handled messages are completed, others are released."""
 
 
 @dataclass
 class _Attempt:
-    """What a task has said last; Spark may run it twice, after a failure or at once."""
+    """The last report of a task's attempt; Spark may run a task twice, also at the same time."""
 
     task: str
     number: int
-    """Of the call: one that comes late tells nothing new."""
+    """The number of the call: a late call with a lower number is ignored."""
     counts: Counts
     heard_at: float
     is_running: bool
@@ -64,35 +64,35 @@ class _Attempt:
 
 
 class DriverChannel:
-    """The driver's end. Counts what tasks report, and tells all of them to stop.
+    """The driver's end. Adds up the tasks' reports, and tells all tasks to stop.
 
-    `host` is what tasks call, `bind` where the driver listens, where that is not the same.
+    Tasks connect to `host`; the driver listens on `bind`, by default the same.
     """
 
     def __init__(self, host: str, bind: str | None = None) -> None:
         self.token = secrets.token_hex(16)
         self._listener = _listening_at(bind or host)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
-        """host:port, for the sink's option."""
+        """The host:port for the sink's option."""
         self._lock = threading.Lock()
         self._attempts: dict[str, _Attempt] = {}
         self._committed = Counts()
         self._last_batch = ""
         self._stopping = False
         self._callers: dict[asyncio.StreamWriter, None] = {}
-        """In the order in which they came."""
+        """The open connections, the oldest first."""
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="oncely-channel", daemon=True)
         self._thread.start()
 
     def committed(self) -> Counts:
-        """What became of the deliveries of all batches that are committed."""
+        """The counts of all committed batches."""
         with self._lock:
             return self._committed
 
     def progress(self) -> Counts:
-        """The same, and what the open batch has come to so far."""
+        """The counts of committed batches, and of the open batch so far."""
         with self._lock:
             self._forget_silent()
             furthest: dict[str, Counts] = {}
@@ -113,7 +113,7 @@ class DriverChannel:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop listening."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join()
@@ -130,7 +130,7 @@ class DriverChannel:
         return max(_CALL_EVERY_S, self._number_running() / _CALLS_PER_S)
 
     def _forget_silent(self) -> None:
-        """Forget tasks that were killed; one that was only slow is known again by its next call."""
+        """Forget tasks that were killed; a slow task is known again at its next call."""
         heard_since = time.monotonic() - _SILENT_S - self._call_every_s()
         self._attempts = {
             name: attempt
@@ -145,11 +145,11 @@ class DriverChannel:
             runner.run(self._listen())
 
     async def _listen(self) -> None:
-        # Such as: no file descriptor is left. asyncio goes on accepting a second later.
+        # For example, no file descriptor is left. asyncio accepts again a second later.
         self._loop.set_exception_handler(
-            lambda _, told: _log.warning("channel_stumbled", extra={"error": str(told)})
+            lambda _, told: _log.warning("channel_error", extra={"error": str(told)})
         )
-        # asyncio accepts, and fails to, as many times in a row as its backlog says.
+        # asyncio tries to accept, and fails, as many times in a row as its backlog says.
         server = await asyncio.start_server(
             self._take_call, sock=self._listener, limit=_MAX_BYTES, backlog=1
         )
@@ -168,7 +168,7 @@ class DriverChannel:
                 await self._answer_call(reader, caller)
         except (OSError, EOFError, ValueError, KeyError, TypeError, asyncio.LimitOverrunError):
             # A TimeoutError is an OSError.
-            _log.debug("channel_broken")
+            _log.debug("channel_call_aborted")
         finally:
             self._callers.pop(caller, None)
             caller.close()
@@ -186,7 +186,7 @@ class DriverChannel:
         await caller.drain()
 
     def _hear(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Take in what a caller says, and return what it is told."""
+        """Process a caller's message, and return the answer."""
         counts = Counts(**said["counts"])
         with self._lock:
             if "batch" in said:
@@ -196,11 +196,11 @@ class DriverChannel:
             return {"stop": self._stopping, "again_s": self._call_every_s()}
 
     def _commit(self, batch: str, counts: Counts) -> None:
-        # Who has not heard the answer says it again.
+        # A caller that has not received the answer repeats its message.
         if batch != self._last_batch:
             self._last_batch = batch
             self._committed += counts
-            # What still runs is a second attempt: it is told to stop as the others, and no more.
+            # A task that still runs is a second attempt: only the stop is sent to it.
             self._attempts = {
                 name: replace(attempt, is_of_open_batch=False)
                 for name, attempt in self._attempts.items()
@@ -221,10 +221,10 @@ class DriverChannel:
 
 
 class TaskChannel:
-    """A task's end. Without an address it reports to nobody and is never told to stop.
+    """The task's end. Without an address it does not report, and is never told to stop.
 
-    `task` is the same for all attempts of a task. Raises OncelyError where there is an address and
-    nobody answers: the driver is gone.
+    `task` is the same for all attempts of a task. Raises OncelyError if the address does not
+    answer: the driver is gone.
     """
 
     def __init__(self, address: str | None, token: str, task: str | None = None) -> None:
@@ -242,35 +242,35 @@ class TaskChannel:
             self._thread.start()
 
     def report(self, counts: Counts) -> None:
-        """Let the next call say how far the task has come."""
+        """Set the counts that the next call reports."""
         if self._line is not None:
-            # A copy: `counts` goes on.
+            # A copy: `counts` changes further.
             self._counts = replace(counts)
 
     def raise_if_stopping(self) -> None:
-        """Raises Stopped where the task is told to stop."""
+        """Raises Stopped if the task is told to stop."""
         if self.stopping.is_set():
             raise Stopped("the pipeline was told to stop")
 
     def wait(self, until: float, counts: Counts) -> None:
-        """Say how far the task has come, and wait until that moment. Raises Stopped."""
+        """Report the counts, and wait until that moment. Raises Stopped."""
         self.report(counts)
         self.stopping.wait(max(0.0, until - time.monotonic()))
         self.raise_if_stopping()
 
     def close(self, counts: Counts | None = None) -> None:
-        """Hang up; with `counts` where the task has come to its end."""
+        """End the calls; with `counts` if the task has succeeded."""
         if self._line is None:
             return
         self._ended.set()
         self._thread.join()
-        # What it had counted that came to no end, its next attempt counts.
+        # The counts of a failed attempt are dropped: its next attempt counts again.
         self._counts = counts or Counts()
         with contextlib.suppress(OSError, ValueError):
             _ask(*self._line, self._said(is_running=False))
 
     def _call_again(self) -> None:
-        """Call until the task has ended, also once it is told to stop: then it is waited for."""
+        """Call until the task has ended, also after it is told to stop: the driver waits for it."""
         failed = 0
         while self._line is not None and not self._ended.wait(self._again_s):
             try:
@@ -279,7 +279,7 @@ class TaskChannel:
             except (OSError, ValueError):
                 failed += 1
                 if failed == _CALLS:
-                    # The driver is gone: nobody will commit what this task still does.
+                    # The driver is gone: the work of this task would not be committed.
                     self.stopping.set()
                     return
 
@@ -300,9 +300,9 @@ class TaskChannel:
 
 
 def report_batch(address: str, token: str, counts: Counts) -> None:
-    """Tell the driver what a committed batch came to. Raises OncelyError when it cannot hear.
+    """Report a committed batch's counts to the driver. Raises OncelyError if it cannot be reached.
 
-    Once this returns Spark may end the query, and the pipeline reads what it has heard.
+    After this returns, Spark may end the query, and the pipeline reads the counts.
     """
     _ask_patiently(address, token, {"batch": uuid4().hex, "counts": vars(counts)})
 
@@ -315,12 +315,12 @@ def _listening_at(host: str) -> socket.socket:
 
 
 def _plain(host: str) -> str:
-    """Without the brackets that Spark has around an IPv6 address."""
+    """The host without Spark's brackets around an IPv6 address."""
     return host.strip("[]")
 
 
 def _ask_patiently(address: str, token: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to a call. Raises OncelyError where nobody is there, however often it is tried."""
+    """The answer to a call. Raises OncelyError if all attempts fail."""
     for _ in range(_CALLS):
         try:
             return _ask(address, token, said)

@@ -1,38 +1,38 @@
-"""Counts: what became of the deliveries of a task, a batch or a run."""
+"""Counts: the results of the deliveries of a task, a batch or a run."""
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 MAX_REASONS = 50
-"""So many are counted by name, however many tasks and batches there are."""
+"""The most reasons that are counted by name, over all tasks and batches."""
 OTHER_REASONS = "other reasons"
 _REASON_LENGTH = 200
 
 
 @dataclass
 class Counts:
-    """What is received is, once all is settled, the sum of all the others."""
+    """Once all is settled, `received` is the sum of all the others."""
 
     received: int = 0
     handled: int = 0
     duplicates_input: int = 0
-    """Copies of what was first seen in the same run."""
+    """Copies of messages first seen in the same run."""
     duplicates_ledger: int = 0
-    """Copies of what the ledger knew before the run."""
+    """Copies of messages that the ledger knew before the run."""
     quarantined: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """Quarantined rows by reason."""
     failed: int = 0
     in_doubt: int = 0
     waiting: int = 0
-    """Failed, and kept in the ledger to be tried again."""
+    """Failed messages that wait in the ledger for a retry."""
     errors: int = field(default=0, compare=False)
-    """Of those that failed or wait: whose handler ran now. The others were known to have failed."""
+    """Failed and waiting messages whose handler ran in this run; others had failed before."""
     last_error: str = field(default="", compare=False)
-    """One of those errors, behind the id of its message."""
+    """One of those errors, after the id of its message."""
 
     def __post_init__(self) -> None:
-        # What was `vars` of counts, and JSON on its way, makes them again.
+        # So that `vars` of counts, sent as JSON, makes counts again.
         self.quarantined = Counter(self.quarantined)
 
     def __add__(self, other: "Counts") -> "Counts":
@@ -48,7 +48,7 @@ class Counts:
         return total
 
     def set_aside(self, reason: str, count: int = 1) -> None:
-        """Count what was quarantined under its reason, or under `OTHER_REASONS`."""
+        """Count quarantined rows under their reason, or under `OTHER_REASONS`."""
         name = reason if len(reason) <= _REASON_LENGTH else reason[: _REASON_LENGTH - 1] + "…"
         is_counted = name in self.quarantined or len(self.quarantined) < MAX_REASONS
         self.quarantined[name if is_counted else OTHER_REASONS] += count
@@ -60,17 +60,17 @@ class Counts:
 
     @property
     def settled(self) -> int:
-        """Deliveries of which it is known what became of them."""
+        """Deliveries whose result is known."""
         duplicates = self.duplicates_input + self.duplicates_ledger
         broken = self.quarantined.total()
         settled = self.handled + duplicates + broken + self.failed
         return settled + self.in_doubt + self.waiting
 
     def in_words(self) -> str:
-        """What became of those that were not handled."""
+        """The counts of messages that were not handled, as text."""
         parts = {
             "failed": self.failed,
-            "waiting to be tried again": self.waiting,
+            "waiting for a retry": self.waiting,
             "in doubt": self.in_doubt,
             "quarantined": self.quarantined.total(),
         }

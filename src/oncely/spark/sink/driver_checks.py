@@ -1,4 +1,4 @@
-"""What can be found wrong with a write before any task runs."""
+"""Checks of a write before any task runs."""
 
 from contextlib import suppress
 from functools import lru_cache
@@ -15,14 +15,14 @@ def check_on_driver(options: SinkOptions) -> None:
         import_function(options.handler, "handler", options.handler_path)
     check_writable_here(options.quarantine)
     if options.archive is not None:
-        # Arrow takes its time to be imported.
+        # Importing Arrow is slow.
         from oncely.archive.lookup import Archive
 
         Archive(options.archive, options.consumer)
 
 
 def check_reachable(options: SinkOptions) -> None:
-    """Raise StoreUnavailable where the ledger does not answer, as far as can be told here: tasks
+    """Raise StoreUnavailable if the ledger does not answer, as far as this machine can tell: tasks
     would wait for it.
     """
     with suppress(ConfigError):
@@ -30,8 +30,8 @@ def check_reachable(options: SinkOptions) -> None:
 
 
 def check_here(options: SinkOptions) -> None:
-    """The same in a task, before its first message: raise ConfigError for a ledger that a cluster
-    cannot share, or that only other machines know, and a quarantine that only others can write.
+    """The checks in a task, before its first message. Raise ConfigError for a ledger that a cluster
+    cannot share or this machine cannot find, and for a quarantine that it cannot write.
     """
     with url_here(options.ledger):
         check_writable_here(options.quarantine)
@@ -39,8 +39,8 @@ def check_here(options: SinkOptions) -> None:
 
 @lru_cache(maxsize=8)
 def check_writable_here(folder: str) -> None:
-    """Raise ConfigError where this machine, which may be another than the driver's, cannot write
-    to the quarantine. Asked for once by a process.
+    """Raise ConfigError if this machine, which may not be the driver's, cannot write to the
+    quarantine. Checked once in each process.
     """
     try:
         check_writable(folder)

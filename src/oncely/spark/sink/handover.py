@@ -1,7 +1,7 @@
-"""How the counts of a batch come from where it is committed to who asked for it.
+"""Hands the counts of a batch from the process that commits it to the program.
 
-A batch is committed in a process on the driver's machine. Under Spark Connect that is not the
-client's machine; but what reads a format is planned on the driver too, so the client reads them.
+A batch is committed in a process on the driver's machine, which under Spark Connect is not the
+client's. But reads are planned on the driver, too, so the client reads the counts by a format.
 """
 
 import json
@@ -19,24 +19,24 @@ from oncely.core.errors import OncelyError
 from oncely.spark.sink.counts import Counts
 
 _reading: WeakSet[SparkSession] = WeakSet()
-"""The sessions that know the format."""
+"""The sessions in which the format is registered."""
 
 
 def hand_over(run: str, counts: Counts) -> None:
-    """Leave the counts of `run` on this machine, for who knows its name, with those that earlier
-    batches of it have left.
+    """Store the counts of `run` on this machine, added to those of its earlier batches, for a
+    reader that knows the run's name.
     """
     if _file(run).exists():
         counts += Counts(**json.loads(_file(run).read_text()))
     unfinished = _file(run).with_suffix(".unfinished")
-    # Others on this machine may not read along, nor have put something in its place.
+    # Other users of this machine must not read the file, nor replace it.
     with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(vars(counts), file)
     unfinished.replace(_file(run))
 
 
 def fetch(spark: SparkSession, run: str) -> Counts:
-    """The counts that a commit has handed over, once. Raises OncelyError where there are none."""
+    """Take the counts that commits have handed over. Raises OncelyError if there are none."""
     counts = fetch_any(spark, run)
     if counts is None:
         raise OncelyError("the counts of the run are not where it was committed")
@@ -44,7 +44,7 @@ def fetch(spark: SparkSession, run: str) -> Counts:
 
 
 def fetch_any(spark: SparkSession, run: str) -> Counts | None:
-    """The same; None where no commit has handed any over."""
+    """The same; None if no commit has handed counts over."""
     if hasattr(spark, "sparkContext"):
         return _counts_of(_take(run))
     if spark not in _reading:
@@ -72,7 +72,7 @@ def _take(run: str) -> str | None:
 
 
 class HandedOver(DataSource):
-    """`format("oncely-counts")`: one row, with the counts of the option `run`, if there are any."""
+    """`format("oncely-counts")`: one row with the counts of the option `run`, if there are any."""
 
     @classmethod
     def name(cls) -> str:
@@ -84,18 +84,18 @@ class HandedOver(DataSource):
         return "counts string"
 
     def reader(self, schema: StructType) -> "CountsReader":  # noqa: ARG002 - Spark's signature.
-        """Reads what was handed over."""
+        """The reader of the counts."""
         return CountsReader(self.options["run"])
 
 
 class CountsReader(DataSourceReader):
-    """Lives on the driver, and as a copy in its one task."""
+    """Used on the driver, and as a copy in its one task."""
 
     def __init__(self, run: str) -> None:
         self._run = run
 
     def partitions(self) -> Sequence[InputPartition]:
-        """What was handed over: this is asked for on the driver."""
+        """The counts, taken here because Spark calls this on the driver."""
         return [InputPartition(_take(self._run))]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str | None]]:

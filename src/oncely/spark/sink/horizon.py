@@ -1,4 +1,4 @@
-"""The horizon: what was sent before it may have been handled, and forgotten by the ledger."""
+"""The horizon: the ledger may have forgotten messages that were sent before it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,29 +12,29 @@ from oncely.spark.sink.message_rows import Row
 
 
 class Horizon:
-    """Looks up in `archive`, where there is one, what the ledger answers with TooOld.
+    """Looks up messages for which the ledger answers TooOld in `archive`, if there is one.
 
-    To be asked for under `policy`, as sent at `sent_at`.
+    Claim messages under its `policy`, with its `sent_at`.
     """
 
     def __init__(self, policy: Policy, archive: Archive | None) -> None:
         self._own = policy
         self._archive = archive
-        # With an archive, also what would run unasked is looked for.
+        # With an archive, messages that would run without a question are looked up, too.
         self.policy = policy if archive is None else replace(policy, on_too_old="dead_letter")
         self._passed: dict[str, float] = {}
-        """The horizons for which messages may run, by their ids."""
+        """The horizons for which messages may run, by message id."""
 
     def sent_at(self, row: Row) -> float | None:
-        """When the message was sent, in seconds since 1970; not before a horizon for which it
-        may run. Should the ledger forget more meanwhile, that is too old again.
+        """When the message was sent, in seconds since 1970, but not before a horizon for which it
+        may run. If the ledger forgets more in the meantime, the message is too old again.
         """
         at = seconds_since_1970(row.time)
         return None if at is None else max(at, self._passed.get(row.id, at))
 
     def judge(self, rows: Sequence[tuple[Row, TooOld]]) -> list[str | Refusal | None]:
-        """Why each is not to run, as a reason or as the rules say by its archived record; None
-        where it may, and is to be asked for again.
+        """Why each message may not run: a reason, or the refusal for its archived record. None if
+        it may run, and must be claimed again.
         """
         if self._archive is None:
             return [_reason(said) for _, said in rows]

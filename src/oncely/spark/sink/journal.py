@@ -1,4 +1,4 @@
-"""The journal: which handlers were begun, for whoever comes after a process that dies in one."""
+"""The journal: the begun handlers, for the successor of a process that dies in one."""
 
 import struct
 import threading
@@ -9,25 +9,25 @@ from typing import NamedTuple
 _WORD = struct.Struct("<q")
 _ENTRY = struct.Struct("<qqq")
 _STATE = _ENTRY.size - _WORD.size
-"""Where an entry says what it is."""
+"""The place of the state in an entry."""
 _FREE, _BEGUN, _RETURNED = range(3)
 CAPACITY = 100_000
-"""So many handlers may have begun whose ends are not stored."""
+"""The most begun handlers whose ends are not stored."""
 
 
 class Entry(NamedTuple):
     """A handler that was begun, and whose end was not stored."""
 
     number: int
-    """Of its row."""
+    """The number of its row."""
     fence: int
-    """Of the claim under which it ran."""
+    """The fence of its claim."""
     has_returned: bool
-    """Whether it had succeeded, and left nothing that is to be stored with its end."""
+    """Whether it had succeeded, with nothing to store except that."""
 
 
 class Journal:
-    """Begun handlers, in memory that outlives the process that writes it. For any thread."""
+    """Begun handlers, in memory that outlives the process that writes it. Thread-safe."""
 
     def __init__(self, memory: "mmap | bytearray | None" = None) -> None:
         self._memory = mmap(-1, size()) if memory is None else memory
@@ -35,7 +35,7 @@ class Journal:
         self.clear()
 
     def begin(self, number: int, fence: int) -> None:
-        """A handler begins."""
+        """Record that a handler begins."""
         with self._lock:
             place = self._places.get(number)
             if place is None:
@@ -43,16 +43,16 @@ class Journal:
             self._places[number] = place
             _ENTRY.pack_into(self._memory, _at(place), number, fence, _FREE)
             _WORD.pack_into(self._memory, 0, max(len(self._places) + len(self._free), place + 1))
-            # Last, and at once: an entry is there when it is whole.
+            # The state is written last: an entry is visible only when it is complete.
             self._mark(place, _BEGUN)
 
     def returned(self, number: int) -> None:
-        """It has succeeded, and nothing but that is to be stored."""
+        """Record that the handler has succeeded, with nothing to store except that."""
         with self._lock:
             self._mark(self._places[number], _RETURNED)
 
     def forget(self, numbers: Collection[int]) -> None:
-        """The ends of these are stored."""
+        """Remove the entries of these, whose ends are stored."""
         with self._lock:
             for number in numbers:
                 place = self._places.pop(number, None)
@@ -61,16 +61,16 @@ class Journal:
                     self._free.append(place)
 
     def clear(self) -> None:
-        """Nothing is begun."""
+        """Remove all entries."""
         with self._lock:
             _WORD.pack_into(self._memory, 0, 0)
             self._places: dict[int, int] = {}
-            """Of the entries, by their numbers."""
+            """The places of the entries, by their numbers."""
             self._free: list[int] = []
-            """Places before the last that are not used."""
+            """Unused places before the last one."""
 
     def entries(self) -> list[Entry]:
-        """What was begun."""
+        """The begun handlers."""
         (count,) = _WORD.unpack_from(self._memory, 0)
         found = [_ENTRY.unpack_from(self._memory, _at(place)) for place in range(count)]
         return [
@@ -84,7 +84,7 @@ class Journal:
 
 
 def size() -> int:
-    """In bytes, of a journal's memory."""
+    """The size of a journal's memory, in bytes."""
     return _WORD.size + CAPACITY * _ENTRY.size
 
 

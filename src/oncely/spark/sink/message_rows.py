@@ -1,4 +1,4 @@
-"""Rows of a message DataFrame: checked by schema, read from Arrow in chunks, made messages."""
+"""Rows of a message DataFrame: checks the schema, reads Arrow in chunks, and makes messages."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
@@ -14,13 +14,13 @@ from oncely.core.record import Claim
 from oncely.core.waiting import WaitingMessage
 
 if TYPE_CHECKING:
-    # A pipeline's driver does without it.
+    # Not needed on a pipeline's driver.
     from pyarrow import Array, RecordBatch, Scalar
 
 ROW_COLUMN = "oncely_row"
 """The original row as text, for the quarantine; the pipeline adds it."""
 BROKEN_COLUMN = "oncely_broken"
-"""Why the row is not a message, where the source's format already tells; the pipeline adds it."""
+"""Why the row is not a message, if the source's format shows it; the pipeline adds it."""
 
 COLUMN_TYPES = {
     "id": ("string",),
@@ -37,7 +37,7 @@ COLUMN_TYPES = {
 
 
 class Row(NamedTuple):
-    """One delivery, as the source gave it. The fields stand in the order of COLUMN_TYPES."""
+    """One delivery of the source. The fields are in the order of COLUMN_TYPES."""
 
     id: str
     type: str | None
@@ -53,21 +53,21 @@ class Row(NamedTuple):
 
     @property
     def taken(self) -> WaitingMessage | None:
-        """As what it waited in the ledger, where it did."""
+        """The message that waited in the ledger, if the row comes from there."""
         return None
 
     def body_bytes(self) -> bytes:
-        """The body; empty where there is none."""
+        """The body; empty if there is none."""
         if isinstance(self.body, str):
             return self.body.encode("utf-8", "surrogateescape")
         return self.body or b""
 
     def fingerprint(self) -> str | None:
-        """What tells two bodies under one id apart; None without a body."""
+        """The fingerprint of the body: it tells apart two bodies of one id. None without a body."""
         return None if self.body is None else fingerprint_of(self.body_bytes())
 
     def message(self, claim: Claim | None) -> Message:
-        """The message as its handler gets it."""
+        """The message for the handler."""
         return Message(
             self.id,
             self.body_bytes(),
@@ -82,7 +82,7 @@ class Row(NamedTuple):
 
 
 def check_schema(schema: StructType) -> None:
-    """Raises ConfigError for a DataFrame that is none of messages."""
+    """Raises ConfigError for a DataFrame whose columns are not a message's."""
     check_types(schema)
     for name in schema.names:
         if name not in COLUMN_TYPES:
@@ -92,7 +92,7 @@ def check_schema(schema: StructType) -> None:
 
 
 def check_types(schema: StructType) -> None:
-    """Raises ConfigError where a column that has the name of a message's cannot be it."""
+    """Raises ConfigError if a message's column is missing, or has a wrong type."""
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     if "id" not in types:
         raise ConfigError(f"the DataFrame has no column 'id', only {', '.join(sorted(types))}")
@@ -115,10 +115,10 @@ def numbered(
 def read_chunks(
     batches: Iterable[tuple[Sequence[int], "RecordBatch"]], size: Callable[[], int]
 ) -> Iterator[list[Row]]:
-    """The rows of `batches`, which come with their numbers, in lists of at most `size()`, asked
-    anew for each.
+    """The rows of `batches`, which come with their numbers, in lists of at most `size()`, which is
+    called for each list.
 
-    A row with a value that Python cannot hold is marked broken, and the value left out.
+    A row with a value that Python cannot hold is marked broken, and the value is left out.
     """
     for numbers, batch in batches:
         start = 0
@@ -144,7 +144,7 @@ def _rows(numbers: Sequence[int], chunk: "RecordBatch") -> list[Row]:
 
 
 def values_of(name: str, column: "Array", broken: dict[int, str]) -> list[Any]:
-    """Python's values, times in UTC; None for one that it cannot hold, which is put down as
+    """The Python values, times in UTC; None for a value that Python cannot hold, which is noted in
     `broken`.
     """
     column = _in_utc(column)
@@ -162,7 +162,7 @@ def values_of(name: str, column: "Array", broken: dict[int, str]) -> list[Any]:
 
 
 def _in_utc(column: "Array") -> "Array":
-    """Times come in the zone of Spark's session, such as "UTC+3", which Python may not know."""
+    """Times in UTC: Spark's session zone, such as "UTC+3", may be unknown to Python."""
     if getattr(column.type, "tz", None) is None:
         return column
     from pyarrow import timestamp
@@ -176,6 +176,6 @@ def _value(scalar: "Scalar") -> Any:
     except UnicodeDecodeError:
         if scalar.type not in ("string", "large_string"):
             raise
-        # Spark does not look into the bytes of a string. Those that are no UTF-8 become lone
-        # surrogates here: no id has one, and a body gets its own bytes back.
+        # Spark does not check the bytes of a string. Bytes that are not UTF-8 become lone
+        # surrogates here: an id may not have them, and a body gets its bytes back.
         return scalar.as_buffer().to_pybytes().decode("utf-8", "surrogateescape")

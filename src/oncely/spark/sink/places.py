@@ -1,5 +1,5 @@
-"""The places that options name: absolute, as every process finds them, and fit for what is done
-there.
+"""The places in options: made absolute, so that every process finds them, and checked for their
+use.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ _HADOOPS_OWN = ("s3a://", "s3n://")
 
 
 def absolute_places(options: Mapping[str, str]) -> dict[str, str]:
-    """The options of the sink, their relative paths made absolute from the working directory here,
-    which is to be the driver's: those of other processes differ.
+    """The sink's options, with relative paths made absolute by this process's working directory.
+    This must be the driver: other processes have other directories.
 
     Raises ConfigError for a sqlite URL without a file.
     """
@@ -30,7 +30,7 @@ def absolute_places(options: Mapping[str, str]) -> dict[str, str]:
 
 def _located(location: str) -> str:
     location = absolute_location(location)
-    # The driver need not have a secret of the executors'.
+    # The driver need not have the executors' secrets.
     with suppress(ConfigError):
         url = read_secret(location, "")
         if url.startswith("sqlite:"):
@@ -39,9 +39,9 @@ def _located(location: str) -> str:
 
 
 def check_writable(folder: str) -> None:
-    """Make a folder, by a path or a URI that Arrow knows, and write into it.
+    """Create a folder, by a path or a URI that Arrow knows, and write into it.
 
-    Raises ConfigError where that cannot be done.
+    Raises ConfigError if that fails.
     """
     try:
         if "://" in folder:

@@ -25,11 +25,11 @@ _SCHEMA = pa.schema(
 
 
 class Quarantine:
-    """One Parquet file for one task, there under its own name once it is whole.
+    """One Parquet file for one task; it has its own name only when it is complete.
 
-    The name is the same for every attempt of a task, so that the rows of an attempt that failed
-    are replaced and not doubled. `folder` is a path, or a URI that Arrow knows (s3:, gs:, hdfs:).
-    In a hidden folder of the batch stands what its attempts have begun, and under which names.
+    The name is the same for every attempt of a task, so that rows of a failed attempt are replaced,
+    not doubled. `folder` is a path, or a URI that Arrow knows (s3:, gs:, hdfs:). A hidden folder of
+    the batch lists the files that its attempts have begun.
     """
 
     def __init__(self, folder: str, batch: str, partition: int = 0) -> None:
@@ -46,13 +46,13 @@ class Quarantine:
         self.add_entry(entry_of(row, reason))
 
     def add_entry(self, entry: Mapping[str, str | None]) -> None:
-        """Set a row aside, as `entry_of` has it."""
+        """Set a row aside, given its entry of `entry_of`."""
         self._rows.append({**entry, "quarantined_at": datetime.now(UTC)})
         if len(self._rows) >= _BUFFERED_ROWS:
             self._flush()
 
     def close(self) -> str | None:
-        """Finish the file; return its name, None where no row was set aside."""
+        """Finish the file; return its name, or None if no row was set aside."""
         if self._rows:
             self._flush()
         if self._writer is None:
@@ -64,7 +64,7 @@ class Quarantine:
         return self._name
 
     def discard(self) -> None:
-        """Remove what an attempt that fails has written, if that can be done."""
+        """Remove the file of a failed attempt, if possible."""
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 self._writer.close()
@@ -82,7 +82,7 @@ class Quarantine:
 
 
 def entry_of(row: Row, reason: str) -> dict[str, str | None]:
-    """What the quarantine keeps of a row."""
+    """The quarantine's entry of a row."""
     return {
         "reason": reason,
         "id": row.id and _storable(row.id),
@@ -91,7 +91,7 @@ def entry_of(row: Row, reason: str) -> dict[str, str | None]:
 
 
 def _beside(batch: str) -> str:
-    # Readers of Parquet folders pass over names with a dot in front.
+    # Readers of Parquet folders skip names that begin with a dot.
     return f".{batch}"
 
 
@@ -100,27 +100,27 @@ def remove_stale(folder: str, batch: str, whole: Collection[str | None]) -> None
     files, path = FileSystem.from_uri(folder)
     begun = FileSelector(f"{path}/{_beside(batch)}", allow_not_found=True)
     for name in {found.base_name for found in files.get_file_info(begun)} - set(whole):
-        # It was begun, and may never have come there.
+        # The file was begun, but may never have been created.
         with contextlib.suppress(FileNotFoundError):
             files.delete_file(f"{path}/{name}")
 
 
 def forget_attempts(folder: str, batch: str) -> None:
-    """Remove what stands beside for a batch of which there are no more attempts."""
+    """Remove the hidden folder of a batch that has no more attempts."""
     files, path = FileSystem.from_uri(folder)
     with contextlib.suppress(FileNotFoundError):
         files.delete_dir(f"{path}/{_beside(batch)}")
 
 
 def _as_text(row: Row) -> str:
-    """What is known of a row that came without its original."""
+    """The fields of a row that came without its original, as text."""
     values = row._replace(number=None)._asdict().items()  # type: ignore[arg-type]
     columns = {name: value for name, value in values if value is not None}
     return json.dumps(columns, default=plain)
 
 
 def _storable(text: str) -> str:
-    """`text` with what is no character written out, so that Parquet takes it."""
+    """`text` with lone surrogates escaped, so that Parquet accepts it."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""The options of the sink: from the strings that Spark carries to values, checked."""
+"""The options of the sink, from Spark's strings to checked values."""
 
 import pkgutil
 import re
@@ -31,7 +31,7 @@ Mode = Literal["leased", "transactional", "rows"]
 FailIf = Literal["all", "any", "never"]
 
 BATCH_JOB = "batch_job"
-"""An option of the sink that only a batch handler's jobs have."""
+"""An option of the sink only for the jobs of a batch handler."""
 _DEFAULT_CHUNK = 1_000
 _DEFAULT_CHUNK_OF_ROWS = 5_000
 _TABLE = re.compile(r"(?:[^\W\d]\w*\.)?[^\W\d]\w*")
@@ -49,63 +49,62 @@ _ONLY_IN: Mapping[str, tuple[Sequence[Mode], str]] = {
         'works on one transaction at a time in a task; write .option("mode", "leased")',
     ),
 }
-"""Options that are not of every mode: of which, and why not of the others."""
+"""Options of some modes: the modes, and why others refuse them."""
 _FIXED = ("on_outage", "on_missing_id")
 
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What `format("oncely")` was told, checked; travels to the executors."""
+    """The checked options of `format("oncely")`; sent to the executors."""
 
     mode: Mode
     consumer: str
     ledger: str = field(repr=False)
-    """A ledger's URL, or env:NAME or file:PATH, read where the ledger is opened."""
+    """A ledger's URL, or env:NAME or file:PATH, which is read when the ledger is opened."""
     ledger_table: str
     ledger_schema: str | None
     handler: str
-    """module:function; empty where none is called: in mode `rows`, and with a batch handler."""
+    """module:function; empty in mode `rows`, and with a batch handler."""
     handler_batch: str | None
-    """What is called for a batch, on the driver; None where a handler is called for a message."""
+    """The batch handler, called on the driver; None if a handler is called for each message."""
     staging: str | None
-    """Where a batch is kept until its handler is through: a folder, or a URI; None: beside the
-    quarantine."""
+    """The folder or URI for a batch until its handler has ended; None: beside the quarantine."""
     handler_path: str | None
     """A folder to import the handler from."""
     policy: Policy
     probe: str | None
-    """module:function, the policy's `on_in_doubt` where that is a probe. The policy here travels
-    without it: a function from `handler_path` can be imported only where that is known."""
+    """module:function of the policy's `on_in_doubt`, if that is a probe. It is not part of the
+    policy here: a function from `handler_path` can be imported only after that is set."""
     chunk: int
-    """How many messages are claimed at once, at most."""
+    """The most messages that are claimed at once."""
     concurrency: int
     """How many handlers a task runs at a time, in mode `leased`."""
     quarantine: str
-    """Where rows that are not messages go, as Parquet."""
+    """The folder or URI for rows that are not messages, as Parquet."""
     since: float | None
-    """Duplicates of what was first seen from then on (the store's clock, seconds since 1970) are
-    counted as duplicates in the input; None: from the start of the task."""
+    """Duplicates of messages first seen from this time on (the store's clock, seconds since 1970)
+    count as duplicates in the input; None: from the start of the task."""
     transport: str | None = field(repr=False)
     """What sends the messages that handlers send: a URL, env:NAME or file:PATH; None: a relay."""
     channel: str | None
     """host:port of the driver's channel."""
     channel_token: str
-    """What the channel asks for; Spark masks options with such a name."""
+    """The secret of the channel; Spark masks options with such a name."""
     table: str | None
-    """In mode `rows`: where the rows go, as "table" or "schema.table"."""
+    """In mode `rows`: the target table, as "table" or "schema.table"."""
     archive: str | None
-    """Where messages are looked up that are older than the retention: a folder, or a URI."""
+    """The archive, for messages older than the retention: a folder, or a URI."""
     upsert: tuple[str, ...]
-    """In mode `rows`: the columns of a key under which rows that are there are renewed."""
+    """In mode `rows`: the columns of the key by which rows replace existing rows."""
     sequence_by: str | None
-    """With `upsert`: the column by which a row that is there is newer, and stays as it is."""
+    """With `upsert`: the column by which an existing row may be newer, and is not replaced."""
     report: str | None
     """The name under which a commit hands its counts over, on the driver's machine."""
     fail_if: FailIf | None
-    """When a commit raises: of what is new nothing was handled, or not all of it; None: the first
-    is only a warning."""
+    """When a commit raises: if no new message was handled, or not all of them; None: a warning if
+    none was."""
     max_failures: float | None
-    """The share of the handlers' runs of a batch that may fail; more, and its commit raises."""
+    """The share of a batch's handler runs that may fail; if more fail, its commit raises."""
 
     @property
     def place(self) -> LedgerPlace:
@@ -113,7 +112,7 @@ class SinkOptions:
         return LedgerPlace(self.ledger, self.ledger_table, self.ledger_schema)
 
     def whole_policy(self) -> Policy:
-        """The policy with its probe. Raises ConfigError where that cannot be imported."""
+        """The policy with its probe. Raises ConfigError if that cannot be imported."""
         if self.probe is None:
             return self.policy
         probe = import_function(self.probe, "on_in_doubt", self.handler_path)
@@ -166,7 +165,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
 
 
 def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
-    """Raise ConfigError for options that are another mode's."""
+    """Raise ConfigError for options of another mode."""
     for name, (modes, why) in _ONLY_IN.items():
         if given.get(name) and mode not in modes:
             raise ConfigError(f'option {name}: mode "{mode}" {why}')
@@ -187,7 +186,7 @@ def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
 
 
 def _check_batch(given: Mapping[str, str]) -> None:
-    """Raise ConfigError for what does not go with a batch handler."""
+    """Raise ConfigError for options that do not go with a batch handler."""
     for name in ("handler", "transport"):
         if given.get(name):
             raise ConfigError(f"option {name}: a batch handler runs in its place; drop one of them")
@@ -204,7 +203,7 @@ def _table(given: Mapping[str, str]) -> str:
 
 
 def check_ledger(url: str, mode: Mode) -> str:
-    """`url`, if a ledger there will do for `mode`. Raises ConfigError."""
+    """`url`, if `mode` can use a ledger there. Raises ConfigError."""
     if mode == "transactional":
         try:
             check_transactions(url)
@@ -220,14 +219,14 @@ def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
     """
     for name in table.keys() - set(POLICY_FIELDS):
         raise ConfigError(unknown(name, POLICY_FIELDS))
-    # A file that is read once more is nothing but duplicates.
+    # A file that is read again contains only duplicates.
     values = {"count_duplicates": "daily", **table}
     if ":" in str(values.get("on_in_doubt")):
         values["on_in_doubt"] = import_function(values["on_in_doubt"], "on_in_doubt", folder)
     policy = Policy(**values)
     if policy.lease_s is None:
         raise ConfigError(
-            'lease: the claim of a killed task would be waited for for ever; write "5m"'
+            'lease: tasks would wait for ever for the claim of a killed task; write "5m"'
         )
     for name in _FIXED:
         if getattr(policy, name) != getattr(Policy(), name):
@@ -245,7 +244,7 @@ def _policy_values(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def import_function(name: str, what: str, folder: str | None = None) -> Callable[..., Any]:
-    """The function that "module:function" names. Raises ConfigError, which starts with `what`."""
+    """The function of "module:function". Raises ConfigError, which begins with `what`."""
     if ":" not in name:
         raise ConfigError(f'{what}: {name!r} names no function; write "module:function"')
     if folder is not None:
@@ -263,7 +262,7 @@ def import_function(name: str, what: str, folder: str | None = None) -> Callable
 
 
 def _prefer(folder: str, package: str) -> None:
-    """Import `package` from `folder` where it is there, whatever was imported before."""
+    """Import `package` from `folder` if it is there, even if another one was imported before."""
     if sys.path[0] != folder:
         sys.path.insert(0, folder)
     found = PathFinder.find_spec(package, [folder])

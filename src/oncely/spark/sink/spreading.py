@@ -1,4 +1,4 @@
-"""How messages are dealt out to tasks."""
+"""Spreading: distributes messages over tasks."""
 
 from collections.abc import Sequence
 
@@ -17,12 +17,12 @@ def spread(
     upsert: Sequence[str] = (),
     writers: int | None = None,
 ) -> DataFrame:
-    """Let the copies of an id meet in one task, where they cost one claim; with the key of an
-    `upsert`, the messages of one key, which one task writes in order.
+    """Put all copies of an id into one task, where they cost one claim; with the key of an
+    `upsert`, all messages of a key, which one task then writes in order.
 
-    Without `partitions`: two for each task that can run at a time. With `writers`, no more tasks
-    than that in any case: so no more can write at a time. Raises ConfigError where there is no id,
-    and for numbers below 1.
+    Without `partitions` there are two for each task that can run at a time. With `writers` there
+    are never more tasks than that, so no more write at a time. Raises ConfigError without a column
+    `id`, and for numbers below 1.
     """
     for option, number in (("partitions", partitions), ("writers", writers)):
         if number is not None and number < 1:
@@ -31,7 +31,7 @@ def spread(
         raise ConfigError(
             f"the DataFrame has no column 'id', only {', '.join(sorted(messages.columns))}"
         )
-    # Where the key is not in the DataFrame, the sink tells.
+    # If the DataFrame lacks the key, the sink reports it.
     is_keyed = bool(upsert) and set(upsert) <= set(messages.columns)
     names = list(map(quoted, upsert)) if is_keyed else ["id"]
     if partitions is None:
@@ -44,6 +44,6 @@ def slots(spark: SparkSession) -> int:
     context = getattr(spark, "sparkContext", None)
     if context is not None:
         return int(context.defaultParallelism)
-    # Under Spark Connect nobody tells; but a range is cut into as many parts.
+    # Spark Connect has no such call, but a range is split into as many partitions.
     parts = spark.range(_ROWS_FOR_EVERY_PART).select(f.spark_partition_id())
     return parts.distinct().count()

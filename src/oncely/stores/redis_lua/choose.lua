@@ -1,8 +1,9 @@
--- For scripts that choose records of one group. Asked: an object with `consumer` and `state`; how
--- many at most, `limit`; where to go on, `after`; and `older_than_s`, `text` and `lease_over` as in
--- a Query. What is not set is not there.
+-- For scripts that choose records of one group. Asked: an object with `consumer` and `state`; the
+-- most records to choose, `limit`; the place to continue after, `after`; how the ids begin, `begins`;
+-- and `older_than_s`, `text`, `lease_over` and `exhausted` as in a Query. Fields that are not set are
+-- absent.
 
--- How many are looked at in one call, so that none keeps the server for long.
+-- How many records one call looks at, so that it does not block the server for long.
 local STEP = 1000
 
 local group = group_of(asked.state, asked.consumer)
@@ -13,6 +14,12 @@ end
 
 local function fits(id)
   if asked.text and not string.find(id, asked.text, 1, true) then
+    return false
+  end
+  if asked.begins and string.sub(id, 1, #asked.begins) ~= asked.begins then
+    return false
+  end
+  if asked.exhausted and not redis.call('HGET', record_key(asked.consumer, id), 'exhausted') then
     return false
   end
   if asked.lease_over then
@@ -30,11 +37,12 @@ local function first_rank(index)
   if redis.call('ZSCORE', index, id) == seen_at then
     return redis.call('ZRANK', index, id) + 1
   end
-  -- It is not there any more: those seen at the same moment are looked at once more.
+  -- That record has moved or is gone: look once more at those seen at the same moment.
   return redis.call('ZCOUNT', index, '-inf', '(' .. seen_at)
 end
 
--- The ids that fit, longest unseen first, and where to go on: false where nothing is left.
+-- The ids that fit, least recently seen first; the place to continue after, false at the end; and how
+-- many records were looked at.
 local function choose()
   local index = seen_key(group)
   local start = first_rank(index)
@@ -43,14 +51,14 @@ local function choose()
   for n = 1, #looked_at, 2 do
     local id, seen_at = looked_at[n], looked_at[n + 1]
     if is_too_new(seen_at) then
-      return chosen, false
+      return chosen, false, (n - 1) / 2
     end
     if fits(id) then
       chosen[#chosen + 1] = id
     end
     if #chosen == asked.limit or n == 2 * STEP - 1 then
-      return chosen, {seen_at, id}
+      return chosen, {seen_at, id}, (n + 1) / 2
     end
   end
-  return chosen, false
+  return chosen, false, #looked_at / 2
 end

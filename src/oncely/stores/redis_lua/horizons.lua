@@ -1,7 +1,7 @@
 -- For scripts that read or raise horizons.
 local horizons_key = prefix .. 'horizons'
 
--- Numbers go as text with all their digits, so that they can be compared.
+-- Numbers are stored as text with all their digits, so that they can be compared.
 local function number_text(number)
   return string.format('%.17g', number)
 end

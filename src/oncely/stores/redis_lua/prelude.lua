@@ -1,17 +1,17 @@
--- What every script begins with. ARGV holds the prefix of the ledger's keys, a test's clock ('' for
--- the server's own), and what is asked, as JSON.
+-- The beginning of every script. ARGV holds the prefix of the ledger's keys, a test's clock ('' for
+-- the server's own), and the input, as JSON.
 --
--- The keys, each after the prefix and a colon. The words for states hold no colon, and a length in
--- bytes tells where a consumer's name ends, so that no key is ever taken for another.
+-- The keys, each after the prefix and a colon. The words for states have no colon, and a length in
+-- bytes says where a consumer's name ends, so that no two keys are alike.
 --
 --   7:billing:abc-123     hash        the record of message abc-123; most fields at their default
 --                                     are left out
 --   groups                set         <state>:<consumer>, for each that has records
 --   seen:sent:billing     sorted set  the ids of a group, by last_processed_at
 --   leases:sent:billing   sorted set  those of them that have a lease, by lease_until
---   duplicates            hash        what the duplicates of a group add up to
+--   duplicates            hash        the total of the duplicates of a group
 --   horizons              hash        up to when records of a consumer may have been forgotten
---   retentions            hash        for how long those of a consumer are to be kept
+--   retentions            hash        how long the records of a consumer are kept
 
 local prefix = ARGV[1] .. ':'
 local asked = cjson.decode(ARGV[3])
@@ -35,7 +35,7 @@ local function group_of(state, consumer)
   return state .. ':' .. consumer
 end
 
--- Made once for each consumer: to put a number into words is slow.
+-- Made once for each consumer: to turn a number into text is slow.
 local record_prefixes = {}
 
 local function record_key(consumer, id)

@@ -1,4 +1,4 @@
--- Answered: where to go on, and how many were removed.
+-- Answered: the place to continue after, and how many records were removed.
 local ids, after = choose()
 if #ids > 0 then
   forget_until(asked.consumer, now - (asked.older_than_s or 0))
@@ -9,7 +9,8 @@ for _, id in ipairs(ids) do
   if state == asked.state then
     remove(asked.consumer, id, state, count, lease_until)
   else
-    -- An operator removed the record by hand: what there is now stands in another group.
+    -- An operator removed the record by hand, and a new one is in another group: these index
+    -- entries are left over.
     append(list_of(unseen, group), id)
     append(list_of(ended, group), id)
   end

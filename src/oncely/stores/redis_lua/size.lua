@@ -1,5 +1,5 @@
--- Answered: the bytes of all records with their indexes, of which the records' own are estimated
--- by some of each group, evenly chosen.
+-- Answered: the bytes of all records and indexes. Those of the records are estimated from a sample
+-- of each group, evenly chosen.
 local SAMPLE = 20
 
 local function memory(key)

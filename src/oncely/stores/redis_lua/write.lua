@@ -1,8 +1,8 @@
--- For scripts that write. What becomes of the indexes is collected, and done in the end with one
+-- For scripts that write. Changes of the indexes are collected, and made at the end with one
 -- command for each group: such a script ends with `update_indexes`.
 
 local unseen, ended, seen, leased, duplicates = {}, {}, {}, {}, {}
-local lease_ends = {}
+local lease_ends, written_records = {}, {}
 
 local function list_of(lists, group)
   local list = lists[group]
@@ -29,25 +29,43 @@ local function lease_end(lease_s)
   return text
 end
 
--- Write a record where none is.
-local function write(consumer, id, record, first_processed_at)
-  local version, state, count, lease_s, fields = unpack(record)
-  local group = group_of(state, consumer)
-  if lease_s then
-    local lease_until = lease_end(lease_s)
-    append(fields, 'lease_until', lease_until)
-    append(list_of(leased, group), lease_until, id)
+-- What is written of a record whatever its key, made once for rows that share one record.
+local function written_of(record)
+  local written = written_records[record]
+  if not written then
+    local version, state, count, lease_s, fields = unpack(record)
+    append(fields, 'status', state)
+    append(fields, 'version', version)
+    append(fields, 'last_processed_at', now_text)
+    written = {state = state, count = count, fields = fields}
+    if lease_s then
+      written.lease_until = lease_end(lease_s)
+      append(fields, 'lease_until', written.lease_until)
+    end
+    if count ~= 0 then
+      append(fields, 'duplicates', count)
+    end
+    written_records[record] = written
   end
-  if count ~= 0 then
-    append(fields, 'duplicates', count)
-    duplicates[group] = (duplicates[group] or 0) + count
-  end
-  redis.call('HSET', record_key(consumer, id), 'status', state, 'version', version,
-    'first_processed_at', first_processed_at, 'last_processed_at', now_text, unpack(fields))
-  append(list_of(seen, group), now_text, id)
+  return written
 end
 
--- Remove a record, of which these are the stored values.
+-- Write a record where there is none.
+local function write(consumer, id, record, first_processed_at)
+  local written = written_of(record)
+  local group = group_of(written.state, consumer)
+  redis.call('HSET', record_key(consumer, id), 'first_processed_at', first_processed_at,
+    unpack(written.fields))
+  append(list_of(seen, group), now_text, id)
+  if written.lease_until then
+    append(list_of(leased, group), written.lease_until, id)
+  end
+  if written.count ~= 0 then
+    duplicates[group] = (duplicates[group] or 0) + written.count
+  end
+end
+
+-- Remove a record; the arguments are its stored values.
 local function remove(consumer, id, state, count, lease_until)
   local group = group_of(state, consumer)
   redis.call('DEL', record_key(consumer, id))

@@ -1,4 +1,4 @@
-"""Access: what the statements that are the same on all databases run on."""
+"""Access: runs the statements that are the same on all databases."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar

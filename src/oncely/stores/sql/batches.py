@@ -1,9 +1,9 @@
-"""Batches as parameters: what differs from row to row goes as a list, what does not, once."""
+"""Batches: as many rows as go into one statement."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar, cast
 
-from oncely.stores.sql.record_rows import RowValues
+from oncely.stores.alike import AlikeChanges, AlikeRecords
 
 T = TypeVar("T")
 
@@ -11,39 +11,18 @@ MOST_ROWS = 5_000
 """Rows in one statement: enough to make its cost vanish."""
 MOST_BYTES = 4_000_000
 """Of metadata and results in one statement: servers take 16 MB, and escapes may double them."""
-
-
-class Split(NamedTuple):
-    """The columns of a batch, by whether their values differ. Of one row none do."""
-
-    varying: Mapping[str, Sequence[Any]]
-    constant: Mapping[str, Any]
-
-
-def split(rows: RowValues) -> Split:
-    """Part the columns of one row or more."""
-    if len(rows.values) == 1:
-        return Split({}, dict(zip(rows.names, rows.values[0], strict=True)))
-    return split_columns(dict(zip(rows.names, zip(*rows.values, strict=True), strict=True)))
-
-
-def split_columns(columns: Mapping[str, Sequence[Any]]) -> Split:
-    """The same for columns that are there already."""
-    varying: dict[str, Sequence[Any]] = {}
-    constant: dict[str, Any] = {}
-    for name, values in columns.items():
-        if values.count(values[0]) == len(values):
-            constant[name] = values[0]
-        else:
-            varying[name] = list(values)
-    return Split(varying, constant)
+_WEIGHED = {"metadata", "result"}
+"""The fields of a record on which its size depends."""
 
 
 def batches(items: Sequence[T], weigh: Callable[[T], int] | None = None) -> Iterable[Sequence[T]]:
-    """`items` in parts of at most `MOST_ROWS`, and of `MOST_BYTES` as `weigh` tells them."""
-    if weigh is not None:
-        return _weighed(items, weigh)
-    return [items[start : start + MOST_ROWS] for start in range(0, len(items), MOST_ROWS)]
+    """`items` in parts of at most `MOST_ROWS`, and `MOST_BYTES` by the sizes that `weigh` gives."""
+    most = MOST_ROWS
+    if weigh is not None and items:
+        if not isinstance(items, AlikeRecords | AlikeChanges) or items.columns.keys() & _WEIGHED:
+            return _weighed(items, weigh)
+        most = max(1, min(MOST_ROWS, MOST_BYTES // max(1, weigh(cast(T, items[0])))))
+    return [items[start : start + most] for start in range(0, len(items), most)]
 
 
 def _weighed(items: Sequence[T], weigh: Callable[[T], int]) -> Iterator[Sequence[T]]:

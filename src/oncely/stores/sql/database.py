@@ -16,33 +16,43 @@ from enum import Enum, auto
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
-from sqlalchemy import ColumnElement, Connection, Engine, bindparam, func, literal_column, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Select,
+    bindparam,
+    func,
+    literal_column,
+    select,
+)
 
+from oncely._util.chance import CHANCE
 from oncely._util.clock import moved_time
 from oncely.core.record import Key, Record
 from oncely.stores.news import Hearing
-from oncely.stores.sql.batches import Split, batches
+from oncely.stores.sql.batches import batches
 from oncely.stores.sql.record_rows import (
     LOADED,
     RENEWED,
+    Columns,
     Pair,
     by_place,
     completed_since,
     record_of,
 )
+from oncely.stores.sql.sampling import Sample
 from oncely.stores.sql.table import SqlTables
 from oncely.stores.store import Clock, Loaded
 
 T = TypeVar("T")
 
 _MOST_SAMPLES = 400
-"""SQLite puts at most 500 queries together."""
+"""SQLite takes at most 500 queries in one UNION."""
 
 
 class Link(Protocol):
-    """What statements need of a connection: a Connection of ours has it, or what stands for the
-    caller's.
-    """
+    """What statements need of a connection: one of ours has it, and the wrapper of a caller's."""
 
     @property
     def connection(self) -> Any:
@@ -50,22 +60,22 @@ class Link(Protocol):
 
     @property
     def info(self) -> MutableMapping[Any, Any]:
-        """What is known of the connection."""
+        """Notes about the connection."""
 
 
 class Fault(Enum):
     """What an error of a driver means."""
 
     NO_TABLE = auto()
-    """The table, or a column of it, is not there."""
+    """The table, or a column of it, does not exist."""
     ROLLED_BACK = auto()
-    """Lost against another transaction, and nothing is stored: the same again."""
+    """Lost against another transaction, and nothing is stored: it may be repeated."""
     LOST = auto()
     """The connection is gone; what was being written may be stored, or not."""
     LOCKED = auto()
-    """Somebody's transaction holds a lock for longer than was waited; nothing is stored."""
+    """Another transaction held a lock for longer than we waited; nothing is stored."""
     UNAVAILABLE = auto()
-    """The database is there and does not serve."""
+    """The database can be reached, but does not serve."""
     OTHER = auto()
 
 
@@ -76,23 +86,23 @@ class Database(ABC):
     cost more than the database's. `clock` replaces the database's own; only tests want that.
 
     Where it `is_inside`, its statements are for a transaction that is open already, on a session
-    with anybody's settings: they neither begin nor end it, and `load` locks what it finds. Else
-    they wait for a second or two for a lock that somebody holds, and where it `is_hurried`, hardly
-    at all.
+    with unknown settings: they neither begin nor end it, and `load` locks what it finds. Else they
+    wait a second or two for a lock that another transaction holds, and where it `is_hurried`,
+    hardly at all.
     """
 
     clock: ClassVar[str]
     """An expression for the database's clock, in seconds since 1970."""
     position: ClassVar[str]
-    """The function that finds a text in a text, letter by letter."""
+    """The function that finds a text in a text, character by character."""
     always: ClassVar[str]
     """A time that is long past."""
     insert_absent: ClassVar[str] = "INSERT INTO {} ON CONFLICT DO NOTHING"
-    """An insert of rows which leaves those that are there."""
+    """An insert that leaves existing rows as they are."""
     skip_locked: ClassVar[str]
-    """How a query of the table `d` locks its rows, and leaves out what others have locked."""
+    """How a query of the table `d` locks its rows, and skips those that others have locked."""
     locked: ClassVar[str]
-    """The same, waiting for those that others have locked."""
+    """The same, but waits for rows that others have locked."""
     look_s: ClassVar[float] = 0.2
     """How often to look for messages that others have kept."""
 
@@ -106,9 +116,9 @@ class Database(ABC):
         is_hurried: bool = False,
     ) -> None:
         self._engine = engine
-        self._tables = tables
+        self.tables = tables
         self._clock = clock
-        # A batch has one of few shapes: which columns differ from row to row.
+        # A batch has one of few shapes, by the columns that differ from row to row.
         self._text = lru_cache(_built)
         self.is_inside = is_inside
         self.is_hurried = is_hurried
@@ -124,15 +134,15 @@ class Database(ABC):
     @cached_property
     def inside(self) -> Self:
         """The same for use inside transactions."""
-        return type(self)(self._engine, self._tables, self._clock, is_inside=True)
+        return type(self)(self._engine, self.tables, self._clock, is_inside=True)
 
     @cached_property
     def hurried(self) -> Self:
         """The same for statements that hardly wait for locks."""
-        return type(self)(self._engine, self._tables, self._clock, is_hurried=True)
+        return type(self)(self._engine, self.tables, self._clock, is_hurried=True)
 
     def hurry(self, _: Link) -> AbstractContextManager[None]:
-        """While statements on a connection of ours wait as this one's do."""
+        """Inside the block, statements on a connection of ours wait for locks as this one's do."""
         return nullcontext()
 
     def prepare(self, connection: Any, _: object) -> None:  # noqa: B027 - not all have to.
@@ -144,14 +154,6 @@ class Database(ABC):
     def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
         """Write one of `batches` of records as the Store protocol says."""
 
-    def insert_alike(self, link: Link, record: Record, message_ids: Sequence[str]) -> set[str]:
-        """As `insert`, of records that differ from `record` in their message ids alone."""
-        keys = [Key(record.key.consumer, message_id) for message_id in message_ids]
-        written: set[Key] = set()
-        for batch in self.batches([record._replace(key=key) for key in keys]):
-            written |= self.insert(link, batch)
-        return {key.message_id for key in written}
-
     @abstractmethod
     def swap(self, link: Link, pairs: Sequence[Pair]) -> set[Key]:
         """Replace the first by the second of each pair, as the Store protocol says."""
@@ -161,12 +163,13 @@ class Database(ABC):
         """Remove those that are unchanged, as the Store protocol says."""
 
     def batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
-        """`items` in parts that are stored whole or not at all: one can be tried again."""
+        """`items` in parts, each of which is stored whole or not at all, and can be repeated."""
         return batches(items)
 
     def load(self, link: Link, keys: Collection[Key]) -> Loaded:
         """As the Store protocol says."""
-        # What is locked as it is read may tell the time itself: nobody extends a lease meanwhile.
+        # Rows that are locked by the read may have the time in them: nobody can extend their leases
+        # in between.
         at = None if self.is_inside else self.time(link)
         found: dict[Key, Record] = {}
         for row in self._rows_by_batch(link, keys, locks=self.is_inside):
@@ -177,7 +180,7 @@ class Database(ABC):
         return Loaded(found, self.time(link) if at is None else at)
 
     def look(self, link: Link, keys: Collection[Key]) -> Mapping[Key, Record]:
-        """The records that exist, locked by nobody."""
+        """The records that exist, without locking them."""
         rows = self._rows_by_batch(link, keys, locks=False)
         return {record.key: record for record in map(record_of, rows)}
 
@@ -197,15 +200,20 @@ class Database(ABC):
 
     @abstractmethod
     def rows_of(self, link: Link, keys: Sequence[Key], *, locks: bool) -> Iterable[Sequence[Any]]:
-        """The rows of these keys that exist, locked or not: the columns of `LOADED`, and of those
-        that are locked one with the time before they were.
+        """The rows of these keys that exist: the columns of `LOADED` and, where it `locks` them,
+        one with the time before that.
         """
 
+    @property
+    def _ends(self) -> str:
+        # SQLite takes the one or the other from the index, and reads all for both together.
+        return f"SELECT (SELECT min(id) FROM {self.name}), (SELECT max(id) FROM {self.name})"
+
     def sample_ids(self, link: Link, number: int) -> Sequence[str]:
-        """Message ids from all over the table, in the order of its index: about `number`, or some
-        times as many where there are more.
+        """Message ids from all over the table, in the order of its index: about `number`, or a few
+        times as many.
         """
-        first, last = self.run(link, f"SELECT min(id), max(id) FROM {self.name}").fetchone()
+        first, last = self.run(link, self._ends).fetchone()
         if first is None:
             return []
         number = min(number, _MOST_SAMPLES)
@@ -217,6 +225,23 @@ class Database(ABC):
         )
         return [row[0] for row in self.run(link, f"{chosen} ORDER BY message_id").fetchall()]
 
+    samples: ClassVar[bool] = True
+    """Whether there is a `sample`, and an index of what is not completed."""
+
+    def sample(self, link: Link, number: int) -> Sample:
+        """About `number` rows from all over the table."""
+        first, last = self.run(link, self._ends).fetchone()
+        if first is None:
+            return Sample([], 0)
+        span = last + 1 - first
+        chosen = CHANCE.sample(range(first, last + 1), min(number, span))
+        ids = ", ".join(map(str, chosen))
+        rows = self.run(
+            link, f"SELECT provider, status, duplicates FROM {self.name} WHERE id IN ({ids})"
+        ).fetchall()
+        # Numbers of what was purged are among those that were chosen.
+        return Sample(rows, span * len(rows) / len(chosen))
+
     def purge(
         self,
         connection: Connection,
@@ -227,19 +252,20 @@ class Database(ABC):
         steps: bool,
         after: str,
     ) -> tuple[int, str]:
-        """Remove at most `limit` records that fit, in one transaction, and their `steps` where
-        there are any: those first that come after a place in the table, "" for its beginning; and
-        raise the horizons of their consumers. Return how many records, and the place of the last.
+        """Remove at most `limit` records that fit, in one transaction, with their steps where
+        `steps` says that there are any, and raise the horizons of their consumers. It begins after
+        a place in the table, "" for its beginning. Return how many records were removed, and the
+        place of the last.
         """
         c = self.table.c
         chosen = select(c.id, c.message_id, c.provider).where(condition, c.id > int(after or 0))
-        # Rows that another cleaner, or a worker, is at are left to them.
+        # Rows that another cleaner or a worker has locked are left to it.
         chosen = chosen.order_by(c.id).limit(limit).with_for_update(skip_locked=True)
         with self.transaction(connection):
             found = connection.execute(chosen).all()
             if found:
                 keys = [Key(row.provider, row.message_id) for row in found]
-                # By key: to remove many ids MariaDB reads all rows, and waits for who is at one.
+                # By key: for many ids MariaDB reads all rows, and waits for any that is locked.
                 self.run(connection, self.removal(self.name), self.key_values(by_place(keys)))
                 if steps:
                     self.remove_steps(connection, keys)
@@ -249,7 +275,7 @@ class Database(ABC):
         return len(found), str(found[-1].id) if found else after
 
     def has_beside(self, link: Link) -> tuple[bool, bool]:
-        """Whether there are any messages that wait, and any steps."""
+        """Whether there are any waiting messages, and any steps."""
         tables = (self.waiting_name, self.steps_name)
         asked = ", ".join(f"EXISTS (SELECT 1 FROM {name})" for name in tables)
         some_wait, some_steps = self.run(link, f"SELECT {asked}").fetchone()
@@ -268,14 +294,14 @@ class Database(ABC):
         *,
         reads_anew: bool = False,  # noqa: ARG002 - where it makes a difference, it is used.
     ) -> Mapping[str, float]:
-        """The horizons of those consumers that have one, as they are now: not as they were when the
-        transaction first read, unless it `reads_anew`.
+        """The horizons of those consumers that have one, as they are now, and not as they were when
+        the transaction first read. `reads_anew` where it sees the present anyway.
         """
         return self._horizons_of(link, consumers)
 
     def has_read_nothing(self, link: Link) -> bool:  # noqa: ARG002 - for one that has to ask.
-        """Whether a transaction has surely read nothing yet, so that what it reads next is not as
-        it was before this moment. False where that cannot be known, or makes no difference.
+        """Whether a transaction has surely read nothing yet, so that its next read sees everything
+        that is committed by now. False where that is not known, or makes no difference.
         """
         return False
 
@@ -293,7 +319,9 @@ class Database(ABC):
         return {consumer: float(at) for consumer, at in found if at is not None}
 
     def consumer_written(self, column: str, *, only_later: bool = False) -> str:
-        """The statement that writes `value` for `consumer`; over one that is less, `only_later`."""
+        """The statement that writes `value` for `consumer`; with `only_later`, only over a smaller
+        value.
+        """
         later = f" WHERE coalesce(c.{column} < %(value)s, true)" if only_later else ""
         return (
             f"INSERT INTO {self.consumers_name} AS c (provider, {column})"
@@ -310,21 +338,21 @@ class Database(ABC):
     puts: ClassVar[bool] = False
     """Whether there is a `put`."""
 
-    def put(self, link: Link, rows: Split) -> None:
-        """Keep rows of `WAITING` whose names nothing else has, without a transaction. They may be
-        put twice, where nobody knows whether they were.
+    def put(self, link: Link, rows: Columns) -> None:
+        """Keep rows of `WAITING`, whose names are unique, without a transaction. Where nobody knows
+        whether they are stored, the call may be repeated.
         """
         raise NotImplementedError
 
     def tell(self, link: Link) -> None:  # noqa: B027 - not all can.
-        """Let whoever waits for messages know that some can be taken, when this is committed."""
+        """Notify those who wait for messages that some can be taken, once this is committed."""
 
     def hearing(self, ring: Callable[[], None]) -> Hearing | None:  # noqa: ARG002 - as `tell`.
-        """What calls `ring` when that has been told by anybody; None where nothing is."""
+        """Calls `ring` at each notification; None where the database does not notify."""
         return None
 
     def on_conflict(self, *, renews: bool) -> str:
-        """What an insert of such rows does with one that is there."""
+        """What an insert of waiting messages does with a row that is there."""
         if not renews:
             return "ON CONFLICT (message_id, provider, name) DO NOTHING"
         names = (*RENEWED, "updated_at", "due_at", "held_until")
@@ -334,8 +362,14 @@ class Database(ABC):
     # ---- Schema --------------------------------------------------------------------------------
 
     def migrating(self, connection: Connection) -> AbstractContextManager[None]:
-        """While nobody else migrates the same table; in a transaction, where the schema can be."""
+        """A block in which nobody else migrates the same table; in a transaction, where the
+        database can change a schema in one.
+        """
         return self.transaction(connection)
+
+    def unsafe_settings(self, link: Link) -> Sequence[str]:  # noqa: ARG002 - not all have any.
+        """What of the server's settings can lose records, a sentence each."""
+        return []
 
     @abstractmethod
     def size(self, connection: Connection) -> int | None:
@@ -360,6 +394,10 @@ class Database(ABC):
         cursor.execute(statement, values or {})
         return cursor
 
+    def selected(self, link: Connection, chosen: Select[Any]) -> Sequence[Sequence[Any]]:
+        """The rows of a query."""
+        return link.execute(chosen).all()
+
     # ---- Errors --------------------------------------------------------------------------------
 
     @abstractmethod
@@ -379,7 +417,7 @@ class Database(ABC):
 
     @abstractmethod
     def later(self, seconds: str) -> str:
-        """An expression for so many seconds after the time."""
+        """An expression for the time so many seconds from now."""
 
     @abstractmethod
     def epoch_text(self, column: str) -> str:
@@ -387,7 +425,7 @@ class Database(ABC):
 
     @abstractmethod
     def of_keys(self, name: str) -> str:
-        """FROM and WHERE for those rows of a table, as `d`, that have one of `key_values`."""
+        """FROM and WHERE for the rows of a table, as `d`, that have one of `key_values`."""
 
     def key_values(self, keys: Sequence[Key]) -> Mapping[str, Any]:
         """The parameters for `of_keys`."""
@@ -395,7 +433,7 @@ class Database(ABC):
 
     @abstractmethod
     def removal(self, name: str) -> str:
-        """The statement that removes those rows of a table that have one of `key_values`."""
+        """The statement that removes the rows of a table that have one of `key_values`."""
 
     @property
     def _loaded(self) -> str:
@@ -411,7 +449,7 @@ class Database(ABC):
         return literal_column(self.epoch_text(column))
 
     def holds_text(self, text: str) -> ColumnElement[bool]:
-        """Whether the message id holds `text`, letter by letter."""
+        """Whether the message id contains `text`, compared character by character."""
         position: ColumnElement[int] = getattr(func, self.position)(
             self.table.c.message_id, bindparam(None, text)
         )
@@ -433,14 +471,14 @@ def _built(build: Callable[..., str], *shape: tuple[str, ...]) -> str:
 
 
 def raw_cursor(link: Link) -> Any:
-    """The driver's own cursor, or what stands for one."""
+    """The driver's own cursor, or a wrapper of one."""
     return link.connection.cursor()
 
 
 @contextmanager
 def in_transaction(link: Link, begin: str = "BEGIN") -> Iterator[None]:
-    """A transaction on a connection that else commits each statement."""
-    # Past SQLAlchemy, which would roll back once more when it gets the connection back.
+    """A transaction on a connection that otherwise commits each statement."""
+    # Not through SQLAlchemy, which would roll back once more when the connection is returned.
     cursor = raw_cursor(link)
     cursor.execute(begin)
     try:
@@ -452,12 +490,12 @@ def in_transaction(link: Link, begin: str = "BEGIN") -> Iterator[None]:
 
 
 def roll_back(connection: Connection, error: BaseException) -> None:
-    """End the transaction that `error` has broken off; where that fails, with its connection."""
+    """Roll back the transaction that `error` has broken off, or else drop the connection."""
     if not isinstance(error, Exception):
-        # Broken off anywhere, also within a call of the driver.
+        # Broken off anywhere, perhaps inside a call of the driver.
         connection.invalidate()
     elif not connection.invalidated:
         try:
             raw_cursor(connection).execute("ROLLBACK")
-        except Exception:  # noqa: BLE001 - whatever it is, what it interrupted is told instead.
+        except Exception:  # noqa: BLE001 - the error that came first is raised instead.
             connection.invalidate()

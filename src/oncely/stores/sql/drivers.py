@@ -1,4 +1,4 @@
-"""Drivers of callers' connections: how statements that are written for ours run on theirs."""
+"""Drivers of callers' connections: how statements written for our drivers run on theirs."""
 
 import re
 import sqlite3
@@ -13,16 +13,22 @@ Parameters = Mapping[str, Any] | Sequence[Any] | None
 
 _PARAMETER = re.compile(r"%\((\w+)\)[sb]|%%")
 _IDLE = 0
-"""What PostgreSQL's drivers call a connection on which no transaction has begun."""
+"""The status, in PostgreSQL's drivers, of a connection on which no transaction has begun."""
 _IN_TRANSACTION = 1
-"""The bit of MariaDB's and MySQL's answers that says so."""
+"""The bit in answers of MariaDB and MySQL that says that a transaction is open."""
+
+
+_ALL_DIGITS = "SET LOCAL extra_float_digits = 1; "
+"""For drivers of PostgreSQL that read numbers as text: a session may round times, even to years."""
 
 
 class Driver:
-    """What is to be known of a driver. `own` is its own connection, `raw` that or an adapter."""
+    """What the ledger has to know of a driver. `own` is the driver's own connection; `raw` is that,
+    or SQLAlchemy's adapter of it.
+    """
 
     kind: str
-    """Of database: the name of SQLAlchemy's dialect."""
+    """The kind of database, by the name of SQLAlchemy's dialect."""
 
     def is_idle(self, own: Any) -> bool | None:  # noqa: ARG002 - for those that know.
         """Whether no transaction has begun; None where that cannot be known."""
@@ -40,8 +46,11 @@ class Driver:
         """A cursor whose rows are tuples."""
         return raw.cursor()
 
+    begins_with: str = ""
+    """Statements before the first of the ledger in a transaction."""
+
     adapted: Callable[[str, Parameters], tuple[str, Parameters]] | None = None
-    """A statement as it takes it; None for the drivers that statements are written for."""
+    """Rewrites a statement for this driver; None for drivers that statements are written for."""
 
     def commits_each(self, raw: Any) -> bool:
         """Whether the next statement commits by itself."""
@@ -55,7 +64,7 @@ def own_connection(raw: Any) -> Any:
 
 
 def driver_of(raw: Any) -> Driver | None:
-    """The driver of a connection; None for what is not a connection of a known one."""
+    """The driver of a connection; None where `raw` is not a connection of a known driver."""
     own = own_connection(raw)
     return _driver_of_class(own.__class__, is_adapted=own is not raw)
 
@@ -83,7 +92,7 @@ def is_driver_error(error: Exception) -> bool:
 
 
 def _as_text(statement: str, parameters: Parameters) -> tuple[str, Parameters]:
-    """For drivers that know no binary parameters."""
+    """For drivers without binary parameters."""
     return _without_binary(statement), parameters
 
 
@@ -128,21 +137,23 @@ class _Psycopg(Driver):
 
     @cached_property
     def _new_cursor(self) -> Callable[[Any], Any]:
-        # To look for the driver anew would take as long as a cursor does.
+        # Importing the driver each time would take as long as making a cursor.
         import psycopg
         from psycopg.rows import tuple_row
 
-        # Past what the caller has set for cursors of its own.
+        # Not the connection's own factories, which the caller may have set.
         return partial(psycopg.Cursor, row_factory=tuple_row)
 
 
 class _AsyncPsycopg(_Psycopg):
+    begins_with = _ALL_DIGITS
     adapted = staticmethod(_as_text)
     cursor = Driver.cursor
 
 
 class _Psycopg2(Driver):
     kind = "postgresql"
+    begins_with = _ALL_DIGITS
     adapted = staticmethod(_as_text)
 
     def is_idle(self, own: Any) -> bool:
@@ -214,7 +225,8 @@ class _Aiosqlite(Driver):
             return True
 
     def has_autocommit(self, raw: Any) -> bool:
-        # Since Python 3.12 it may be a bool; before, and where it is not set, this counts alone.
+        # Since Python 3.12 `autocommit` may be a bool; before, and where it is not set,
+        # `isolation_level` decides.
         own = own_connection(raw)
         autocommit = getattr(own, "autocommit", None)
         return autocommit if isinstance(autocommit, bool) else own.isolation_level is None
@@ -239,7 +251,7 @@ _ASYNC_DRIVERS: Mapping[str, Driver] = {
     "asyncmy": _AsyncMysql(),
     "aiosqlite": _Aiosqlite(),
 }
-"""By the connections that SQLAlchemy's asyncio adapts."""
+"""Drivers whose connections SQLAlchemy's asyncio adapts."""
 
-# asyncpg's own are no DB-API's: SQLAlchemy puts them into such.
+# asyncpg's own errors are not those of the DB-API: SQLAlchemy wraps them.
 _ERROR_MODULES = {*_DRIVERS, *_ASYNC_DRIVERS, "sqlalchemy"}

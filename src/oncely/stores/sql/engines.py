@@ -1,5 +1,6 @@
 """Engines: how each kind of database is connected to."""
 
+from collections.abc import Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from oncely.core.errors import ConfigError, mask_passwords
 from oncely.stores.sql.database import Database
 
 _CONNECT_TIMEOUT_S = 5
-"""For one try: a server that is gone may not even refuse."""
+"""For one try: a server that is gone may not even refuse the connection."""
 _ANSWER_TIMEOUT_S = 120
 """For one answer: longer than MariaDB lets a statement wait for a lock."""
 _KEEPALIVE = {
@@ -21,12 +22,16 @@ _KEEPALIVE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-"""How PostgreSQL's line finds out that nobody is at its other end."""
+"""How a connection to PostgreSQL notices that the server is gone."""
+_SQL_MODE = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
+"""The SQL in which the ledger's own statements are written: other modes have other grammars. It is
+set before SQLAlchemy asks for it, to know how names are quoted.
+"""
 _PREPARE = "prepare_threshold"
 
 
 def database_of(engine: Engine) -> type[Database]:
-    """What knows the statements of the database behind an engine. Imports its driver."""
+    """The class with the statements for the database of an engine. Imports its driver."""
     match engine.dialect.name:
         case "postgresql":
             from oncely.stores.sql.postgresql import Postgresql
@@ -43,7 +48,7 @@ def database_of(engine: Engine) -> type[Database]:
 
 
 def unconnected_engine(kind: str) -> Engine:
-    """An engine that speaks as that kind of database does, and leads to none."""
+    """An engine with the dialect of that kind of database, which does not connect to any."""
     drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
     return create_engine(f"{drivers.get(kind, 'sqlite+pysqlite')}://")
 
@@ -58,24 +63,26 @@ def sqlite_engine(file: Path) -> Engine:
 def server_engine(url: str | URL, like: Engine | None = None) -> Engine:
     """An engine on a PostgreSQL, MariaDB or MySQL server, for the ledger's own statements.
 
-    It prepares no statements where the URL says so, or the engine that it is to be `like`. Raises
+    It prepares no statements where the URL, or the engine `like`, switches that off. Raises
     ConfigError for a URL that cannot be read, ModuleNotFoundError for a missing driver.
     """
     # Each statement commits by itself, so that there is nothing to roll back on return.
-    engine = _server_engine(url, isolation_level="AUTOCOMMIT", pool_reset_on_return=None)
+    settings: Any = {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None}
+    engine = _server_engine(url, {"sql_mode": _SQL_MODE}, **settings)
     if like is not None and engine.dialect.name == "postgresql":
         _prepare_like(engine, like)
     return engine
 
 
 def session_engine(url: str | URL) -> Engine:
-    """An engine on such a server for anybody's transactions. Raises as `server_engine` does."""
-    # Else MariaDB locks the gaps between keys, and writers of neighbouring ones wait for another.
-    return _server_engine(url, isolation_level="READ COMMITTED")
+    """An engine on such a server for users' transactions. Raises as `server_engine` does."""
+    # Else MariaDB locks the gaps between keys, and writers of neighbouring keys wait for each
+    # other.
+    return _server_engine(url, {}, isolation_level="READ COMMITTED")
 
 
 def engine_beside(engine: Engine) -> Engine:
-    """One to the same database, with the same settings and connections of its own."""
+    """An engine on the same database, with the same settings and its own connections."""
     return Engine(
         engine.pool.recreate(),
         engine.dialect,
@@ -84,11 +91,11 @@ def engine_beside(engine: Engine) -> Engine:
     )
 
 
-def _server_engine(url: str | URL, **settings: Any) -> Engine:
+def _server_engine(url: str | URL, on_mysql: Mapping[str, Any], **settings: Any) -> Engine:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        # It is not shown: its password cannot be told from the rest.
+        # The URL is not shown: its password cannot be found to be masked.
         raise ConfigError(
             'ledger: this cannot be read as a URL; write "postgresql://user@host:5432/database"'
         ) from None
@@ -99,13 +106,16 @@ def _server_engine(url: str | URL, **settings: Any) -> Engine:
         )
     if parsed.get_backend_name() in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
-        parsed, own = _plain_or_prepared(parsed)
+        parsed, prepared = _plain_or_prepared(parsed)
+        # A database, or a role, may have another encoding: it lacks letters that ids may have, or
+        # the driver then gives bytes for text.
+        own = {**prepared, "client_encoding": "utf8"}
         patience = {**_KEEPALIVE, "connect_timeout": _CONNECT_TIMEOUT_S}
     else:
         parsed = parsed.set(drivername="mysql+pymysql")
-        own = {"charset": "utf8mb4"}
+        own = {"charset": "utf8mb4", **on_mysql}
         patience = {"read_timeout": _ANSWER_TIMEOUT_S, "connect_timeout": _CONNECT_TIMEOUT_S}
-    # What the URL says itself counts.
+    # A value in the URL itself wins.
     unsaid = {name: value for name, value in patience.items() if name not in parsed.query}
     try:
         return create_engine(parsed, connect_args={**own, **unsaid}, **settings)
@@ -114,32 +124,32 @@ def _server_engine(url: str | URL, **settings: Any) -> Engine:
 
 
 def _plain_or_prepared(url: URL) -> tuple[URL, dict[str, Any]]:
-    """A URL without the option that says from when on psycopg prepares, and that for psycopg, to
-    which SQLAlchemy would hand it as a text.
+    """A URL without the option `prepare_threshold` of psycopg, and that option as a number:
+    SQLAlchemy would pass it on as text.
     """
     said = url.query.get(_PREPARE)
     if said is None:
         return url, {}
     if said != "none" and not (isinstance(said, str) and said.isdecimal()):
         raise ConfigError(
-            f'ledger: {_PREPARE}={said} is not a number; write "none" for a pooler that hands out'
-            " sessions for one transaction at a time, or leave it out"
+            f'ledger: {_PREPARE}={said} is not a number; write "none" behind a pooler in'
+            " transaction mode, or leave it out"
         )
     threshold = None if said == "none" else int(said)
     return url.difference_update_query([_PREPARE]), {_PREPARE: threshold}
 
 
 def _prepare_like(engine: Engine, like: Engine) -> None:
-    """Prepare statements on connections as those of another engine do."""
+    """Let connections prepare statements as those of another engine do."""
 
     @cache
     def threshold() -> int | None:
-        # Its connection arguments are told nobody. The pool's own connections may all be taken,
-        # by the very thread that asks here.
+        # An engine does not show its connection arguments, so a connection is asked. Those of the
+        # pool itself may all be taken, perhaps by this very thread.
         pool = like.pool.recreate()
         try:
             with closing(pool.connect()) as connection:
-                # Other drivers have none: nor do they prepare by themselves.
+                # Other drivers have no threshold, and do not prepare by themselves.
                 found: int | None = getattr(connection.driver_connection, _PREPARE, None)
                 return found
         finally:

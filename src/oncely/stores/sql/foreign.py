@@ -1,4 +1,4 @@
-"""Foreign: transactions that somebody else began, by what is handed over to join them."""
+"""Foreign: transactions that callers began, one class for each kind of connection."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -28,19 +28,19 @@ class Foreign(ABC):
     @property
     @abstractmethod
     def has_ended(self) -> bool:
-        """Whether its owner knows that it is over, or can only be rolled back. What is `raw` may
-        be somebody else's by then.
+        """Whether its owner knows that it is over, or can only be rolled back. Then `raw` may
+        already be in use by others.
         """
 
     def prepare(self) -> None:  # noqa: B027 - most are prepared.
         """Do what the owner has put off until the next statement."""
 
-    def lose(self) -> None:  # noqa: B027 - others find out.
-        """Let its owner know that the connection is gone."""
+    def lose(self) -> None:  # noqa: B027 - other owners find out by themselves.
+        """Tell its owner that the connection is gone."""
 
 
 def foreign(connection: Any) -> Foreign:
-    """The transaction of what a caller has handed over."""
+    """The transaction of a connection or session that a caller has handed over."""
     if isinstance(connection, scoped_session):
         connection = connection()
     if isinstance(connection, (Connection, Session)):
@@ -54,7 +54,7 @@ def foreign(connection: Any) -> Foreign:
 
 
 class _SqlAlchemy(Foreign):
-    """That of a Connection, or of the one that a Session works on. One that waits is begun."""
+    """The transaction of a Connection, or of a Session's. One that has not begun is begun."""
 
     def __init__(self, connection: Connection | Session) -> None:
         self._session = connection if isinstance(connection, Session) else None
@@ -79,7 +79,7 @@ class _SqlAlchemy(Foreign):
             self._session.connection()
 
     def lose(self) -> None:
-        # Else its rollback would fail, and hide what it is told.
+        # Else its rollback would fail, and that error would hide the one that is raised.
         if not self._connection.closed:
             self._connection.invalidate()
 
@@ -96,7 +96,7 @@ def _begun(connection: Connection | Session) -> Connection:
 
 
 class _Django(Foreign):
-    """That of `atomic`, which itself forbids commit and rollback inside."""
+    """The transaction of Django's `atomic`, which itself forbids commit and rollback inside."""
 
     def __init__(self, connection: Any) -> None:
         if not connection.in_atomic_block:
@@ -113,7 +113,7 @@ class _Django(Foreign):
 
 
 class _Bare(Foreign):
-    """That of a driver's own connection, which knows nothing of transactions."""
+    """The transaction of a driver's own connection."""
 
     has_ended = False
 

@@ -1,17 +1,17 @@
 """Joining: the ledger inside a transaction that its owner begins and ends."""
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, Self, cast
 
 from sqlalchemy.util import await_only
 
 from oncely._util import sqlite_files
+from oncely._util.chance import CHANCE
 from oncely.core.errors import ConfigError, ContentionError, EndedError
 from oncely.stores.sql.database import Database, Fault
 from oncely.stores.sql.drivers import Driver, driver_of, is_driver_error, own_connection
@@ -25,10 +25,13 @@ _FIRST_WAIT_S = 0.02
 _IN_ERROR = "25P02"
 """PostgreSQL's answer to a statement in a transaction that can only be rolled back."""
 
+_TIMED_OUT = ("25P03", "25P04")
+"""PostgreSQL's last words to a session whose transaction stood idle, or lasted, for too long."""
+
 _marks = count()
 
 Translate = Callable[[Exception, Fault], Exception]
-"""The error that the Store protocol promises, for one of a driver and what it means."""
+"""Turns an error of a driver, and what it means, into one of the Store protocol."""
 
 
 @contextmanager
@@ -56,7 +59,7 @@ def joined(
         inside.check_end()
     except Exception:
         if inside.error is None:
-            # The error stays what it is; a connection with a transaction of its own does not.
+            # The error is raised as it is; but where the transaction was ended, its owner is told.
             link.has_ended()
         raise
     finally:
@@ -64,7 +67,7 @@ def joined(
 
 
 def kind_of(connection: Any) -> str:
-    """The kind of database that `connection` is to. Raises ConfigError as joining it does."""
+    """The kind of database behind `connection`. Raises ConfigError as joining it does."""
     return _driver_for(foreign(connection).raw).kind
 
 
@@ -72,17 +75,20 @@ def _driver_for(raw: Any) -> Driver:
     driver = driver_of(raw)
     if driver is None:
         name = type(own_connection(raw)).__module__.partition(".")[0]
-        raise ConfigError(f"transaction: the driver {name} is not known; connect with another")
+        raise ConfigError(f"transaction: the driver {name} is not supported; use another")
     return driver
 
 
 class _JoinedInside(SqlInside):
-    """Inside a transaction that is somebody else's."""
+    """Inside a caller's transaction."""
 
     def __init__(self, link: "_ForeignLink", database: Database, translate: Translate) -> None:
         def translated(error: Exception) -> Exception:
             if link.is_broken_by(error):
                 return _undone()
+            if link.is_timed_out(error):
+                link.transaction.lose()
+                return _timed_out()
             fault = link.fault(error)
             if fault is Fault.LOST:
                 link.transaction.lose()
@@ -96,7 +102,7 @@ class _JoinedInside(SqlInside):
 
     @guarded
     def _begin(self) -> None:
-        # Asked before the mark, which begins what has not begun.
+        # Asked before the mark is set, which begins the transaction.
         self.reads_anew = self.database.has_read_nothing(self._joined)
         self._joined.begin()
 
@@ -104,7 +110,7 @@ class _JoinedInside(SqlInside):
         pass  # Each statement is checked.
 
     def check_end(self) -> None:
-        """Raise EndedError where it is not the transaction any more that was joined."""
+        """Raise EndedError where the transaction that was joined has ended."""
         if self.error is not None:
             raise EndedError(f"the transaction is over: {self.error}") from self.error
         self._end()
@@ -115,10 +121,10 @@ class _JoinedInside(SqlInside):
 
 
 class _ForeignLink:
-    """The Link to a transaction that is somebody else's."""
+    """The Link to a caller's transaction."""
 
     is_left = False
-    """Whether it is joined no more."""
+    """Whether the block that joined it was left."""
 
     def __init__(self, transaction: Foreign, driver: Driver, database: Database) -> None:
         self.transaction = transaction
@@ -134,9 +140,9 @@ class _ForeignLink:
     def connection(self) -> Self:
         return self
 
-    @property
+    @cached_property
     def info(self) -> MutableMapping[Any, Any]:
-        """Of MariaDB and MySQL; asked for where a statement is long."""
+        """For MariaDB and MySQL: their `max_allowed_packet`, read where a statement is long."""
         [value] = self.cursor().execute("SELECT @@max_allowed_packet").fetchone()
         return {"max_allowed_packet": value}
 
@@ -148,17 +154,20 @@ class _ForeignLink:
         return self._database.fault(error) if is_driver_error(error) else None
 
     def is_broken_by(self, error: Exception) -> bool:
-        """Whether an error says that a statement has failed before, and a commit rolls back."""
-        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-        return state == _IN_ERROR and is_driver_error(error)
+        """Whether an error says that an earlier statement failed, and that a commit rolls back."""
+        return _state_of(error) == _IN_ERROR
+
+    def is_timed_out(self, error: Exception) -> bool:
+        """Whether an error says that the server has ended the session for its transaction."""
+        return _state_of(error) in _TIMED_OUT
 
     # ---- Beginning and end ---------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin what has not begun, and mark it.
+        """Begin the transaction, where it has not begun, and mark it.
 
-        The mark is a savepoint: it does not outlive its transaction, whoever ends that, and in
-        whatever way. It is older than what is begun inside the block, which may be rolled back.
+        The mark is a savepoint: it ends with its transaction, in whatever way that ends. It is
+        older than savepoints that are set inside the block, so that rolling those back keeps it.
         """
         self.transaction.prepare()
         if self.driver.kind == "sqlite":
@@ -166,7 +175,8 @@ class _ForeignLink:
         self._set_mark()
 
     def _set_mark(self) -> None:
-        self.driver.cursor(self.transaction.raw).execute(f"SAVEPOINT {self._mark}")
+        mark = f"{self.driver.begins_with}SAVEPOINT {self._mark}"
+        self.driver.cursor(self.transaction.raw).execute(mark)
         self._is_marked = True
         self._note_beginning()
 
@@ -176,18 +186,20 @@ class _ForeignLink:
         try:
             self.driver.cursor(self.transaction.raw).execute(f"RELEASE SAVEPOINT {self._mark}")
         except Exception as error:
-            if self.is_broken_by(error) or self.fault(error) in (None, Fault.LOST):
+            if _state_of(error) in (_IN_ERROR, *_TIMED_OUT):
+                raise
+            if self.fault(error) in (None, Fault.LOST):
                 raise
             raise self._lost() from error
 
     def _lost(self) -> EndedError:
-        # What else its program has done to the connection nobody knows, be it locks on tables, or
-        # a transaction of its own.
+        # Nobody knows what else the program has done on the connection: it may have locked tables,
+        # or begun another transaction.
         self.transaction.lose()
         return _ended()
 
     def has_ended(self) -> bool:
-        """Whether, after an error of another kind, the mark is gone. It is now."""
+        """Whether the mark was gone already, after an error of another kind. It is removed here."""
         if not self._is_marked:
             return False
         try:
@@ -195,7 +207,7 @@ class _ForeignLink:
         except EndedError:
             return True
         except Exception as error:
-            # PostgreSQL tells nothing more.
+            # After an error, PostgreSQL refuses every statement: nothing more can be found out.
             if self.fault(error) is None:
                 raise
         return False
@@ -211,9 +223,10 @@ class _ForeignLink:
         self._note_beginning()
 
     def _run_first(self, call: Callable[[], object]) -> None:
-        """Nothing is done in the transaction yet: where it loses, it may quietly begin again.
+        """Run the first statement of the transaction: where it loses, the transaction may begin
+        again, unnoticed, since nothing was done in it.
 
-        On MariaDB and MySQL alone, where a savepoint does not count as something done.
+        Only on MariaDB and MySQL, where a savepoint alone does not begin a transaction.
         """
         for lost in range(_FIRST_TRIES - 1):
             try:
@@ -224,7 +237,7 @@ class _ForeignLink:
                     raise
             self.transaction.raw.rollback()
             self._set_mark()
-            self._wait(_FIRST_WAIT_S * 2**lost * random.uniform(0.5, 1.0))  # noqa: S311
+            self._wait(_FIRST_WAIT_S * 2**lost * CHANCE.uniform(0.5, 1.0))
         call()
 
     def _wait(self, seconds: float) -> None:
@@ -236,7 +249,7 @@ class _ForeignLink:
     def _lock_file(self) -> None:
         """Take SQLite's one write lock: from now on nobody else writes.
 
-        Raises ContentionError where somebody has written since the transaction read.
+        Raises ContentionError where another connection has written since the transaction read.
         """
         is_idle = self.driver.is_idle(self._own)
         nothing = f"UPDATE {self._database.name} SET version = version WHERE false"
@@ -249,7 +262,9 @@ class _ForeignLink:
         except Exception as error:
             if is_idle or not sqlite_files.is_locked(error):
                 raise
-            raise ContentionError("others have written to the file since it was read") from error
+            raise ContentionError(
+                "another connection has written to the file since this transaction read it"
+            ) from error
         finally:
             cursor.execute(f"PRAGMA busy_timeout = {patience_ms}")
 
@@ -258,10 +273,10 @@ class _ForeignLink:
     def check(self) -> bool:
         """Whether nothing was done in the transaction yet.
 
-        Raises EndedError where it is over already, and ConfigError after it was joined.
+        Raises EndedError where it is over already, and ConfigError after the block was left.
         """
         if self.is_left:
-            raise ConfigError("transaction: this inbox was left; ask it inside its `with` block")
+            raise ConfigError("transaction: this inbox was left; use it inside its `with` block")
         is_idle = self._check_open()
         self.transaction.prepare()
         return is_idle
@@ -281,25 +296,41 @@ class _ForeignLink:
         self._has_begun = self._has_begun or not self.driver.is_idle(self._own)
 
 
+def _state_of(error: Exception) -> str | None:
+    """The code of an error of a driver of PostgreSQL."""
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return state if is_driver_error(error) else None
+
+
 def _ended() -> EndedError:
     return EndedError(
-        "the transaction was ended inside the block that joined it, by a commit or rollback of any "
-        "kind, by a statement that commits implicitly, or by the database as a deadlock's victim: "
-        "leave its end to whoever began it, and let the database's errors leave the block"
+        "the transaction was ended inside the block that joined it: by a commit or rollback, by a "
+        "statement that commits implicitly, or by the database, as the victim of a deadlock; "
+        "leave its end to the code that began it, and let the database's errors leave the block"
     )
 
 
 def _undone() -> EndedError:
     error = EndedError(
-        "a statement has failed inside the block, after which the database stores nothing "
-        "of the transaction: let its error leave the block, or use a savepoint"
+        "a statement has failed inside the block, so the database stores nothing of the "
+        "transaction; let that error leave the block, or use a savepoint"
+    )
+    error.is_undone = True
+    return error
+
+
+def _timed_out() -> EndedError:
+    error = EndedError(
+        "the server has ended the session, since its transaction stood idle or lasted for longer "
+        "than it allows, and stores nothing of it; raise idle_in_transaction_session_timeout or "
+        "transaction_timeout, or do what takes long outside the transaction"
     )
     error.is_undone = True
     return error
 
 
 class _Cursor:
-    """A cursor that takes what those of our own connections do."""
+    """A cursor that takes the same statements as those of our own connections."""
 
     def __init__(self, link: _ForeignLink, cursor: Any) -> None:
         self._link = link

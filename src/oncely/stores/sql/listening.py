@@ -1,22 +1,23 @@
-"""Listening: a connection of its own on which PostgreSQL tells that messages have come."""
+"""Listening: a separate connection on which PostgreSQL notifies that messages have come."""
 
 import logging
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from typing import Any
 
 import psycopg
 
+from oncely._util.clock import monotonic
+
 _log = logging.getLogger(__name__)
 
 _IDLE_S = 30.0
-"""It ends when nobody has waited for so long."""
+"""Listening ends when nobody has waited for so long."""
 _AGAIN_S = 5.0
-"""After an error it is tried again so much later."""
+"""How long after its last beginning listening may begin again."""
 
 _Session = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[[], AbstractContextManager[_Session]]
@@ -42,14 +43,14 @@ class Listening:
 
     def begin(self) -> None:
         """Listen from now on, for as long as this is called now and then."""
-        self._asked_at = time.monotonic()
+        self._asked_at = monotonic()
         if self._thread is not None and self._thread.is_alive():
             return
         with self._lock:
             is_begun = self._thread is not None and self._thread.is_alive()
-            if is_begun or time.monotonic() < self._begin_at:
+            if is_begun or monotonic() < self._begin_at:
                 return
-            self._begin_at = time.monotonic() + _AGAIN_S
+            self._begin_at = monotonic() + _AGAIN_S
             self._wake, woken = socket.socketpair()
             self._thread = threading.Thread(
                 target=self._listen, args=(woken,), name="oncely-listening", daemon=True
@@ -57,7 +58,7 @@ class Listening:
             self._thread.start()
 
     def close(self) -> None:
-        """Listen no more, until it is begun again."""
+        """Stop listening, until `begin` is called again."""
         with self._lock:
             thread, self._thread, self._begin_at = self._thread, None, 0.0
             if self._wake is not None:
@@ -70,12 +71,12 @@ class Listening:
         try:
             with closing(woken), self._connect() as connection:
                 if not _is_direct(connection):
-                    # Behind a pooler nothing would come: its session is somebody else's by then.
+                    # Behind a pooler no notification would come: the session has other users.
                     self._begin_at = float("inf")
                     return
                 connection.execute(f'LISTEN "{self._channel}"')
                 self.is_heard = True
-                # What was told in between was told nobody.
+                # Notifications before the LISTEN are lost.
                 self._ring()
                 self._hear(connection, woken)
         except (psycopg.Error, OSError) as error:
@@ -84,7 +85,7 @@ class Listening:
             self.is_heard = False
 
     def _hear(self, connection: _Session, woken: socket.socket) -> None:
-        while time.monotonic() - self._asked_at < _IDLE_S:
+        while monotonic() - self._asked_at < _IDLE_S:
             those = [connection.fileno(), woken.fileno()]
             readable, _, _ = select.select(those, [], [], _IDLE_S)
             if woken.fileno() in readable:
@@ -94,6 +95,6 @@ class Listening:
 
 
 def _is_direct(connection: _Session) -> bool:
-    """Whether the session at the other end is the one that was connected to."""
+    """Whether the server's session is the one that was connected to, not a pooler's."""
     found = connection.execute("SELECT pg_backend_pid()").fetchone()
     return found is not None and found[0] == connection.info.backend_pid

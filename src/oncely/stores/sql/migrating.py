@@ -24,26 +24,28 @@ from oncely.stores.sql.table import SqlTables
 _KEY = {"message_id", "provider"}
 _BINDING = {"queue", "exchange", "pattern"}
 _NAMING = {*_KEY, *_BINDING, "name", "destination", "own_id"}
-"""Columns by which one thing is told from another."""
+"""The columns that identify rows."""
 _HAND_WRITTEN = {
     *("id", *_KEY, "status", "attempts", "metadata", "first_processed_at", "last_processed_at")
 }
-"""The columns by which a table that was made by hand is known for one that can be taken over."""
+"""The columns that a table made by hand must have, to be taken over."""
 _EXACT = ("nopad_bin", "0900_bin")
-"""How names of collations end that take no two texts for one. Other databases have no others."""
+"""Endings of collations of MariaDB and MySQL that compare texts exactly. Other databases always do.
+"""
 
 
 class Found(NamedTuple):
-    """What stands in the database before the migrations run."""
+    """What the database has before the migrations run."""
 
     columns: frozenset[str] | None
-    """Those of the table; None where there is none."""
+    """The columns of the table; None where there is no table."""
     defaults: Mapping[str, Any]
     is_mariadb: bool
     collation: str | None
-    """Of ids. Those that differ by case or by a space at the end are two: so bytes are compared."""
+    """The collation of ids. Ids that differ only in case or in a space at the end are different, so
+    it compares bytes."""
     lacks_schema: bool
-    """A PostgreSQL schema that is to be created. In MariaDB it would be a whole database."""
+    """Whether a PostgreSQL schema has to be created. In MariaDB it would be a whole database."""
 
 
 def upgrade(connection: Connection, name: TableName) -> None:
@@ -54,7 +56,7 @@ def upgrade(connection: Connection, name: TableName) -> None:
 
 
 def upgrade_sql(connection: Connection, name: TableName) -> str:
-    """What `upgrade` would run now."""
+    """The SQL that `upgrade` would run now."""
     with _config(connection, name) as config:
         revision = _known_revision(connection, name, config)
         if revision == _head(config):
@@ -88,13 +90,13 @@ def drift(connection: Connection, name: TableName, tables: SqlTables) -> list[st
     context = MigrationContext.configure(connection, opts=options)
     differences = compare_metadata(context, tables.records.metadata)
     if connection.dialect.name == "sqlite":
-        # Lists are changes of a column, and SQLite does not hold a column to its type.
+        # Lists are changes of a column's type, which SQLite does not enforce.
         differences = [diff for diff in differences if not isinstance(diff, list)]
     return [*chain(*map(_told, differences)), *_loose_keys(connection, name, tables)]
 
 
 def _told(diff: Any) -> list[str]:
-    """A difference in words; what the table has beyond ours is its owner's."""
+    """A difference in words. Further columns or indexes in the table are its owner's."""
     if isinstance(diff, list):
         return [text for part in diff for text in _told(part)]
     match diff:
@@ -111,21 +113,27 @@ def _told(diff: Any) -> list[str]:
 
 
 def _loose_keys(connection: Connection, name: TableName, tables: SqlTables) -> Iterator[str]:
-    """Why one message may be taken for two, or two for one."""
-    keys = (_KEY, _KEY | {"name"}, _KEY | {"name"}, {"provider"}, _BINDING)
+    """Keys and collations by which one message could count as two, or two as one."""
+    keys = (
+        *(_KEY, _KEY | {"name"}, _KEY | {"name"}, {"provider"}, _BINDING),
+        *({"provider", "worker", "began"}, {"id"}, {"id"}, {"id"}),
+    )
     inspector = inspect(connection)
     for table, key in zip(tables, keys, strict=True):
         primary = inspector.get_pk_constraint(table.name, name.schema)["constrained_columns"]
         unique = inspector.get_unique_constraints(table.name, name.schema)
         if key not in [set(primary), *(set(constraint["column_names"]) for constraint in unique)]:
             those = " and ".join(c.name for c in table.c if c.name in key)
-            yield f"{table.name}: nothing keeps {those} together unique"
+            yield f"{table.name}: there is no unique constraint on {those}"
         if connection.dialect.name != "mysql":
             continue
         for column in inspector.get_columns(table.name, name.schema):
             collation = getattr(column["type"], "collation", None)
             if column["name"] in _NAMING and not str(collation).endswith(_EXACT):
-                yield f"{table.name}: {column['name']} goes by {collation}: different ids are one"
+                yield (
+                    f"{table.name}: {column['name']} has the collation {collation}, by which "
+                    "different ids may be equal"
+                )
 
 
 @contextmanager
@@ -184,7 +192,9 @@ def _known_revision(connection: Connection, name: TableName, config: Config) -> 
     found: Found = config.attributes["found"]
     if revision is None and found.columns is not None and not found.columns >= _HAND_WRITTEN:
         lacks = ", ".join(sorted(_HAND_WRITTEN - found.columns))
-        raise StoreError(f"{name.table} is another's, without {lacks}: choose another name")
+        raise StoreError(
+            f"{name.table} is a table of another program, without {lacks}: choose another name"
+        )
     return revision
 
 
@@ -194,7 +204,7 @@ def _is_known(config: Config, revision: str | None) -> bool:
 
 
 def _too_new(name: TableName, revision: str | None) -> str:
-    return f"{name.table} is at migration {revision}, of a newer oncely than this one; install that"
+    return f"{name.table} is at migration {revision} of a newer oncely; install that version"
 
 
 def _head(config: Config) -> Sequence[str] | str | None:

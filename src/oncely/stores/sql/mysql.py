@@ -13,7 +13,8 @@ from sqlalchemy import Connection
 
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, Record
-from oncely.stores.sql.batches import batches, split
+from oncely.stores.alike import keys_of
+from oncely.stores.sql.batches import batches
 from oncely.stores.sql.database import (
     Database,
     Fault,
@@ -27,8 +28,8 @@ from oncely.stores.sql.record_rows import (
     SWAPPED,
     TIMES,
     WAITING,
+    Columns,
     Pair,
-    RowValues,
     believed,
     inserted,
     kept,
@@ -39,35 +40,56 @@ from oncely.stores.sql.record_rows import (
 T = TypeVar("T")
 
 _Build = Callable[[tuple[str, ...]], str]
-"""Of a statement for rows, of which these columns differ from row to row."""
+"""Builds a statement from the columns that differ from row to row."""
 
+# Else a column of a JSON document has only the letters of the database's default.
+_TEXT = "LONGTEXT CHARACTER SET utf8mb4"
+_ID, _DIGEST, _NAME, _STATUS = (
+    f"VARCHAR({length}) CHARACTER SET utf8mb4" for length in (255, 64, 32, 50)
+)
 _TYPES = {
-    **dict.fromkeys(("message_id", "provider", "destination", "own_id", "queue"), "VARCHAR(255)"),
-    **dict.fromkeys(("fingerprint", "sent_at"), "VARCHAR(64)"),
-    **dict.fromkeys(("name", "lane"), "VARCHAR(32)"),
-    **dict.fromkeys(("metadata", "result", "type", "body", "headers", "source"), "LONGTEXT"),
-    **dict.fromkeys(("content_type", "ordering_key", "error", "reason"), "LONGTEXT"),
+    **dict.fromkeys(("message_id", "provider", "destination", "own_id", "queue"), _ID),
+    **dict.fromkeys(("fingerprint", "sent_at"), _DIGEST),
+    **dict.fromkeys(("name", "lane"), _NAME),
+    **dict.fromkeys(("metadata", "result", "type", "body", "headers", "source"), _TEXT),
+    **dict.fromkeys(("content_type", "ordering_key", "error", "reason"), _TEXT),
     **dict.fromkeys(("attempts", "position"), "INT"),
     **dict.fromkeys(("fence", "version", "duplicates", "believed"), "BIGINT"),
     **dict.fromkeys(("lease_s", "delay_s"), "DOUBLE"),
-    "status": "VARCHAR(50)",
+    "status": _STATUS,
     **dict.fromkeys(("exhausted", "set_aside"), "TINYINT"),
 }
 _FEW = 100
-"""Rows, up to which an insert is written row by row."""
+"""The most rows for which an insert has a VALUES list."""
 _EPOCH = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {}) / 1e6"
+_UTC = "SYSDATE(6) - INTERVAL TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(), NOW()) SECOND"
+"""The time in UTC, whatever the session's time zone is. A session may have stopped the other clocks
+(SET timestamp), and they tell when the statement began, before it waited for others.
+"""
 _NOW = "COALESCE(CAST('1970-01-01' AS DATETIME(6)) + INTERVAL %(now)s SECOND, {})"
 _KEYS = (
     "JSON_TABLE(%(keys)s, '$[*]' COLUMNS"
-    " (message_id VARCHAR(255) PATH '$[0]', provider VARCHAR(255) PATH '$[1]')) AS k"
+    f" (message_id {_ID} PATH '$[0]', provider {_ID} PATH '$[1]')) AS k"
 )
 _MIGRATION_WAIT_S = 100
-"""For another program's migration; shorter than a connection waits for an answer."""
+"""How long to wait for another program's migration; less than the timeout for an answer."""
+_SETTINGS = (
+    # What a limit cuts off would seem not to be there.
+    *("sql_select_limit = 18446744073709551615", "sql_safe_updates = 0", "sql_big_selects = 1"),
+    # Else COMMIT begins a transaction, in which statements that commit by themselves do not.
+    "completion_type = 'NO_CHAIN'",
+    # Else SQLAlchemy cannot read how the tables are made.
+    "sql_quote_show_create = 1",
+)
+_FLUSHED = (1, 3)
+"""Where each commit is flushed to the disk before it is answered."""
 _LOCK_WAIT_S = 1
 _LOCK_WAIT = "SET innodb_lock_wait_timeout = {}"
 _MAX_PACKET = "max_allowed_packet"
-_LONG = 1 << 20
-"""Characters from which on a statement is measured: the server hangs up on one too long for it."""
+_LONG = 1 << 16
+"""Characters from which on a statement may be too long for a server."""
+_BYTES = 4
+"""A character may take so many."""
 
 _NUMBERING_LOCKED = 1467
 _ROLLED_BACK = (ER.LOCK_DEADLOCK, ER.CHECKREAD, _NUMBERING_LOCKED)
@@ -75,7 +97,7 @@ _NO_TABLE = (ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR)
 _CONNECTION_KILLED = 1927
 _LOST = (ER.SERVER_SHUTDOWN, ER.NORMAL_SHUTDOWN, _CONNECTION_KILLED)
 _CLIENT_ERRORS = range(CR.CR_ERROR_FIRST, 3000)
-"""Those of the driver, about its connection."""
+"""Errors of the driver, about its connection."""
 _TIMED_OUT = (1969, 3024)
 _READ_ONLY = (ER.OPTION_PREVENTS_STATEMENT, 1792, 1836)
 _UNAVAILABLE = (
@@ -86,7 +108,7 @@ _UNAVAILABLE = (
 
 
 def _weight(item: Any) -> int:
-    """About how many bytes a record, or the new one of a pair, adds to a statement."""
+    """About how many bytes a record, or the new record of a pair, adds to a statement."""
     record = item if isinstance(item, Record) else item[1]
     return sum(len(json.dumps(value)) for value in (record.metadata, record.result) if value)
 
@@ -94,11 +116,13 @@ def _weight(item: Any) -> int:
 class Mysql(Database):
     """One table. Rows are written in the order of their keys, so that no two writers deadlock.
 
-    Neither server tells which rows an UPDATE wrote, only how many. Where that is not all of them,
-    it is undone, and done again for those that are found and locked first.
+    Neither server says which rows an UPDATE wrote, only how many. Where that is not all of them,
+    it is rolled back. Then unchanged rows are found and locked first, and only these are written.
     """
 
-    clock = _EPOCH.format("UTC_TIMESTAMP(6)")
+    clock = _EPOCH.format(_UTC)
+    # It has no index of some rows, and one of all states would cost each write a fifth more.
+    samples = False
     position = "instr"
     always = "'1970-01-01'"
     insert_absent = "INSERT IGNORE INTO {}"
@@ -111,9 +135,7 @@ class Mysql(Database):
 
     @property
     def moment(self) -> str:
-        # UTC_TIMESTAMP is when the statement began, before it waited for others. SYSDATE is in
-        # the session's time zone, which is ours only where the session is.
-        return _NOW.format("UTC_TIMESTAMP(6)" if self.is_inside else "SYSDATE(6)")
+        return _NOW.format(_UTC if self.is_inside else "SYSDATE(6)")
 
     def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
         rows = inserted(records)
@@ -122,21 +144,21 @@ class Mysql(Database):
         else:
             cursor = self._executed(link, self._build_insert, rows)
         if self._has_inserted_all(cursor, len(records)):
-            return {record.key for record in records}
+            return {*keys_of(records)}
         # No two inserts under one key have the same version: these are ours.
         return self._unchanged(link, records)
 
-    def _insert_values(self, link: Link, rows: RowValues) -> Any:
-        varying, constant = split(rows)
+    def _insert_values(self, link: Link, rows: Columns) -> Any:
+        varying, constant, count = rows
         values = {
             f"{name}_{n}": value for name, of in varying.items() for n, value in enumerate(of)
         }
-        statement = self._insertion_text(tuple(varying), len(rows.values))
+        statement = self._insertion_text(tuple(varying), count)
         return _execute(link, statement, {**constant, **values, "now": self.now})
 
     def _has_inserted_all(self, cursor: Any, count: int) -> bool:
         if self.is_inside:
-            # Whether those that were there are counted too is up to the session.
+            # Whether the row count includes existing rows depends on the session.
             return count == 1 and bool(cursor.lastrowid)
         return bool(cursor.rowcount == count)
 
@@ -159,12 +181,12 @@ class Mysql(Database):
     def horizons(
         self, link: Link, consumers: Sequence[str], *, reads_anew: bool = False
     ) -> Mapping[str, float]:
-        # What is locked is read as it is now. A purge waits for that lock.
+        # A locking read sees the row as it is now. A purge waits for that lock.
         lock = " LOCK IN SHARE MODE" if self.is_inside and not reads_anew else ""
         return self._horizons_of(link, consumers, lock)
 
     def has_read_nothing(self, link: Link) -> bool:
-        # Drivers do not know: they note what writes alone.
+        # Drivers do not know: they notice only writes.
         if not getattr(self._engine.dialect, "is_mariadb", False):
             return False
         return not self.run(link, "SELECT @@in_transaction").fetchone()[0]
@@ -179,16 +201,26 @@ class Mysql(Database):
 
     @contextmanager
     def migrating(self, connection: Connection) -> Iterator[None]:
-        # A schema is not changed in transactions here: nothing but the lock keeps others away.
+        # These servers do not change schemas in transactions: only the lock keeps others away.
         lock = f"oncely {self.name}"[:64]
         cursor = raw_cursor(connection)
         cursor.execute("SELECT GET_LOCK(%s, %s)", (lock, _MIGRATION_WAIT_S))
         if cursor.fetchone()[0] != 1:
-            raise StoreUnavailable(f"somebody migrates {self.name} for {_MIGRATION_WAIT_S} s now")
+            raise StoreUnavailable(
+                f"another program has been migrating {self.name} for over {_MIGRATION_WAIT_S} s"
+            )
         try:
             yield
         finally:
             cursor.execute("SELECT RELEASE_LOCK(%s)", (lock,))
+
+    def unsafe_settings(self, link: Link) -> Sequence[str]:
+        name = "innodb_flush_log_at_trx_commit"
+        [value] = self.run(link, f"SELECT @@{name}").fetchone()
+        if value in _FLUSHED:
+            return []
+        why = f"The server answers before a commit is on the disk ({name} {value}): a crash loses"
+        return [f"{why} the newest, and messages completed then run again; write {name} = 1."]
 
     def size(self, connection: Connection) -> int | None:
         found = connection.exec_driver_sql(
@@ -209,7 +241,7 @@ class Mysql(Database):
             return Fault.NO_TABLE
         if code in _LOST or code in _CLIENT_ERRORS or isinstance(error, InterfaceError):
             return Fault.LOST
-        # PyMySQL calls nearly everything an OperationalError: its type tells nothing.
+        # PyMySQL raises OperationalError for nearly everything: only the code tells.
         return Fault.UNAVAILABLE if code in _UNAVAILABLE else Fault.OTHER
 
     def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
@@ -242,6 +274,10 @@ class Mysql(Database):
             # Gaps between keys stay unlocked, so that writers of neighbouring keys do not wait.
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
             cursor.execute("SET time_zone = '+00:00'")
+            # A server, or the program for every connection of SQLAlchemy, may have set these.
+            cursor.execute(f"SET {', '.join(_SETTINGS)}")
+            # SQLAlchemy may have ended a transaction while that still began another.
+            cursor.execute("ROLLBACK")
             cursor.execute(_LOCK_WAIT.format(_LOCK_WAIT_S))
             cursor.execute(f"SELECT @@{_MAX_PACKET}")
             record.info[_MAX_PACKET] = cursor.fetchone()[0]
@@ -252,7 +288,7 @@ class Mysql(Database):
             yield
             return
         cursor = raw_cursor(link)
-        # Whole seconds; MySQL takes the 0 for a 1.
+        # The unit is whole seconds; MySQL turns 0 into 1.
         cursor.execute(_LOCK_WAIT.format(0))
         try:
             yield
@@ -289,19 +325,19 @@ class Mysql(Database):
             return unchanged
 
     def _unchanged(self, link: Link, records: Sequence[Record], *, lock: bool = False) -> set[Key]:
-        """Those that the table has in the version that the records have."""
+        """The keys of records that the table has in the same version."""
         suffix = " FOR UPDATE" if lock else ""
         cursor = self._executed(link, self._build_find, believed(records), lock=suffix)
         return {Key(*row) for row in cursor.fetchall()}
 
-    def _written(self, link: Link, build: _Build, rows: RowValues) -> int:
-        """Write these rows; how many were."""
+    def _written(self, link: Link, build: _Build, rows: Columns) -> int:
+        """Write these rows; return how many were written."""
         return int(self._executed(link, build, rows).rowcount)
 
-    def _executed(self, link: Link, build: _Build, rows: RowValues, lock: str = "") -> Any:
+    def _executed(self, link: Link, build: _Build, rows: Columns, lock: str = "") -> Any:
         """A cursor that has executed the statement for these rows."""
-        varying, constant = split(rows)
-        # As they are: every letter beyond ASCII would be two escapes for the server to undo.
+        varying, constant, _ = rows
+        # Not ASCII only: the server would have to decode an escape for every other character.
         text = json.dumps(list(zip(*varying.values(), strict=True)), ensure_ascii=False)
         statement = self._text(build, tuple(varying)) + lock
         return _execute(link, statement, {**constant, "rows": text, "now": self.now})
@@ -319,8 +355,8 @@ class Mysql(Database):
         )
 
     def _build_insertion(self, varying: tuple[str, ...], count: int) -> str:
-        """An insert that is slower for many rows, but keeps nobody from inserting others while it
-        waits for a transaction: one from a table locks the numbering of rows as long as it runs.
+        """An insert that is slower for many rows, but does not block other inserts while it waits
+        for a transaction. An INSERT ... SELECT locks the AUTO_INCREMENT counter while it runs.
         """
 
         def row(n: int) -> str:
@@ -334,9 +370,9 @@ class Mysql(Database):
         written = f"INTO {self.name} ({', '.join(columns)}) VALUES {rows}"
         if not self.is_inside:
             return f"INSERT IGNORE {written}"
-        # To ignore what is there takes a shared lock on it. Two that lost would both keep theirs,
-        # and deadlock once they want to write. This takes an exclusive one, changes nothing, and
-        # tells so: no id was given.
+        # INSERT IGNORE takes a shared lock on an existing row. Two that lost would both keep
+        # theirs, and deadlock as soon as they write. This takes an exclusive lock and changes
+        # nothing; LAST_INSERT_ID then says that no id was given.
         return f"INSERT {written} ON DUPLICATE KEY UPDATE fence = fence + LAST_INSERT_ID(0)"
 
     def _build_keep(self, varying: tuple[str, ...]) -> str:
@@ -345,13 +381,13 @@ class Mysql(Database):
     def _build_renewal(self, varying: tuple[str, ...]) -> str:
         names = (*RENEWED, "updated_at", "due_at", "held_until")
         renewed = ", ".join(f"{name} = VALUES({name})" for name in names)
-        # Behind a joined table a bare ON would begin the condition of the join.
+        # After a joined table, ON would begin the condition of the join: WHERE separates the two.
         return f"INSERT {self._kept(varying)} WHERE true ON DUPLICATE KEY UPDATE {renewed}"
 
     def _kept(self, varying: tuple[str, ...]) -> str:
         value = _values(varying)
         given = {name: value[name] for name in WAITING}
-        # JSON has no bytes.
+        # JSON has no type for bytes.
         given["body"] = f"FROM_BASE64({value['body']})"
         due_at = f"c.now + INTERVAL {value['delay_s']} SECOND"
         return (
@@ -388,11 +424,11 @@ class Mysql(Database):
         return f"FROM {self._joined(varying)} {_where_key(_values(varying))}"
 
     def _at_one_time(self, varying: tuple[str, ...]) -> str:
-        """The batch, with the time as `c.now`."""
+        """The batch, with one time for all rows as `c.now`."""
         return " CROSS JOIN ".join((f"(SELECT {self.moment} AS now) AS c", *_rows_of(varying)))
 
     def _joined(self, varying: tuple[str, ...]) -> str:
-        # The batch first, then the table by its key: what is not in the batch is not read.
+        # The batch first, then the table by its key, so that no other rows are read.
         return " STRAIGHT_JOIN ".join((*_rows_of(varying), f"{self.name} AS t"))
 
 
@@ -402,7 +438,7 @@ def _values(varying: tuple[str, ...]) -> dict[str, str]:
 
 
 def _rows_of(varying: tuple[str, ...]) -> list[str]:
-    """The table `k` of what differs from row to row, where anything does."""
+    """The table `k` of the columns that differ from row to row, where any do."""
     columns = ", ".join(f"{name} {_TYPES[name]} PATH '$[{n}]'" for n, name in enumerate(varying))
     return [f"JSON_TABLE(%(rows)s, '$[*]' COLUMNS ({columns})) AS k"] if varying else []
 
@@ -416,22 +452,25 @@ def _where_unchanged(value: dict[str, str]) -> str:
 
 
 class _NotAll(Exception):
-    """Fewer rows were written than were meant."""
+    """Fewer rows were written than were given."""
 
 
 def _check_length(link: Link, statement: str) -> None:
-    """Raise StoreError for a statement that the server would hang up on."""
+    """Raise StoreError for a statement at which the server would disconnect."""
     length, most = len(statement.encode()), link.info[_MAX_PACKET]
     if length >= most:
         raise StoreError(
-            f"{length} bytes are to be written at once: raise max_allowed_packet, now {most}"
+            f"a statement of {length} bytes is too long for the server: raise max_allowed_packet, "
+            f"now {most}"
         )
 
 
 def _execute(link: Link, statement: str, values: Mapping[str, Any]) -> Any:
     """A cursor that has executed a statement."""
     cursor = raw_cursor(link)
-    if sum(len(value) for value in values.values() if isinstance(value, str)) > _LONG:
+    # The server disconnects at a statement that is too long.
+    length = len(statement) + sum(len(v) for v in values.values() if isinstance(v, str))
+    if length > _LONG and length * _BYTES >= link.info[_MAX_PACKET]:
         _check_length(link, cursor.mogrify(statement, values))
     cursor.execute(statement, values)
     return cursor

@@ -1,7 +1,6 @@
 """PostgreSQL through psycopg: each batch is one statement over arrays, and commits by itself."""
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, cast
@@ -9,10 +8,12 @@ from typing import Any, cast
 import psycopg
 from sqlalchemy import ColumnElement, Connection, Select, literal_column, select
 
+from oncely._util.clock import monotonic
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import digest
+from oncely.stores.alike import keys_of
 from oncely.stores.news import Hearing
-from oncely.stores.sql.batches import MOST_ROWS, Split, split
+from oncely.stores.sql.batches import MOST_ROWS
 from oncely.stores.sql.database import (
     Database,
     Fault,
@@ -26,17 +27,19 @@ from oncely.stores.sql.record_rows import (
     SWAPPED,
     TIMES,
     WAITING,
+    Columns,
     Pair,
-    RowValues,
     believed,
     inserted,
     kept,
+    olds,
     sought,
     swapped,
 )
+from oncely.stores.sql.sampling import Sample
 
 _Build = Callable[[tuple[str, ...], tuple[str, ...]], str]
-"""Of a statement for rows, of which the first columns differ from row to row."""
+"""Builds a statement from the columns that differ from row to row, and those that do not."""
 
 _TYPES = {
     **dict.fromkeys(("attempts", "position"), "int4"),
@@ -46,19 +49,23 @@ _TYPES = {
     "set_aside": "bool",
     "body": "bytea",
 }
-"""Of the columns that are not given as text."""
+"""The types of columns that are not sent as text."""
 _NOW = "coalesce(to_timestamp(%(now)s::float8), clock_timestamp())"
 _LEASE_END = "now + lease_s * interval '1 second'"
 _FEW = f"LIMIT (SELECT {MOST_ROWS})"
-"""The end of a subquery. It keeps the planner from taking that apart, and is a limit that it does
-not know, of which it expects few rows: so what is joined is looked up by its key in a table of any
-size, whether it was analysed or not, also by a plan that was made for a small table and is kept.
+"""The end of a subquery. It keeps the planner from flattening the subquery. Its value is unknown to
+the planner, which then expects few rows: so it looks up joined rows by their key in a table of any
+size, analysed or not, and also in a kept plan that was made while the table was small.
 """
 _LOCK_WAIT_MS = 1500
-"""Longer than the server waits before it looks for a deadlock: its victim is to be told that."""
+"""Longer than the server waits before it looks for a deadlock, so that a victim gets that error."""
 _HURRIED_WAIT_MS = 20
+_ROWS_IN_A_PAGE = 10
+"""At least: some 40 of the smallest fit, but pages hold dead rows as well. More pages make a better
+estimate, since each is in the sample or not by chance.
+"""
 _TELL_S = 0.05
-"""How often one process tells others that messages have come, at most."""
+"""One process notifies others that messages have come at most this often."""
 _KEYS = (
     "(SELECT * FROM unnest((SELECT %(message_ids)s::text[]), (SELECT %(providers)s::text[]))"
     f" AS u (message_id, provider) {_FEW}) AS k"
@@ -68,13 +75,13 @@ _THIS = "WHERE t.message_id = k.message_id AND t.provider = k.provider"
 _UNCHANGED = f"{_THIS} AND t.version = k.believed"
 
 _READS_ANEW = "current_setting('transaction_isolation') LIKE 'read%%'"
-"""Whether each statement sees what was committed before it, and not what was before the first."""
+"""Whether each statement sees what was committed before it, and not only before the first."""
 
 _ROLLED_BACK = ("40001", "40P01")
 _LOCKED = "55P03"
 _NO_TABLE = ("42P01", "42703", "3F000")
 _READ_ONLY = "25006"
-"""As a server is that was failed over to, or from."""
+"""The error of a server before or after a failover."""
 _SHUT_DOWN = ("57P01", "57P02", "57P03", "57P05")
 
 
@@ -92,7 +99,8 @@ class Postgresql(Database):
 
     @property
     def begin(self) -> str:
-        # Whatever sessions begin with: behind a pooler it is not ours to set it for longer.
+        # Set for each transaction, whatever the session has: behind a pooler, the session is
+        # shared.
         return f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {self._wait_ms}"
 
     @property
@@ -102,18 +110,6 @@ class Postgresql(Database):
     def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
         cursor = self._executed(link, self._build_insert, inserted(records))
         return _written(cursor, records)
-
-    def insert_alike(self, link: Link, record: Record, message_ids: Sequence[str]) -> set[str]:
-        # Records and their rows, made one by one, would take longer than the server does.
-        columns = split(inserted([record])).constant
-        constant = tuple(name for name in columns if name != "message_id")
-        values = {**columns, "message_id": message_ids, "now": self.now}
-        cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
-        statement = self._text(self._build_insert, ("message_id",), constant)
-        cursor.execute(statement, values, prepare=True, binary=True)
-        if cursor.rowcount == len(message_ids):
-            return set(message_ids)
-        return {message_id for _, message_id in cursor.fetchall()}
 
     def completed(
         self, link: Link, consumer: str, message_ids: Sequence[str], seen_within_s: float
@@ -126,24 +122,47 @@ class Postgresql(Database):
 
     def swap(self, link: Link, pairs: Sequence[Pair]) -> set[Key]:
         cursor = self._executed(link, self._build_swap, swapped(pairs))
-        return _written(cursor, [old for old, _ in pairs])
+        return _written(cursor, olds(pairs))
 
     def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
         return _written(self._executed(link, self._build_removal, believed(records)), records)
+
+    def run(self, link: Link, statement: str, values: Mapping[str, Any] | None = None) -> Any:
+        cursor = raw_cursor(link)
+        # As text, a session's `extra_float_digits` may cut times off.
+        cursor.execute(statement, values or {}, binary=True)
+        return cursor
+
+    def selected(self, link: Connection, chosen: Select[Any]) -> Sequence[Sequence[Any]]:
+        compiled = chosen.compile(link, compile_kwargs={"render_postcompile": True})
+        return self.run(link, str(compiled), compiled.params).fetchall()  # type: ignore[no-any-return]
 
     def rows_of(self, link: Link, keys: Sequence[Key], *, locks: bool) -> Iterable[Sequence[Any]]:
         build = self._build_locking if locks else self._build_load
         return self._executed(link, build, sought(keys)).fetchall()
 
     def sample_ids(self, link: Link, number: int) -> Sequence[str]:
-        # By pages: nothing looks rows up by their number here. A page holds dozens of rows, which
-        # may have come one after another; some times as many are more than enough.
-        pages = f"pg_relation_size('{self.name}') / current_setting('block_size')::int"
-        share = f"least(100, {100 * number}.0 / greatest(1, {pages}))"
+        # By pages, since the table has no index of row numbers. A page has dozens of rows, which
+        # may have come one after another; a few times as many ids are enough.
         statement = (
-            f"SELECT message_id FROM {self.name} TABLESAMPLE SYSTEM ({share}) ORDER BY message_id"
+            f"SELECT message_id FROM {self.name} TABLESAMPLE SYSTEM"
+            f" ({self._share_of_pages(link, number)}) ORDER BY message_id"
         )
         return [row[0] for row in self.run(link, statement).fetchall()]
+
+    def sample(self, link: Link, number: int) -> Sample:
+        share = self._share_of_pages(link, max(1, number // _ROWS_IN_A_PAGE))
+        rows = self.run(
+            link,
+            f"SELECT provider, status, duplicates FROM {self.name} TABLESAMPLE SYSTEM ({share})",
+        ).fetchall()
+        return Sample(rows, 100 * len(rows) / share)
+
+    def _share_of_pages(self, link: Link, pages: int) -> float:
+        """So many pages of the table, in per cent."""
+        size = f"pg_relation_size('{self.name}') / current_setting('block_size')::int"
+        all_pages: int = self.run(link, f"SELECT greatest(1, {size})").fetchone()[0]
+        return min(100.0, 100.0 * pages / all_pages)
 
     def purge(
         self,
@@ -155,19 +174,25 @@ class Postgresql(Database):
         steps: bool,
         after: str,
     ) -> tuple[int, str]:
-        # From PostgreSQL 14 on the table is read from that place on, and before it reads past the
-        # rest. Rows that another cleaner, or a worker, is at are left to them.
+        # PostgreSQL 14 and later read the table from that place on; older versions skip the rows
+        # before it. Rows that another cleaner or a worker has locked are left to it.
         chosen: Select[Any] = (
-            select(literal_column("ctid"))
+            select(literal_column("tableoid, ctid"))
             .select_from(self.table)
             .where(condition, literal_column(f"ctid > '{after or '(0,0)'}'::tid"))
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
         compiled = chosen.compile(connection, compile_kwargs={"render_postcompile": True})
-        removal = f"DELETE FROM {self.name} WHERE ctid = ANY (ARRAY ({compiled}))"
+        # In a table with partitions, rows of several have the same place.
+        removal = (
+            f"DELETE FROM {self.name} AS d USING chosen AS c"
+            " WHERE d.ctid = ANY (ARRAY (SELECT ctid FROM chosen))"
+            " AND d.ctid = c.ctid AND d.tableoid = c.tableoid"
+            " RETURNING d.ctid AS place, d.message_id, d.provider"
+        )
         of_steps = f"DELETE FROM {self.steps_name} AS d USING gone AS k {_OF_KEY}"
-        # In one order, so that no two purges deadlock.
+        # Always in the same order, so that no two purges deadlock.
         raised = (
             f"INSERT INTO {self.consumers_name} AS c (provider, forgotten_until)"
             " SELECT DISTINCT provider, %(horizon)s::float8 FROM gone ORDER BY provider"
@@ -175,12 +200,12 @@ class Postgresql(Database):
             " greatest(c.forgotten_until, excluded.forgotten_until)"
         )
         statement = (
-            f"WITH gone AS ({removal} RETURNING ctid AS place, message_id, provider),"
+            f"WITH chosen AS MATERIALIZED ({compiled}), gone AS ({removal}),"
             f" raised AS ({raised}){f', steps AS ({of_steps})' if steps else ''}"
             " SELECT count(*) OVER (), place::text FROM gone ORDER BY place DESC LIMIT 1"
         )
         parameters = {**compiled.params, "horizon": horizon}
-        # So that it does not wait for whoever has just made a consumer known.
+        # In a transaction with a lock timeout: the row of a consumer may be locked by another.
         with self.transaction(connection):
             last = connection.exec_driver_sql(statement, parameters).one_or_none()
         return (last[0], last[1]) if last else (0, after)
@@ -190,7 +215,7 @@ class Postgresql(Database):
         link: Link,
         consumers: Sequence[str],
         *,
-        reads_anew: bool = False,  # noqa: ARG002 - the server is asked, in the same statement.
+        reads_anew: bool = False,  # noqa: ARG002 - the same statement asks the server.
     ) -> Mapping[str, float]:
         asked = (
             f"SELECT k.provider, c.forgotten_until, {_READS_ANEW}"
@@ -200,8 +225,8 @@ class Postgresql(Database):
         rows = self.run(link, asked, {"providers": list(consumers)}).fetchall()
         if all(reads_anew for _, _, reads_anew in rows):
             return {consumer: at for consumer, at, _ in rows if at is not None}
-        # A row that is newer than what the transaction reads is a serialization failure to both of
-        # these. The lock is none that a purge would wait for, once there is a row.
+        # Both statements fail with a serialization failure where the row is newer than the
+        # transaction's snapshot. A purge does not wait for this kind of lock, once the row exists.
         for consumer in consumers:
             self.run(
                 link,
@@ -218,12 +243,41 @@ class Postgresql(Database):
             connection.exec_driver_sql(lock)
             yield
 
+    def unsafe_settings(self, link: Link) -> Sequence[str]:
+        asked = (
+            "SELECT current_setting('fsync'), current_setting('synchronous_commit'),"
+            " current_setting('server_encoding'), (SELECT c.relpersistence::text FROM pg_class AS c"
+            " WHERE c.oid = to_regclass(%(table)s))"
+        )
+        fsync, commit, encoding, persistence = self.run(
+            link, asked, {"table": self.name}
+        ).fetchone()
+        found = []
+        if "off" in (fsync, commit):
+            name = "fsync" if fsync == "off" else "synchronous_commit"
+            found.append(
+                f"PostgreSQL answers before a commit is on the disk ({name} off): a crash loses the"
+                f" newest, and messages completed then run again; write {name} = on."
+            )
+        if persistence == "u":
+            found.append(
+                f"{self.name} is UNLOGGED: a crash of the server empties it, and all messages run"
+                f" again; type: ALTER TABLE {self.name} SET LOGGED"
+            )
+        if encoding != "UTF8":
+            found.append(
+                f"The database of {self.name} has the encoding {encoding}: a message with letters"
+                " that it lacks cannot be stored; make a database with ENCODING 'UTF8'."
+            )
+        return found
+
     def size(self, connection: Connection) -> int | None:
         found = connection.exec_driver_sql(f"SELECT pg_total_relation_size('{self.name}')")
         return int(found.scalar_one())
 
     def fault(self, error: Exception) -> Fault:
-        # psycopg2 has another name for it. Types go by their names: a caller's driver has its own.
+        # psycopg2 has another name for it. Types are compared by name, since a caller's driver may
+        # be another one.
         state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
         kinds = {kind.__name__ for kind in type(error).__mro__}
         if state in _ROLLED_BACK:
@@ -243,11 +297,11 @@ class Postgresql(Database):
         build = self._build_renewal if renews else self._build_keep
         self._executed(link, build, kept(rows), tells=self._is_to_tell())
 
-    def put(self, link: Link, rows: Split) -> None:
-        varying, constant = rows
+    def put(self, link: Link, rows: Columns) -> None:
+        varying, constant, _ = rows
         statement = self._text(self._build_put, tuple(varying), tuple(constant))
         values = {**varying, **constant, "now": self.now, "tells": self._is_to_tell()}
-        # To look for those that are there already would cost a third of the time.
+        # ON CONFLICT, which would skip existing rows, would cost a third of the time.
         with suppress(psycopg.errors.UniqueViolation):
             raw_cursor(link).execute(statement, values, prepare=True, binary=True)
 
@@ -256,10 +310,10 @@ class Postgresql(Database):
             self.run(link, f"SELECT {self._told}", {"tells": True})
 
     def _is_to_tell(self) -> bool:
-        """Whether it is long enough since it was told last: transactions that tell commit one after
-        another.
+        """Whether the last notification is long enough ago: transactions that notify commit one
+        after another.
         """
-        now = time.monotonic()
+        now = monotonic()
         if now - self._told_at < _TELL_S:
             return False
         self._told_at = now
@@ -270,7 +324,7 @@ class Postgresql(Database):
 
     @contextmanager
     def _connected(self) -> "Iterator[psycopg.Connection[tuple[Any, ...]]]":
-        """A connection of its own: those of the pool may all be taken."""
+        """A separate connection: those of the pool may all be taken."""
         pool = self._engine.pool.recreate()
         try:
             with closing(pool.connect()) as proxied:
@@ -282,7 +336,7 @@ class Postgresql(Database):
 
     @property
     def _channel(self) -> str:
-        return f"oncely_{digest(self._tables.waiting.schema or '', self._tables.waiting.name)}"
+        return f"oncely_{digest(self.tables.waiting.schema or '', self.tables.waiting.name)}"
 
     @property
     def _told(self) -> str:
@@ -314,10 +368,10 @@ class Postgresql(Database):
     # ---- Statements ----------------------------------------------------------------------------
 
     def _executed(
-        self, link: Link, build: _Build, rows: RowValues, **more: Any
+        self, link: Link, build: _Build, rows: Columns, **more: Any
     ) -> "psycopg.Cursor[tuple[Any, ...]]":
         """A cursor that has executed the statement for these rows."""
-        varying, constant = split(rows)
+        varying, constant, _ = rows
         statement = self._text(build, tuple(varying), tuple(constant))
         cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
         values = {**varying, **constant, "now": self.now, **more}
@@ -326,7 +380,7 @@ class Postgresql(Database):
 
     def _rows(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         """The table `k` of the batch: a row for each record, with its values and the time."""
-        # An array in a query of its own has a length that the planner does not know.
+        # The planner does not know the length of an array that comes from a subquery.
         arrays = ", ".join(f"(SELECT %({name})b::{_type(name)}[])" for name in varying)
         singles = [f"%({name})b::{_type(name)} AS {name}" for name in constant]
         columns = ", ".join((*varying, *singles, f"{_NOW} AS now"))
@@ -337,8 +391,8 @@ class Postgresql(Database):
     def _end(self) -> str:
         if self.is_inside:
             return _FEW
-        # The limit is asked for before the first row is: so that locks are waited for no longer.
-        # It holds for this one statement, whoever has the session next.
+        # The LIMIT is evaluated before the first row, so the lock timeout is set by then. It holds
+        # for this statement only, whoever uses the session next.
         waits = f"set_config('lock_timeout', '{self._wait_ms}', true)"
         return f"LIMIT (SELECT {MOST_ROWS} FROM {waits})"
 
@@ -369,7 +423,7 @@ class Postgresql(Database):
         return f"SELECT {self._loaded} {self._found(varying, constant)}"
 
     def _build_completed(self, _: tuple[str, ...], __: tuple[str, ...]) -> str:
-        # Only what is asked is read, and by the server: to look through rows takes longer.
+        # The server filters the rows: to filter them here would take longer.
         return (
             f"SELECT t.message_id, {self.epoch_text('t.first_processed_at')} FROM (SELECT * FROM"
             f" unnest((SELECT %(message_ids)s::text[])) AS u (message_id) {_FEW}) AS k,"
@@ -408,7 +462,7 @@ class Postgresql(Database):
     def _keeping(self, varying: tuple[str, ...], constant: tuple[str, ...], *, renews: bool) -> str:
         due_at = "now + delay_s * interval '1 second'"
         columns = ", ".join(WAITING)
-        # Told in the same statement: it costs no exchange of its own.
+        # Notified in the same statement: a separate one would cost another exchange.
         return (
             f"WITH kept AS (INSERT INTO {self.waiting_name}"
             f" ({columns}, created_at, updated_at, due_at, held_until)"
@@ -429,13 +483,13 @@ def _type(name: str) -> str:
 
 
 def _returning(varying: tuple[str, ...], of: str = "") -> str:
-    """Which rows were written; of a single one, of which nothing varies, their number tells."""
+    """RETURNING the keys that were written; for a single row, the row count says enough."""
     return f" RETURNING {of}provider, {of}message_id" if varying else ""
 
 
 def _written(cursor: "psycopg.Cursor[tuple[Any, ...]]", records: Sequence[Record]) -> set[Key]:
     """The keys that a statement has written, of those that it was given."""
     if cursor.rowcount == len(records):
-        # As nearly always: what comes back need not be read.
-        return {record.key for record in records}
+        # The usual case: the returned rows need not be read.
+        return {*keys_of(records)}
     return {Key(*row) for row in cursor.fetchall()} if len(records) > 1 else set()

@@ -1,6 +1,6 @@
-"""Reading many records: the longest unseen, and all of a range of keys, page by page."""
+"""Reading many records: the least recently seen, and all of a range of keys, page by page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +12,7 @@ from sqlalchemy import (
     case,
     exists,
     func,
+    literal_column,
     or_,
     select,
     true,
@@ -19,14 +20,17 @@ from sqlalchemy import (
 
 from oncely.core.record import Key, Record, State
 from oncely.stores.sql.access import Access
+from oncely.stores.sql.by_hand import number_of, text_of, whole_of
 from oncely.stores.sql.database import Database
 from oncely.stores.sql.record_rows import record_of
 from oncely.stores.store import KeyRange, Query, Tally, Wanted
 
 _PAGE = 1_000
-"""Records that are read, and held, at a time."""
+"""Records that are read, and in memory, at a time."""
+NOT_COMPLETED: ColumnElement[bool] = literal_column(f"status <> '{State.COMPLETED.value}'")
+"""As the index of such records has it, so that it is used."""
 _SAMPLES = 16
-"""Keys that are looked at for each range: then one is seldom twice as large as another."""
+"""Keys that are sampled for each range: then one range is seldom twice as large as another."""
 
 
 def longest_unseen(at: Access[Connection], query: Query) -> Sequence[Record]:
@@ -34,6 +38,13 @@ def longest_unseen(at: Access[Connection], query: Query) -> Sequence[Record]:
     c = at.database.table.c
     chosen = _records(at.database).where(fitting(at.database, query, at.database.time(at.link)))
     return _read(at, chosen.order_by(c.last_processed_at, c.id).limit(query.limit))
+
+
+def of_message(at: Access[Connection], message_id: str) -> Sequence[Record]:
+    """As the Store protocol says."""
+    c = at.database.table.c
+    chosen = _records(at.database).where(c.message_id == message_id)
+    return _read(at, chosen.order_by(c.provider))
 
 
 def key_ranges(at: Access[Connection], number: int) -> Sequence[KeyRange]:
@@ -51,7 +62,7 @@ def page(
     c = at.database.table.c
     chosen = _records(at.database).where(condition).order_by(c.message_id, c.provider).limit(_PAGE)
     if last is not None:
-        # The first condition says nothing more. But MariaDB finds no place in the index by others.
+        # The first condition follows from the second, but MariaDB needs it to use the index.
         chosen = chosen.where(
             c.message_id >= last.message_id,
             or_(c.message_id > last.message_id, c.provider > last.consumer),
@@ -59,17 +70,31 @@ def page(
     return _read(at, chosen)
 
 
-def tallies(at: Access[Connection]) -> Mapping[tuple[str, State], Tally]:
-    """As the Store protocol says."""
-    c, epoch = at.database.table.c, at.database.epoch
-    lease_over = func.count(case((epoch("lease_until") <= at.database.time(at.link), 1)))
-    oldest = func.min(epoch("last_processed_at"))
-    totals = (func.count(), lease_over, oldest, func.sum(c.duplicates))
-    chosen = select(c.provider, c.status, *totals).where(_is_known(at.database))
+def tallies(
+    at: Access[Connection], unfinished: int | None = None
+) -> Mapping[tuple[str, State], Tally]:
+    """As the Store protocol says; of so many at most that are not completed, where that is set."""
+    c = at.database.table.c
+    chosen = select(
+        c.provider,
+        c.status,
+        c.duplicates,
+        at.database.epoch("lease_until").label("lease_until"),
+        at.database.epoch("last_processed_at").label("last_seen"),
+    )
+    chosen = chosen.where(is_known(at.database))
+    if unfinished is not None:
+        chosen = chosen.where(NOT_COMPLETED).limit(unfinished)
+    r = chosen.subquery().c
+    now = at.database.time(at.link)
+    lease_over = func.count(case((r.lease_until <= now, 1)))
+    totals = (func.count(), lease_over, func.min(r.last_seen), func.sum(r.duplicates))
     return {
-        (consumer, State(status)): Tally(count, over, oldest, int(duplicates))
-        for consumer, status, count, over, oldest, duplicates in at.link.execute(
-            chosen.group_by(c.provider, c.status)
+        (text_of(consumer), State(status)): Tally(
+            count, over, now if (seen := number_of(oldest)) is None else seen, whole_of(duplicates)
+        )
+        for consumer, status, count, over, oldest, duplicates in at.database.selected(
+            at.link, select(r.provider, r.status, *totals).group_by(r.provider, r.status)
         )
     }
 
@@ -78,8 +103,8 @@ def purge(
     query: Query, states: Sequence[State], after: str, at: Access[Connection]
 ) -> tuple[int, str]:
     """One batch of `Store.purge`, from the place `after` on; as `Database.purge` returns."""
-    # To look for what waits, and for steps, costs as much as the rest. What is in these tables from
-    # now on is not of messages that were last seen long ago.
+    # To look for waiting messages and steps of each record costs as much as the rest of the purge.
+    # Rows that come into these tables from now on are not of records that are old enough.
     some_wait, some_steps = at.database.has_beside(at.link)
     now = at.database.time(at.link)
     record, of_record = at.database.table.c, at.database.waiting_table.c
@@ -104,11 +129,13 @@ def fitting(database: Database, query: Query, now: float) -> ColumnElement[bool]
     if query.consumer is not None:
         conditions.append(c.provider == query.consumer)
     if query.state is not None:
-        conditions.append(c.status == query.state.value)
+        conditions += _in_states(database, [query.state])
     if query.text is not None:
         conditions.append(database.holds_text(query.text))
     if query.lease_over:
         conditions.append(database.epoch("lease_until") <= now)
+    if query.exhausted:
+        conditions.append(c.exhausted.is_(True))
     if query.older_than_s is not None:
         conditions.append(database.epoch("last_processed_at") < now - query.older_than_s)
     return and_(*conditions)
@@ -125,18 +152,23 @@ def wanted_of(database: Database, keys: KeyRange, wanted: Wanted) -> ColumnEleme
     if wanted.consumers is not None:
         conditions.append(c.provider.in_(wanted.consumers))
     if wanted.states is not None:
-        conditions.append(c.status.in_([state.value for state in wanted.states]))
+        conditions += _in_states(database, wanted.states)
     return and_(*conditions)
 
 
-def _is_known(database: Database) -> ColumnElement[bool]:
-    """Rows with a status that ours is none of are somebody else's."""
+def _in_states(database: Database, states: Collection[State]) -> Sequence[ColumnElement[bool]]:
+    found = database.table.c.status.in_([state.value for state in states])
+    return [found] if State.COMPLETED in states else [found, NOT_COMPLETED]
+
+
+def is_known(database: Database) -> ColumnElement[bool]:
+    """Rows with a status that we do not know are somebody else's."""
     return database.table.c.status.in_([state.value for state in State])
 
 
 def _records(database: Database) -> Select[Any]:
-    return select(*database.loaded()).select_from(database.table).where(_is_known(database))
+    return select(*database.loaded()).select_from(database.table).where(is_known(database))
 
 
 def _read(at: Access[Connection], chosen: Select[Any]) -> Sequence[Record]:
-    return [record_of(tuple(row)) for row in at.link.execute(chosen)]
+    return [*map(record_of, at.database.selected(at.link, chosen))]

@@ -1,11 +1,13 @@
-"""Between records and rows."""
+"""Converts between records and rows."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from oncely.core.errors import StoreError
 from oncely.core.record import Key, Record, State
+from oncely.stores.alike import AlikeChanges, AlikeRecords
+from oncely.stores.sql.by_hand import number_of, text_of, value_of, whole_of
 from oncely.stores.store import Change
 
 LOADED = (
@@ -35,35 +37,54 @@ INSERTED = (
 """The columns that an insert writes as they are given."""
 
 SWAPPED = (*INSERTED[2:], "result", "exhausted", "duplicates")
-"""Those that a swap does."""
+"""The columns that a swap writes as they are given."""
 
 WAITING = (
     *("queue", "name", "message_id", "provider", "position", "destination", "own_id", "type"),
     *("body", "headers", "source", "sent_at", "content_type", "ordering_key", "delay_s", "lane"),
     *("attempts", "error", "reason", "set_aside"),
 )
-"""The columns that are given for a message that waits."""
+"""The columns that are given for a waiting message."""
 RENEWED = WAITING[WAITING.index("own_id") :]
-"""Those of them that are given anew for one that is there."""
+"""Those of them that are replaced in a row that is there."""
 
 TIMES = ("first_processed_at", "last_processed_at", "lease_until")
 
 Pair = tuple[Record, Record]
-"""What a swap replaces, and by what."""
+"""The record that a swap replaces, and the new one."""
 
 
-class RowValues(NamedTuple):
-    """Values for a statement. `lease_s` is the lease, counted from the write."""
+class Columns(NamedTuple):
+    """Values for a statement, by the names of their columns: those that differ from row to row, and
+    those that do not. In a single row, none differ. `lease_s` is the lease, counted from the write.
+    """
 
-    names: Sequence[str]
-    """Of the columns."""
-    values: Sequence[Sequence[Any]]
-    """Of each row, one for each column."""
+    varying: Mapping[str, Sequence[Any]]
+    constant: Mapping[str, Any]
+    rows: int
+    """How many."""
+
+    def each(self) -> Iterator[dict[str, Any]]:
+        """Each row, by the names of its columns."""
+        for values in zip(*self.varying.values(), strict=True) if self.varying else [()]:
+            yield {**self.constant, **dict(zip(self.varying, values, strict=True))}
 
 
+_NUMBERS = {
+    "attempts": "attempts",
+    "fence": "fence",
+    "first_seen": "first_processed_at",
+    "last_seen": "last_processed_at",
+    "lease_until": "lease_until",
+    "duplicates": "duplicates",
+    "version": "version",
+}
+"""The numbers of a record, and their columns."""
+_TOLD = 100
+"""Characters that are told of what cannot be read."""
 _STATUSES = {state: state.value for state in State}
 _STATES = {state.value: state for state in State}
-"""To ask a state for its value, or the other way about, takes as long as the rest of its row."""
+"""Looked up here: an enum's own lookups would take as long as the rest of a row."""
 _BELIEVED = ("message_id", "provider", "believed")
 _WRITTEN = ("status", "attempts", "metadata", "fence", "version", "lease_s", "fingerprint")
 
@@ -72,27 +93,72 @@ def record_of(row: Sequence[Any]) -> Record:
     """The record in a row of `LOADED`."""
     (consumer, message_id, status, attempts, fence, first_seen, last_seen, lease_until) = row[:8]
     metadata, result, fingerprint, exhausted, duplicates, version = row[8 : len(LOADED)]
-    return Record(
-        key=Key(consumer, message_id),
+    record = Record(
+        key=Key(consumer if type(consumer) is str else text_of(consumer), message_id),
         state=state_of(status),
-        # A row written by hand may tell less, and more, than ours do.
+        # A row written by hand may lack attempts, and may have any JSON as metadata.
         attempts=1 if attempts is None else attempts,
         fence=fence,
         first_seen=first_seen,
         last_seen=last_seen,
         lease_until=lease_until,
         metadata=None if metadata is None else _mapping(metadata),
-        result=None if result is None else json.loads(result),
+        result=None if result is None else value_of(result),
         fingerprint=fingerprint,
         exhausted=bool(exhausted),
         duplicates=duplicates,
         version=version,
     )
+    return record if _has_numbers(record) else _with_numbers(record)
+
+
+def _has_numbers(record: Record) -> bool:
+    """Whether numbers stand where they should; asked in one sum, since most rows are as written."""
+    try:
+        total = (
+            0.0
+            + record.attempts
+            + record.fence
+            + record.first_seen
+            + record.last_seen
+            + (0 if record.lease_until is None else record.lease_until)
+            + record.duplicates
+            + record.version
+        )
+    except TypeError:
+        return False
+    return total - total == 0.0  # Not so where one is infinite.
+
+
+def _with_numbers(record: Record) -> Record:
+    """The record of a row in which something else stands in place of numbers: SQLite lets it, and
+    PostgreSQL knows infinite times. What stands there is told in its metadata. A lease that cannot
+    be read never runs out by itself: nobody knows whether it has.
+    """
+    given = {column: getattr(record, name) for name, column in _NUMBERS.items()}
+    unreadable = {
+        column: text_of(value)[:_TOLD]
+        for column, value in given.items()
+        if value is not None and number_of(value) is None
+    }
+    attempts, fence, first_seen, last_seen, lease_until, duplicates, version = given.values()
+    mended = record._replace(
+        attempts=whole_of(1 if "attempts" in unreadable else attempts),
+        fence=whole_of(fence),
+        first_seen=number_of(first_seen) or 0.0,
+        last_seen=number_of(last_seen) or 0.0,
+        lease_until=number_of(lease_until),
+        duplicates=whole_of(duplicates),
+        version=whole_of(version),
+    )
+    if not unreadable:
+        return mended
+    return mended._replace(metadata={**(record.metadata or {}), "unreadable": unreadable})
 
 
 def completed_since(rows: Iterable[Sequence[Any]], since: float) -> dict[str, float]:
-    """Of rows of `LOADED` that are completed, and were last seen after `since`, the message ids and
-    when they were first seen. To make records of them would take longer than to read them.
+    """Of rows of `LOADED` that are completed and were last seen after `since`, the message ids and
+    when each was first seen. To make records of the rows would take longer than to read them.
     """
     is_completed = State.COMPLETED.value
     return {
@@ -103,7 +169,7 @@ def completed_since(rows: Iterable[Sequence[Any]], since: float) -> dict[str, fl
 
 
 def state_of(status: str) -> State:
-    """The state that a status column means. Raises StoreError where it means none."""
+    """The state for a value of the status column. Raises StoreError for an unknown one."""
     try:
         return _STATES[status]
     except KeyError:
@@ -111,53 +177,131 @@ def state_of(status: str) -> State:
         raise StoreError(f"a row has the status {status!r}, which is none of {known}") from None
 
 
-def inserted(records: Sequence[Record]) -> RowValues:
-    """What an insert writes; the other columns have their defaults."""
+def inserted(records: Sequence[Record]) -> Columns:
+    """The values that an insert writes; the other columns get their defaults."""
+
+    def row(record: Record) -> tuple[Any, ...]:
+        return *_of_key(record.key), *_written(record)
+
     names = ("message_id", "provider", *_WRITTEN)
-    return RowValues(names, [(*_of_key(record.key), *_written(record)) for record in records])
+    if type(records) is AlikeRecords and len(records) > 1:
+        return _of_alike(names, row(records.first), records)
+    return in_columns(names, map(row, records))
 
 
-def swapped(changes: Sequence[Pair]) -> RowValues:
-    """What a swap looks for (`message_id`, `provider`, `believed`) and writes (the rest)."""
-    return RowValues(
-        (*_BELIEVED, *_WRITTEN, "result", "exhausted", "duplicates"),
-        [
-            (
-                *(*_of_key(old.key), old.version, *_written(new)),
-                *(_json(new.result), new.exhausted, new.duplicates),
-            )
-            for old, new in changes
-        ],
-    )
+def swapped(changes: Sequence[Pair]) -> Columns:
+    """The values that a swap looks for (`message_id`, `provider`, `believed`) and writes (the
+    others).
+    """
+
+    def row(change: Pair) -> tuple[Any, ...]:
+        old, new = change
+        written = (_json(new.result), new.exhausted, new.duplicates)
+        return *_of_key(old.key), old.version, *_written(new), *written
+
+    names = (*_BELIEVED, *_WRITTEN, "result", "exhausted", "duplicates")
+    if type(changes) is AlikeChanges and len(changes) > 1:
+        first = row((changes.old.first, changes.new.first))
+        return _of_alike(names, first, changes.new, _believed(changes.old))
+    return in_columns(names, map(row, changes))
 
 
-def believed(records: Sequence[Record]) -> RowValues:
-    """What a swap or a removal looks for."""
-    return RowValues(_BELIEVED, [(*_of_key(record.key), record.version) for record in records])
+def believed(records: Sequence[Record]) -> Columns:
+    """The values that a swap or a removal looks for."""
+
+    def row(record: Record) -> tuple[Any, ...]:
+        return *_of_key(record.key), record.version
+
+    if type(records) is AlikeRecords and len(records) > 1:
+        return _of_alike(_BELIEVED, row(records.first), records, _believed(records))
+    return in_columns(_BELIEVED, map(row, records))
 
 
-def sought(keys: Sequence[Key]) -> RowValues:
-    """What a load looks for."""
-    return RowValues(_BELIEVED[:2], [_of_key(key) for key in keys])
+def sought(keys: Sequence[Key]) -> Columns:
+    """The values that a load looks for."""
+    return in_columns(_BELIEVED[:2], map(_of_key, keys))
 
 
-def kept(rows: Sequence[Mapping[str, Any]]) -> RowValues:
-    """What an insert of messages that wait writes; each row has all of `WAITING`."""
-    return RowValues(WAITING, [[row[name] for name in WAITING] for row in rows])
+def kept(rows: Sequence[Mapping[str, Any]]) -> Columns:
+    """The values that an insert of waiting messages writes; each row has all of `WAITING`."""
+    return in_columns(WAITING, ([row[name] for name in WAITING] for row in rows))
 
 
-def parted(changes: Sequence[Change]) -> tuple[list[Pair], list[Record]]:
-    """The swaps and the removals, each in one order for all: so no two writers deadlock."""
+def in_columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Columns:
+    """Rows of these columns, one or more."""
+    values = [*rows]
+    if len(values) == 1:
+        return Columns({}, dict(zip(names, values[0], strict=True)), 1)
+    return split_columns(dict(zip(names, zip(*values, strict=True), strict=True)))
+
+
+def split_columns(columns: Mapping[str, Sequence[Any]]) -> Columns:
+    """The same for values that are in columns already."""
+    varying: dict[str, Sequence[Any]] = {}
+    constant: dict[str, Any] = {}
+    count = 0
+    for name, values in columns.items():
+        count = len(values)
+        if values.count(values[0]) == count:
+            constant[name] = values[0]
+        else:
+            varying[name] = list(values)
+    return Columns(varying, constant, count)
+
+
+def _of_alike(
+    names: Sequence[str],
+    first: Sequence[Any],
+    records: AlikeRecords,
+    more: Mapping[str, Sequence[Any]] = {},
+) -> Columns:
+    """Rows of records that are alike, of which the values of the first are `first`; `more` are
+    columns in which the rows differ as well.
+    """
+    ids = [key.message_id for key in records.keys]
+    varying: dict[str, Sequence[Any]] = {"message_id": ids, **more}
+    for name in records.columns.keys() & names:
+        values = records.columns[name]
+        varying[name] = [*map(_json, values)] if name == "metadata" else values
+    columns = zip(names, first, strict=True)
+    constant = {name: value for name, value in columns if name not in varying}
+    return Columns(varying, constant, len(records))
+
+
+def _believed(records: AlikeRecords) -> Mapping[str, Sequence[Any]]:
+    """The versions of these, where they differ, as a swap or a removal looks for them."""
+    versions = records.columns.get("version")
+    return {} if versions is None else {"believed": versions}
+
+
+def parted(changes: Sequence[Change]) -> tuple[Sequence[Pair], Sequence[Record]]:
+    """The swaps and the removals, each in the same order for all writers, so that none deadlock."""
+    if type(changes) is AlikeChanges:
+        alike = changes.in_places(_order(changes.old.keys))
+        return cast(Sequence[Pair], alike), []
     ordered = sorted(changes, key=lambda change: _of_key(change.old.key))
     kept = [(old, new) for old, new in ordered if new is not None]
     return kept, [old for old, new in ordered if new is None]
 
 
-def by_key(records: Sequence[Record]) -> list[Record]:
-    """The records in one order for all writers, which is that of the index."""
+def by_key(records: Sequence[Record]) -> Sequence[Record]:
+    """The records in the same order for all writers, that of the index."""
+    if type(records) is AlikeRecords:
+        return records.in_places(_order(records.keys))
     if len(records) == 1:
         return list(records)
     return sorted(records, key=lambda record: _of_key(record.key))
+
+
+def _order(keys: Sequence[Key]) -> Sequence[int]:
+    """The places of the keys of one consumer, in that order."""
+    ids = [key.message_id for key in keys]
+    return sorted(range(len(ids)), key=ids.__getitem__)
+
+
+def olds(pairs: Sequence[Pair]) -> Sequence[Record]:
+    """The records that these replace."""
+    return pairs.old if type(pairs) is AlikeChanges else [old for old, _ in pairs]
 
 
 def by_place(keys: Collection[Key]) -> list[Key]:
@@ -167,17 +311,14 @@ def by_place(keys: Collection[Key]) -> list[Key]:
 
 def _mapping(text: str) -> Mapping[str, Any] | None:
     """Metadata; a hand-written service may have put anything there."""
-    try:
-        metadata = json.loads(text)
-    except ValueError:
-        metadata = text
+    metadata = value_of(text)
     if isinstance(metadata, dict):
         return metadata
     return {"metadata": metadata} if metadata else None
 
 
 def _of_key(key: Key) -> tuple[str, str]:
-    # By message id first: among those of one consumer it is what differs.
+    # By message id first, as in the index: most keys of a batch have the same consumer.
     return key.message_id, key.consumer
 
 

@@ -1,4 +1,6 @@
-"""Sources: whether what begins transactions does so where a ledger is, told before one is begun."""
+"""Sources: checks, before any transaction, that an engine's transactions are in the ledger's
+database.
+"""
 
 from pathlib import Path
 
@@ -11,8 +13,8 @@ from oncely.stores.names import TableName
 def check_joined_source(source: object, ledger: URL, name: TableName) -> None:
     """As `Store.check_joins` says, for the tables `name` in the database of `ledger`.
 
-    A server may be known by several addresses, and by that of a pooler: what counts is the name of
-    the database.
+    A server may have several addresses, one of them a pooler's: only the name of the database is
+    compared.
     """
     engine = _engine_of(source)
     if engine is None:
@@ -20,7 +22,7 @@ def check_joined_source(source: object, ledger: URL, name: TableName) -> None:
     ours, theirs = _kind(ledger), _kind(engine.url)
     if ours != theirs:
         raise _elsewhere(theirs, ours)
-    # A schema of MariaDB is a database, which transactions of any other one reach.
+    # A schema of MariaDB is a database, which transactions from any other database reach.
     is_anywhere = ours == "mysql" and name.schema is not None
     here, there = _database(ledger), _database(engine.url)
     if here and there and here != there and not is_anywhere:
@@ -35,7 +37,7 @@ def _elsewhere(there: str, here: str) -> ConfigError:
 
 
 def _engine_of(source: object) -> Engine | None:
-    """The engine of an Engine or sessionmaker, plain or async; None where it cannot be told."""
+    """The engine of an Engine or sessionmaker, plain or async; None where it is not known."""
     settings = getattr(source, "kw", None)
     bind = settings.get("bind") if isinstance(settings, dict) else source
     engine = getattr(bind, "sync_engine", bind)
@@ -48,7 +50,7 @@ def _kind(url: URL) -> str:
 
 
 def _database(url: URL) -> str | None:
-    """The name of a database, or the path of a file; None where the URL does not tell."""
+    """The name of a database, or the path of a file; None where the URL has none."""
     name = url.database
     if name is None or _kind(url) != "sqlite":
         return name

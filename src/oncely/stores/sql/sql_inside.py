@@ -1,4 +1,4 @@
-"""SqlInside: what a SQL store does inside one transaction, whoever began it."""
+"""SqlInside: a SQL store inside one transaction, whoever began it."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def guarded(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A call of a SqlInside: after an error of it, every further one raises that."""
+    """A call of a SqlInside: after an error, every further call raises the same error."""
 
     @wraps(call)
     def checked(inside: "SqlInside", /, *args: P.args, **options: P.kwargs) -> T:
@@ -39,13 +39,13 @@ def guarded(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
 class SqlInside(Access[Link]):
     """The tables of `database`, through a connection with an open transaction.
 
-    `translate` puts an error of the driver into one that the Store protocol knows; any other it
-    gives back.
+    `translate` turns an error of the driver into one of the Store protocol; any other error it
+    returns as it is.
     """
 
     reads_anew = True
-    """Whether what is read next is not as it was before this moment. Our own transactions read with
-    each statement what is committed by then.
+    """Whether the next read sees everything that is committed by now. In our own transactions, each
+    statement sees what was committed before it.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class SqlInside(Access[Link]):
         super().__init__(database.inside, link)
         self.translate = translate
         self.error: Exception | None = None
-        """What has ended the transaction."""
+        """The error that has ended the transaction."""
         self.has_kept = False
-        """Whether anything was kept: it may be taken when the transaction has committed."""
+        """Whether messages may be free to take once the transaction has committed."""
 
     def check(self) -> None:
         """Raise the error that has ended the transaction, where one has."""
@@ -78,13 +78,6 @@ class SqlInside(Access[Link]):
                 written |= self.database.insert(self.link, batch)
             else:
                 written |= consumers.insert(self, batch, believed, reads_anew=self.reads_anew)
-        return written
-
-    @guarded
-    def insert_alike(self, record: Record, message_ids: Collection[str]) -> set[str]:
-        written: set[str] = set()
-        for batch in batches(sorted(message_ids)):
-            written |= self.database.insert_alike(self.link, record, batch)
         return written
 
     @guarded
@@ -117,7 +110,7 @@ class SqlInside(Access[Link]):
     horizons = guarded(consumers.horizons)
     forget_until = guarded(consumers.forget_until)
 
-    # ---- What is kept besides ------------------------------------------------------------------
+    # ---- Waiting messages, and steps -----------------------------------------------------------
 
     @guarded
     def keep(self, messages: Sequence[WaitingMessage], *, renews: bool = False) -> None:
@@ -132,13 +125,13 @@ class SqlInside(Access[Link]):
     @guarded
     def put_back(self, changes: Sequence[PutBack]) -> None:
         rows.put_back(self, changes)
-        # Some may wait for nothing, and others for them.
+        # Some may be free at once, and others may have waited behind them.
         self.has_kept = True
 
     @guarded
     def remove_held(self, messages: Sequence[WaitingMessage]) -> set[int]:
         removed = rows.remove_held(self, messages)
-        # What stands behind them can be taken now.
+        # Messages behind them can be taken now.
         self.has_kept = self.has_kept or not all(map(rows.is_alone, messages))
         return removed
 
@@ -150,5 +143,5 @@ class SqlInside(Access[Link]):
     held = guarded(rows.held)
 
     forget_steps = guarded(finished.forget_steps)
-    steps = guarded(finished.steps)
+    steps_of = guarded(finished.steps_of)
     keep_step = guarded(finished.keep_step)

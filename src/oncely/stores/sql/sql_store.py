@@ -12,6 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from oncely._util.forking import afresh_in_children
 from oncely._util.sqlite_files import is_locked
+from oncely.core.activity import Activity, AuditEntry, Run, Worker
 from oncely.core.binding import Binding
 from oncely.core.errors import (
     ContentionError,
@@ -29,8 +30,9 @@ from oncely.stores.news import Bell, Hearing, Looking, News, bell_at
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.sql import binding_rows as queues
 from oncely.stores.sql import consumer_rows as consumers
+from oncely.stores.sql import estimates, steps, windows
+from oncely.stores.sql import operation_rows as operations
 from oncely.stores.sql import record_queries as reading
-from oncely.stores.sql import steps
 from oncely.stores.sql import waiting_rows as rows
 from oncely.stores.sql.access import Access
 from oncely.stores.sql.batches import MOST_BYTES, MOST_ROWS
@@ -52,10 +54,12 @@ from oncely.stores.store import (
     KeyRange,
     Listing,
     Loaded,
+    Look,
     Query,
     Records,
     Tally,
     Wanted,
+    Window,
 )
 
 T = TypeVar("T")
@@ -82,7 +86,7 @@ class SqlStore:
         self._purged_to: dict[tuple[Query, tuple[State, ...]], str] = {}
         """Where the last batch of each purge ended: the next looks there first."""
         event.listen(engine, "connect", self._database.prepare)
-        # As the other, whose pool may be empty, and whose connections are for one thread each.
+        # A second pool, since all connections of the first may be in use.
         self._engine_beside = engine_beside(engine)
         afresh_in_children(self)
 
@@ -99,24 +103,17 @@ class SqlStore:
     def insert(
         self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
     ) -> set[Key]:
-        def write(at: Access[Connection], batch: Sequence[Record]) -> set[Key]:
-            if believed is None:
-                return at.database.insert(at.link, batch)
-            with at.database.transaction(at.link):
-                inside = Access(at.database.inside, at.link)
-                return consumers.insert(inside, batch, believed)
-
-        return _all_written(self._write(by_key(records), write))
+        ordered = by_key(records)
+        if believed is None:
+            return self._write((ordered, lambda at, batch: at.database.insert(at.link, batch)))
+        return self._write((ordered, partial(_insert_believing, believed)))
 
     def swap(self, changes: Sequence[Change]) -> set[Key]:
-        def write(at: Access[Connection], batch: Sequence[Pair]) -> set[Key]:
-            return at.database.swap(at.link, batch)
-
-        def remove(at: Access[Connection], batch: Sequence[Record]) -> set[Key]:
-            return at.database.remove(at.link, batch)
-
         kept, gone = parted(changes)
-        return _all_written(self._write(kept, write), self._write(gone, remove))
+        return self._write(
+            (kept, lambda at, batch: at.database.swap(at.link, batch)),
+            (gone, lambda at, batch: at.database.remove(at.link, batch)),
+        )
 
     def load(self, keys: Collection[Key]) -> Loaded:
         return self._read(lambda at: at.database.load(at.link, keys))
@@ -129,6 +126,12 @@ class SqlStore:
     def scan(self, query: Query) -> Sequence[Record]:
         return self._read(lambda at: reading.longest_unseen(at, query))
 
+    def of_message(self, message_id: str) -> Sequence[Record]:
+        return self._read(lambda at: reading.of_message(at, message_id))
+
+    def window(self, look: Look) -> Window:
+        return self._read(lambda at: windows.window(at, look))
+
     def key_ranges(self, number: int) -> Sequence[KeyRange]:
         return self._read(lambda at: reading.key_ranges(at, number))
 
@@ -139,11 +142,13 @@ class SqlStore:
             yield page
             last = page[-1].key
 
-    def tallies(self) -> Mapping[tuple[str, State], Tally]:
-        return self._read(reading.tallies)
+    def tallies(self, most: int | None = None) -> Mapping[tuple[str, State], Tally]:
+        if most is None:
+            return self._read(reading.tallies)
+        return self._read(lambda at: estimates.tallies(at, most))
 
     def purge(self, query: Query, states: Sequence[State]) -> int:
-        # To remove what is old again is no harm: a lost reply needs no more than another try.
+        # Removing old records again does no harm: after a lost reply, another try is enough.
         what = (query, tuple(states))
         begin = self._purged_to.pop(what, "")
         purged, end = self._read(partial(reading.purge, query, states, begin))
@@ -166,12 +171,7 @@ class SqlStore:
         self.transaction(lambda inside: inside.forget_until(horizons))
 
     def keep_retention(self, consumer: str, retention_s: float) -> None:
-        def keep(at: Access[Connection]) -> None:
-            with at.database.transaction(at.link):
-                consumers.keep_retention(at, consumer, retention_s)
-
-        # To write it twice is no harm.
-        self._read(keep)
+        self._change(lambda at: consumers.keep_retention(at, consumer, retention_s))
 
     def retentions(self) -> Mapping[str, float]:
         return self._read(consumers.retentions)
@@ -206,13 +206,13 @@ class SqlStore:
             try:
                 with self._database.transaction(connection):
                     done = work(inside)
-                    # PostgreSQL would say nothing, and commit nothing.
+                    # After an error, PostgreSQL's COMMIT would roll back without raising.
                     inside.check()
                 if inside.has_kept:
                     self.news.tell()
                 return done
             except Exception as error:
-                # Of the driver there are only those of the beginning and the end.
+                # Errors of the driver come here only from the transaction's beginning and end.
                 if self._fault(error) is None:
                     raise
                 raise translate(error) from error
@@ -241,7 +241,7 @@ class SqlStore:
         names = names_for(len(messages))
         weight = sum(len(message.body) for message in messages)
         if self._database.puts and len(messages) <= MOST_ROWS and weight <= MOST_BYTES:
-            # Of one statement, which needs no transaction. Whoever does it again finds them there.
+            # One statement needs no transaction. A repeated one finds the rows there already.
             self._read(lambda at: rows.put(at, queue_named(queue), messages, names))
             self.news.tell()
             return
@@ -249,27 +249,50 @@ class SqlStore:
         self.transaction(lambda inside: inside.keep(waiting))
 
     def bind(self, bindings: Collection[Binding]) -> None:
-        self._change_bindings(queues.bind, bindings)
+        self._change(lambda at: queues.bind(at, bindings))
 
     def unbind(self, bindings: Collection[Binding]) -> None:
-        self._change_bindings(queues.unbind, bindings)
-
-    def _change_bindings(
-        self,
-        change: Callable[[Access[Connection], Collection[Binding]], None],
-        bindings: Collection[Binding],
-    ) -> None:
-        def work(at: Access[Connection]) -> None:
-            with at.database.transaction(at.link):
-                change(at, bindings)
-
-        self._read(work)
+        self._change(lambda at: queues.unbind(at, bindings))
 
     def bindings(self, queue: str | None = None) -> Sequence[Binding]:
         return self._read(lambda at: queues.bindings(at, queue))
 
     def _newest(self) -> int:
         return self._read(rows.newest)
+
+    # ---- For operators -------------------------------------------------------------------------
+
+    keeps_operations = True
+
+    def keep_worker(self, worker: Worker, activity: Sequence[Activity]) -> None:
+        self._change(lambda at: operations.keep_worker(at, worker, activity))
+
+    def forget_worker(self, id_: str) -> None:
+        self._change(lambda at: operations.forget_worker(at, id_))
+
+    def workers(self) -> Sequence[Worker]:
+        return self._read(operations.workers)
+
+    def activity(self, since: float) -> Sequence[Activity]:
+        return self._read(lambda at: operations.activity(at, since))
+
+    def keep_run(self, run: Run) -> None:
+        self._change(lambda at: operations.keep_run(at, run))
+
+    def runs(self, limit: int) -> Sequence[Run]:
+        return self._read(lambda at: operations.runs(at, limit))
+
+    def note(self, entry: AuditEntry) -> int:
+        return self._change(lambda at: operations.note(at, entry))
+
+    def note_counts(self, id_: int, changed: int, refused: int | None) -> None:
+        self._change(lambda at: operations.note_counts(at, id_, changed, refused))
+
+    def audit(self, limit: int, before: int | None = None) -> Sequence[AuditEntry]:
+        return self._read(lambda at: operations.audit(at, limit, before))
+
+    def purge_operations(self, older_than_s: float) -> int:
+        return self._change(lambda at: operations.purge(at, older_than_s))
 
     # ---- Schema --------------------------------------------------------------------------------
 
@@ -292,7 +315,11 @@ class SqlStore:
     def problems(self) -> Sequence[str]:
         from oncely.stores.sql import migrating
 
-        return self._read(lambda at: migrating.drift(at.link, self._name, self._tables))
+        def found(at: Access[Connection]) -> Sequence[str]:
+            drift = migrating.drift(at.link, self._name, self._tables)
+            return [*drift, *at.database.unsafe_settings(at.link)]
+
+        return self._read(found)
 
     def size(self) -> int | None:
         return self._read(lambda at: at.database.size(at.link))
@@ -311,36 +338,47 @@ class SqlStore:
     # ---- Connections and errors ----------------------------------------------------------------
 
     def _read(self, work: Callable[[Access[Connection]], T]) -> T:
-        """Work that may be done again when nobody knows whether it was."""
+        """Work that may be repeated when nobody knows whether it was done."""
         return patiently(lambda: self._once(work, self._database, lost=TryAgain))
 
-    def _write(self, items: Sequence[Item], write: "_Write[Item]") -> "_Written":
-        """Work that may not: raises ReplyLost where nobody knows whether it was done."""
+    def _change(self, work: Callable[[Access[Connection]], T]) -> T:
+        """The same in a transaction. Doing it twice does no harm."""
+
+        def change(at: Access[Connection]) -> T:
+            with at.database.transaction(at.link):
+                return work(at)
+
+        return self._read(change)
+
+    def _write(self, *parts: "tuple[Sequence[Any], _Write[Any]]") -> set[Key]:
+        """The keys that are written by work that must not be repeated: raises ReplyLost where it
+        may have been done, or not, and KeysLocked where some keys are locked.
+        """
         done = _Written(set(), set())
-        # One batch after another: what is stored would seem to be another's if it was tried again
-        # because of a later one.
-        for batch in self._database.batches(items):
-            self._write_batch(self._database, batch, write, done)
-        return done
+        # One batch after another: if an earlier batch was repeated because of a later one, its own
+        # rows would look as if another worker had written them.
+        for items, write in parts:
+            for batch in self._database.batches(items):
+                self._write_batch(self._database, batch, write, done)
+        if done.locked:
+            raise _locked(done)
+        return done.keys
 
     def _write_batch(
         self, on: Database, batch: Sequence[Item], write: "_Write[Item]", done: "_Written"
     ) -> None:
-        """Add to `done` what became of a batch. Where somebody holds some of its keys, it is
-        written in halves, so that all others are.
+        """Add to `done` what became of a batch. Where another transaction has locked some of its
+        keys, it is written in halves, so that all other keys are written.
         """
-
-        def work(at: Access[Connection]) -> set[Key]:
-            with on.hurry(at.link):
-                return write(at, batch)
-
         try:
-            done.keys.update(patiently(lambda: self._once(work, on, lost=ReplyLost)))
+            done.keys.update(
+                patiently(lambda: self._once(lambda at: write(at, batch), on, lost=ReplyLost))
+            )
         except KeysLocked:
             if len(batch) == 1:
                 done.locked.add(_key_of(batch[0]))
                 return
-            # It was waited for them all: those that are free need not wait again.
+            # The whole batch has waited for the locks: the halves hardly wait.
             middle = len(batch) // 2
             for half in (batch[:middle], batch[middle:]):
                 self._write_batch(self._database.hurried, half, write, done)
@@ -350,21 +388,28 @@ class SqlStore:
     ) -> T:
         with self._connected() as connection:
             try:
-                return work(Access(on, connection))
+                with on.hurry(connection):
+                    return work(Access(on, connection))
             except BaseException as error:
                 if not isinstance(error, Exception) or self._fault(error) is None:
-                    # Broken off, anywhere: a transaction may be open, and is not the next one's.
+                    # Broken off anywhere: a transaction may be open, which must not reach the next
+                    # user of the connection.
                     connection.invalidate()
                     raise
                 raise self._translated(error, connection, lost) from error
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
+        pool = self._engine.pool
         connection = self._connect()
         try:
             yield connection
         finally:
             _give_back(connection)
+            if self._engine.pool is not pool:
+                # Disposed of meanwhile, by a thread that lost its connection or closed the ledger:
+                # nobody else would close what is given back to it.
+                pool.dispose()
 
     def _connect(self) -> Connection:
         try:
@@ -380,7 +425,7 @@ class SqlStore:
     def _translated(
         self, error: Exception, connection: Connection, lost: type[Exception]
     ) -> Exception:
-        """The error that the Store protocol promises, for this one from the driver."""
+        """The Store protocol's error for this one of the driver."""
         fault = self._fault(error)
         match fault:
             case None:
@@ -389,7 +434,7 @@ class SqlStore:
                 return TryAgain(self._text(error))
             case Fault.LOST:
                 connection.invalidate()
-                # The others of the pool are not likely to have lived on.
+                # The other connections of the pool are probably lost, too.
                 self._engine.dispose()
                 return lost(self._text(error))
             case Fault.UNAVAILABLE:
@@ -398,10 +443,19 @@ class SqlStore:
         return self._error(error, fault)
 
     def _error_inside(self, error: Exception, fault: Fault) -> Exception:
-        """The same inside a transaction that is somebody else's, as its connection is."""
-        if fault is Fault.ROLLED_BACK:
-            return ContentionError(self._text(error))
-        return self._error(error, fault)
+        """The same inside a caller's transaction, on the caller's connection."""
+        match fault:
+            case Fault.ROLLED_BACK:
+                return ContentionError(self._text(error))
+            case Fault.NO_TABLE:
+                # The ledger's own database may have the table.
+                return StoreError(
+                    f"the ledger's table {self._name.table} is missing or of an older version in "
+                    "the database of this transaction; open the ledger on that database, and "
+                    "type: oncely migrate"
+                )
+            case _:
+                return self._error(error, fault)
 
     def _error(self, error: Exception, fault: Fault) -> Exception:
         match fault:
@@ -423,43 +477,46 @@ class SqlStore:
         return self._database.fault(of_driver) if is_driver_error(of_driver) else None
 
     def _text(self, error: Exception) -> str:
-        # One line: what a driver adds are hints and positions in our statements.
+        # One line: the lines after it are hints, and positions in our statements.
         first_line = str(_of_driver(error)).partition("\n")[0]
-        # A password may stand among the URL's options as well.
+        # The URL's options may hold a password as well.
         return mask_passwords(f"{self._engine.url!r}: {first_line}")
 
 
 class _Written(NamedTuple):
-    """What became of items that were to be written."""
+    """What became of a write."""
 
     keys: set[Key]
+    """The keys that were written."""
     locked: set[Key]
-    """Somebody's transaction holds these."""
+    """The keys that another transaction has locked."""
 
 
 _Write = Callable[[Access[Connection], Sequence[Item]], set[Key]]
+
+
+def _insert_believing(
+    believed: Mapping[str, float | None], at: Access[Connection], batch: Sequence[Record]
+) -> set[Key]:
+    with at.database.transaction(at.link):
+        return consumers.insert(Access(at.database.inside, at.link), batch, believed)
 
 
 def _key_of(item: Record | Pair) -> Key:
     return item.key if isinstance(item, Record) else item[0].key
 
 
-def _all_written(*parts: _Written) -> set[Key]:
-    """The keys that are written. Raises KeysLocked where some could not be."""
-    written = {key for part in parts for key in part.keys}
-    locked = {key for part in parts for key in part.locked}
-    if locked:
-        some = ", ".join(repr(key.message_id) for key in sorted(locked)[:3])
-        raise KeysLocked(
-            f"{some}: somebody's transaction is at work on {len(locked)} keys; ask again later",
-            locked,
-            written,
-        )
-    return written
+def _locked(done: _Written) -> KeysLocked:
+    some = ", ".join(repr(key.message_id) for key in sorted(done.locked)[:3])
+    return KeysLocked(
+        f"{some}: records locked by another transaction: {len(done.locked)}; ask again later",
+        done.locked,
+        done.keys,
+    )
 
 
 def _of_driver(error: Exception) -> Exception:
-    """The driver's own error, where SQLAlchemy or Django has put it into one of theirs."""
+    """The driver's own error, where SQLAlchemy or Django has wrapped it."""
     original: BaseException | None = None
     if isinstance(error, DBAPIError):
         original = error.orig
@@ -469,6 +526,6 @@ def _of_driver(error: Exception) -> Exception:
 
 
 def _give_back(connection: Connection) -> None:
-    # What was to be done on it is done, or has failed: that it is lost now changes nothing.
+    # The work on it is done, or has failed: if it is lost now, that changes nothing.
     with suppress(SQLAlchemyError):
         connection.close()

@@ -1,10 +1,11 @@
-"""SQLite: one file, one writer at a time, rows written one by one."""
+"""SQLite: one file, one writer at a time; each batch is one statement over JSON."""
 
+import json
 import re
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -13,16 +14,18 @@ from sqlalchemy import Connection, Engine
 from oncely._util import sqlite_files
 from oncely._util.forking import pause_at_forks
 from oncely.core.record import Key, Record
+from oncely.stores.alike import keys_of
 from oncely.stores.sql.database import Database, Fault, Link, raw_cursor, roll_back
 from oncely.stores.sql.record_rows import (
     INSERTED,
     LOADED,
     SWAPPED,
     WAITING,
+    Columns,
     Pair,
-    RowValues,
     believed,
     inserted,
+    olds,
     sought,
     swapped,
 )
@@ -31,19 +34,26 @@ from oncely.stores.store import Clock
 
 T = TypeVar("T")
 
+_Build = Callable[..., str]
+"""Builds a statement from the columns that differ from row to row."""
 _KEYS = (
     "(SELECT json_extract(value, '$[0]') AS message_id, json_extract(value, '$[1]') AS provider"
     " FROM json_each(%(keys)s)) AS k"
 )
 
 _FORK_PATIENCE_S = 5.0
-"""How long a fork waits for a writer, who may wait for a transaction of the thread that forks."""
+"""How long a fork waits for a writer, which may wait for a transaction of the forking thread."""
 
 
 class Sqlite(Database):
-    """One file. To write row by row costs no round trip, and tells which were written."""
+    """One file. A statement does not tell which rows it has written: where not all are, they are
+    looked up.
+    """
 
     clock = "((julianday('now') - 2440587.5) * 86400.0)"
+    # The same throughout a statement. A statement that writes reads it under the lock: waiting for
+    # that may have taken longer than a lease.
+    moment = f"coalesce(:now, {clock})"
     position = "instr"
     always = "0.0"
     skip_locked = ""
@@ -59,22 +69,11 @@ class Sqlite(Database):
         pause_at_forks(self)
         columns = ", ".join(self.loaded_text(name) for name in LOADED)
         if self.is_inside:
-            columns += f", {_spelled(self.moment)}"
-        this = "message_id = :message_id AND provider = :provider"
-        self._load = f"SELECT {columns} FROM {self.name} WHERE {this}"
-        self._remove = f"DELETE FROM {self.name} WHERE {this} AND version = :believed"
-        self._insert = (
-            f"INSERT INTO {self.name} ({', '.join(INSERTED)},"
-            " lease_until, first_processed_at, last_processed_at)"
-            f" VALUES ({', '.join(f':{name}' for name in INSERTED)}, :lease_s + :now, :now, :now)"
-            " ON CONFLICT DO NOTHING"
+            columns += f", {self.moment}"
+        self._load = (
+            f"SELECT {columns} FROM {self.name}"
+            " WHERE message_id = :message_id AND provider = :provider"
         )
-        self._swap = (
-            f"UPDATE {self.name} SET {', '.join(f'{name} = :{name}' for name in SWAPPED)},"
-            " lease_until = :lease_s + :now, last_processed_at = :now"
-            f" WHERE {this} AND version = :believed"
-        )
-
         due_at = ":now + :delay_s"
         self._keep = (
             f"INSERT INTO {self.waiting_name}"
@@ -84,16 +83,39 @@ class Sqlite(Database):
         )
 
     def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
-        return self._write(link, self._insert, inserted(records), records)
+        rows = inserted(records)
+        with self._writing(link):
+            if self._execute(link, self._build_insert, rows).rowcount == len(records):
+                return {*keys_of(records)}
+            # No two inserts under one key have the same version: these are ours.
+            return self._unchanged(link, rows, "version")
 
     def swap(self, link: Link, pairs: Sequence[Pair]) -> set[Key]:
-        return self._write(link, self._swap, swapped(pairs), [old for old, _ in pairs])
+        rows = swapped(pairs)
+        with self._writing(link):
+            if len(pairs) == 1:
+                is_written = self._execute(link, self._build_swap, rows).rowcount
+                return {*keys_of(olds(pairs))} if is_written else set()
+            self.run(link, "SAVEPOINT swap")
+            if self._execute(link, self._build_swap, rows).rowcount < len(pairs):
+                # An update does not tell which rows it has written: it is done again for these.
+                self.run(link, "ROLLBACK TO swap")
+                unchanged = self._unchanged(link, rows, "believed")
+                pairs = [pair for pair in pairs if pair[0].key in unchanged]
+                if pairs:
+                    self._execute(link, self._build_swap, swapped(pairs))
+            self.run(link, "RELEASE swap")
+            return {*keys_of(olds(pairs))}
 
     def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
-        return self._write(link, self._remove, believed(records), records)
+        rows = believed(records)
+        with self._writing(link):
+            found = self._unchanged(link, rows, "believed")
+            self._execute(link, self._build_removal, rows)
+        return found
 
     def batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
-        # One transaction: it is undone as a whole.
+        # One transaction, which is rolled back as a whole.
         return [items] if items else []
 
     def rows_of(
@@ -101,10 +123,10 @@ class Sqlite(Database):
         link: Link,
         keys: Sequence[Key],
         *,
-        locks: bool,  # noqa: ARG002 - who writes has the file's one lock.
+        locks: bool,  # noqa: ARG002 - a writer has the file's one lock.
     ) -> Iterable[Sequence[Any]]:
         cursor = raw_cursor(link)
-        for this in _named(sought(keys)):
+        for this in sought(keys).each():
             yield from cursor.execute(self._load, {**this, "now": self.now})
 
     def size(self, connection: Connection) -> int | None:
@@ -127,10 +149,6 @@ class Sqlite(Database):
         statement = f"{self._keep} {self.on_conflict(renews=renews)}"
         raw_cursor(link).executemany(statement, [{**row, "now": at} for row in rows])
 
-    @property
-    def moment(self) -> str:
-        return f"coalesce(%(now)s, {self.clock})"
-
     def later(self, seconds: str) -> str:
         return f"{self.moment} + {seconds}"
 
@@ -152,13 +170,13 @@ class Sqlite(Database):
 
     def prepare(self, connection: Any, _: object) -> None:
         sqlite_files.prepare(connection)
-        # Random ids touch most pages again and again: to copy them back less often saves a fifth.
+        # Random ids change the same pages again and again: fewer checkpoints save a fifth.
         connection.execute("PRAGMA wal_autocheckpoint = 8000")
         connection.execute("PRAGMA cache_size = -65536")
 
     def pause(self) -> None:
-        """Let nobody write through this while the process is forked: SQLite in the child would take
-        the file for locked by that thread, which is not there, for ever.
+        """Let nobody write through this while the process is forked: for SQLite in the child, the
+        file would be locked for ever, by a thread that does not exist there.
         """
         self._is_paused = self._lock.acquire(timeout=_FORK_PATIENCE_S)
 
@@ -172,38 +190,99 @@ class Sqlite(Database):
 
     @contextmanager
     def transaction(self, connection: Connection) -> Iterator[None]:
-        # The file's one write lock is taken at once. What can be done before, is.
+        # The file's one write lock is taken at once, so work that needs no lock is done before.
         with self._lock:
-            sqlite_files.begin(raw_cursor(connection))
+            cursor = raw_cursor(connection)
+            sqlite_files.begin(cursor)
             try:
                 yield
             except BaseException as error:
                 roll_back(connection, error)
                 raise
-            raw_cursor(connection).execute("COMMIT")
+            cursor.execute("COMMIT")
 
-    def _write(
-        self, link: Link, statement: str, rows: RowValues, records: Sequence[Record]
-    ) -> set[Key]:
-        """Run a statement for the row of each record; the keys of those that it has written."""
-        named = _named(rows)
-        written = set()
-        with nullcontext() if self.is_inside else self.transaction(cast(Connection, link)):
-            # Asked for now: to wait for the lock may have taken longer than a lease.
-            now = self.time(link)
-            cursor = raw_cursor(link)
-            for row, record in zip(named, records, strict=True):
-                if cursor.execute(statement, {**row, "now": now}).rowcount:
-                    written.add(record.key)
-        return written
+    def _writing(self, link: Link) -> AbstractContextManager[None]:
+        return nullcontext() if self.is_inside else self.transaction(cast(Connection, link))
+
+    def _unchanged(self, link: Link, rows: Columns, version: str) -> set[Key]:
+        """The keys of rows of which the table has the version in that column."""
+        found = self._execute(link, self._build_find, rows, (version,))
+        return {Key(*row) for row in found}
+
+    def _execute(
+        self, link: Link, build: _Build, rows: Columns, *more: tuple[str, ...]
+    ) -> sqlite3.Cursor:
+        values = {**rows.constant, "now": self.now}
+        columns = [*rows.varying.values()]
+        if columns:
+            given = columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
+            values["rows"] = json.dumps(given, ensure_ascii=False)
+        cursor: sqlite3.Cursor = raw_cursor(link)
+        return cursor.execute(self._text(build, tuple(rows.varying), *more), values)
+
+    # ---- Statements ----------------------------------------------------------------------------
+
+    def _build_insert(self, varying: tuple[str, ...]) -> str:
+        given = ", ".join(_value(name, varying) for name in INSERTED)
+        lease_until = f"{_value('lease_s', varying)} + {self.moment}"
+        return (
+            f"INSERT INTO {self.name} ({', '.join(INSERTED)},"
+            " lease_until, first_processed_at, last_processed_at)"
+            f" SELECT {given}, {lease_until}, {self.moment}, {self.moment}"
+            f"{_rows(varying)} WHERE true ON CONFLICT DO NOTHING"
+        )
+
+    def _build_swap(self, varying: tuple[str, ...]) -> str:
+        # An insert that meets each row: SQLite chooses the order of an UPDATE that joins the batch.
+        # With statistics from when the table was small, it would read the whole table.
+        given = ", ".join(_value(name, varying) for name in SWAPPED)
+        lease_until = f"{_value('lease_s', varying)} + {self.moment}"
+        written = (*SWAPPED, "lease_until", "last_processed_at")
+        return (
+            f"INSERT INTO {self.name} ({', '.join(written)},"
+            " first_processed_at, message_id, provider)"
+            f" SELECT {given}, {lease_until}, {self.moment},"
+            " t.first_processed_at, t.message_id, t.provider"
+            f"{self._joined(varying)} {_of_version('believed', varying)}"
+            " ON CONFLICT (message_id, provider) DO UPDATE SET"
+            f" {', '.join(f'{name} = excluded.{name}' for name in written)}"
+        )
+
+    def _build_removal(self, varying: tuple[str, ...]) -> str:
+        found = f"SELECT t.id{self._joined(varying)} {_of_version('believed', varying)}"
+        return f"DELETE FROM {self.name} WHERE id IN ({found})"
+
+    def _build_find(self, varying: tuple[str, ...], version: tuple[str]) -> str:
+        condition = _of_version(version[0], varying)
+        return f"SELECT t.provider, t.message_id{self._joined(varying)} {condition}"
+
+    def _joined(self, varying: tuple[str, ...]) -> str:
+        # The rows first, then the table by its key, so that no other rows are read.
+        return (
+            f"{_rows(varying)} CROSS JOIN {self.name} AS t"
+            if varying
+            else f" FROM {self.name} AS t"
+        )
+
+
+def _rows(varying: tuple[str, ...]) -> str:
+    """Where the rows of a batch come from, of which these columns differ."""
+    return " FROM json_each(:rows) AS k" if varying else ""
+
+
+def _value(name: str, varying: tuple[str, ...]) -> str:
+    """A column of the batch."""
+    if name not in varying:
+        return f":{name}"
+    return "k.value" if len(varying) == 1 else f"json_extract(k.value, '$[{varying.index(name)}]')"
+
+
+def _of_version(version: str, varying: tuple[str, ...]) -> str:
+    key = " AND ".join(f"t.{name} = {_value(name, varying)}" for name in ("message_id", "provider"))
+    return f"WHERE {key} AND t.version = {_value(version, varying)}"
 
 
 @lru_cache
 def _spelled(statement: str) -> str:
-    """A statement with its parameters as SQLite has them."""
+    """A statement with its parameters written as SQLite expects them."""
     return re.sub(r"%\((\w+)\)s", r":\1", statement)
-
-
-def _named(rows: RowValues) -> list[dict[str, Any]]:
-    """The parameters for each row."""
-    return [dict(zip(rows.names, row, strict=True)) for row in rows.values]

@@ -1,24 +1,29 @@
 """Finished steps: their statements, for the transaction that is open on a link."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Connection
 
 from oncely.core.record import Key
 from oncely.stores.sql.access import Access
+from oncely.stores.sql.batches import batches
+from oncely.stores.sql.by_hand import value_of
 from oncely.stores.sql.database import Link
+from oncely.stores.sql.record_rows import by_place
 from oncely.stores.store import Query
 
-_THIS = "message_id = %(message_id)s AND provider = %(provider)s"
 
-
-def steps(at: Access[Link], key: Key) -> Mapping[str, Any]:
+def steps_of(at: Access[Link], keys: Collection[Key]) -> Mapping[Key, Mapping[str, Any]]:
     """As Inside says."""
-    statement = f"SELECT name, result FROM {at.database.steps_name} WHERE {_THIS}"
-    rows = at.run(statement, _values(key)).fetchall()
-    return {name: json.loads(result) for name, result in rows}
+    columns = "d.provider, d.message_id, d.name, d.result"
+    statement = f"SELECT {columns} {at.database.of_keys(at.database.steps_name)}"
+    found: dict[Key, dict[str, Any]] = {}
+    for batch in batches(by_place(keys)):
+        for *key, name, result in at.run(statement, at.database.key_values(batch)).fetchall():
+            found.setdefault(Key(*key), {})[name] = value_of(result)
+    return found
 
 
 def keep_step(at: Access[Link], key: Key, name: str, result: Any) -> None:
@@ -35,12 +40,14 @@ def keep_step(at: Access[Link], key: Key, name: str, result: Any) -> None:
 
 def forget_steps(at: Access[Link], key: Key) -> None:
     """As Inside says."""
-    at.run(f"DELETE FROM {at.database.steps_name} WHERE {_THIS}", _values(key))
+    this = "message_id = %(message_id)s AND provider = %(provider)s"
+    at.run(f"DELETE FROM {at.database.steps_name} WHERE {this}", _values(key))
 
 
 def purge(query: Query, at: Access[Connection]) -> int:
-    """Remove those of at most `query.limit` messages that have no record: they were released, and
-    never came again. As old, and of the consumer, that the query says. Return of how many.
+    """Remove the steps of at most `query.limit` messages that have no record: they were released,
+    and never redelivered. The query says of which consumer, and how old. Return of how many
+    messages.
     """
     record = "r.message_id = d.message_id AND r.provider = d.provider"
     conditions = [f"NOT EXISTS (SELECT 1 FROM {at.database.name} AS r WHERE {record})"]

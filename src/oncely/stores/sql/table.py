@@ -1,6 +1,7 @@
-"""The tables of a ledger: records, messages that wait, steps, consumers, bindings."""
+"""The tables of a ledger: records, messages that wait, and what is known besides."""
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     JSON,
@@ -49,10 +50,15 @@ class SqlTables(NamedTuple):
     steps: Table
     consumers: Table
     bindings: Table
+    activity: Table
+    workers: Table
+    runs: Table
+    audit: Table
 
 
+@cache
 def tables(name: TableName, dialect: str) -> SqlTables:
-    """The tables of one ledger."""
+    """The tables of one ledger; the same for all who ask, since to make them takes milliseconds."""
     metadata = MetaData(schema=name.schema and quoted_name(name.schema, quote=True))
     return SqlTables(
         _processed_messages(name, dialect, metadata),
@@ -60,6 +66,10 @@ def tables(name: TableName, dialect: str) -> SqlTables:
         _message_steps(name, metadata),
         _message_consumers(name, metadata),
         _message_bindings(name, metadata),
+        Table(quoted_name(name.activity, quote=True), metadata, *activity_columns()),
+        Table(quoted_name(name.workers, quote=True), metadata, *worker_columns()),
+        Table(quoted_name(name.runs, quote=True), metadata, *run_columns()),
+        Table(quoted_name(name.audit, quote=True), metadata, *audit_columns()),
     )
 
 
@@ -76,7 +86,7 @@ def _processed_messages(name: TableName, dialect: str, metadata: MetaData) -> Ta
         Column("first_processed_at", TIME, nullable=False),
         Column("last_processed_at", TIME, nullable=False),
         Column("metadata", JSON_TEXT),
-        # What is added: nullable or with a default, so that a row written by hand is a record too.
+        # Our columns: nullable or with a default, so that a row written by hand is a record, too.
         Column("fence", LONG, nullable=False),
         Column("version", LONG, nullable=False),
         Column("lease_until", TIME),
@@ -87,11 +97,15 @@ def _processed_messages(name: TableName, dialect: str, metadata: MetaData) -> Ta
     )
     key = (table.c.message_id, table.c.provider)
     if dialect == "postgresql":
-        # One index is half the work of two: `id` is there to be read, and nothing looks it up.
+        # One index is half the work of two: `id` is only read, and never looked up.
         table.append_constraint(PrimaryKeyConstraint(*key, name=name.unique))
     else:
         table.append_constraint(PrimaryKeyConstraint(table.c.id))
         table.append_constraint(UniqueConstraint(*key, name=name.unique))
+    if dialect != "mysql":
+        # What is completed is nearly all, and nobody looks for it by its state.
+        rest = text("status <> 'sent'")
+        Index(name.unfinished, table.c.status, postgresql_where=rest, sqlite_where=rest)
     return table
 
 
@@ -106,7 +120,8 @@ def _waiting_messages(name: TableName, metadata: MetaData) -> Table:
         # The message that each belongs to.
         Column("message_id", String(MAX_ID_LENGTH), nullable=False),
         Column("provider", String(MAX_ID_LENGTH), nullable=False),
-        # What tells it from others of that message: no index takes all that does so in full.
+        # Distinguishes it from others of that message: a digest, since an index could not hold all
+        # of the columns that do.
         Column("name", String(32), nullable=False),
         Column("position", Integer, nullable=False),
         Column("destination", String(MAX_DESTINATION_LENGTH), nullable=False),
@@ -122,9 +137,9 @@ def _waiting_messages(name: TableName, metadata: MetaData) -> Table:
         Column("delay_s", Double, nullable=False),
         Column("created_at", TIME, nullable=False),
         Column("updated_at", TIME, nullable=False),
-        # When it could be taken first.
+        # When it is due.
         Column("due_at", TIME, nullable=False),
-        # Nobody takes it before; 1970 where nobody holds it and no delay is left.
+        # Until then nobody takes it; 1970 where it is free: not held, and its delay is over.
         Column("held_until", TIME, nullable=False),
         Column("attempts", Integer, nullable=False),
         Column("error", LONG_TEXT),
@@ -136,7 +151,7 @@ def _waiting_messages(name: TableName, metadata: MetaData) -> Table:
         UniqueConstraint(c.message_id, c.provider, c.name, name=name.index_of_waiting("name"))
     )
     Index(name.index_of_waiting("free"), c.queue, c.set_aside, c.held_until, c.id)
-    # Those that have a lane to themselves are not looked for by it.
+    # A message that is alone in its lane is never looked up by the lane.
     Index(
         name.index_of_waiting("lane"),
         c.lane,
@@ -166,7 +181,7 @@ def _message_consumers(name: TableName, metadata: MetaData) -> Table:
         metadata,
         Column("provider", String(MAX_ID_LENGTH), primary_key=True),
         Column("retention_s", Double),
-        # Seconds since 1970: it is compared as it was read, and to the last digit.
+        # Seconds since 1970, and not a time: it is compared exactly as it was read.
         Column("forgotten_until", Double),
     )
 
@@ -176,8 +191,63 @@ def _message_bindings(name: TableName, metadata: MetaData) -> Table:
         quoted_name(name.bindings, quote=True),
         metadata,
         Column("queue", String(MAX_ID_LENGTH), primary_key=True),
-        # Empty where events come without one, as they do to queues in this database.
+        # Empty for queues in this database, which have no exchange.
         Column("exchange", String(MAX_ID_LENGTH), primary_key=True),
-        # Which types it takes; empty where it only says that there is such a queue.
+        # The types of events that it takes; empty where the row only says that the queue exists.
         Column("pattern", String(MAX_ID_LENGTH), primary_key=True),
     )
+
+
+# What follows is written by few and read by people: its times are seconds since 1970.
+
+
+def activity_columns(text_type: String = String(MAX_ID_LENGTH)) -> list[Column[Any]]:
+    """What a worker did for a consumer in a period."""
+    counts = ("handled", "failed", "exhausted", "duplicates", "in_doubt")
+    return [
+        Column("provider", text_type, primary_key=True),
+        Column("worker", text_type, primary_key=True),
+        Column("began", LONG, primary_key=True, autoincrement=False),
+        *(Column(name, LONG, nullable=False) for name in counts),
+        # A JSON list.
+        Column("seconds", LONG_TEXT, nullable=False),
+    ]
+
+
+def worker_columns(text_type: String = String(MAX_ID_LENGTH)) -> list[Column[Any]]:
+    """A process that works with the ledger."""
+    return [
+        Column("id", text_type, primary_key=True),
+        *(Column(name, text_type, nullable=False) for name in ("kind", "provider", "host")),
+        Column("pid", LONG, nullable=False),
+        Column("version", text_type, nullable=False),
+        Column("started", Double, nullable=False),
+        Column("seen", Double, nullable=False),
+        Column("claims", LONG, nullable=False),
+    ]
+
+
+def run_columns(text_type: String = String(MAX_ID_LENGTH)) -> list[Column[Any]]:
+    """A run on Spark."""
+    return [
+        Column("id", text_type, primary_key=True),
+        *(Column(name, text_type, nullable=False) for name in ("name", "provider")),
+        Column("began", Double, nullable=False),
+        Column("ended", Double),
+        # JSON.
+        Column("totals", LONG_TEXT, nullable=False),
+        Column("error", LONG_TEXT),
+    ]
+
+
+def audit_columns(text_type: String = String(MAX_ID_LENGTH)) -> list[Column[Any]]:
+    """Something that a person changed, or has begun to change."""
+    return [
+        Column("id", LONG, primary_key=True, autoincrement=True),
+        Column("at", Double, nullable=False),
+        *(Column(name, text_type, nullable=False) for name in ("changed_by", "action")),
+        *(Column(name, text_type, nullable=False) for name in ("provider", "message_id")),
+        # Unknown until the action has ended.
+        *(Column(name, LONG) for name in ("chosen", "changed", "refused")),
+        Column("why", LONG_TEXT, nullable=False),
+    ]

@@ -1,21 +1,21 @@
-"""Messages that wait: the statements that are the same on all databases.
+"""Waiting messages: the statements that are the same on all databases.
 
-Each is for the transaction that is open on a link.
+Each runs in the transaction that is open on a link.
 """
 
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, lane_in
 from oncely.stores.sql.access import Access
-from oncely.stores.sql.batches import Split, batches, split_columns
+from oncely.stores.sql.batches import batches
+from oncely.stores.sql.by_hand import body_of, headers_of, number_of, text_of, time_of, whole_of
 from oncely.stores.sql.database import Link
-from oncely.stores.sql.record_rows import by_place
+from oncely.stores.sql.record_rows import by_place, split_columns
 from oncely.stores.store import Backlog, Listing, PutBack
 
 _CONTENT = (
@@ -36,11 +36,12 @@ _PUT = {
     "delay_s": 0.0,
     "set_aside": False,
 }
-"""What is the same of all messages that are put into queues."""
+"""The columns that are the same for all messages that are put into queues."""
 _LOADED = (
     *("id", "queue", "provider", "message_id", "position", "destination", "delay_s", "attempts"),
     *("error", "reason", "set_aside", "name", "lane", *_CONTENT),
 )
+_BODILESS = tuple(name for name in _LOADED if name != "body")
 _TIMES = ("created_at", "updated_at", "due_at")
 
 
@@ -52,8 +53,8 @@ def keep(at: Access[Link], messages: Sequence[WaitingMessage], *, renews: bool =
 
 
 def put(at: Access[Link], queue: str, messages: Sequence[Message], names: Sequence[str]) -> None:
-    """Put messages into a queue under these names, which nothing else has, by one statement: as
-    `keep` does what `WaitingMessage.queued` has made, and faster.
+    """Put messages into a queue under these names, which must be unique, by one statement. The same
+    as `keep` of the result of `WaitingMessage.queued`, but faster.
     """
     lanes = [
         name if message.key is None else lane_in(queue, message.key)
@@ -71,12 +72,13 @@ def put(at: Access[Link], queue: str, messages: Sequence[Message], names: Sequen
         "content_type": [message.content_type for message in messages],
         "ordering_key": [message.key for message in messages],
     }
-    varying, constant = split_columns(columns)
-    at.database.put(at.link, Split(varying, {**_PUT, "queue": queue, **constant}))
+    rows = split_columns(columns)
+    constant = {**_PUT, "queue": queue, **rows.constant}
+    at.database.put(at.link, rows._replace(constant=constant))
 
 
 def _headers(message: Message) -> str:
-    # Most have none.
+    # Most messages have no headers.
     return json.dumps(dict(message.headers)) if message.headers else "{}"
 
 
@@ -122,25 +124,24 @@ def take(
 
 
 def is_alone(message: WaitingMessage) -> bool:
-    """Whether nothing else is in its lane: that is called as the message is."""
+    """Whether its lane has no other message: such a lane has the message's own name."""
     return message.lane == message.name
 
 
 def _let_go(at: Access[Link], queue: str) -> None:
-    """Let go of what was held, or had to wait, until now: so that it is found in its order."""
+    """Mark messages whose hold or delay is over as free, so that they are found in their order."""
     at.run(
         f"UPDATE {at.database.waiting_name} SET held_until = {at.database.always}"
         " WHERE queue = %(queue)s AND set_aside = false"
         f" AND held_until > {at.database.always}"
-        # Asked once, in a query of its own: an index is of no use for a time that goes on.
+        # The time is read once, in a subquery: an index does not help for a clock that moves.
         f" AND held_until <= (SELECT {at.database.moment})",
         {"queue": queue, "now": at.database.now},
     )
 
 
 def _numbers_of(at: Access[Link], parents: Collection[Key]) -> list[int]:
-    # A query of its own: together with what else is asked for, it would tempt planners to begin
-    # with that.
+    # A separate query: joined to the other conditions, planners may begin with those.
     statement = f"SELECT d.id {at.database.of_keys(at.database.waiting_name)}"
     return [
         number
@@ -152,11 +153,12 @@ def _numbers_of(at: Access[Link], parents: Collection[Key]) -> list[int]:
 def _choose(
     at: Access[Link], queue: str, limit: int, among: Sequence[int] | None, first: str
 ) -> list[WaitingMessage]:
-    """The first that are free, locked, without those that others have locked: those of which the
-    `first` of their lane is as free, or where that is to be their `id`, each the first itself.
+    """The first free messages, which are locked; messages that others have locked are skipped.
 
-    None of a lane whose first message is not free: however many there are, they keep no other
-    lane from being taken.
+    `first` is the column that the first message of a lane and the chosen one must have in common:
+    `held_until`, so that the first one is free, too; or `id`, so that only the first itself is
+    chosen. However many messages wait behind a first one that is not free, they do not hold up
+    other lanes.
     """
     these = "" if among is None else f" AND d.id IN ({_listed(among)})"
     database, name = at.database, at.database.waiting_name
@@ -173,8 +175,8 @@ def _choose(
 
 
 def _first_left(at: Access[Link], chosen: Sequence[WaitingMessage]) -> dict[str, int]:
-    """For each lane of these, the number of the first that is not chosen: it is held, has to wait,
-    or another is at it.
+    """For each lane of these, the number of the first message that is not chosen: it is held, has
+    to wait, or is locked by another worker.
     """
     if not chosen:
         return {}
@@ -266,7 +268,7 @@ def lanes(at: Access[Link], lanes: Collection[str]) -> set[str]:
     """As Inside says."""
     found: set[str] = set()
     for batch in batches(sorted(lanes)):
-        # Digests, of hexadecimal digits.
+        # Lanes are digests of hexadecimal digits, which need no escaping.
         given = ", ".join(f"'{lane}'" for lane in batch)
         statement = (
             f"SELECT DISTINCT lane FROM {at.database.waiting_name}"
@@ -292,15 +294,16 @@ def listed(at: Access[Link], listing: Listing) -> list[WaitingMessage]:
     """As Store says."""
     queue, is_many = listing.queue.removesuffix("*"), listing.queue.endswith("*")
     among = "d.queue >= %(queue)s AND d.queue < %(end)s" if is_many else "d.queue = %(queue)s"
-    # The letter after the last one ends the names that begin so.
+    # The range of names with a prefix ends where its last character is replaced by the next one.
     end = queue[:-1] + chr(ord(queue[-1]) + 1) if is_many else ""
+    loaded = _LOADED if listing.with_bodies else _BODILESS
     statement = (
-        f"SELECT {_columns(at)} FROM {at.database.waiting_name} AS d WHERE {among}"
+        f"SELECT {_columns(at, loaded)} FROM {at.database.waiting_name} AS d WHERE {among}"
         f" AND d.set_aside = {'true' if listing.is_set_aside else 'false'}"
         f" AND d.id > {listing.after:d} ORDER BY d.id LIMIT {listing.limit:d}"
     )
     values = {"queue": queue, "end": end} if is_many else {"queue": queue}
-    return [_message(row) for row in at.run(statement, values).fetchall()]
+    return [_message(row, loaded) for row in at.run(statement, values).fetchall()]
 
 
 def backlogs(at: Access[Link]) -> Mapping[str, Backlog]:
@@ -311,12 +314,15 @@ def backlogs(at: Access[Link]) -> Mapping[str, Backlog]:
         " GROUP BY queue, set_aside ORDER BY queue"
     ).fetchall()
     backlogs: dict[str, Backlog] = {}
-    for queue, is_aside, count, due_at in found:
+    for name, is_aside, count, due_at in found:
+        queue = text_of(name)
         before = backlogs.get(queue, Backlog(0, 0, 0.0))
         if is_aside:
             backlogs[queue] = replace(before, set_aside=count)
         else:
-            backlogs[queue] = replace(before, waiting=count, lag_s=max(0.0, now - due_at))
+            since = number_of(due_at)
+            lag_s = 0.0 if since is None else max(0.0, now - since)
+            backlogs[queue] = replace(before, waiting=count, lag_s=lag_s)
     return backlogs
 
 
@@ -328,11 +334,12 @@ def free_in_s(at: Access[Link], queue: str) -> float | None:
         " WHERE queue = %(queue)s AND set_aside = false"
     )
     [free_at] = at.run(statement, {"queue": queue}).fetchone()
-    return None if free_at is None else max(0.0, float(free_at) - at.database.time(at.link))
+    first_at = number_of(free_at)
+    return None if first_at is None else max(0.0, first_at - at.database.time(at.link))
 
 
 def newest(at: Access[Link]) -> int:
-    """The highest number of any; 0 where there are none."""
+    """The highest number of any message; 0 where there are none."""
     statement = f"SELECT COALESCE(MAX(id), 0) FROM {at.database.waiting_name}"
     return int(at.run(statement).fetchone()[0])
 
@@ -366,23 +373,22 @@ def _row(waiting: WaitingMessage) -> dict[str, Any]:
     }
 
 
-def _columns(at: Access[Link]) -> str:
-    """What `_message` is made from, of the table `d`."""
+def _columns(at: Access[Link], loaded: Sequence[str] = _LOADED) -> str:
+    """The columns of the table `d` that `_message` reads."""
     times = (at.database.epoch_text(f"d.{name}") for name in _TIMES)
-    return ", ".join((*(f"d.{name}" for name in _LOADED), *times))
+    return ", ".join((*(f"d.{name}" for name in loaded), *times))
 
 
-def _message(row: Sequence[Any]) -> WaitingMessage:
+def _message(row: Sequence[Any], loaded: Sequence[str] = _LOADED) -> WaitingMessage:
     """The message in a row of `_columns`."""
-    of = dict(zip((*_LOADED, *_TIMES), row, strict=True))
-    sent_at = of["sent_at"]
+    of = dict(zip((*loaded, *_TIMES), row, strict=True))
     message = Message(
         id=of["own_id"],
-        body=bytes(of["body"]),
+        body=body_of(of.get("body", b"")),
         type=of["type"],
-        headers=json.loads(of["headers"]),
+        headers=headers_of(of["headers"]),
         source=of["source"],
-        time=sent_at and datetime.fromisoformat(sent_at),
+        time=time_of(of["sent_at"]),
         content_type=of["content_type"],
         key=of["ordering_key"],
     )
@@ -392,23 +398,27 @@ def _message(row: Sequence[Any]) -> WaitingMessage:
         message=message,
         parent=Key(of["provider"], of["message_id"]),
         position=of["position"],
-        delay_s=of["delay_s"],
-        attempts=of["attempts"],
-        error=of["error"],
+        delay_s=number_of(of["delay_s"]) or 0.0,
+        attempts=whole_of(of["attempts"]),
+        error=_text_or_none(of["error"]),
         number=of["id"],
-        queue=of["queue"],
-        reason=of["reason"],
+        queue=text_of(of["queue"]),
+        reason=_text_or_none(of["reason"]),
         is_set_aside=bool(of["set_aside"]),
         name=of["name"],
         lane=of["lane"],
-        since=float(of["created_at"]),
-        last_seen=float(of["updated_at"]),
-        due=float(of["due_at"]),
+        since=number_of(of["created_at"]),
+        last_seen=number_of(of["updated_at"]),
+        due=number_of(of["due_at"]),
     )
 
 
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else text_of(value)
+
+
 def _number(message: WaitingMessage) -> int:
-    """Its place among all; 0, that of no row, for one that was never stored."""
+    """The number of a message; 0, which no row has, for one that was never stored."""
     return message.number or 0
 
 
@@ -417,5 +427,5 @@ def _numbers(messages: Sequence[WaitingMessage]) -> str:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    """Numbers as SQL has them in a list: whole ones need no parameters."""
+    """A SQL list of whole numbers, which need no parameters."""
     return ", ".join(f"{number:d}" for number in numbers)

@@ -9,7 +9,7 @@ from oncely.testing.simulation.running import simulated
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; 1 where a guarantee is broken."""
+    """Run the seeds; return 1 if a guarantee is broken."""
     parser = argparse.ArgumentParser(
         prog="python -m oncely.testing.simulation", description=__doc__
     )

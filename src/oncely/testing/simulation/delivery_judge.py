@@ -1,4 +1,4 @@
-"""U3 to U6: what becomes of deliveries and of messages that handlers send."""
+"""U3 to U6: the ends of deliveries and of deferred messages."""
 
 import json
 from collections import defaultdict
@@ -12,7 +12,7 @@ _LONGEST_S = 20.0
 
 
 class DeliveryJudge(Judge):
-    """U3: what is acknowledged has come to its end, or is let go by policy."""
+    """U3: an acknowledged message has ended, or the policy lets it go."""
 
     def wrongs(self) -> Iterator[str]:
         self._lives_of = self._lives()
@@ -47,7 +47,7 @@ class DeliveryJudge(Judge):
                 yield from self._wrong(event, since)
 
     def _wrong(self, event: Event, since: float) -> Iterator[str]:
-        """Why a message may not be let go or set aside, by what its record was meanwhile."""
+        """Why a message may not be let go or set aside, by its record's states during that time."""
         during = [
             row
             for begun, until, row in self._lives_of[event.facts["id"]]
@@ -91,7 +91,7 @@ class DeliveryJudge(Judge):
 
 
 class SendJudge(Judge):
-    """U4: what is published was committed before; what was committed is published in the end."""
+    """U4: only committed messages are published, and every committed one is, in the end."""
 
     def wrongs(self) -> Iterator[str]:
         waiting: dict[tuple[str, str], Name] = {}
@@ -165,6 +165,13 @@ class EndJudge(Judge):
         dead = {event.facts["id"] for event in self.history.of("dead_letter")}
         dead |= {event.facts["id"] for event in self.history.of("kept") if event.facts["is_aside"]}
         done = {event.facts["key"] for event in self.history.of("done")}
+        said = {
+            event.facts["key"]
+            for event in self.history.of("row")
+            if event.facts["after"] is not None
+            and event.facts["after"].state == "sent"
+            and is_operator(event)
+        }
         returned = returned_runs(self.history)
         # What an operator forgot after its end has no other: a straggler's run may fail.
         forgotten = {
@@ -180,8 +187,9 @@ class EndJudge(Judge):
             wrong = None if is_returned else self._wrong_end(row, key[1] in dead)
             if wrong is not None and key not in forgotten:
                 yield f"U5: {key[1]}: {wrong}"
-            is_probed = self.promises.on_in_doubt == "probe"
-            if row is not None and row.state == "sent" and key not in done and not is_probed:
+            # By the word of a probe or of an operator, which are true, it is done without one.
+            is_said = self.promises.on_in_doubt == "probe" or key in said
+            if row is not None and row.state == "sent" and key not in done and not is_said:
                 yield f"at least once: {key[1]}: completed, and no run has come to its end"
 
     def _wrong_end(self, row: StoredRow | None, is_dead: bool) -> str | None:

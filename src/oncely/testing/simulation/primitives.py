@@ -192,7 +192,7 @@ class SimulatedThread:
 
 
 class SimulatedFuture(Future[Any]):
-    """As concurrent.futures.Future; whoever waits for it lets the simulation go on."""
+    """As concurrent.futures.Future; while a thread waits for it, the simulation goes on."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class SimulatedPool:
                 future.set_result(call())
             except Killed:
                 raise
-            except BaseException as error:  # noqa: BLE001 - whoever waits for it is told.
+            except BaseException as error:  # noqa: BLE001 - the waiting thread gets it.
                 future.set_exception(error)
 
 

@@ -9,22 +9,52 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
+from oncely._util.chance import CHANCE
+from oncely._util.clock import Clock, replaced_by
 from oncely._util.signals import StopEvent
 from oncely.testing.simulation.primitives import SimulatedThreads, SimulatedTime
 
 _OWN = "oncely.testing"
 
 
+class _Here:
+    """A stand-in for the thread that simulates. All others, which have begun before, have the
+    original: one that drew from the simulation's randomness would make it another one.
+    """
+
+    def __init__(self, stand_in: Any, original: Any) -> None:
+        self._stand_in = stand_in
+        self._original = original
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._seen(), name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._seen()(*args, **options)
+
+    def _seen(self) -> Any:
+        return self._stand_in if threading.get_ident() == self._thread else self._original
+
+
+class _SimulatedClock(Clock):
+    def __init__(self, time_: SimulatedTime) -> None:
+        self._time = time_
+
+    def monotonic(self) -> float:
+        return self._time.monotonic()
+
+
 @contextmanager
 def replaced(
     time_: SimulatedTime, threads: SimulatedThreads, random_: random.Random
 ) -> Iterator[None]:
-    """Whatever a module of oncely has imported of these is another one meanwhile."""
+    """Within the block, replace these in every module of oncely that has imported them."""
     by_identity: dict[int, Any] = {
         id(time): time_,
-        id(random): random_,
+        id(CHANCE): random_,
         id(threading): threads,
         id(StopEvent): threads.StopEvent,
         id(queue.SimpleQueue): threads.SimpleQueue,
@@ -40,9 +70,11 @@ def replaced(
             stand_in = by_identity.get(id(value))
             if stand_in is not None:
                 former.append((module, name, value))
-                setattr(module, name, stand_in)
+                setattr(module, name, _Here(stand_in, value))
+    clock = cast(Clock, _Here(_SimulatedClock(time_), Clock()))
     try:
-        yield
+        with replaced_by(clock):
+            yield
     finally:
         for module, name, value in former:
             setattr(module, name, value)

@@ -39,7 +39,7 @@ class RowJudge(Judge):
         if after.fence > before.fence:
             return self._wrong_grant(event, before, after)
         if is_operator(event):
-            return self._wrong_reset(event, before, after)
+            return self._wrong_decision(event, before, after)
         return self._wrong_write(event, before, after, owner)
 
     def _wrong_birth(self, event: Event, after: StoredRow) -> str | None:
@@ -90,14 +90,25 @@ class RowJudge(Judge):
             return "a doubtful message was granted against the policy"
         return None
 
-    def _wrong_reset(self, event: Event, before: StoredRow, after: StoredRow) -> str | None:
+    def _wrong_decision(self, event: Event, before: StoredRow, after: StoredRow) -> str | None:
+        """An operator has reset it, or said that it happened."""
         if is_held(before, event.at):
-            return "a live claim was reset"
+            return "a live claim was decided by an operator"
         if before.state in ("sent", "handled"):
-            return "what is handled was reset"
+            return "what is handled was decided by an operator"
+        if before.birth == after.birth:
+            return "decided by an operator, and the old claim may write still"
+        if after.state == "sent":
+            return self._wrong_happening(event, before)
         if (after.state, after.attempts, after.exhausted) != ("failed", 0, False):
             return "a reset that does not allow to run"
         return None
+
+    def _wrong_happening(self, event: Event, before: StoredRow) -> str | None:
+        if before.state != "processing":
+            return "said to have happened, and not in doubt"
+        is_left = event.facts["due"] is not None
+        return "said to have happened, and waiting to be tried again" if is_left else None
 
     def _wrong_write(
         self, event: Event, before: StoredRow, after: StoredRow, owner: str | None
@@ -159,11 +170,11 @@ class RowJudge(Judge):
         is_probed = self._wrong_probe(event, before, after) is None
         is_done = after.state in ("sent", "handled") and event.actor.startswith("consumer")
         if is_done and not is_probed and event.facts["due"] is not None:
-            return "done, and still waiting to be tried again"
+            return "done, and still waiting for a retry"
         return None
 
     def _wrong_wait(self, event: Event, after: StoredRow, until: float) -> str | None:
-        """What is to be tried again waits with its record, and as long as the policy says."""
+        """A message to retry waits with its record, for as long as the policy says."""
         due = event.facts["due"]
         if due is None:
             return "U5: said to wait, and nothing does"

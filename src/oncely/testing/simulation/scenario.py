@@ -22,7 +22,7 @@ _POLICIES: dict[str, dict[str, Any]] = {
 }
 _OFTEN = ("at_least_once", "at_most_once", "effectively_once")
 STRIKES = ("kill", "kill", "freeze", "freeze", "stop", "interrupt", "interrupt")
-BLOWS = ("store_away", "broker_away", "redeliver", "copy", "reset", "forget", "purge")
+BLOWS = ("store_away", "broker_away", "redeliver", "copy", "reset", "settle", "forget", "purge")
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class Scheduler:
         return main is not None and main.ran_at < since and main.wake_at == _FOREVER
 
     def kill(self, process: SimulatedProcess) -> None:
-        """End a process: all its threads are unwound at once, and can do nothing meanwhile."""
+        """End a process: all its threads are unwound at once, and can do nothing else."""
         process.is_dead = True
         process.strike = None
         for task in [each for each in self._tasks if each.process is process]:

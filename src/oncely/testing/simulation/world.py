@@ -279,6 +279,8 @@ class World:
         key = self._key_for(kind)
         calls: dict[str, Callable[[], object]] = {
             "reset": lambda: ledger.reset(key),
+            # What he says is true.
+            "settle": lambda: (ledger.happened if self._has_happened(key) else ledger.reset)(key),
             "forget": lambda: ledger.forget(key),
             "purge": lambda: ledger.purge("2s"),
         }
@@ -291,14 +293,16 @@ class World:
         self.scheduler.spawn(process, operate, "main")
 
     def _key_for(self, kind: str) -> Key:
-        """What an operator looks at: what is in doubt, where he is to forget, if anything is."""
+        """What an operator looks at: what is in doubt, where he is to forget or to settle it, if
+        anything is.
+        """
         now = EPOCH + self.scheduler.now
         doubtful = [
             record.key
             for record in self.store.unfinished
             if record.lease_until is not None and record.lease_until <= now
         ]
-        if kind == "forget" and doubtful:
+        if kind in ("forget", "settle") and doubtful:
             return self.draws.choice(doubtful)
         return Key(CONSUMER, self.draws.choice(self.scenario.messages).id)
 
@@ -316,6 +320,8 @@ class World:
 
     def _probe(self, message: Message) -> Finding:
         self.scheduler.sleep(self.draws.uniform(0.0, 0.2))
-        key = (CONSUMER, message.id)
-        has_happened = any(event.facts["key"] == key for event in self.history.of("effect"))
+        has_happened = self._has_happened(Key(CONSUMER, message.id))
         return self.draws.choice(("unknown", "happened" if has_happened else "not_happened"))
+
+    def _has_happened(self, key: Key) -> bool:
+        return any(event.facts["key"] == key for event in self.history.of("effect"))

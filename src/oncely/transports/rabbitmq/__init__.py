@@ -1,1 +1,1 @@
-"""RabbitMQ, by pika. Imported only when its URL is opened."""
+"""RabbitMQ, through pika. Imported only when its URL is opened."""

@@ -1,20 +1,20 @@
-"""How many messages the broker may send before any is settled, in all and by their bytes."""
+"""The allowance: how many messages, and bytes, the broker may send before one is settled."""
 
 from oncely.transports.rabbitmq.url_options import RabbitSettings
 
 _LEARNS = 1 / 32
-"""How much of what is known of sizes gives way to the one that was seen last."""
+"""The weight of the last size in the moving average."""
 _GROWS = 8
-"""How many times as many at most: it is tried on what few messages have shown."""
+"""The largest factor of one increase, as few messages were seen so far."""
 _AROUND_BYTES = 500
-"""What a message takes here besides what was sent."""
+"""The memory that a message takes in this process in addition to its bytes."""
 
 
 class Allowance:
-    """How many messages a consumer is sent before it settles.
+    """How many messages the broker may send to a consumer before it settles.
 
-    RabbitMQ bounds messages and not bytes, and a consumer's share stays as it is. So the first is
-    so small that messages of the largest size fit; the next, by the sizes seen, is another's.
+    RabbitMQ limits messages, not bytes, and the limit of a consumer cannot change. So the first
+    limit allows for messages of the largest size; a new consumer gets a limit by the sizes seen.
     """
 
     def __init__(self, settings: RabbitSettings) -> None:
@@ -25,20 +25,21 @@ class Allowance:
 
     @property
     def fitting(self) -> int:
-        """How many messages of the size that is usual now may be here."""
+        """How many messages of the current average size may be unsettled."""
         return max(1, min(self._settings.prefetch, int(self._settings.prefetch_bytes / self._size)))
 
     def see(self, size: int) -> bool:
-        """Learn of a message that came; whether the share is too large by far since then."""
+        """Learn the size of a message; return whether the share is now far too large."""
         self._seen += 1
         above = size + _AROUND_BYTES - self._size
-        # The mean of the first ones, and then one that forgets.
+        # The mean of the first sizes, and then a moving average.
         self._size += above * max(_LEARNS, 1 / self._seen)
         return above > 0 and self.share >= 2 * self.fitting and self.share > 1
 
     def grow(self, held: int, *, is_stuck: bool) -> bool:
-        """Whether there is another share, besides those that are held, so large that it is worth
-        it: a fourth of this one for who is stuck, as none of it can be sent again; else half more.
+        """Set a new share, if it is worth it, in addition to the messages held; return whether it
+        is set. A stuck consumer, which can be sent no more, needs a fourth of the present share;
+        any other needs half more than the present one.
         """
         share = min(self.fitting, _GROWS * held) - held
         if share < max(1, self.share * (0.25 if is_stuck else 1.5)):
@@ -47,5 +48,5 @@ class Allowance:
         return True
 
     def shrink(self) -> None:
-        """Make it fit."""
+        """Set the share by the sizes seen."""
         self.share = self.fitting

@@ -1,9 +1,8 @@
-"""Connections to a RabbitMQ broker: each with a thread of its own, so that nobody's work starves
-its heartbeats.
+"""Connections to a RabbitMQ broker: each has its own thread, so that other work does not delay its
+heartbeats.
 """
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from pika import SelectConnection, exceptions
 from pika.connection import Parameters
 
+from oncely._util.clock import monotonic
 from oncely._util.pauses import pause_s
 from oncely.core.errors import BrokerRefused, TransportError, describe
 from oncely.transports.rabbitmq.wire import AmqpWire
@@ -20,13 +20,13 @@ T = TypeVar("T")
 Reply = Callable[[Any], None]
 
 ANSWER_S = 30.0
-"""How long a broker may take to answer what it answers at once when it is well."""
+"""How long a broker may take for an answer that a healthy broker gives at once."""
 _CLOSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 
 Lost = TransportError | BrokerRefused
-"""Why a line is of no use any more."""
+"""Why a connection is lost."""
 
 
 class ChannelLost(TransportError):
@@ -39,16 +39,16 @@ class ChannelLost(TransportError):
 
 
 class Line:
-    """A connection and the thread that serves it. Once it is lost it stays lost."""
+    """A connection and its thread. A lost connection stays lost."""
 
     def __init__(self, parameters: Parameters, answer_s: float = ANSWER_S) -> None:
         self.wire = AmqpWire()
-        """Only the line's thread makes use of it."""
+        """Only the line's thread uses it."""
         self._answer_s = answer_s
         self._lock = threading.Lock()
         self._error: Lost | None = None
         self._blocked = threading.Event()
-        """The broker takes no more of what is published, and listens to nothing else."""
+        """The broker has blocked the connection: it accepts no messages and reads nothing else."""
         self._asked: set[Future[Any]] = set()
         self._opened: Future[None] = Future()
         self._asked.add(self._opened)
@@ -58,12 +58,12 @@ class Line:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not lost, as far as anybody knows."""
+        """Whether the connection is open, as far as is known."""
         return self._error is None
 
     def wait_until_open(self) -> None:
-        """Raises TransportError when it cannot be opened; BrokerRefused where to try again is no
-        use.
+        """Raises TransportError when it cannot be opened; BrokerRefused if it is useless to try
+        again.
         """
         self._answer(self._opened)
 
@@ -89,11 +89,11 @@ class Line:
         return int(self._connection.params.frame_max)
 
     def when_written(self, call: Callable[[], object]) -> None:
-        """On the thread: call it as soon as all that was said before is with the system."""
+        """On the thread: call `call` as soon as all earlier output was written to the socket."""
         self.wire.loop.add_callback(lambda: self._call_or_wait(call))
 
     def close(self) -> None:
-        """Leave the broker, who gives back what is not settled."""
+        """Close the connection; the broker requeues what is not settled."""
         closed = TransportError("RabbitMQ: the connection was closed")
         with self._lock:
             is_heard = self._error is None and not self._blocked.is_set()
@@ -116,7 +116,7 @@ class Line:
             self._connection.add_on_connection_blocked_callback(lambda *_: self._blocked.set())
             self._connection.add_on_connection_unblocked_callback(lambda *_: self._blocked.clear())
             self.wire.loop.start()
-        except Exception as raised:  # noqa: BLE001 - whatever it is, those who wait are told.
+        except Exception as raised:  # noqa: BLE001 - the waiting threads get every error.
             error = raised
         self._over(error or TransportError("RabbitMQ: the connection has ended"))
         with self._lock:
@@ -131,7 +131,7 @@ class Line:
             _fail(future, self._error)
 
     def _end(self, error: Lost) -> None:
-        """Make it lost, from any thread, without a word to the broker."""
+        """Drop the connection, from any thread, without closing it at the broker."""
         with self._lock:
             if self._error is None:
                 self.wire.loop.add_callback_threadsafe(lambda: self._abort(error))
@@ -146,7 +146,7 @@ class Line:
             self.wire.stream.abort()
 
     def _leave(self) -> None:
-        # One that is being closed, or is lost, is not to be closed again.
+        # A connection that is closing, or lost, must not be closed again.
         with suppress(exceptions.ConnectionWrongStateError):
             self._connection.close()
 
@@ -168,7 +168,7 @@ class Line:
 
 
 class Channel:
-    """A channel of a line, and what was asked on it. One that the broker has closed stays so."""
+    """A channel of a line, and its pending calls. A channel that the broker closed stays closed."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -179,11 +179,11 @@ class Channel:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether the channel is closed."""
         return self.error is not None or not self.line.is_open
 
     def ask(self, start: Callable[[Reply], object]) -> Any:
-        """Run `start` on the thread; return what it, or pika later, hands to the reply.
+        """Run `start` on the thread; return the value that it, or pika later, gives to the reply.
 
         Raises ChannelLost when the broker closes the channel instead.
         """
@@ -198,17 +198,17 @@ class Channel:
         return self.line.ask(begin)
 
     def call(self, method: Callable[..., object], *args: Any, **named: Any) -> Any:
-        """What the broker answers to this method of pika's channel. Raises as `ask` does."""
+        """Call this method of pika's channel; return the broker's answer. Raises as `ask` does."""
         return self.ask(lambda reply: method(*args, **named, callback=reply))
 
     def close(self) -> None:
-        """Give back what is not settled on it."""
+        """Close the channel; the broker requeues what is not settled on it."""
         with suppress(TransportError, BrokerRefused):
-            # The answer is that it is lost.
+            # Answered by the loss of the channel.
             self.ask(lambda _: self.raw.close())
 
     def lost(self) -> None:
-        """On the thread: it was closed, for the reason in `error`."""
+        """On the thread: the channel was closed, for the reason in `error`."""
 
     def _open(self, reply: Reply) -> None:
         self.raw = self.line.open_channel(reply)
@@ -222,7 +222,7 @@ class Channel:
 
 
 class Reach:
-    """The way to the broker: a line, and another one when that is lost, with pauses that grow."""
+    """Reconnects to the broker: opens a new line when one is lost, with growing pauses."""
 
     def __init__(self, parameters: Parameters, answer_s: float = ANSWER_S) -> None:
         self._parameters = parameters
@@ -235,7 +235,7 @@ class Reach:
         self._closed = threading.Event()
 
     def line(self, until: float = 0.0) -> Line:
-        """A line that is open; tries again until that moment. Raises as Line does."""
+        """An open line; tries to connect until that moment. Raises as Line does."""
         with self._lock:
             while True:
                 if self._line is not None and self._line.is_open:
@@ -255,29 +255,29 @@ class Reach:
                     raise
 
     def close(self) -> None:
-        """Close the line; there is no other after it. Waits for nobody who is just opening one."""
+        """Close the line, and open no other. Does not wait for a thread that is opening one."""
         self._closed.set()
         if (line := self._line) is not None:
             line.close()
 
     def _pause(self, until: float) -> None:
-        """Wait until one may try again; raise where that would be too late."""
-        now = time.monotonic()
+        """Wait until the next attempt; raise if that is too late."""
+        now = monotonic()
         last = max(now, until)
         if self._closed.wait(max(0.0, min(self._not_before, last) - now)):
-            raise TransportError("RabbitMQ: the transport was closed meanwhile")
+            raise TransportError("RabbitMQ: the transport was closed while connecting")
         if self._not_before > last:
             raise self._error
 
     def _failed(self, error: Lost) -> None:
         rest_s = pause_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._failures += 1
-        self._not_before = time.monotonic() + rest_s
+        self._not_before = monotonic() + rest_s
         self._error = error
 
 
 def error_of(reason: BaseException) -> Lost:
-    """What to tell of an error of pika's."""
+    """The error to raise for an error of pika."""
     match reason:
         case TransportError() | BrokerRefused():
             return reason
@@ -291,12 +291,12 @@ def error_of(reason: BaseException) -> Lost:
 
 
 def _is_brokers_word(error: BaseException) -> bool:
-    """Whether the broker has said so. Pika only guesses where a connection broke."""
+    """Whether the error came from the broker. If a connection broke, pika only guesses why."""
     return exceptions.ConnectionClosedByBroker.__name__ in f"{error!r}"
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """What pika has wrapped, often more than once."""
+    """The error that pika has wrapped, often more than once."""
     inner = getattr(error, "exceptions", None) or getattr(error, "exception", None)
     if not inner and error.args and isinstance(error.args[0], BaseException):
         inner = error.args[0]
@@ -308,12 +308,12 @@ def _innermost(error: BaseException) -> BaseException:
 def _begin(start: Callable[["Future[T]"], object], future: "Future[T]") -> None:
     try:
         start(future)
-    except Exception as error:  # noqa: BLE001 - it is raised where it was asked.
+    except Exception as error:  # noqa: BLE001 - it is raised in the caller of `ask`.
         _fail(future, error_of(error))
 
 
 def succeed(future: "Future[Any]", answer: object) -> None:
-    """Answer, unless somebody has."""
+    """Set the result, unless the future has one."""
     if not future.done():
         future.set_result(answer)
 

@@ -1,8 +1,7 @@
-"""Receiving from one queue: what the broker has delivered, and what becomes of it there."""
+"""Receiving from one queue, and settling its deliveries."""
 
 import math
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from itertools import count
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 from pika import spec
 
+from oncely._util.clock import monotonic
 from oncely.core.errors import TransportError
 from oncely.core.verdicts import Ack, Requeue, Settlement
 from oncely.transports.rabbitmq.allowance import Allowance
@@ -21,29 +21,29 @@ from oncely.transports.rabbitmq.wire import Sent
 from oncely.transports.transport import Delivery
 
 _QUIET_S = 5.0
-"""After so long without a message, a channel that holds none is replaced. Where a quorum queue is
-deleted and made again at once, the broker hands its consumers over to the new one without a word to
-them, and what that delivers may never arrive.
+"""After so long without a message, a channel without unsettled messages is replaced. If a quorum
+queue is deleted and created again at once, the broker silently moves its consumers to the new
+queue, whose deliveries may never arrive.
 """
 
 
 class Tag(NamedTuple):
-    """By which a delivery is known again."""
+    """Identifies a delivery."""
 
     intake: "Intake"
     number: int
 
 
 class Intake(Channel):
-    """A channel that consumes one queue, and all that it was given and has not settled.
+    """A channel that consumes one queue, and its unsettled deliveries.
 
-    Never more messages than `prefetch` are unsettled, but for one that `is_drained` has found. No
-    more bytes than `prefetch_bytes` are, as long as messages are about as large as those before
-    them; where they grow, what the broker was allowed to send comes all the same, and nothing more
-    until half of what may be here is settled.
+    At most `prefetch` messages are unsettled, and one more that `is_drained` has found. At most
+    `prefetch_bytes` are, as long as messages are about as large as those before them. If they
+    grow, the broker still sends what it was allowed to, and no more until half of what may be
+    unsettled is settled.
 
-    Of what is unsettled only the line's thread makes use. When it is over, by whatever, the broker
-    has taken that back.
+    Only the line's thread uses the unsettled deliveries. When the channel is closed, for any
+    reason, the broker has requeued them.
     """
 
     def __init__(self, line: Line, queue: str, settings: RabbitSettings) -> None:
@@ -51,17 +51,17 @@ class Intake(Channel):
         self._settings = settings
         self._allowance = Allowance(settings)
         self._arrivals: SimpleQueue[Delivery | None] = SimpleQueue()
-        """None, in the end, for those who wait."""
+        """Deliveries, and None at the end, for waiting receivers."""
         self._unsettled: dict[int, None] = {}
-        """By their numbers, in the order in which they came."""
+        """The numbers of unsettled deliveries, in the order of arrival."""
         self._consumer = b""
-        """The tag of the one that is sent messages; none while they would be too large."""
+        """The tag of the current consumer; empty while messages would be too large."""
         self._most = 0
-        """What may be here as long as nothing is settled."""
+        """How many messages may be unsettled before one is settled."""
         self._numbers = count()
         self._last_of_former = 0
-        """The number of the last message that came to another consumer."""
-        self._quiet_since = time.monotonic()
+        """The number of the last message of a former consumer."""
+        self._quiet_since = monotonic()
         self._looking = threading.Lock()
         self._looked: Reply
         super().__init__(line)
@@ -70,8 +70,8 @@ class Intake(Channel):
     # ---- For receivers -------------------------------------------------------------------------
 
     def take(self, limit: int, until: float) -> list[Delivery]:
-        """What has come, at most so many; waits until that moment for the first. Nothing as soon as
-        it is over.
+        """The deliveries that have arrived, at most so many; waits until that moment for the first.
+        Empty if the channel is closed.
         """
         taken: list[Delivery] = []
         while len(taken) < limit:
@@ -89,7 +89,7 @@ class Intake(Channel):
         return taken
 
     def settle(self, verdicts: Sequence[tuple[int, Settlement]]) -> int:
-        """Settle each; return how many come too late."""
+        """Settle each delivery; return how many are too late."""
 
         def begin(future: "Future[int]") -> None:
             late = self._settle(verdicts)
@@ -98,28 +98,28 @@ class Intake(Channel):
         return self.line.ask(begin)
 
     def is_drained(self) -> bool:
-        """Whether nothing waits in the queue, nor is here unsettled."""
+        """Whether no message waits in the queue, and none is unsettled here."""
         with self._looking:
-            # What the broker counts is late at times; to get none is a sure sign. Where it counts
-            # some, to get one would overtake those that are on their way.
+            # The broker's count is late at times; only an empty basic.get is sure. If the count is
+            # not 0, a basic.get would overtake messages that are on their way.
             if self._unsettled or self._count():
                 return False
             self._look()
             return not self._unsettled
 
     def _wait(self, until: float) -> Delivery | None:
-        while (left_s := until - time.monotonic()) > 0:
+        while (left_s := until - monotonic()) > 0:
             try:
                 return self._arrivals.get(timeout=min(left_s, _QUIET_S))
             except Empty:
-                if time.monotonic() > self._quiet_since + _QUIET_S:
+                if monotonic() > self._quiet_since + _QUIET_S:
                     self.ask(self._retire)
         return None
 
     def _look(self) -> None:
-        """Get a message out of the queue, as if it had been sent."""
+        """Get a message from the queue, as if the broker had sent it."""
         self.ask(self._get)
-        # By this answer all has arrived that was delivered before.
+        # Before this answer all earlier deliveries have arrived.
         self.call(self.raw.basic_qos, prefetch_count=1)
 
     def _count(self) -> int:
@@ -149,12 +149,12 @@ class Intake(Channel):
         self._consume(reply)
 
     def _consume(self, reply: Reply | None = None) -> None:
-        # No bare number: RabbitMQ 3.10 calls those who get messages so, and confuses them.
+        # Not a bare number: RabbitMQ 3.10 uses such tags for basic.get, and confuses the two.
         tag = f"oncely-{next(self._numbers)}"
         self._consumer = tag.encode()
         self._most = len(self._unsettled) + self._allowance.share
         self.raw.basic_qos(prefetch_count=self._allowance.share)
-        # Pika is given none of its messages.
+        # The messages do not go through pika.
         self.raw.basic_consume(self._queue, lambda *_: None, consumer_tag=tag, callback=reply)
 
     def _on_sent(self, sent: Sent) -> None:
@@ -167,26 +167,26 @@ class Intake(Channel):
             self._grow()
 
     def _arrive(self, sent: Sent) -> bool:
-        """Whether the broker may send too much."""
+        """Take in a message; return whether the broker may send too much."""
         self._unsettled[sent.number] = None
-        self._quiet_since = time.monotonic()
+        self._quiet_since = monotonic()
         self._arrivals.put(self._delivery(sent))
         return self._allowance.see(len(sent.properties) + len(sent.body))
 
     def _grow(self) -> None:
-        """Have more sent where sizes allow it, and all is here that may be."""
+        """Allow the broker to send more, if it has sent all it may, and sizes allow it."""
         held = len(self._unsettled)
         is_stuck = held >= self._most
         if not is_stuck and self._first_unsettled() <= self._last_of_former:
             return
         if self._allowance.grow(held, is_stuck=is_stuck):
-            # One after the other: from two at once messages come out of order.
+            # One consumer after the other: two at once would get messages out of order.
             self._stop()
             self._consume()
 
     def _stop(self) -> None:
-        """Have nothing more sent. What is on its way comes: pika, which would reject it, does not
-        see it.
+        """Cancel the consumer. Messages on their way still arrive: pika, which would reject them,
+        does not see them.
         """
         cancel = spec.Basic.Cancel(consumer_tag=self._consumer.decode(), nowait=True)
         self.line.wire.say(self.raw.channel_number, cancel)
@@ -194,7 +194,7 @@ class Intake(Channel):
         self._last_of_former = next(reversed(self._unsettled))
 
     def _resume(self) -> None:
-        """Have messages sent again, as few as fit, when there is room."""
+        """Consume again, as many messages as fit, when there is room."""
         if not self._consumer and len(self._unsettled) <= self._allowance.fitting // 2:
             self._allowance.shrink()
             self._consume()
@@ -220,7 +220,7 @@ class Intake(Channel):
             if isinstance(verdict, Ack):
                 acknowledged.append(number)
             else:
-                # Before what is acknowledged together: that must not include it.
+                # Before the multiple acknowledgement, which must not include this message.
                 self.raw.basic_reject(number, requeue=isinstance(verdict, Requeue))
         self._acknowledge(acknowledged)
         self._resume()
@@ -239,7 +239,7 @@ class Intake(Channel):
         return next(iter(self._unsettled), math.inf)
 
     def _retire(self, reply: Reply) -> None:
-        self._quiet_since = time.monotonic()
+        self._quiet_since = monotonic()
         if not self._unsettled:
             self._give_up(f"nothing came out of queue {self._queue!r}")
         reply(None)

@@ -1,4 +1,4 @@
-"""Between messages and what AMQP has for them: properties, headers, a body."""
+"""Converts messages to and from AMQP: properties, headers and a body."""
 
 import json
 from datetime import datetime
@@ -12,7 +12,7 @@ from oncely.transports.rabbitmq.properties import Encoded, decode_properties, mo
 from oncely.transports.transport import too_large
 
 _OURS = "x-oncely-"
-"""How names of headers begin that are for oncely only, and never part of a message."""
+"""The prefix of oncely's own headers, which are not part of a message."""
 _ID = f"{_OURS}id"
 _TYPE = f"{_OURS}type"
 _SOURCE = f"{_OURS}source"
@@ -20,10 +20,10 @@ _CONTENT_TYPE = f"{_OURS}content-type"
 _TIME = f"{_OURS}time"
 _KEY = f"{_OURS}key"
 _BROKERS = ("x-delivery-count", "x-death", "x-first-death-", "x-last-death-")
-"""How names of headers begin that the broker writes, about what it did."""
+"""The prefix of headers that the broker writes about its own actions."""
 _CARRIED = {"CC": f"{_OURS}cc", "BCC": f"{_OURS}bcc"}
-"""The broker would send copies to the queues that stand there, and closes the channel where it
-cannot read them."""
+"""The broker would send copies to the queues in these headers, and closes the channel if it cannot
+read them."""
 _RESTORED = {ours: name for name, ours in _CARRIED.items()}
 _TOLD = {
     "amqp-content-encoding": "content_encoding",
@@ -34,24 +34,24 @@ _TOLD = {
     "amqp-user-id": "user_id",
     "amqp-cluster-id": "cluster_id",
 }
-"""The headers that a message has for properties of AMQP which it has no field for."""
+"""A message's headers for the AMQP properties for which it has no field."""
 _TIMESTAMP = "amqp-timestamp"
 _SENT = frozenset(("content_encoding", "correlation_id", "reply_to"))
-"""Those that a message which is published has again. The broker does not let another user's name
-pass, and what is left of a time to live only it knows."""
+"""Those that become properties again when the message is published. Others do not: the broker
+refuses another user's name, and only the broker knows the rest of a time to live."""
 _SHORT = 255
-"""Bytes; AMQP has no more room in a property."""
+"""Bytes: the limit of a property in AMQP."""
 
 
 class Content(NamedTuple):
-    """What is published."""
+    """A message as it is published."""
 
     properties: Encoded
     body: bytes
 
 
 class Arrived(NamedTuple):
-    """What has been delivered."""
+    """A delivery as a message."""
 
     message: Message
     problem: str | None
@@ -61,7 +61,7 @@ class Arrived(NamedTuple):
 
 
 def content_of(message: Message) -> Content:
-    """A message as it is published. Raises MessageError for what AMQP has no room for."""
+    """The content to publish for a message. Raises MessageError for what does not fit into AMQP."""
     headers = {_CARRIED.get(name, name): value for name, value in message.headers.items()}
     properties: dict[str, Any] = {
         "message_id": _short(message.id, _ID, headers),
@@ -86,7 +86,7 @@ def content_of(message: Message) -> Content:
 
 
 def arrived(raw: bytes, body: bytes, *, redelivered: bool, max_bytes: int) -> Arrived:
-    """What has been delivered, with properties as they came."""
+    """The delivery with these encoded properties."""
     properties, problem = decode_properties(raw)
     id_: object = properties.message_id
     if isinstance(id_, bytes):
@@ -96,7 +96,7 @@ def arrived(raw: bytes, body: bytes, *, redelivered: bool, max_bytes: int) -> Ar
 
 
 def message_of(properties: BasicProperties, body: bytes) -> Message:
-    """The message, whoever has published it. What cannot be understood of it is left out."""
+    """The message of any publisher. Properties that cannot be understood are left out."""
     headers = {_text(name) or "": value for name, value in (properties.headers or {}).items()}
     return Message(
         _text(headers.get(_ID, properties.message_id)) or "",
@@ -112,7 +112,7 @@ def message_of(properties: BasicProperties, body: bytes) -> Message:
 
 def count_of(properties: BasicProperties, redelivered: bool) -> int:
     """How often it was delivered, this time included, as far as the broker tells."""
-    # On a first delivery that header can only be the publisher's.
+    # On a first delivery only the publisher can have set that header.
     counted = (properties.headers or {}).get("x-delivery-count") if redelivered else 0
     return counted + 1 if isinstance(counted, int) and counted > 0 else 1
 
@@ -133,7 +133,7 @@ def _users(headers: dict[str, Any], properties: BasicProperties) -> dict[str, st
 
 
 def _tell(header: str, headers: dict[str, Any], properties: dict[str, Any]) -> None:
-    """Make a property again of a header that was one, where it can be."""
+    """Turn a header that was a property into the property again, if possible."""
     name, value = _TOLD[header], headers[header]
     if name in _SENT and len(value.encode(errors="replace")) <= _SHORT:
         properties[name] = headers.pop(header)
@@ -142,7 +142,7 @@ def _tell(header: str, headers: dict[str, Any], properties: dict[str, Any]) -> N
 
 
 def _short(text: str, header: str, headers: dict[str, Any]) -> str | None:
-    """The text if a property has room for it; if not, it is put into that header."""
+    """The text, if it fits into a property; else it is put into that header."""
     if len(text) <= _SHORT // 4 or len(text.encode(errors="replace")) <= _SHORT:
         return text
     headers[header] = text
@@ -150,13 +150,13 @@ def _short(text: str, header: str, headers: dict[str, Any]) -> str | None:
 
 
 def _seconds(time: datetime) -> int | None:
-    # For other consumers; we read the header.
+    # For consumers other than oncely, which reads the header.
     seconds = int(time.timestamp())
     return seconds if seconds >= 0 else None
 
 
 def _text(value: Any) -> str | None:
-    """A value of a header or property as text, whatever it is."""
+    """Any value of a header or property as text."""
     if value is None or isinstance(value, str):
         return value
     match value:

@@ -1,11 +1,13 @@
-"""The properties of messages as AMQP has them on the wire: read whatever a client has written.
+"""The properties of messages in AMQP's wire format: reads whatever a client has written.
 
-Pika's own reading ends the connection for what it does not know, and cuts floats.
+Pika's own reader ends the connection for values that it does not know, and truncates floats.
 """
 
 import struct
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 from pika import BasicProperties
@@ -32,7 +34,7 @@ _NAMES = (
     "app_id",
     "cluster_id",
 )
-"""In their order on the wire; the first has the highest flag."""
+"""The properties in their order on the wire; the first has the highest flag."""
 _TEXTS = frozenset(_NAMES) - {"headers", "delivery_mode", "priority", "timestamp"}
 _FLAGS = {name: 1 << (15 - place) for place, name in enumerate(_NAMES)}
 _NUMBERS = {
@@ -50,23 +52,20 @@ _NUMBERS = {
     )
     for kind in kinds
 }
-"""As RabbitMQ reads them."""
+"""The types of values, as RabbitMQ reads them."""
 
 
 def decode_properties(data: bytes) -> tuple[BasicProperties, str | None]:
-    """The properties, and what of them cannot be read, if anything: all others are there.
+    """The properties that can be read, and what is wrong with the others, if anything.
 
-    Text that is not UTF-8 is bytes, but in a header's name, where it is escaped. What is left of
-    headers that cannot be read is in one of its own, in hexadecimal digits.
+    Text that is not UTF-8 becomes bytes; in a header's name it is escaped. The rest of headers
+    that cannot be read is in a header of its own, in hexadecimal digits.
     """
     properties = BasicProperties()
     reader = _Reader(data)
     problem = None
     try:
-        flags = reader.whole(2)
-        for name, flag in _FLAGS.items():
-            if not flags & flag:
-                continue
+        for name in _present(reader.whole(2)):
             if name in _TEXTS:
                 setattr(properties, name, reader.text(reader.whole(1)))
             elif name == "headers":
@@ -78,8 +77,14 @@ def decode_properties(data: bytes) -> tuple[BasicProperties, str | None]:
     return properties, problem
 
 
+@cache
+def _present(flags: int) -> Sequence[str]:
+    """The properties that these flags announce."""
+    return [name for name, flag in _FLAGS.items() if flags & flag]
+
+
 def _headers(reader: "_Reader") -> tuple[dict[str, Any], str | None]:
-    # Its own reader: where it fails, the properties behind the headers are still found.
+    # A reader of its own: if it fails, the properties after the headers can still be read.
     table = _Reader(reader.take(reader.whole(4)))
     headers: dict[str, Any] = {}
     while not table.is_done:
@@ -92,7 +97,7 @@ def _headers(reader: "_Reader") -> tuple[dict[str, Any], str | None]:
 
 
 class Encoded(BasicProperties):
-    """Properties as they go on the wire. Raises MessageError for what AMQP has no room for."""
+    """Properties encoded for the wire. Raises MessageError for what does not fit into AMQP."""
 
     def __init__(self, **properties: Any) -> None:
         super().__init__(**properties)
@@ -107,12 +112,12 @@ class Encoded(BasicProperties):
         self.size = sum(map(len, self._pieces))
 
     def encode(self) -> list[bytes]:
-        """What pika sends. It adds to the list."""
+        """The pieces that pika sends; pika adds to the list."""
         return [*self._pieces]
 
 
 class _UnreadableError(Exception):
-    """What stands there is no AMQP."""
+    """The bytes are not AMQP."""
 
 
 class _Reader:
@@ -126,7 +131,7 @@ class _Reader:
         return self._at >= len(self._data)
 
     def whole(self, size: int) -> int:
-        """The next number of 0 or more, in so many bytes."""
+        """The next unsigned integer, of so many bytes."""
         return int.from_bytes(self.take(size))
 
     def take(self, size: int) -> bytes:
@@ -138,7 +143,7 @@ class _Reader:
         return self._data[start:end]
 
     def text(self, size: int) -> str | bytes:
-        """The next text; bytes where it is none."""
+        """The next text; bytes if it is not text."""
         data = self.take(size)
         try:
             return data.decode()
@@ -146,7 +151,7 @@ class _Reader:
             return data
 
     def rest(self) -> bytes:
-        """From the last field that was begun."""
+        """The bytes from the beginning of the last field on."""
         return self._data[self._field_at :]
 
     def field(self, into: dict[str, Any]) -> None:
@@ -179,7 +184,7 @@ class _Reader:
 
     def _nested(self, *, is_table: bool) -> Any:
         if self._depth == _DEEPEST:
-            raise _UnreadableError(f"tables stand more than {_DEEPEST} deep in one another")
+            raise _UnreadableError(f"tables are nested more than {_DEEPEST} deep")
         inner = _Reader(self.take(self.whole(4)), self._depth + 1)
         table: dict[str, Any] = {}
         values: list[Any] = []
@@ -192,7 +197,7 @@ class _Reader:
 
 
 def moment_of(number: int) -> datetime | None:
-    """What a timestamp means: seconds, or, where that would be beyond all years, milliseconds."""
+    """The time of a timestamp in seconds, or in milliseconds if seconds would be out of range."""
     for seconds in (number, number / 1_000):
         try:
             return datetime.fromtimestamp(seconds, UTC)

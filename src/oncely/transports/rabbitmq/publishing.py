@@ -1,4 +1,4 @@
-"""Publishing with confirms: many messages are on their way at once, and each is accounted for."""
+"""Publishing with confirms: many messages are in flight at once, and each is accounted for."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -25,40 +25,40 @@ _NO_ROUTE = "no queue takes it"
 _REFUSALS = (403, 404)
 _TOO_LARGE = 406
 _DEFAULT = "amq.default"
-"""What the broker calls the exchange without a name."""
+"""The broker's word for the exchange without a name."""
 _MOST_CHANNELS = 10
 _WINDOW = 1_000
-"""So many messages are sent before the first is confirmed."""
+"""The number of messages sent before the first is confirmed."""
 _PAUSES_S = (0.05, 0.1, 0.2)
-"""Before each next try to publish what was not stored: a quorum queue takes nothing for a moment
-while it starts, or has no leader."""
+"""The pauses before messages that were not stored are published again: a quorum queue accepts
+nothing for a moment while it starts, or has no leader."""
 _AROUND_PROPERTIES_BYTES = 64
-"""Of the frame that they have to be in: a larger one ends the connection."""
+"""The size of the frame that must hold the properties: a larger one ends the connection."""
 
 Refused = Mapping[int, str]
-"""Which messages the broker does not take, by their places, and why."""
+"""Why the broker refused messages, by their places."""
 
 
 class Route(NamedTuple):
-    """Where messages are published to."""
+    """The destination of messages."""
 
     exchange: str
     key: str
     queue: str | None = None
-    """What is to be made where it is missing."""
+    """The queue to create if it is missing."""
 
     def may_yet(self, reason: str) -> bool:
-        """Whether what was refused so may be taken soon."""
-        # A queue of ours may have been deleted since it was made.
+        """Whether a message refused for this reason may be accepted soon."""
+        # A queue of ours may have been deleted since it was created.
         return reason == NOT_STORED or (reason == _NO_ROUTE and self.queue is not None)
 
     def is_in(self, refusal: str) -> bool:
-        """Whether the broker speaks of the exchange."""
+        """Whether the broker's refusal is about the exchange."""
         return f"exchange '{self.exchange or _DEFAULT}'" in refusal
 
 
 class Publishing:
-    """Publishes over one channel, and over another where that is lost."""
+    """Publishes over one channel, and over a new one when that is lost."""
 
     def __init__(self, parameters: Parameters, confirm_s: float, queue_type: str) -> None:
         self._reach = Reach(parameters, confirm_s)
@@ -67,8 +67,8 @@ class Publishing:
         self._publisher: _Publisher | None = None
 
     def publish(self, route: Route, contents: Sequence[Content]) -> Refused:
-        """Return when all others are stored. Raises TransportError when the broker does not say so
-        of all in time.
+        """Publish; return the refused messages when all others are stored. Raises TransportError
+        if the broker does not answer for all of them in time.
         """
         refused: dict[int, str] = {}
         left = list(range(len(contents)))
@@ -83,7 +83,7 @@ class Publishing:
         return refused
 
     def close(self) -> None:
-        """Whoever is publishing is told that the connection is lost."""
+        """Close the connection; threads that are publishing get TransportError."""
         self._reach.close()
 
     def _publish(self, route: Route, contents: Sequence[Content]) -> Refused:
@@ -103,7 +103,7 @@ class Publishing:
                     raise
                 if lost is not publisher.error or route.is_in(lost.text):
                     return dict.fromkeys(range(len(contents)), lost.text)
-                # Of another destination, to which somebody has published over the same channel.
+                # The channel was closed for another destination, of another thread.
         raise TransportError("RabbitMQ: others' refused messages have closed the channel too often")
 
     def _own(self) -> "_Publisher":
@@ -115,7 +115,7 @@ class Publishing:
 
 
 class _Window:
-    """Messages for one destination that are on their way together."""
+    """Messages for one destination that are in flight together."""
 
     def __init__(self, route: Route, contents: Sequence[Content], done: Reply) -> None:
         self.route = route
@@ -130,11 +130,11 @@ class _Window:
 
 
 class _Publisher(Channel):
-    """A channel on which the broker confirms what it has stored."""
+    """A channel in confirm mode."""
 
     def __init__(self, line: Line) -> None:
         self.prepared: set[Route] = set()
-        """What is there."""
+        """The queues and exchanges that are known to exist."""
         self._numbers = 0
         self._unconfirmed: dict[int, tuple[_Window, int]] = {}
         super().__init__(line)
@@ -142,8 +142,8 @@ class _Publisher(Channel):
         self.call(self.raw.confirm_delivery, self._on_confirm)
 
     def prepare(self, route: Route, queue_type: str) -> None:
-        """See to it that a queue is there, or that an exchange is: to publish to one that is not
-        would close the channel. Raises ChannelLost where it is not.
+        """Make sure that the queue or the exchange exists: publishing to a missing one would close
+        the channel. Raises ChannelLost if it does not exist.
         """
         known = route._replace(key="") if route.exchange else route
         if known in self.prepared:
@@ -151,15 +151,16 @@ class _Publisher(Channel):
         if route.exchange:
             check_exchange(self.line, route.exchange)
         elif route.queue is not None:
-            # Of which type one is that somebody has made does not matter here.
+            # The type of a queue that exists does not matter here.
             with suppress(WrongQueueType):
                 make_queue(self.line, route.queue, queue_type)
         self.prepared.add(known)
 
     def publish(self, route: Route, contents: Sequence[Content]) -> dict[int, str]:
-        """Publish; return what the broker has refused.
+        """Publish; return the refused messages.
 
-        Raises TransportError when it has not told of all; for each window it has the line's time.
+        Raises TransportError if the broker has not answered for all; it has the line's time for
+        each window.
         """
         most = self.line.frame_bytes() - _AROUND_PROPERTIES_BYTES
         refused = {
@@ -182,7 +183,7 @@ class _Publisher(Channel):
             self.raw.basic_publish(route.exchange, route.key, body, properties, mandatory=True)
 
     def _on_return(self, _: object, returned: spec.Basic.Return, __: object, body: bytes) -> None:
-        # It does not say which; one that is equal to it in all that counts is as good.
+        # The broker does not say which message; an equal one will do.
         raw = self.line.wire.properties.pop(self.raw.channel_number)
         message_id = decode_properties(raw)[0].message_id
         route = (returned.exchange, returned.routing_key)

@@ -2,12 +2,12 @@
 
 import logging
 import os
-import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from pika.connection import Parameters
 
+from oncely._util.clock import monotonic
 from oncely.core.binding import Binding
 from oncely.core.destination import (
     Destination,
@@ -31,7 +31,7 @@ from oncely.transports.transport import Delivery, Features, log_rejected, refusa
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.2
-"""After a failure that was not the connection's, before the next try to receive."""
+"""The pause before receiving again, after a failure that was not the connection's."""
 
 
 class RabbitmqTransport:
@@ -51,7 +51,7 @@ class RabbitmqTransport:
         self._session = Session(parameters, settings, self._alone)
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
-        until = time.monotonic() + wait_s
+        until = monotonic() + wait_s
         session = self._own()
         while not session.closed.is_set():
             try:
@@ -59,11 +59,11 @@ class RabbitmqTransport:
             except TransportError:
                 if session.closed.is_set():
                     break
-                if time.monotonic() >= until:
+                if monotonic() >= until:
                     raise
-                session.closed.wait(min(_PAUSE_S, until - time.monotonic()))
+                session.closed.wait(min(_PAUSE_S, until - monotonic()))
                 continue
-            if taken or time.monotonic() >= until:
+            if taken or monotonic() >= until:
                 return taken
         return []
 
@@ -79,7 +79,7 @@ class RabbitmqTransport:
             try:
                 late += intake.settle(pairs) if session.has(intake) else len(pairs)
             except (TransportError, BrokerRefused) as error:
-                # The others may yet be settled.
+                # The others may still be settled.
                 failure = error
         if late:
             _log.info("settled_too_late", extra={"count": late})
@@ -119,7 +119,7 @@ class RabbitmqTransport:
         for binding in bindings:
             unbind(line, binding)
 
-    def bindings(self, queue: str) -> None:  # noqa: ARG002 - AMQP has no question for it.
+    def bindings(self, queue: str) -> None:  # noqa: ARG002 - AMQP has no method to list bindings.
         return None
 
     def is_drained(self, queue: str) -> bool:

@@ -1,12 +1,12 @@
-"""What a transport has open: its two connections, and what it consumes through one of them."""
+"""The two connections of a transport, and the queues that it consumes through one of them."""
 
 import os
 import threading
-import time
 from collections.abc import Set
 
 from pika.connection import Parameters
 
+from oncely._util.clock import monotonic
 from oncely.transports.rabbitmq.connection import Line, Reach
 from oncely.transports.rabbitmq.intake import Intake
 from oncely.transports.rabbitmq.publishing import Publishing
@@ -23,19 +23,19 @@ class Session:
     def __init__(self, parameters: Parameters, settings: RabbitSettings, alone: Set[str]) -> None:
         self.pid = os.getpid()
         self.consuming = Reach(parameters)
-        """Whatever happens to publishers, this one goes on."""
+        """The connection for receiving, which does not depend on publishing."""
         self.publishing = Publishing(parameters, settings.confirm_timeout_s, settings.queue_type)
         self.closed = threading.Event()
-        """Set as soon as nothing of it is of use any more."""
+        """Set when the session is closed."""
         self._settings = settings
         self._alone = alone
         self._lock = threading.Lock()
         self._intakes: dict[str, Intake] = {}
         self._others: dict[str, int] = {}
-        """How many consumed a queue before this did."""
+        """How many other consumers a queue had when this one began."""
 
     def intake(self, queue: str, until: float = 0.0) -> Intake:
-        """That of a queue; opened where it is not, with as many tries as there is time for."""
+        """The intake of a queue; if it is not open, tries to open it until that moment."""
         intake = self._intakes.get(queue)
         if intake is not None and not intake.is_over:
             return intake
@@ -49,21 +49,21 @@ class Session:
             return intake
 
     def _await_former(self, line: Line, queue: str) -> None:
-        """Wait until the broker has back what a lost connection was given: to a consumer that comes
-        sooner it would first deliver what stands behind that.
+        """Wait until the broker has requeued the messages of a lost connection. To a consumer that
+        comes sooner, it would deliver later messages first.
         """
-        until = time.monotonic() + _TAKEN_BACK_S
+        until = monotonic() + _TAKEN_BACK_S
         found = consumers(line, queue)
         others = 0 if queue in self._alone else self._others.setdefault(queue, found)
-        while found > others and time.monotonic() < until and not self.closed.wait(_LOOK_S):
+        while found > others and monotonic() < until and not self.closed.wait(_LOOK_S):
             found = consumers(line, queue)
 
     def has(self, intake: Intake) -> bool:
-        """Whether it is one of these, and what it has delivered can be settled."""
+        """Whether the intake belongs to this session, so that its deliveries can be settled."""
         return not intake.is_over and intake in list(self._intakes.values())
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close both connections; the broker requeues what is not settled."""
         self.closed.set()
         self.consuming.close()
         self.publishing.close()

@@ -12,28 +12,28 @@ from oncely.transports.transport import dead_of
 _ACCESS_REFUSED = 403
 _NOT_FOUND = 404
 _PRECONDITION_FAILED = 406
-# What comes again too often would else be dropped, from RabbitMQ 4 on after twenty times.
+# Else a message that is redelivered too often is dropped: since RabbitMQ 4 after twenty times.
 _NO_LIMIT = 2**31 - 1
 
 
 class WrongQueueType(BrokerRefused):
-    """There is a queue of that name and of another type."""
+    """A queue of that name has another type."""
 
 
 def make_queue(line: Line, name: str, queue_type: str) -> None:
-    """See to it that a queue is there and, where it is one of ours, that of its dead letters.
+    """Create a queue if it is missing, and for a queue of ours its dead-letter queue.
 
-    One that somebody has made with other arguments is taken as it is, but for its type. Raises
-    WrongQueueType for another type, and ChannelLost where it may not be made.
+    An existing queue with other arguments is used as it is, unless its type differs. Raises
+    WrongQueueType for another type, and ChannelLost if the user may not create the queue.
     """
-    # Both long before there is a message: a node that is killed within a second after a quorum
-    # queue was made forgets all that it has confirmed there.
+    # Both long before the first message: a node that is killed within a second after it created a
+    # quorum queue forgets what it has confirmed there.
     if _declare(line, name, queue_type):
         _declare(line, dead_of(name), queue_type)
 
 
 def waiting(line: Line, name: str) -> int:
-    """How many messages wait in a queue; none in one that is not there."""
+    """How many messages wait in a queue; 0 if there is no queue."""
     try:
         return int(_declared(line, name).message_count)
     except ChannelLost as lost:
@@ -43,12 +43,12 @@ def waiting(line: Line, name: str) -> int:
 
 
 def consumers(line: Line, name: str) -> int:
-    """How many consumers a queue has, or had whose messages are not yet back."""
+    """How many consumers a queue has, with former ones whose messages are not requeued yet."""
     return int(_declared(line, name).consumer_count)
 
 
 def subscribe(line: Line, queue: str, exchange: str, types: Sequence[str]) -> None:
-    """Have what is published to a topic exchange under one of these types come into the queue."""
+    """Bind the queue to a topic exchange by these types."""
     with _channel(line) as channel:
         channel.call(channel.raw.exchange_declare, exchange, "topic", durable=True)
         for type_ in types:
@@ -56,8 +56,8 @@ def subscribe(line: Line, queue: str, exchange: str, types: Sequence[str]) -> No
 
 
 def unbind(line: Line, binding: Binding) -> None:
-    """Have nothing more come by it. The broker takes it for done where it, its queue or its
-    exchange is gone.
+    """Remove a binding. The broker reports success if the binding, its queue or its exchange is
+    gone.
     """
     queue, exchange, type_ = binding
     with _channel(line) as channel:
@@ -65,7 +65,7 @@ def unbind(line: Line, binding: Binding) -> None:
 
 
 def check_exchange(line: Line, name: str) -> None:
-    """Raises ChannelLost where there is no such exchange."""
+    """Raises ChannelLost if there is no such exchange."""
     with _channel(line) as channel:
         channel.call(channel.raw.exchange_declare, name, passive=True)
 
@@ -78,7 +78,7 @@ def _channel(line: Line) -> Iterator[Channel]:
 
 
 def _declare(line: Line, name: str, queue_type: str) -> bool:
-    """Whether it is as we make queues."""
+    """Declare the queue; return whether it has the arguments of our queues."""
     arguments: dict[str, Any] = {
         "x-queue-type": queue_type,
         "x-dead-letter-exchange": "",
@@ -102,12 +102,12 @@ def _declare(line: Line, name: str, queue_type: str) -> bool:
         _declared(line, name)
         return False
     except ChannelLost as lost:
-        # That it is not there is no news: it may not be made.
+        # If the queue is missing, the error to report is that it may not be created.
         raise (refusal if lost.code == _NOT_FOUND else lost) from None
 
 
 def _declared(line: Line, name: str, arguments: dict[str, Any] | None = None) -> Any:
-    """What the broker tells of it; without arguments it has to be there."""
+    """The broker's answer to the declaration; without arguments the queue must exist."""
     is_passive = arguments is None
     with _channel(line) as channel:
         told = channel.call(

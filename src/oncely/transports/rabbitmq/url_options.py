@@ -1,4 +1,4 @@
-"""What the URL of a RabbitMQ broker says."""
+"""The options in the URL of a RabbitMQ broker."""
 
 import ssl
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from oncely.transports.url_values import Read, read_values, text, whole
 _QUEUE_TYPES = ("quorum", "classic")
 _MAX_PREFETCH = 65_535
 _MAX_BYTES = 128 << 20
-"""Of a message, in RabbitMQ unless its operator says otherwise."""
+"""RabbitMQ's default limit for the size of a message."""
 _HARM = 'never be enough; write "30s"'
 
 
 class RabbitSettings(NamedTuple):
-    """What the URL of a RabbitMQ transport may set."""
+    """The options that the URL of a RabbitMQ transport may set."""
 
     prefetch: int = 4_000
     prefetch_bytes: int = 64 << 20
@@ -31,12 +31,12 @@ class RabbitSettings(NamedTuple):
 
     @property
     def counts_deliveries(self) -> bool:
-        """Whether the broker tells how often it has delivered a message."""
+        """Whether the broker counts the deliveries of a message."""
         return self.queue_type == "quorum"
 
 
 def read_options(address: str, options: str) -> tuple[Parameters, RabbitSettings]:
-    """How to connect, and everything else. Raises ConfigError, which says what to type instead."""
+    """The connection's parameters, and all settings. Raises ConfigError for a wrong URL."""
     parameters = _parameters(address)
     said = read_values(options, _KNOWN)
     if heartbeat_s := said.pop("heartbeat_s", None):
@@ -54,7 +54,7 @@ def _parameters(address: str) -> URLParameters:
             f"transport: {mask_passwords(address)!r} is not an address of a broker; "
             'write "amqp://user:password@host:5672/vhost"'
         ) from error
-    # When to try again is decided elsewhere.
+    # Reach decides when to try again.
     parameters.connection_attempts = 1
     return parameters
 

@@ -1,4 +1,4 @@
-"""Between pika and the socket: whole frames, much at a time, and properties as they came."""
+"""The layer between pika and the socket: whole frames, large reads, and undecoded properties."""
 
 import socket
 import struct
@@ -23,7 +23,7 @@ _DELIVERED = struct.Struct(">QB")
 _SIZE = struct.Struct(">Q")
 _SIZE_AT = 4
 _CONTENT_BYTES = _SIZE_AT + _SIZE.size
-"""Of a header frame: class, weight and size of the body, before the properties."""
+"""The start of a header frame: class, weight and size of the body, before the properties."""
 _NO_PROPERTIES = b"\0\0" + bytes([spec.FRAME_END])
 _HEARTBEAT = frame.Heartbeat().marshal()
 
@@ -36,38 +36,38 @@ class Sent(NamedTuple):
     number: int
     redelivered: bool
     properties: bytes
-    """As they came."""
+    """The encoded properties."""
     body: bytes
     consumer: bytes
-    """Its tag."""
+    """The consumer's tag."""
 
 
 class AmqpWire(SelectorIOServicesAdapter):
-    """What a connection of pika's does its input and output through.
+    """The input and output of a pika connection.
 
-    Pika receives 4 KB at a time, copies all that is left after each frame, takes longer for a
-    delivery than all else together, rejects those on their way to a consumer that is cancelled, and
-    ends the connection for one message whose properties it cannot read. So it is given frame by
-    frame, without deliveries, which go to whoever is in `receivers`, and without properties.
+    Pika reads 4 KB at a time, copies the rest after each frame, and takes more time for a delivery
+    than all other code together. It rejects messages on their way to a cancelled consumer, and
+    ends the connection if it cannot read a message's properties. So pika gets single frames,
+    without deliveries, which go to `receivers`, and without properties.
     """
 
     def __init__(self) -> None:
         self.loop = IOLoop()
         super().__init__(self.loop)  # type: ignore[arg-type] # The stubs know fewer loops.
         self.receivers: dict[int, Callable[[Sent], None]] = {}
-        """By channel."""
+        """The receivers of deliveries, by channel."""
         self.properties: dict[int, bytes] = {}
-        """Of the message that pika has for a channel, by that."""
+        """The properties of the message that pika has for a channel, by channel."""
         self.stream: AbstractStreamTransport | None = None
-        """None before there is a connection."""
+        """The connection; None before it is open."""
 
     @property
     def is_written(self) -> bool:
-        """Whether the socket has taken all that was to be sent."""
+        """Whether all output was written to the socket."""
         return self.stream is None or not self.stream.get_write_buffer_size()
 
     def say(self, channel: int, method: Any) -> None:
-        """Tell the broker something of which pika is to know nothing."""
+        """Send a method to the broker without pika's knowledge."""
         if self.stream is not None:
             self.stream.write(frame.Method(channel, method).marshal())
 
@@ -79,11 +79,11 @@ class AmqpWire(SelectorIOServicesAdapter):
         ssl_context: SSLContext | None = None,
         server_hostname: str | None = None,
     ) -> AbstractIOReference:
-        """Pika asks for this when it has connected."""
+        """Called by pika when it has connected."""
 
         def linked(result: Linked) -> None:
             if isinstance(result, tuple) and isinstance(protocol := result[1], _Framing):
-                # It asks its own protocol for more than its interface has.
+                # Pika uses more of its own protocol than the interface has.
                 result = (result[0], protocol.inner)
             on_done(result)
 
@@ -97,14 +97,14 @@ class AmqpWire(SelectorIOServicesAdapter):
 
 
 class _Socket(socket.socket):
-    """Receives much at a time: each time lets go of the interpreter, which others then keep."""
+    """Reads much at a time: each read releases the GIL, which other threads then hold."""
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         return super().recv(max(size, _RECEIVE_BYTES), flags)
 
 
 class _Content:
-    """A message of which not all has arrived."""
+    """A message that has not arrived completely."""
 
     def __init__(self, method: bytes) -> None:
         at = _METHOD_BYTES + 1 + method[_METHOD_BYTES]
@@ -122,7 +122,7 @@ class _Content:
         self._parts.append(data)
 
     def whole(self) -> Sent | None:
-        """None where something is to come."""
+        """The message; None if parts of it are missing."""
         if self._left:
             return None
         body = b"".join(self._parts)
@@ -135,15 +135,15 @@ def _nobody(_: Sent) -> None:
 
 
 class _Framing(AbstractStreamProtocol):
-    """Hands what arrives to pika's own protocol, but for what is delivered to consumers."""
+    """Passes input to pika's own protocol, except deliveries to consumers."""
 
     def __init__(self, inner: AbstractStreamProtocol, wire: AmqpWire) -> None:
         self.inner = inner
         self._wire = wire
         self._rest = b""
-        """Of a frame that is not whole yet."""
+        """The first bytes of an incomplete frame."""
         self._contents: dict[int, _Content] = {}
-        """What is being delivered, by its channel."""
+        """The incomplete deliveries, by channel."""
         self._has_delivered = False
 
     def connection_made(self, transport: AbstractStreamTransport) -> None:
@@ -161,7 +161,7 @@ class _Framing(AbstractStreamProtocol):
             data = self._rest + data
         if data.startswith(b"AMQP"):
             self.inner.data_received(data)
-            return  # No frame: the broker speaks another version.
+            return  # Not a frame: the broker speaks another version.
         start, size = 0, len(data)
         while size - start >= _FRAME.size:
             kind, channel, length = _FRAME.unpack_from(data, start)
@@ -174,12 +174,12 @@ class _Framing(AbstractStreamProtocol):
             start = end
         self._rest = data[start:]
         if self._has_delivered:
-            # What pika does not see it does not count: it would take the broker for dead.
+            # Pika does not count frames that it does not see: it would take the broker for dead.
             self.inner.data_received(_HEARTBEAT)
             self._has_delivered = False
 
     def _is_delivered(self, kind: int, channel: int, data: bytes) -> bool:
-        """Whether a frame is part of a delivery; if it is the last, that is handed over."""
+        """Whether a frame is part of a delivery; the last part hands the delivery over."""
         if kind == spec.FRAME_METHOD:
             if data.startswith(_DELIVER) and channel in self._wire.receivers:
                 self._contents[channel] = _Content(data)
@@ -196,12 +196,12 @@ class _Framing(AbstractStreamProtocol):
         if sent := content.whole():
             del self._contents[channel]
             self._has_delivered = True
-            # What comes to one that has gone is the broker's again.
+            # The broker requeues what arrives for a consumer that is gone.
             self._wire.receivers.get(channel, _nobody)(sent)
         return True
 
     def _shown(self, kind: int, channel: int, frame: bytes) -> bytes:
-        """A frame as pika is given it."""
+        """The frame as pika gets it."""
         if kind != spec.FRAME_HEADER:
             return frame
         first = _FRAME.size + _CONTENT_BYTES

@@ -10,7 +10,7 @@ context.configure(
     version_table_schema=name.schema,
     as_sql=context.is_offline_mode(),
     literal_binds=context.is_offline_mode(),
-    # Where the schema can be changed in a transaction, ours is open already.
+    # Where the database can change a schema in a transaction, that is open already.
     transactional_ddl=False,
 )
 if found.lacks_schema:

@@ -32,7 +32,7 @@ def _create(name: "TableName", dialect: str, id_type: sa.String) -> None:
     now = {"postgresql": sa.text("now()"), "mysql": sa.text("CURRENT_TIMESTAMP(6)")}.get(dialect)
     key: list[Any]
     if dialect == "postgresql":
-        # One index is half the work of two: `id` is there to be read, and nothing looks it up.
+        # One index is half the work of two: `id` is only read, and never looked up.
         id_ = sa.Column("id", sa.BigInteger(), sa.Identity(), nullable=False)
         key = [sa.PrimaryKeyConstraint("message_id", "provider", name=name.unique)]
     else:
@@ -51,7 +51,8 @@ def _create(name: "TableName", dialect: str, id_type: sa.String) -> None:
         *_added(),
         *key,
         schema=name.schema,
-        # Half of each page stays free: an update then stays on its page, and leaves the index be.
+        # Half of each page stays free: an update then stays on its page, and does not touch the
+        # index.
         postgresql_with={"fillfactor": 50},
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",
@@ -87,7 +88,7 @@ def _take_over(name: "TableName", dialect: str, id_type: sa.String, found: "Foun
 def _change_postgresql(name: "TableName", id_type: sa.String) -> None:
     # A conflict uses up an id as well: 32 bits are soon used up.
     changes: dict[str, Any] = {"id": LONG, **dict.fromkeys(_KEY, id_type)}
-    # What was written without a time zone is in that of the session.
+    # Times that were written without a time zone are taken to be in the session's.
     changes |= dict.fromkeys(_TIMES, TIME)
     for column, type_ in changes.items():
         op.alter_column(name.table, column, type_=type_, schema=name.schema)

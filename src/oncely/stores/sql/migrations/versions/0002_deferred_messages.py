@@ -15,7 +15,7 @@ revision = "0002"
 down_revision = "0001"
 
 # No foreign keys: steps outlive a first claim that is released, and hand-written SQL may remove
-# records. A table that is there was begun by a migration that was killed.
+# records. A table that exists already is from a migration that was killed.
 _OPTIONS: dict[str, Any] = {
     "if_not_exists": True,
     "mysql_engine": "InnoDB",
@@ -33,7 +33,8 @@ def upgrade(name: "TableName", found: "Found") -> None:
         "free": ["set_aside", "held_until", "id", "due_at"],
         "lane": ["lane", "set_aside", "id"],
     }
-    # MySQL has no such condition; there the schema is changed by people where that was cut off.
+    # MySQL has no IF NOT EXISTS for indexes: there, people have to repair a migration that was
+    # killed.
     options = {} if dialect == "mysql" and not found.is_mariadb else {"if_not_exists": True}
     for purpose, columns in indexes.items():
         index = name.index_of_deferred(purpose)
@@ -68,7 +69,7 @@ def _create_deferred(name: "TableName", id_type: sa.String, digest: sa.String) -
         sa.Column("set_aside", sa.Boolean(), nullable=False, server_default=sa.false()),
         sa.UniqueConstraint("message_id", "provider", "name", name=name.index_of_deferred("name")),
         schema=name.schema,
-        # A number is never given twice: what was sent late must not stand for another.
+        # A number is never used twice: a late write must not hit another message.
         sqlite_autoincrement=True,
         **_OPTIONS,
     )

@@ -1,4 +1,4 @@
-"""The table of consumers: how long each one's records are kept, and what of them was forgotten."""
+"""The table of consumers: how long the records of each are kept, and its horizon."""
 
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ def upgrade(name: "TableName", found: "Found") -> None:
         sa.Column("retention_s", sa.Double()),
         sa.Column("forgotten_until", sa.Double()),
         schema=name.schema,
-        # One that is there was begun by a migration that was killed.
+        # A table that exists already is from a migration that was killed.
         if_not_exists=True,
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",

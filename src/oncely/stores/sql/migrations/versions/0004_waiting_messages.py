@@ -1,4 +1,4 @@
-"""One table for all messages that wait, in place of the one for those that are to be sent."""
+"""One table for all waiting messages, in place of the one for messages to be sent."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ _TAKEN_OVER = (
 
 
 def upgrade(name: "TableName", found: "Found") -> None:
-    """Create the table, and move what waits into it."""
+    """Create the table, and move the waiting messages into it."""
     context = op.get_context()
     dialect = context.dialect.name
     _create(name, sa.String(255, collation=found.collation), found.collation)
@@ -30,15 +30,16 @@ def upgrade(name: "TableName", found: "Found") -> None:
         "free": ["queue", "set_aside", "held_until", "id"],
         "lane": ["lane", "set_aside", "id"],
     }
-    # MySQL has no such condition; there the schema is changed by people where that was cut off.
+    # MySQL has no IF NOT EXISTS for indexes: there, people have to repair a migration that was
+    # killed.
     options = {} if dialect == "mysql" and not found.is_mariadb else {"if_not_exists": True}
     for purpose, columns in indexes.items():
         index = name.index_of_waiting(purpose)
         op.create_index(index, name.waiting, columns, schema=name.schema, **options)
     if not context.as_sql and not sa.inspect(op.get_bind()).has_table(name.deferred, name.schema):
-        return  # Moved, by a migration that was killed before it said so.
+        return  # Moved already, by a migration that was killed before it recorded its revision.
     if dialect == "postgresql":
-        # Nobody defers anything between the two: whoever wants to finds no table, and repeats it.
+        # Nobody defers messages between the move and the drop: they find no table, and try again.
         op.execute(f"LOCK TABLE {_quoted(name, name.deferred)} IN ACCESS EXCLUSIVE MODE")
     _move(name, dialect)
     op.drop_table(name.deferred, schema=name.schema)
@@ -79,9 +80,9 @@ def _create(name: "TableName", id_type: sa.String, collation: str | None) -> Non
         *columns,
         sa.UniqueConstraint("message_id", "provider", "name", name=name.index_of_waiting("name")),
         schema=name.schema,
-        # A number is never given twice: what was sent late must not stand for another.
+        # A number is never used twice: a late write must not hit another message.
         sqlite_autoincrement=True,
-        # One that is there was begun by a migration that was killed.
+        # A table that exists already is from a migration that was killed.
         if_not_exists=True,
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",

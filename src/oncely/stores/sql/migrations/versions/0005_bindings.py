@@ -1,4 +1,4 @@
-"""The table of queues and what they have subscribed to; an index of shared lanes alone."""
+"""The table of queues and their bindings; an index of those lanes only that messages share."""
 
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ def upgrade(name: "TableName", found: "Found") -> None:
         sa.Column("exchange", text, primary_key=True),
         sa.Column("pattern", text, primary_key=True),
         schema=name.schema,
-        # One that is there was begun by a migration that was killed.
+        # A table that exists already is from a migration that was killed.
         if_not_exists=True,
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",

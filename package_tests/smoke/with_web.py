@@ -1,0 +1,23 @@
+"""The dashboard: served by the command, read over HTTP."""
+
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import oncely
+
+ledger = oncely.open_ledger("sqlite:///oncely.db")
+ledger.migrate()
+outcome = ledger.claim(oncely.Key("billing", "order-17"), lease="1m")
+assert isinstance(outcome, oncely.Granted)
+command = Path(sys.executable).with_name("oncely")
+arguments = ["web", "--ledger", "sqlite:///oncely.db", "--port", "0"]
+with subprocess.Popen([command, *arguments], stdout=subprocess.PIPE, text=True) as server:
+    assert server.stdout is not None
+    url = server.stdout.readline().split()[-1]
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        assert b"billing" in answer.read()
+    server.send_signal(signal.SIGTERM)
+assert server.returncode == 0

@@ -1,0 +1,39 @@
+"""Probing: what a user's probe says of a message in doubt."""
+
+import logging
+from typing import Any, NamedTuple, get_args
+
+from oncely.core.errors import describe
+from oncely.core.message import Message
+from oncely.core.policy import Finding
+
+_log = logging.getLogger(__name__)
+_TOLD = 200
+"""Characters of an unusable answer."""
+
+
+class ProbeAnswer(NamedTuple):
+    """What a probe has found out."""
+
+    finding: Finding
+    error: str | None
+    """Why it could not tell, where it raised or gave something else than a finding."""
+
+
+def probe_answer(probe: Any, message: Message) -> ProbeAnswer:
+    """What `probe` says of a message; unknown where it cannot tell."""
+    try:
+        finding = probe(message)
+    except Exception as error:  # noqa: BLE001 - what a user's probe may raise is not known.
+        _log.exception("probe_failed")
+        return ProbeAnswer("unknown", describe(error))
+    if finding not in get_args(Finding):
+        told = describe(repr(finding), _TOLD)
+        _log.error("probe_answer_unusable", extra={"answer": told})
+        return ProbeAnswer("unknown", f"it returned {told}")
+    return ProbeAnswer(finding, None)
+
+
+def asked_probe(probe: Any, message: Message) -> Finding:
+    """As `probe_answer`, without the reason."""
+    return probe_answer(probe, message).finding

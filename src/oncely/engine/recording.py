@@ -1,0 +1,343 @@
+"""What a process does with a ledger, counted, and told to the store every few seconds."""
+
+import logging
+import os
+import platform
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import cycle, groupby, islice, repeat
+from uuid import uuid4
+
+from oncely._util.forking import afresh_in_children
+from oncely._util.version import __version__
+from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, Worker, place_of
+from oncely.core.commands import (
+    Command,
+    Complete,
+    Duplicate,
+    Fail,
+    Granted,
+    Held,
+    InDoubt,
+    MarkHandled,
+    Outcome,
+    Release,
+    Written,
+)
+from oncely.core.errors import OncelyError, describe
+from oncely.core.record import Key, State
+from oncely.core.waiting import WaitingMessage
+from oncely.engine.alike import AlikeOutcomes
+from oncely.engine.request import Request
+from oncely.engine.settle import LedgerObserver
+from oncely.stores.store import Store
+
+_log = logging.getLogger(__name__)
+
+BEAT_S = 10.0
+"""How often a worker says that it is alive."""
+_ROUNDS = 10
+_ADD_UP_S = BEAT_S / _ROUNDS
+"""How often it adds up what was counted, which would take megabytes between two beats."""
+_END_S = 2.0
+"""How long closing waits for the thread: a server that is frozen answers nobody."""
+_MOST_CLAIMS = 10_000
+"""Of so many claims at a time it is known when they were granted. Among them are those that were
+rolled back with a caller's transaction: nobody says so.
+"""
+
+_Counts = dict[str, list[int]]
+_HANDLED, _FAILED, _EXHAUSTED, _DUPLICATES, _IN_DOUBT = range(5)
+_SECONDS = 5
+"""From here on, the counts of handling times."""
+_NONE = [0] * (_SECONDS + len(BOUNDS_S) + 1)
+
+
+class Recorder:
+    """Counts what a ledger is told, passes it on to `metrics`, and keeps it in the store.
+
+    Nothing that it does raises, or keeps a message waiting. What was counted since the last beat is
+    lost with a process that is killed. Its thread starts with the first thing that it is told, also
+    again in a forked child and after `close`, and ends with the ledger.
+    """
+
+    def __init__(self, store: Store, metrics: LedgerObserver | None = None) -> None:
+        self._store = store
+        self.metrics = metrics
+        self.kind = "program"
+        self.is_silent = False
+        """Whether nothing is counted nor told: by Spark's tasks, of which the driver tells."""
+        self.consumer = ""
+        self.start_afresh()
+        afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Be another worker: called in a forked child."""
+        # Totals that were told later are not to be overwritten by earlier ones. Callers take no
+        # lock: a signal handler that asks the ledger may have interrupted the one who holds it, and
+        # would wait for ever.
+        self._telling = threading.Lock()
+        self._id = uuid4().hex
+        self._counted: deque[tuple[str, int, int]] = deque()
+        """What was counted lately: consumer, place, and how many more."""
+        self._new: _Counts = {}
+        """What no period has yet, by consumer."""
+        self._kept: dict[tuple[str, int], list[int]] = {}
+        """What the periods have of which the store may not know all."""
+        self._claimed: dict[Key, float] = {}
+        """When the claims that are held were granted, by this process's clock."""
+        self._running: list[tuple[threading.Thread, threading.Event]] = []
+        """The thread, and what ends it: only one caller can take them out, without a lock."""
+        self._may_start: list[None] = [None]
+        """In the same way, what one caller takes to start it."""
+        self._is_away = False
+        self._has_told = False
+
+    # ---- Being told ----------------------------------------------------------------------------
+
+    def settled(
+        self, requests: Sequence[Request], results: Sequence[Outcome | Exception], took_s: float
+    ) -> None:
+        """As LedgerObserver says."""
+        if self._store.keeps_operations and not self.is_silent:
+            self._count(requests, results)
+            self._start()
+        if self.metrics is not None:
+            self.metrics.settled(requests, results, took_s)
+
+    def purged(self, consumer: str | None, count: int) -> None:
+        """As LedgerObserver says."""
+        if self.metrics is not None:
+            self.metrics.purged(consumer, count)
+
+    def untracked(self, consumer: str) -> None:
+        """As LedgerObserver says."""
+        if self.metrics is not None:
+            self.metrics.untracked(consumer)
+
+    def deferred_sent(self, messages: Sequence[WaitingMessage]) -> None:
+        """As RelayObserver says."""
+        if self.metrics is not None:
+            self.metrics.deferred_sent(messages)
+
+    def deferred_refused(self, messages: Sequence[WaitingMessage]) -> None:
+        """As RelayObserver says."""
+        if self.metrics is not None:
+            self.metrics.deferred_refused(messages)
+
+    def works_as(self, kind: str, consumer: str = "") -> None:
+        """What operators see this process as, from now on."""
+        self.kind, self.consumer = kind, consumer
+        if self._store.keeps_operations:
+            self._start()
+
+    def handles_as(self, kind: str, consumer: str) -> None:
+        """As `works_as`, each time that this process handles something in that way: the first kind
+        stays, without a consumer where there are several.
+        """
+        if self.kind == "program":
+            self.works_as(kind, consumer)
+        elif self.kind == kind and self.consumer != consumer:
+            self.consumer = ""
+
+    def add(self, consumer: str, counts: Activity) -> None:
+        """Count what others have done for a consumer, in the period that is now."""
+        if self._store.keeps_operations:
+            new = (counts.handled, counts.failed, counts.exhausted, counts.duplicates)
+            for place, count in enumerate((*new, counts.in_doubt)):
+                self._counted.append((consumer, place, count))
+            self._start()
+
+    def _count(self, requests: Sequence[Request], results: Sequence[Outcome | Exception]) -> None:
+        # Writers wait for this, and most batches are alike: those are counted at once.
+        if type(results) is AlikeOutcomes:
+            self._count_alike(results.keys, requests[0].command, results.first)
+            return
+        firsts = []
+        for n, result in enumerate(results):
+            if isinstance(result, Granted) and result.claim.former is None:
+                firsts.append(result.claim.key)
+            else:
+                request = requests[n]
+                self._count_alike([request.key], request.command, result)
+        self._granted(firsts)
+
+    def _count_alike(
+        self, keys: Sequence[Key], command: Command, outcome: Outcome | Exception
+    ) -> None:
+        """Count requests of one consumer with one command and one outcome, which the records of all
+        of them are alike for.
+        """
+        consumer = keys[0].consumer
+        match outcome:
+            case Granted(claim):
+                self._granted(keys)
+                if claim.takes_over:
+                    self._counted.append((consumer, _IN_DOUBT, len(keys)))
+            case Duplicate():
+                self._counted.append((consumer, _DUPLICATES, len(keys)))
+            case InDoubt():
+                self._counted.append((consumer, _IN_DOUBT, len(keys)))
+            case Written() if isinstance(command, Release):
+                self._ended(keys)
+            case Written() if isinstance(command, MarkHandled | Complete | Fail):
+                self._told(keys, command, outcome)
+
+    def _granted(self, keys: Sequence[Key]) -> None:
+        self._claimed.update(dict.fromkeys(keys, time.perf_counter()))
+
+    def _told(self, keys: Sequence[Key], command: Held, written: Written) -> None:
+        # What was handled before was counted then.
+        if command.claim.record.state is not State.PROCESSING or written.is_repeated:
+            return
+        consumer = keys[0].consumer
+        self._counted.append(
+            (consumer, _FAILED if isinstance(command, Fail) else _HANDLED, len(keys))
+        )
+        if isinstance(command, Fail) and written.record is not None and written.record.exhausted:
+            self._counted.append((consumer, _EXHAUSTED, len(keys)))
+        now = time.perf_counter()
+        # Claims of one batch were granted at one time.
+        for claimed_at, same in groupby(self._ended(keys)):
+            if claimed_at is not None:
+                place = _SECONDS + place_of(now - claimed_at)
+                self._counted.append((consumer, place, len([*same])))
+
+    def _ended(self, keys: Sequence[Key]) -> Sequence[float | None]:
+        """When each of these claims was granted, as far as that is known."""
+        return [*map(self._claimed.pop, keys, repeat(None))]
+
+    # ---- Telling -------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._running or not self._may_start:
+            return
+        try:
+            self._may_start.pop()
+        except IndexError:
+            return
+        try:
+            closed = threading.Event()
+            thread = threading.Thread(
+                target=_beat, args=(weakref.ref(self), closed), daemon=True, name="recorder"
+            )
+            thread.start()
+            self._running.append((thread, closed))
+        except BaseException as error:
+            # The next call tries again.
+            self._may_start.append(None)
+            if not isinstance(error, RuntimeError):
+                raise
+
+    def add_up(self) -> None:
+        """Add up what was counted, so that little is kept of it."""
+        with self._telling:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        while self._counted:
+            consumer, place, count = self._counted.popleft()
+            self._new.setdefault(consumer, [*_NONE])[place] += count
+        if (excess := len(self._claimed) - _MOST_CLAIMS) > 0:
+            # A copy, since others add to it meanwhile.
+            for key in islice(self._claimed.copy(), excess):
+                self._claimed.pop(key, None)
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether it has begun with something of which the store was told nothing yet: if it is
+        killed before the first beat, nobody would know that it was there. Without that it may be an
+        application that is being imported, whose ledger is migrated later.
+        """
+        return not self._has_told and bool(self._claimed or self._counted or self._new)
+
+    def tell(self) -> None:
+        """Let the store know now. Where it is away, it is told later."""
+        self._has_told = True
+        try:
+            with self._telling:
+                self._tell()
+        except Exception as error:  # noqa: BLE001 - whatever it is, messages go on.
+            if not self._is_away:
+                _log.warning("activity_not_kept", extra={"reason": describe(error)})
+            self._is_away = True
+        else:
+            self._is_away = False
+
+    def _tell(self) -> None:
+        now = self._store.load(()).now
+        period = int(now // PERIOD_S) * PERIOD_S
+        self._add_up()
+        for consumer, counts in self._new.items():
+            kept = self._kept.setdefault((consumer, period), [*_NONE])
+            kept[:] = map(sum, zip(kept, counts, strict=True))
+        self._new = {}
+        rows = [
+            Activity._make((consumer, self._id, began, *counts[:_SECONDS], counts[_SECONDS:]))
+            for (consumer, began), counts in self._kept.items()
+        ]
+        self._store.keep_worker(self._worker(now), rows)
+        # What was counted meanwhile has no period yet: of an earlier one nothing comes any more.
+        self._kept = {key: kept for key, kept in self._kept.items() if key[1] == period}
+
+    def _worker(self, now: float) -> Worker:
+        return Worker(
+            self._id,
+            self.kind,
+            self.consumer,
+            _host(),
+            os.getpid(),
+            __version__,
+            now,
+            now,
+            len(self._claimed),
+        )
+
+    def close(self) -> None:
+        """Tell the store what it does not know yet, and that this worker has ended: if it answers
+        within seconds.
+        """
+        try:
+            thread, closed = self._running.pop()
+        except IndexError:
+            return
+        closed.set()
+        self._may_start.append(None)
+        thread.join(_END_S)
+        if not thread.is_alive():
+            self._id, self._kept, self._has_told = uuid4().hex, {}, False
+
+    def end(self) -> None:
+        """Tell for the last time: called by the thread, when it was closed."""
+        if not self._is_away:
+            self.tell()
+            with suppress(OncelyError):
+                self._store.forget_worker(self._id)
+        # Closing may not have waited for this: the connection that it took is given back as well.
+        self._store.close()
+
+
+def _beat(recorder: "weakref.ref[Recorder]", closed: threading.Event) -> None:
+    left = cycle(reversed(range(_ROUNDS)))
+    while not closed.wait(_ADD_UP_S):
+        alive = recorder()
+        if alive is None:
+            return
+        if next(left) and not alive.is_unseen:
+            alive.add_up()
+        else:
+            alive.tell()
+        del alive
+    if (closing := recorder()) is not None:
+        closing.end()
+
+
+@cache
+def _host() -> str:
+    return socket.gethostname() or platform.node()

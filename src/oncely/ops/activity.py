@@ -1,0 +1,175 @@
+"""What went on in a ledger: rates, workers, runs, and what people changed."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from oncely.core.activity import PERIOD_S, Activity, AuditEntry, Run, Worker, quantile_s
+from oncely.core.errors import ConfigError
+from oncely.engine.recording import BEAT_S
+from oncely.ledger import Ledger
+
+HOUR_S, DAY_S = 3_600.0, 86_400.0
+_LATE_BEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What came of messages within a time."""
+
+    handled: int
+    failed: int
+    """Attempts that failed."""
+    exhausted: int
+    """Messages that failed permanently."""
+    duplicates: int
+    in_doubt: int
+    p50_s: float | None
+    """Half of the messages took so long from their claim to their end, or less; None where none
+    were handled.
+    """
+    p95_s: float | None
+    attempts: float | None
+    """On average, of each message that was handled or failed permanently; None where none was."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The rates as JSON has them."""
+        return asdict(self)
+
+
+class Point(NamedTuple):
+    """What came of messages in one period."""
+
+    began: int
+    handled: int
+    failed: int
+    duplicates: int
+    in_doubt: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundActivity:
+    """What went on, by consumer."""
+
+    hour: Mapping[str, Rates]
+    day: Mapping[str, Rates]
+    points: Sequence[Point]
+    """Of all consumers together, for each period of the day, the oldest first."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The activity as JSON has it."""
+        return {
+            "hour": {name: rates.as_dict() for name, rates in self.hour.items()},
+            "day": {name: rates.as_dict() for name, rates in self.day.items()},
+            "periods": [point._asdict() for point in self.points],
+        }
+
+
+def activity(ledger: Ledger) -> FoundActivity:
+    """What went on in the last hour and day. Workers tell what they did every ten seconds: what one
+    did since it last told is not there yet, and is lost if it is killed.
+    """
+    now = ledger.now()
+    first = int((now - DAY_S) // PERIOD_S + 1) * PERIOD_S
+    found = ledger.operations.activity(first)
+    return FoundActivity(
+        hour=_by_consumer(each for each in found if each.began > now - HOUR_S),
+        day=_by_consumer(found),
+        points=_points(found, range(first, int(now) + 1, PERIOD_S)),
+    )
+
+
+def _by_consumer(found: Iterable[Activity]) -> Mapping[str, Rates]:
+    groups: dict[str, list[Activity]] = defaultdict(list)
+    for each in found:
+        groups[each.consumer].append(each)
+    return {consumer: _rates(groups[consumer]) for consumer in sorted(groups)}
+
+
+def _rates(found: Sequence[Activity]) -> Rates:
+    seconds = [each.seconds for each in found]
+    handled = sum(each.handled for each in found)
+    failed = sum(each.failed for each in found)
+    exhausted = sum(each.exhausted for each in found)
+    ended = handled + exhausted
+    return Rates(
+        handled=handled,
+        failed=failed,
+        exhausted=exhausted,
+        duplicates=sum(each.duplicates for each in found),
+        in_doubt=sum(each.in_doubt for each in found),
+        p50_s=quantile_s(seconds, 0.5),
+        p95_s=quantile_s(seconds, 0.95),
+        attempts=round((handled + failed) / ended, 2) if ended else None,
+    )
+
+
+def _points(found: Sequence[Activity], periods: Sequence[int]) -> Sequence[Point]:
+    groups: dict[int, list[Activity]] = defaultdict(list)
+    for each in found:
+        groups[each.began].append(each)
+    return [
+        Point(
+            began,
+            sum(each.handled for each in groups[began]),
+            sum(each.failed for each in groups[began]),
+            sum(each.duplicates for each in groups[began]),
+            sum(each.in_doubt for each in groups[began]),
+        )
+        for began in periods
+    ]
+
+
+# ---- Workers -----------------------------------------------------------------------------------
+
+
+class SeenWorker(NamedTuple):
+    """A worker, and whether it has been silent for too long."""
+
+    worker: Worker
+    is_alive: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """The worker as JSON has it."""
+        return {**self.worker._asdict(), "is_alive": self.is_alive}
+
+
+def workers(ledger: Ledger) -> Sequence[SeenWorker]:
+    """The processes that work with the ledger, those that were killed among them until they are
+    purged. One that was silent for half a minute is taken for dead.
+    """
+    now = ledger.now()
+    return [
+        SeenWorker(each, now - each.seen <= _LATE_BEATS * BEAT_S)
+        for each in ledger.operations.workers()
+    ]
+
+
+# ---- Runs and the audit ------------------------------------------------------------------------
+
+
+def runs(ledger: Ledger, limit: int = 50) -> Sequence[Run]:
+    """The runs on Spark that began last, those first."""
+    return ledger.operations.runs(limit)
+
+
+def audit(ledger: Ledger, limit: int = 100, before: int | None = None) -> Sequence[AuditEntry]:
+    """What people changed last, the newest first: only entries numbered below `before`, where that
+    is set.
+    """
+    return ledger.operations.audit(limit, before)
+
+
+def keeps_activity(ledger: Ledger) -> bool:
+    """Whether the store keeps workers, activity, runs and an audit."""
+    return ledger.operations.keeps_operations
+
+
+def check_kept(ledger: Ledger) -> None:
+    """Raise ConfigError where the store keeps nothing for operators."""
+    if not keeps_activity(ledger):
+        raise ConfigError(
+            "this store keeps no workers, activity, runs or audit; use a ledger in SQL, such as "
+            "sqlite:///oncely.db"
+        )

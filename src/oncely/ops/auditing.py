@@ -1,0 +1,101 @@
+"""The audit: every change that a person makes through here is noted in it, before it is made."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from oncely.core.activity import AuditEntry
+from oncely.core.errors import ConfigError, StoreError, describe
+from oncely.core.ids import MAX_ID_LENGTH
+from oncely.core.record import Key
+from oncely.ledger import Ledger
+
+_log = logging.getLogger(__name__)
+
+OnEach = Callable[[int], None]
+"""Told how many have had their turn."""
+
+
+class Note(NamedTuple):
+    """Who changes something, and why: cut, and with passwords masked."""
+
+    by: str
+    why: str
+
+    @classmethod
+    def of(cls, by: str, why: str) -> "Note":
+        """As it can be kept."""
+        return cls(describe(by, MAX_ID_LENGTH), describe(why))
+
+
+@dataclass(slots=True)
+class AuditCounts:
+    """What an action has come to so far."""
+
+    changed: int = 0
+    refused: int = 0
+    audit_error: str | None = None
+    """Why the counts are not in the audit, where they could not be kept there."""
+
+
+def about(keys: Sequence[Key]) -> Key:
+    """What an action on these is about: the first one, and its consumer if all have the same."""
+    consumers = {key.consumer for key in keys}
+    return Key(keys[0].consumer if len(consumers) == 1 else "", keys[0].message_id)
+
+
+@contextmanager
+def audited(
+    ledger: Ledger, action: str, note: Note, key: Key, chosen: int | None = None
+) -> Iterator[AuditCounts]:
+    """Note one action before the block, which carries it out, and after it what it has counted.
+
+    `key` says what the action is about, `chosen` how many are to be changed, where that is known.
+    Raises the store's error if the action cannot be noted beforehand: the block is not run, so
+    that nothing changes without a trace. If the block raises, the entry has what was changed at
+    least. If the counts cannot be kept, that is logged, and in `audit_error`: the change is done.
+    """
+    entry = AuditEntry(0, 0.0, note.by, action, *key, chosen, None, None, note.why)
+    try:
+        id_ = ledger.operations.note(entry)
+    except StoreError as error:
+        told = f"nothing was changed, as the audit cannot be written: {error}"
+        raise type(error)(told) from error
+    tally, is_known = AuditCounts(), False
+    try:
+        yield tally
+        is_known = True
+    except ConfigError:
+        # The caller's mistake: what had no turn before it is as it was.
+        is_known = True
+        raise
+    finally:
+        if is_known or tally.changed:
+            refused = tally.refused if is_known else None
+            tally.audit_error = _count(ledger, id_, entry, tally.changed, refused)
+
+
+def _count(
+    ledger: Ledger, id_: int, entry: AuditEntry, changed: int, refused: int | None
+) -> str | None:
+    """Keep the counts of an entry; return why that failed, which is logged."""
+    try:
+        ledger.operations.note_counts(id_, changed, refused)
+    except StoreError as error:
+        told = describe(error)
+        extra = {"action": entry.action, "by": entry.by, "reason": told}
+        _log.error("audit_not_completed", extra=extra)
+        return told
+    return None
+
+
+def cut_short(error: StoreError, done: int, of: int) -> StoreError:
+    """The error of a change of many that has ended half-way, which says how far it came: whoever
+    reads that the ledger is away would think that nothing is changed.
+    """
+    return type(error)(
+        f"{error}; {done:,} of {of:,} were changed before that, whether the next one was is not "
+        "known"
+    )

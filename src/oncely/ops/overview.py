@@ -1,0 +1,112 @@
+"""A ledger at a glance: whether anything is stuck, what, and for how long."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from oncely.core.shown import span
+from oncely.ledger import Ledger
+from oncely.ops.records import IN_DOUBT, Selection, select
+from oncely.ops.status import Status, status
+from oncely.ops.upkeep import problems
+
+LATE_S = 60.0
+"""What is due and has waited for longer than this is stuck: a worker or relay takes it sooner."""
+
+
+_SINGULARS = {"letters": "letter", "messages": "message", "retries": "retry"}
+
+
+class Snag(StrEnum):
+    """What can be stuck; the values are the words for it."""
+
+    IN_DOUBT = "in doubt"
+    DEAD_LETTERS = "dead letters"
+    RETRIES = "retries overdue"
+    OUTBOX = "deferred messages not sent"
+    SET_ASIDE = "deferred messages set aside"
+    QUEUE = "messages not taken from a queue"
+
+
+@dataclass(frozen=True, slots=True)
+class StuckMessages:
+    """Messages that do not go on by themselves, or not in time."""
+
+    what: Snag
+    count: int
+    oldest_s: float | None
+    """For how long the oldest has been so; None where that is not kept."""
+
+    @property
+    def sentence(self) -> str:
+        """All of that in words."""
+        words = self.what.split() if self.count > 1 else map(_singular, self.what.split())
+        oldest = "" if self.oldest_s is None else f" (oldest: {span(self.oldest_s)})"
+        return f"{self.count:,} {' '.join(words)}{oldest}"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerOverview:
+    """Where a ledger stands, and what of it calls for somebody."""
+
+    status: Status
+    stuck: Sequence[StuckMessages]
+    problems: Sequence[str]
+    """As `problems` gives them."""
+
+    @property
+    def verdict(self) -> str:
+        """All that is stuck in a line."""
+        if not self.stuck:
+            return "nothing is stuck"
+        return "stuck: " + "; ".join(each.sentence for each in self.stuck)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The overview as JSON has it."""
+        return {
+            "verdict": self.verdict,
+            "stuck": [asdict(each) for each in self.stuck],
+            "problems": [*self.problems],
+            **self.status.as_dict(),
+        }
+
+
+def overview(ledger: Ledger, known: Sequence[str] | None = None) -> LedgerOverview:
+    """Where the ledger stands, what is stuck in it, and what can lose or repeat messages. `known`
+    are those problems, if they were asked for lately: `problems` compares the whole schema.
+    """
+    found = status(ledger)
+    wrong = problems(ledger) if known is None else known
+    return LedgerOverview(found, [*_stuck(found, _oldest_in_doubt(ledger))], wrong)
+
+
+def _singular(word: str) -> str:
+    return _SINGULARS.get(word, word)
+
+
+def _oldest_in_doubt(ledger: Ledger) -> float | None:
+    """For how long it has been in doubt."""
+    found = select(ledger, Selection(states=[IN_DOUBT]), limit=1).records
+    now = ledger.now()
+    since = next((each.lease_until or each.last_seen for each in found), 0.0)
+    # Of a row that cannot be read the time is not known.
+    return now - since if since else None
+
+
+def _stuck(found: Status, oldest_in_doubt_s: float | None) -> Iterator[StuckMessages]:
+    total, backlog = found.total, found.backlog
+    if total.in_doubt:
+        yield StuckMessages(Snag.IN_DOUBT, total.in_doubt, oldest_in_doubt_s)
+    if total.dead_letters:
+        yield StuckMessages(Snag.DEAD_LETTERS, total.dead_letters, None)
+    if total.waiting_lag_s > LATE_S:
+        yield StuckMessages(Snag.RETRIES, total.waiting, total.waiting_lag_s)
+    if backlog.lag_s > LATE_S:
+        yield StuckMessages(Snag.OUTBOX, backlog.waiting, backlog.lag_s)
+    if backlog.set_aside:
+        yield StuckMessages(Snag.SET_ASIDE, backlog.set_aside, None)
+    late = [queue for queue in found.queues.values() if queue.lag_s > LATE_S]
+    if late:
+        waiting = sum(queue.waiting for queue in late)
+        yield StuckMessages(Snag.QUEUE, waiting, max(queue.lag_s for queue in late))

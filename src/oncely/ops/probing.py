@@ -1,0 +1,111 @@
+"""A consumer's own probe, asked by people about a message in doubt."""
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from oncely.core.durations import Duration, seconds
+from oncely.core.errors import RefusedError, describe
+from oncely.core.message import Message
+from oncely.core.policy import Finding, Probe
+from oncely.core.record import Record
+from oncely.core.rules import Standing, standing
+from oncely.core.shown import span
+from oncely.engine.probing import ProbeAnswer, probe_answer
+from oncely.ledger import Ledger
+from oncely.ops.auditing import Note, audited
+from oncely.ops.decisions import Changed, happened, not_happened
+
+_log = logging.getLogger(__name__)
+
+PROBE_S = 10.0
+"""For how long a probe is waited for."""
+_MOST = 16
+"""Probes that run at a time, those among them that hang."""
+_free = threading.BoundedSemaphore(_MOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a probe has found out about a message in doubt, and what came of that."""
+
+    finding: Finding
+    error: str | None
+    """Why the probe could not tell, where it raised, hung, or gave something else than a finding.
+    """
+    changed: Changed
+    """Nothing is changed where nobody knows more than before: the message is in doubt still."""
+
+
+def probe(
+    ledger: Ledger,
+    record: Record,
+    probe: Probe,
+    *,
+    by: str,
+    why: str = "",
+    within: Duration = PROBE_S,
+) -> Probed:
+    """Ask the consumer's own probe about a record in doubt, and do what follows: `happened`
+    completes it, `not_happened` resets it, `unknown` leaves it as it is. What the probe has found
+    out is in the audit in each case, with who asked and why.
+
+    The probe is given the message as it waits in the ledger; where the broker has it, one with its
+    id and an empty body. A probe that raises, which is logged, or gives no answer `within` that
+    time, does not know. Raises RefusedError for a record that is not in doubt, and where too many
+    probes hang.
+    """
+    _check_doubtful(ledger, record)
+    waiting = ledger.mailbox.retries([record.key]).get(record.key)
+    message = Message(record.key.message_id, b"") if waiting is None else waiting.message
+    answer = _asked(probe, message, seconds(within, "within"))
+    told = _in_words(answer, why)
+    match answer.finding:
+        case "happened":
+            changed = happened(ledger, [record], by=by, why=told)
+        case "not_happened":
+            changed = not_happened(ledger, [record], by=by, why=told)
+        case _:
+            note = Note.of(by, told)
+            with audited(ledger, "probed", note, record.key, 1) as tally:
+                _log.info("probed", extra={**record.key._asdict(), **note._asdict()})
+            changed = Changed([], [], *note, tally.audit_error)
+    return Probed(*answer, changed)
+
+
+def _check_doubtful(ledger: Ledger, record: Record) -> None:
+    where = standing(record, ledger.now())
+    # A claim without an end never runs out: only people can say that it is in doubt.
+    is_endless = where is Standing.HELD and record.lease_until is None
+    if where is not Standing.IN_DOUBT and not is_endless:
+        raise RefusedError("only a record in doubt can be asked about")
+
+
+def _asked(probe: Probe, message: Message, within_s: float) -> ProbeAnswer:
+    """What the probe says, in a thread of its own: nobody waits for one that hangs."""
+    answers: list[ProbeAnswer] = []
+
+    def ask() -> None:
+        try:
+            answers.append(probe_answer(probe, message))
+        except BaseException as error:  # noqa: BLE001 - such as of sys.exit: it ends this thread.
+            answers.append(ProbeAnswer("unknown", describe(error)))
+        finally:
+            _free.release()
+
+    if not _free.acquire(blocking=False):
+        raise RefusedError(
+            f"{_MOST} probes have not come back yet: find out what they wait for, or restart this "
+            "program"
+        )
+    thread = threading.Thread(target=ask, name="oncely-probe", daemon=True)
+    thread.start()
+    thread.join(within_s)
+    late = ProbeAnswer("unknown", f"it has not answered within {span(within_s)}")
+    return next(iter(answers), late)
+
+
+def _in_words(answer: ProbeAnswer, why: str) -> str:
+    found = f"probe: {answer.finding.replace('_', ' ')}"
+    error = "" if answer.error is None else f" ({answer.error})"
+    return f"{found}{error}; {why}" if why else f"{found}{error}"

@@ -1,0 +1,209 @@
+"""Messages to be sent, by their destinations, and what becomes of those that were refused; and what
+waits in the queues of a ledger.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+from oncely.core.errors import mask_passwords
+from oncely.core.record import Key
+from oncely.core.waiting import OUTBOX, WaitingMessage, queue_named
+from oncely.ledger import Ledger
+from oncely.ops.auditing import Note, about, audited
+from oncely.ops.known import check_waits
+from oncely.ops.letters import LettersChanged
+
+_log = logging.getLogger(__name__)
+
+MOST_UNSENT = 10_000
+"""So many waiting messages, and so many refused ones, are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """The unsent messages of one destination."""
+
+    destination: str
+    waiting: int
+    refused: int
+    """Set aside, for people: a relay does not send them."""
+    reason: str | None
+    """Why the last of them was refused."""
+    oldest: float | None
+    """Since when the oldest of all waits, in seconds since 1970."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The destination as JSON has it."""
+        return asdict(self)
+
+
+class FoundUnsent(NamedTuple):
+    """The unsent messages, by destination."""
+
+    destinations: Sequence[Unsent]
+    more: bool
+    """Whether there are others, which are in no count because of the limit."""
+
+
+class FoundMessages(NamedTuple):
+    """Messages that wait, in the order in which they came."""
+
+    messages: Sequence[WaitingMessage]
+    more: bool
+    """Whether there are others, left out because of the limit."""
+
+
+def unsent(ledger: Ledger, most: int = MOST_UNSENT) -> FoundUnsent:
+    """What waits to be sent and what was refused, for each destination: of at most `most` each.
+    Raises ConfigError where the store keeps no messages.
+    """
+    check_waits(ledger)
+    found = [
+        _listed(ledger, OUTBOX, most, is_refused=refused, with_bodies=False)
+        for refused in (False, True)
+    ]
+    groups: dict[str, list[WaitingMessage]] = {}
+    for message in chain.from_iterable(each.messages for each in found):
+        groups.setdefault(message.destination, []).append(message)
+    return FoundUnsent(
+        [_unsent(name, groups[name]) for name in sorted(groups)], any(each.more for each in found)
+    )
+
+
+def _unsent(destination: str, messages: Sequence[WaitingMessage]) -> Unsent:
+    refused = [each for each in messages if each.is_set_aside]
+    return Unsent(
+        destination,
+        waiting=len(messages) - len(refused),
+        refused=len(refused),
+        reason=mask_passwords(refused[-1].reason or "unknown") if refused else None,
+        oldest=min((each.since for each in messages if each.since is not None), default=None),
+    )
+
+
+def unsent_messages(
+    ledger: Ledger,
+    destination: str | None = None,
+    limit: int = 100,
+    *,
+    is_refused: bool = False,
+    with_bodies: bool = True,
+) -> FoundMessages:
+    """At most `limit` messages that wait to be sent, or that were refused; of one destination, for
+    which all of these are read, or of all. Without bodies each has an empty one.
+    """
+    check_waits(ledger)
+    return _listed(
+        ledger, OUTBOX, limit, destination, is_refused=is_refused, with_bodies=with_bodies
+    )
+
+
+def refused_numbered(ledger: Ledger, ids: Sequence[int]) -> Sequence[WaitingMessage]:
+    """The messages of these numbers that were refused, in their order."""
+    check_waits(ledger)
+    found = {each.number: each for each in ledger.mailbox.unsent(ids) if each.is_set_aside}
+    return [found[id_] for id_ in ids if id_ in found]
+
+
+def queued(ledger: Ledger, queue: str, limit: int = 100) -> FoundMessages:
+    """At most `limit` messages that wait in the queue of that name in the ledger."""
+    check_waits(ledger)
+    return _listed(ledger, queue_named(queue), limit)
+
+
+def _listed(
+    ledger: Ledger,
+    queue: str,
+    limit: int,
+    destination: str | None = None,
+    *,
+    is_refused: bool = False,
+    with_bodies: bool = True,
+) -> FoundMessages:
+    most = limit + 1 if destination is None else sys.maxsize
+    listed = ledger.mailbox.listed(queue, most, is_set_aside=is_refused, with_bodies=with_bodies)
+    fitting = (each for each in listed if destination in (None, each.destination))
+    found = [*islice(fitting, limit + 1)]
+    return FoundMessages(found[:limit], len(found) > limit)
+
+
+# ---- Changing ----------------------------------------------------------------------------------
+
+
+def send_again(ledger: Ledger, ids: Sequence[int], *, by: str, why: str = "") -> LettersChanged:
+    """Let those that were refused be sent after all, their attempts from zero. Who did it and why
+    is logged, and in the audit. What is not refused, or not there any more, is missing.
+    """
+    return _change(ledger, ids, "sent_again", Note.of(by, why), ledger.mailbox.send_again_numbered)
+
+
+class SentAgain(NamedTuple):
+    """What became of all that was refused."""
+
+    freed: int
+    """How many are to be sent."""
+    audit_error: str | None
+    """Why that count is not in the audit, where it could not be kept there."""
+
+
+def send_every_again(ledger: Ledger, *, by: str, why: str = "") -> SentAgain:
+    """As `send_again`, all that were refused; one entry in the audit counts them."""
+    if not ledger.mailbox.backlog().set_aside:
+        return SentAgain(0, None)
+    note = Note.of(by, why)
+    with audited(ledger, "sent_again", note, Key("", "")) as tally:
+        tally.changed = ledger.mailbox.send_again()
+        _log.info("all_sent_again", extra={"count": tally.changed, **note._asdict()})
+    return SentAgain(tally.changed, tally.audit_error)
+
+
+def discard_unsent(ledger: Ledger, ids: Sequence[int], *, by: str, why: str = "") -> LettersChanged:
+    """Remove those that were refused, which are never sent then; a message of which they were the
+    last is completed. Noted as by `send_again`.
+    """
+    return _change(ledger, ids, "unsent_discarded", Note.of(by, why), ledger.mailbox.discard_unsent)
+
+
+def _change(
+    ledger: Ledger,
+    ids: Sequence[int],
+    event: str,
+    note: Note,
+    change: Callable[[Sequence[int]], Sequence[WaitingMessage]],
+) -> LettersChanged:
+    check_waits(ledger)
+    numbers = list(dict.fromkeys(ids))
+    keys = [each.parent for each in ledger.mailbox.unsent(numbers) if each.is_set_aside]
+    if not keys:
+        return LettersChanged([], numbers, *note)
+    with audited(ledger, event, note, about(keys), len(numbers)) as tally:
+        changed = change(numbers)
+        for each in changed:
+            facts = {**each.parent._asdict(), "destination": each.destination}
+            _log.info(event, extra={**facts, **note._asdict()})
+        tally.changed, tally.refused = len(changed), len(numbers) - len(changed)
+    done = {each.number for each in changed}
+    missing = [number for number in numbers if number not in done]
+    return LettersChanged([n for n in numbers if n in done], missing, *note, tally.audit_error)
+
+
+def unsent_as_dict(message: WaitingMessage) -> dict[str, Any]:
+    """A message that is to be sent, or waits in a queue, as JSON has it. Passwords are masked."""
+    return {
+        "id": message.number,
+        "destination": message.destination or None,
+        "consumer": message.parent.consumer or None,
+        "message_id": message.parent.message_id or None,
+        "own_id": message.id,
+        "type": message.message.type,
+        "attempts": message.attempts,
+        "since": message.since,
+        "due": message.due,
+        "is_refused": message.is_set_aside,
+        "reason": None if message.reason is None else mask_passwords(message.reason),
+        "error": None if message.error is None else mask_passwords(message.error),
+    }

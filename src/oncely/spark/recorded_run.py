@@ -1,0 +1,121 @@
+"""Runs on Spark, kept in the ledger for operators."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+from oncely.core.activity import Activity, Run
+from oncely.core.errors import OncelyError, describe
+from oncely.ledger import Ledger
+from oncely.locations import LedgerPlace
+from oncely.spark.ledgers import migrated_ledger
+from oncely.spark.sink.counts import Counts
+from oncely.spark.spark_report import Report
+
+_log = logging.getLogger(__name__)
+
+
+class RecordedRun:
+    """A run that has begun: `report` is what it came to, or has come to so far."""
+
+    def __init__(self, ledger: Ledger, name: str, consumer: str) -> None:
+        self._ledger = ledger
+        self._run = Run(uuid4().hex, name, consumer, ledger.now(), None, {})
+        self._began = time.monotonic()
+        self._counted = Counts()
+        self.report: Report | None = None
+        ledger.recorder.works_as("spark", consumer)
+
+    def count(self, committed: Counts) -> None:
+        """Count what was committed since the last time, for the consumer's activity."""
+        before, self._counted = self._counted, committed
+        failed = committed.failed + committed.waiting - before.failed - before.waiting
+        new = Activity(
+            self._run.consumer,
+            "",
+            0,
+            handled=committed.handled - before.handled,
+            failed=max(0, failed),
+            exhausted=committed.failed - before.failed,
+            duplicates=_duplicates(committed) - _duplicates(before),
+            in_doubt=committed.in_doubt - before.in_doubt,
+        )
+        if any(new[3:8]):
+            self._ledger.recorder.add(self._run.consumer, new)
+
+    def keep(self, error: BaseException | None = None, *, has_ended: bool = True) -> None:
+        """Keep where it stands. A ledger that is away is no reason for the run to end."""
+        seconds = time.monotonic() - self._began
+        run = self._run._replace(
+            ended=self._run.began + seconds if has_ended else None,
+            totals={} if self.report is None else self.report.as_dict(),
+            error=None if error is None else describe(error),
+        )
+        try:
+            self._ledger.operations.keep_run(run)
+        except OncelyError as away:
+            _log.warning("run_not_kept", extra={"run": run.id, "reason": str(away)})
+
+
+def _duplicates(counts: Counts) -> int:
+    return counts.duplicates_input + counts.duplicates_ledger
+
+
+@contextmanager
+def recorded_run(ledger: Ledger, name: str, consumer: str) -> Iterator[RecordedRun]:
+    """While a run lasts, as operators see it."""
+    run = RecordedRun(ledger, name, consumer)
+    run.keep(has_ended=False)
+    try:
+        yield run
+    except BaseException as error:
+        run.keep(error)
+        raise
+    run.keep()
+
+
+class FrontRun:
+    """A run of a program's own: one batch, or all batches of a stream together, which has ended
+    with its last batch so far.
+    """
+
+    def __init__(self) -> None:
+        self._run: RecordedRun | None = None
+        self._counts = Counts()
+        self._seconds = 0.0
+
+    @contextmanager
+    def batch(
+        self, place: LedgerPlace, name: str, consumer: str
+    ) -> Iterator[Callable[[Report], None]]:
+        """While a batch is processed: to be called with what it came to. A ledger that is away is
+        no reason for the batch not to begin.
+        """
+        if self._run is None:
+            self._run = self._begun(place, name, consumer)
+        run = self._run
+        try:
+            yield self._add
+        except BaseException as error:
+            if run is not None:
+                run.keep(error)
+            raise
+        if run is not None:
+            run.count(self._counts)
+            run.report = Report(self._counts, self._seconds)
+            run.keep()
+
+    def _add(self, report: Report) -> None:
+        self._counts += report.counts
+        self._seconds += report.seconds
+
+    def _begun(self, place: LedgerPlace, name: str, consumer: str) -> RecordedRun | None:
+        try:
+            run = RecordedRun(migrated_ledger(place), name, consumer)
+        except OncelyError as away:
+            _log.warning("run_not_kept", extra={"run": name, "reason": describe(away)})
+            return None
+        run.keep(has_ended=False)
+        return run

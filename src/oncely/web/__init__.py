@@ -1,0 +1,8 @@
+"""The dashboard: what is stuck in a ledger, why, and what operators decide about it.
+
+The names stand in `__init__.pyi`; each is imported when it is first asked for.
+"""
+
+from oncely._util.lazy_names import lazily
+
+__getattr__, __dir__, __all__ = lazily(__name__)

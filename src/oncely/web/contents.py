@@ -1,0 +1,266 @@
+"""What each page shows, as its template takes it: the dashboard and the report show the same."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from heapq import nlargest
+from itertools import groupby, islice
+from typing import Any, NamedTuple, TypeVar
+
+from oncely import ops
+from oncely.core.durations import Duration, seconds
+from oncely.core.shown import span
+from oncely.ledger import Ledger
+from oncely.ops import Snag
+from oncely.web.marks import record_mark, waiting_mark
+
+LIMIT = 100
+"""Rows of a list, where nobody asks for more."""
+WHERE: Mapping[Snag, str] = {
+    Snag.IN_DOUBT: "/in-doubt",
+    Snag.DEAD_LETTERS: "/failed",
+    Snag.RETRIES: "/waiting",
+    Snag.OUTBOX: "/outbox",
+    Snag.SET_ASIDE: "/outbox",
+    Snag.QUEUE: "/queues",
+}
+"""The page of each thing that can be stuck."""
+CONSUMERS = 1_000
+"""Rows of a table of consumers, at most: some ledgers have a consumer for each customer."""
+WORKERS = 1_000
+"""Processes that are shown, at most: one may be killed and started again all day."""
+_HOUR_S = 3_600
+_LABELLED = 4
+"""Of so many hours one has its time below the chart: six in a day, on a phone too."""
+_GROUPED = 2_000
+"""Dead letters that are grouped: a page shows no more of them in time."""
+
+Row = TypeVar("Row")
+Contents = dict[str, Any]
+"""The values of a template in `templates/parts`."""
+
+
+# ---- The whole ---------------------------------------------------------------------------------
+
+
+def overview(found: ops.LedgerOverview) -> Contents:
+    """Where the ledger stands; as `oncely status --json` has it."""
+    return {
+        "found": found.as_dict(),
+        "stuck": [(each, WHERE[each.what]) for each in found.stuck],
+        "by_consumer": _by_consumer(found.status),
+    }
+
+
+def _worst(rows: Mapping[str, Row], badness: Callable[[Row], int]) -> Mapping[str, Row]:
+    """All, in their order; of too many, those that are worst off, the worst first."""
+    if len(rows) <= CONSUMERS:
+        return rows
+    return dict(nlargest(CONSUMERS, rows.items(), key=lambda row: badness(row[1])))
+
+
+def _by_consumer(found: ops.Status) -> Contents:
+    shown = _worst(found.consumers, _stuck_of)
+    return {name: summary.as_dict() for name, summary in shown.items()}
+
+
+def _stuck_of(found: ops.Summary) -> int:
+    return found.in_doubt + found.dead_letters
+
+
+def _failed_of(rates: ops.Rates) -> int:
+    return rates.in_doubt + rates.failed + rates.exhausted
+
+
+class Hour(NamedTuple):
+    """What came of messages in an hour of the day."""
+
+    began: int
+    handled: int
+    duplicates: int
+    failed: int
+    in_doubt: int
+
+    @property
+    def label(self) -> str:
+        """Below its column in the chart, in UTC; of most hours nothing, for lack of room."""
+        hour = self.began // _HOUR_S % 24
+        return "" if hour % _LABELLED else f"{hour:02}:00"
+
+    @property
+    def height(self) -> int:
+        """Of its column in the chart."""
+        return sum(self[1:])
+
+
+def last_day(ledger: Ledger, went_on: ops.FoundActivity, now: float) -> Contents:
+    """What was handled and what went wrong, hour by hour and by consumer; as `oncely activity
+    --json` has it.
+    """
+    return {
+        "hours": _by_hour(went_on.points),
+        "hour": went_on.hour,
+        "day": _worst(went_on.day, _failed_of),
+        "day_count": len(went_on.day),
+        "is_kept": ops.keeps_activity(ledger),
+        "now": now,
+    }
+
+
+def _by_hour(points: Sequence[ops.Point]) -> Sequence[Hour]:
+    return [
+        Hour(
+            began,
+            sum(point.handled for point in found),
+            sum(point.duplicates for point in found),
+            sum(point.failed for point in found),
+            sum(point.in_doubt for point in found),
+        )
+        for began, found in (
+            (began * _HOUR_S, [*group])
+            for began, group in groupby(points, key=lambda point: point.began // _HOUR_S)
+        )
+    ]
+
+
+def consumers(ledger: Ledger, found: ops.Status) -> Contents:
+    """Every consumer that the ledger knows, and how long its records are kept."""
+    shown = _by_consumer(found)
+    kept = ops.policy_retentions(ledger, shown)
+    return {
+        "found": found.as_dict(),
+        "by_consumer": shown,
+        "retentions": {name: _in_words(each) for name, each in kept.items()},
+    }
+
+
+def _in_words(kept: Duration) -> str:
+    return span(seconds(kept, "retention"))
+
+
+# ---- Lists of messages -------------------------------------------------------------------------
+
+
+def in_doubt(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Contents:
+    """Those in doubt of a consumer, or of all; as `oncely list --state in-doubt --json` has them.
+    Raises ConfigError for a consumer that the ledger does not know.
+    """
+    selection = ops.Selection(consumer=consumer, states=[ops.IN_DOUBT])
+    found = ops.select(ledger, selection, limit)
+    names = {each.key.consumer for each in found.records}
+    doubts = ops.doubts(ledger, found.records)
+    return {
+        "records": [(record_mark(each.record), each.as_dict(now)) for each in doubts],
+        "lost": [each.as_dict() for each in _lost(ledger, names)],
+        "more": found.more,
+        "now": now,
+    }
+
+
+def _lost(ledger: Ledger, consumers: Collection[str]) -> Iterable[ops.SeenWorker]:
+    """Workers of these that were silent for too long, and held claims."""
+    found = (
+        each
+        for each in ops.workers(ledger)
+        if each.worker.claims and not each.is_alive and each.worker.consumer in consumers
+    )
+    return islice(found, WORKERS)
+
+
+def failed(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Contents:
+    """The dead letters of a consumer, or of all; as `oncely dead groups --json` and `oncely dead
+    list --json` have them. Raises ConfigError as `in_doubt` does, and where the ledger keeps none.
+    """
+    found = ops.dead_letters(ledger, consumer, limit, with_bodies=False)
+    return {
+        "letters": [ops.letter_as_dict(letter) for letter in found.letters],
+        "grouped": ops.letter_groups(ledger, consumer, _GROUPED),
+        "more": found.more,
+        "now": now,
+    }
+
+
+def samples(ledger: Ledger, numbers: Sequence[int], now: float) -> Contents:
+    """These dead letters without their headers, which may be personal; as `oncely dead show --json`
+    has them. One that was retried meanwhile is left out.
+    """
+    found = ops.letters_numbered(ledger, numbers)
+    shown = [ops.letter_as_dict(letter, is_whole=True) | {"headers": {}} for letter in found]
+    return {"samples": shown, "now": now}
+
+
+def waiting(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Contents:
+    """The messages of a consumer, or of all, that wait for a retry; as `oncely waiting --json` has
+    them. Raises ConfigError as `failed` does.
+    """
+    found = ops.waiting(ledger, consumer, limit, with_bodies=False)
+    return {
+        "messages": [
+            (waiting_mark(each.key), ops.waiting_as_dict(each, now)) for each in found.messages
+        ],
+        "more": found.more,
+        "now": now,
+    }
+
+
+def outbox(ledger: Ledger, waiting: ops.Backlogs, now: float) -> Contents:
+    """What waits to be sent and what was refused; as `oncely outbox status --json` and `oncely
+    outbox list --refused --json` have it.
+    """
+    keeps = ledger.can_defer
+    unsent = ops.unsent(ledger) if keeps else ops.FoundUnsent([], more=False)
+    refused = (
+        ops.unsent_messages(ledger, None, LIMIT, is_refused=True, with_bodies=False)
+        if keeps
+        else ops.FoundMessages([], more=False)
+    )
+    return {
+        "backlog": asdict(waiting.outbox),
+        "keeps": keeps,
+        "destinations": [each.as_dict() for each in unsent.destinations],
+        "more": unsent.more,
+        "refused": [ops.unsent_as_dict(each) for each in refused.messages],
+        "more_refused": refused.more,
+        "late_s": ops.LATE_S,
+        "now": now,
+    }
+
+
+def queues(waiting: ops.Backlogs) -> Contents:
+    """The queues of the ledger, and how much waits in each."""
+    return {"queues": {name: asdict(backlog) for name, backlog in waiting.queues.items()}}
+
+
+# ---- Operations --------------------------------------------------------------------------------
+
+
+def workers(ledger: Ledger, now: float) -> Contents:
+    """The processes that work with the ledger; as `oncely workers --json` has them."""
+    found = ops.workers(ledger)
+    return {
+        "workers": [each.as_dict() for each in found[:WORKERS]],
+        "count": len(found),
+        "is_kept": ops.keeps_activity(ledger),
+        "now": now,
+    }
+
+
+def runs(ledger: Ledger, limit: int, now: float) -> Contents:
+    """The runs on Spark that began last; as `oncely runs --json` has them."""
+    found = ops.runs(ledger, limit + 1)
+    return {
+        "runs": found[:limit],
+        "more": len(found) > limit,
+        "is_kept": ops.keeps_activity(ledger),
+        "now": now,
+    }
+
+
+def audit(ledger: Ledger, before: int | None, now: float) -> Contents:
+    """What people changed last, or before an entry; as `oncely audit --json` has it."""
+    found = ops.audit(ledger, LIMIT + 1, before)
+    return {
+        "entries": found[:LIMIT],
+        "more": len(found) > LIMIT,
+        "is_kept": ops.keeps_activity(ledger),
+        "now": now,
+    }

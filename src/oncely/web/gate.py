@@ -1,0 +1,85 @@
+"""What every request passes: who asks, and whether a change is meant by them."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from oncely.web.csrf import COOKIE, FIELD, is_from_elsewhere, parts_of
+from oncely.web.forms import FormError, read_form
+from oncely.web.passwords import PasswordAuth
+from oncely.web.site import Site
+from oncely.web.users import asked, header
+from oncely.web.visit import Visit
+
+_LOOKING = ("GET", "HEAD")
+_STATIC = "/static/"
+
+
+class Gate:
+    """Lets through who may look; and of changes, those of operators that were sent from our own
+    pages.
+    """
+
+    def __init__(self, app: ASGIApp, site: Site) -> None:
+        self._app = app
+        self._site = site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "http":
+            refusal = await self._refusal(scope, receive)
+            if refusal is not None:
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
+        site = self._site
+        visit = Visit(site, Request(scope, receive))
+        if site.hosts is not None and _host(scope) not in site.hosts:
+            # A page of another site, whose name was made to point here, could read all of this.
+            return visit.refusal(421, f"Ask by one of these names: {', '.join(site.hosts)}.")
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path.startswith(_STATIC) and scope["method"] in _LOOKING:
+            return None
+        if site.auth is not None:
+            scope["oncely.user"] = await asked(site.auth, scope)
+            if visit.user is None:
+                return self._unknown(visit)
+        return None if scope["method"] in _LOOKING else await self._refused_change(visit)
+
+    def _unknown(self, visit: Visit) -> Response:
+        if not isinstance(self._site.auth, PasswordAuth):
+            return visit.refusal(403, "You are not signed in, or may not look at this.")
+        response = visit.refusal(401, "Sign in with your name and password.")
+        response.headers["www-authenticate"] = self._site.auth.challenge
+        return response
+
+    async def _refused_change(self, visit: Visit) -> Response | None:
+        request = visit.request
+        if not visit.may_change:
+            return visit.refusal(403, "Only operators may change anything; nothing was changed.")
+        if is_from_elsewhere(request.scope):
+            return visit.refusal(
+                403,
+                "This form was not sent from a page of this site, or a proxy in between changes "
+                "the header Host; nothing was changed.",
+            )
+        try:
+            form = await read_form(request)
+        except FormError as error:
+            return visit.refusal(error.status, f"{error}; nothing was changed.")
+        request.scope["oncely.form"] = form
+        cookie = request.cookies.get(COOKIE, "")
+        if not self._site.tokens.is_right(visit.field(FIELD), cookie, visit.user):
+            return visit.refusal(
+                403,
+                "This form is too old; go back, reload the page and send it again. "
+                "Nothing was changed.",
+            )
+        return None
+
+
+def _host(scope: Scope) -> str:
+    """The name that was asked, without a port; empty for what is not a name."""
+    return parts_of(f"//{header(scope, 'host') or ''}").hostname or ""

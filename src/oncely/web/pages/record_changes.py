@@ -1,0 +1,123 @@
+"""Records: what operators decide of them, one or many."""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from starlette.responses import Response
+
+from oncely import ops
+from oncely.core.errors import RefusedError, StoreError, mask_passwords
+from oncely.core.record import Key, Record
+from oncely.web.decisions import RECORDS, OperatorDecision, decision
+from oncely.web.marks import read_record_mark, record_mark
+from oncely.web.pages.confirming import MORE, Outcome, Subject, confirm_page, done_page, lacks_note
+from oncely.web.visit import MOST, Visit
+
+_PLACES = ("/records/change", "/in-doubt")
+_PROBING_S = 30.0
+"""After that no further probe is begun: a browser, or a proxy, does not wait for ever."""
+_FASTER = "it has changed since it was shown: a worker or somebody else was faster"
+
+
+class _Chosen(NamedTuple):
+    records: Sequence[Record]
+    left_out: Sequence[str]
+
+
+class _Told(NamedTuple):
+    """What came of a probe."""
+
+    text: str
+    is_decided: bool = False
+    audit_error: str | None = None
+
+
+def confirm(visit: Visit) -> Response:
+    """Show what would be done, to how many."""
+    decided = decision(RECORDS, visit.field("decision"))
+    chosen = _every(visit) if visit.sent("every") else _unchanged(visit)
+    return _confirm(visit, decided, chosen)
+
+
+def change(visit: Visit) -> Response:
+    """Do it to those that are as they were shown."""
+    decided = decision(RECORDS, visit.field("decision"))
+    chosen = _unchanged(visit)
+    error = lacks_note(visit, decided, len(chosen.records))
+    if error:
+        return _confirm(visit, decided, chosen, error)
+    outcome = _probed(visit, chosen) if decided.needs_probe else _decided(visit, decided, chosen)
+    return done_page(visit, decided, outcome, _PLACES[1])
+
+
+def _decided(visit: Visit, decided: OperatorDecision, chosen: "_Chosen") -> Outcome:
+    changed = decided.apply(visit.ledger, chosen.records, by=visit.by, why=visit.field("why"))
+    refused = [*chosen.left_out, *(refusal.reason for refusal in changed.refused)]
+    return Outcome([*map(_named, changed.done)], refused, changed.audit_error)
+
+
+def _probed(visit: Visit, chosen: "_Chosen") -> Outcome:
+    """Ask about one after another, while there is time."""
+    done: list[str] = []
+    refused = [*chosen.left_out]
+    audit_error = None
+    until = time.monotonic() + _PROBING_S
+    for record in chosen.records:
+        if time.monotonic() > until:
+            told = _Told("not asked, as the others took too long: choose it again")
+        else:
+            told = _probed_one(visit, record)
+        (done if told.is_decided else refused).append(f"{_named(record.key)}: {told.text}")
+        audit_error = audit_error or told.audit_error
+    return Outcome(done, refused, audit_error)
+
+
+def _probed_one(visit: Visit, record: Record) -> _Told:
+    probe = visit.site.probes.get(record.key.consumer)
+    if probe is None:
+        return _Told("its consumer has no probe here")
+    try:
+        found = ops.probe(visit.ledger, record, probe, by=visit.by, why=visit.field("why"))
+    except (RefusedError, StoreError) as error:
+        # Others may be decided already: the page has to name them.
+        return _Told(mask_passwords(str(error)))
+    said = found.finding.replace("_", " ")
+    reasons = [found.error or "", *(refusal.reason for refusal in found.changed.refused)]
+    lines = [reason.splitlines()[0] for reason in reasons if reason]
+    changed = found.changed
+    return _Told(": ".join([said, *lines]), bool(changed.done), changed.audit_error)
+
+
+def _confirm(
+    visit: Visit, decided: OperatorDecision, chosen: _Chosen, error: str | None = None
+) -> Response:
+    now = visit.ledger.now()
+    subjects = [
+        Subject(each.key, record_mark(each), f"{_named(each.key)}: {ops.word_for(each, now)}")
+        for each in chosen.records
+    ]
+    return confirm_page(visit, decided, subjects, _PLACES, left_out=chosen.left_out, error=error)
+
+
+def _every(visit: Visit) -> _Chosen:
+    """All in doubt, of the list that was shown."""
+    consumer = visit.field("consumer") or None
+    selection = ops.Selection(consumer=consumer, states=[ops.IN_DOUBT])
+    found = ops.select(visit.ledger, selection, MOST)
+    return _Chosen(found.records, [MORE] if found.more else [])
+
+
+def _unchanged(visit: Visit) -> _Chosen:
+    """Those that were named and are as they were shown."""
+    shown = dict(map(read_record_mark, visit.sent("record")[:MOST]))
+    found = visit.ledger.find_many(shown)
+    unchanged = {key: each for key, each in found.items() if each.version == shown[key]}
+    return _Chosen(
+        [unchanged[key] for key in shown if key in unchanged],
+        [f"{_named(key)}: {_FASTER}" for key in shown if key not in unchanged],
+    )
+
+
+def _named(key: Key) -> str:
+    return f"{key.message_id!r} ({key.consumer})"

@@ -1,0 +1,74 @@
+"""Proxies in front of the dashboard, which tell in headers who asks, and by which scheme."""
+
+from collections.abc import Collection, Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+from oncely.core.errors import ConfigError
+from oncely.web.users import Role, Scope, User, header
+
+EVERYBODY = "*"
+THIS_MACHINE = ("127.0.0.1", "::1")
+_SCHEME = "x-forwarded-proto"
+
+
+class TrustedProxies:
+    """The peers whose headers are believed: addresses or networks such as 10.0.0.0/8. Raises
+    ConfigError for what is not one.
+    """
+
+    def __init__(self, trusted: Iterable[str] = THIS_MACHINE) -> None:
+        try:
+            self._networks = [ip_network(each) for each in trusted]
+        except ValueError as error:
+            raise ConfigError(
+                f"trusted: {error}; write an address such as 10.0.0.7 or 10.0.0.0/8"
+            ) from error
+
+    def sent(self, scope: Scope) -> bool:
+        """Whether one of them sends this request."""
+        client = scope.get("client")
+        try:
+            peer = _plain(ip_address(client[0] if client else ""))
+        except ValueError:
+            return False
+        return any(peer in network for network in self._networks)
+
+    def is_secure(self, scope: Scope) -> bool:
+        """Whether one of them says that a browser asks it over TLS."""
+        # Of several proxies in a row, the first is the one that browsers reach.
+        scheme = (header(scope, _SCHEME) or "").partition(",")[0].strip()
+        return scheme.lower() == "https" and self.sent(scope)
+
+
+class ProxyAuth:
+    """Whom the proxy names in `user_header` may come in.
+
+    The header is believed of the peers that are `trusted` alone, addresses or networks such as
+    10.0.0.0/8: whoever else can reach the dashboard could write it. Those named in `operators` may
+    change things, `*` for all; the others may look. Raises ConfigError for what is not an address.
+    """
+
+    def __init__(
+        self,
+        user_header: str,
+        *,
+        trusted: Iterable[str] = THIS_MACHINE,
+        operators: Collection[str] = (),
+    ) -> None:
+        self._header = user_header
+        self._operators = operators
+        self.proxies = TrustedProxies(trusted)
+
+    def __call__(self, scope: Scope) -> User | None:
+        """Who asks."""
+        name = (header(scope, self._header) or "").strip()
+        if not name or not self.proxies.sent(scope):
+            return None
+        is_operator = name in self._operators or EVERYBODY in self._operators
+        return User(name, Role.OPERATOR if is_operator else Role.VIEWER)
+
+
+def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """The same, of one that a server on IPv6 sees as ::ffff:10.0.0.7."""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address

@@ -1,0 +1,240 @@
+"""`oncely activity`, `workers`, `runs`, `audit` and `settle`: what they print, and what they do."""
+
+import json
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from oncely import Key, State
+from oncely.core.activity import AuditEntry, Run, Worker
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command, OnFile
+
+
+def test_activity(at: "OnFile", command: "Command") -> None:
+    """A row for each consumer and time; nothing where nothing was done."""
+    assert command("activity")[1:] == ("", "no activity in the last day\n")
+    at.complete("billing", "1")
+    at.fail("billing", "2", final=True)
+    at.ledger.recorder.tell()
+    ran = command("activity")
+    assert (ran.code, ran.err) == (0, "")
+    over, header, _, hour, day = ran.out.splitlines()
+    assert over.split() == ["failed", "failed", "in"]
+    columns = ["handled", "duplicates", "attempts", "permanently", "doubt", "p50", "p95"]
+    assert header.split() == ["consumer", "last", *columns, "attempts"]
+    assert hour.split()[:7] == ["billing", "hour", "1", "0", "1", "1", "0"]
+    assert day.split()[:7] == ["billing", "day", "1", "0", "1", "1", "0"]
+    told = json.loads(command("activity", "--json").out)
+    assert told["hour"]["billing"]["handled"] == 1
+    assert told["day"]["billing"]["p95_s"] > 0
+    assert sum(point["failed"] for point in told["periods"]) == 1
+
+
+def test_workers(at: "OnFile", command: "Command") -> None:
+    """Those that live, and those that have been silent for too long, said so."""
+    now = at.ledger.now()
+    at.complete("billing", "1")
+    at.ledger.recorder.works_as("consumer", "billing")
+    at.ledger.recorder.tell()
+    out = command("workers").out
+    assert "silent" not in out
+    assert out.splitlines()[2].split()[:2] == ["consumer", "billing"]
+    [worker] = json.loads(command("workers", "--json").out)["workers"]
+    assert (worker["kind"], worker["pid"], worker["is_alive"]) == ("consumer", os.getpid(), True)
+    dead = Worker("x" * 32, "relay", "", "far", 7, "1", now, now, 0)
+    at.ledger.operations.keep_worker(dead, [])
+    from sqlalchemy import create_engine, text
+
+    with create_engine(at.url).begin() as link:
+        link.execute(text("UPDATE message_workers SET seen = seen - 100 WHERE pid = 7"))
+    [line] = [line for line in command("workers").out.splitlines() if "relay" in line]
+    assert line.rstrip().endswith("silent")
+
+
+def test_runs(at: "OnFile", command: "Command") -> None:
+    """The newest first, with what they counted, or why they failed."""
+    assert command("runs")[1:] == ("", "no runs\n")
+    totals = {"handled": 3, "duplicates": {"input": 1_200, "ledger": 1}, "in_doubt": 0}
+    at.ledger.operations.keep_run(Run("1", "nightly", "billing", 10.0, 70.0, totals))
+    at.ledger.operations.keep_run(Run("2", "nightly", "billing", 20.0, None, {}, "out of memory"))
+    lines = command("runs").out.splitlines()
+    assert "out of memory" in lines[2]
+    assert "handled 3, duplicates 1,201" in lines[3]
+    assert "in doubt" not in lines[3]
+    assert "60 s" in lines[3] or "1 min" in lines[3]
+    told = json.loads(command("runs", "--json", "--limit", "1").out)["runs"]
+    assert [(run["id"], run["error"]) for run in told] == [("2", "out of memory")]
+
+
+def test_settle(at: "OnFile", command: "Command") -> None:
+    """What is in doubt is completed, or runs again, as somebody says; the audit has both."""
+    for id_ in ("1", "2"):
+        at.claim("billing", id_)
+    assert command("settle", "1", "--happened").code == 1
+    at.age(1_000)
+    ran = command("settle", "1", "--happened", "--by", "ann", "--why", "on the bill")
+    assert ran == (0, "completed '1' (billing) by ann: on the bill\n", "")
+    ran = command("settle", "2", "--not-happened", "--by", "ann", "--json")
+    assert json.loads(ran.out) == {
+        "reset": [{"consumer": "billing", "message_id": "2"}],
+        "refused": [],
+        "by": "ann",
+        "why": "",
+        "audit_error": None,
+    }
+    states = [at.ledger.find(Key("billing", id_)) for id_ in ("1", "2")]
+    assert [record and record.state for record in states] == [State.COMPLETED, State.FAILED]
+    ran = command("settle", "2", "--happened")
+    assert ran.code == 1
+    assert "only a record in doubt can be completed by hand" in ran.err
+    told = json.loads(command("audit", "--json").out)["audit"]
+    assert [(each["action"], each["changed"], each["refused"]) for each in told] == [
+        ("happened", 0, 1),
+        ("reset", 1, 0),
+        ("happened", 1, 0),
+        ("happened", 0, 1),
+    ]
+    lines = command("audit", "--limit", "2", "--before", "4").out.splitlines()
+    assert len(lines) == 4
+    assert lines[3].split()[4:] == [
+        "ann",
+        "happened",
+        "billing",
+        "1",
+        "1",
+        "0",
+        "on",
+        "the",
+        "bill",
+    ]
+
+
+def test_audit_begun(at: "OnFile", command: "Command") -> None:
+    """What was killed before its counts is shown as such; in JSON the counts are null."""
+    begun = AuditEntry(0, 0.0, "ann", "purged", "", "", None, None, None, "full")
+    at.ledger.operations.note(begun)
+    [line] = command("audit").out.splitlines()[2:]
+    assert "begun; how many were changed is not known  " in line
+    assert line.split()[-2:] == ["-", "full"]
+    [told] = json.loads(command("audit", "--json").out)["audit"]
+    assert [told[name] for name in ("chosen", "changed", "refused")] == [None, None, None]
+
+
+def test_no_audit_no_change(at: "OnFile", command: "Command") -> None:
+    """Where the entry cannot be written, a command changes nothing, and says so in a line; where
+    only its counts cannot, it says that the change is done.
+    """
+    at.fail("billing", "1", "away", final=True)
+    refusing = "CREATE TRIGGER no BEFORE {} ON message_audit BEGIN SELECT RAISE(ABORT, 'full'); END"
+    with closing(sqlite3.connect(at.file)) as connection:
+        connection.execute(refusing.format("INSERT"))
+        ran = command("reset", "1")
+        assert ran.code == 1
+        assert ran.out == ""
+        [line] = ran.err.splitlines()
+        assert "nothing was changed, as the audit cannot be written: " in line
+        assert "full" in line
+        record = at.ledger.find(Key("billing", "1"))
+        assert record is not None
+        assert "reset" not in (record.metadata or {})
+        connection.execute("DROP TRIGGER no")
+        connection.execute(refusing.format("UPDATE"))
+    ran = command("reset", "1", "--json")
+    assert ran.code == 0
+    assert "full" in json.loads(ran.out)["audit_error"]
+    assert "oncely: done, but the audit does not say how many were changed: " in ran.err
+
+
+PROBES = """
+def asked(message):
+    if message.id == "3":
+        raise OSError("no route")
+    return {"1": "happened", "2": "not_happened"}[message.id]
+
+async def later(message):
+    return "happened"
+"""
+
+
+def test_settle_by_a_probe(
+    at: "OnFile", command: "Command", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe says what has happened, which is in the audit; one that fails decides nothing."""
+    (tmp_path / "settling_probes.py").write_text(PROBES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for id_ in ("1", "2", "3"):
+        at.claim("billing", id_)
+    at.age(1_000)
+    asked = ("--probe", "settling_probes:asked", "--by", "ann")
+    assert command("settle", "1", *asked, "--why", "slow day") == (
+        0,
+        "completed '1' (billing) by ann: probe: happened; slow day\n",
+        "",
+    )
+    told = json.loads(command("settle", "2", *asked, "--json").out)
+    assert told["reset"] == [{"consumer": "billing", "message_id": "2"}]
+    assert (told["finding"], told["error"]) == ("not_happened", None)
+    ran = command("settle", "3", *asked)
+    assert (ran.code, ran.out) == (1, "")
+    assert "oncely: the probe does not know: OSError: no route\n" in ran.err
+    actions = [each["action"] for each in json.loads(command("audit", "--json").out)["audit"]]
+    assert actions == ["probed", "reset", "happened"]
+    for wrong in ("nothing", "settling_probes:none", "settling_probes:later"):
+        assert command("settle", "3", "--probe", wrong).code == 2
+
+
+def test_in_doubt_as_json(at: "OnFile", command: "Command") -> None:
+    """What is in doubt is listed with the steps that are done."""
+    at.claim("billing", "1")
+    at.age(1_000)
+    [found] = json.loads(command("list", "--state", "in-doubt", "--json").out)["records"]
+    assert (found["message_id"], found["steps"], found["unsent"]) == ("1", [], 0)
+    assert found["is_kept"] is False
+    assert (
+        json.loads(
+            command(
+                "list",
+                "--state",
+                "in-doubt",
+                "--consumer",
+                "billing",
+                "--older-than",
+                "9d",
+                "--json",
+            ).out
+        )["records"]
+        == []
+    )
+
+
+@pytest.mark.parametrize("answers", [[], ["--happened", "--not-happened"]])
+def test_settle_needs_one_answer(at: "OnFile", command: "Command", answers: list[str]) -> None:
+    """Neither, or both, is a mistake."""
+    assert at.ledger.can_defer
+    assert command("settle", "1", *answers).code == 2
+
+
+def test_nobody_changed_anything(command: "Command", at: "OnFile") -> None:
+    """That is no failure; a ledger that keeps none is a mistake."""
+    assert at.ledger.can_defer
+    assert command("audit") == (0, "", "nobody has changed anything\n")
+
+
+def test_story(at: "OnFile", command: "Command") -> None:
+    """What is known of a message, in the order of time, below its record."""
+    at.fail("billing", "1", "away", final=True)
+    assert command("reset", "1", "--by", "ann", "--why", "back").code == 0
+    told = json.loads(command("show", "1", "--story", "--json").out)
+    assert told["story"][0]["what"] == "first seen"
+    assert {"reset", "last seen"} <= {each["what"] for each in told["story"]}
+    out = command("show", "1", "--story").out
+    assert "first seen" in out
+    assert "by ann, why back" in out
+    assert "story" not in json.loads(command("show", "1", "--json").out)

@@ -1,0 +1,106 @@
+"""Dead letters that failed alike, as groups: counted, retried and discarded together."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from oncely import Message, ops
+from oncely.ops.letter_groups import alike
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command, OnFile, Shop
+
+
+@pytest.mark.parametrize(
+    ("reason", "common"),
+    [
+        ("ValueError: no customer 17", "ValueError: no customer <n>"),
+        ("KeyError: 'order-18'", "KeyError: <text>"),
+        ('E: no "a b"', "E: no <text>"),
+        ("E: order-17 for user_42", "E: <id> for <id>"),
+        ("E: 123e4567-e89b-12d3-a456-426614174000 is gone", "E: <id> is gone"),
+        ("E: <Shop at 0x7f3a91> deadbeef12", "E: <Shop at <hex>> <hex>"),
+        ("E: https://a.example/orders?id=1 is down", "E: <url> is down"),
+        ("E: ann@example.org at 10.0.0.1:5432", "E: <address> at <address>"),
+        ("E: since 2026-11-24T08:40:27.5+00:00, 3.5 s", "E: since <time>, <n> s"),
+        ("E: can't read the user's file", "E: can't read the user's file"),
+        ("E: first\nsecond 7", "E: first"),
+        ("", ""),
+    ],
+)
+def test_alike(reason: str, common: str) -> None:
+    """What varies from one message to the next tells no group from another; all else does."""
+    assert alike(reason) == common
+
+
+def test_groups(shop: "Shop", at: "OnFile", command: "Command") -> None:
+    """The largest first, with a sample and all numbers; another class is another group."""
+    shop.fail(Message("a"), error="no customer 1")
+    shop.fail(Message("b"), error="away")
+    ids = shop.fail(Message("c"), error="no customer 22")
+    found = ops.letter_groups(at.ledger)
+    assert [(group.error, group.count) for group in found.groups] == [
+        ("ValueError: no customer <n>", 2),
+        ("ValueError: away", 1),
+    ]
+    first = found.groups[0]
+    assert (first.ids, first.sample) == ([ids[0], ids[2]], ids[2])
+    assert first.first < first.last
+    ran = command("dead", "groups")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.splitlines()[2].split()[:4] == [first.id, "shop", "2", str(first.sample)]
+    told = json.loads(command("dead", "groups", "--json", "--limit", "2").out)
+    assert (told["looked_at"], told["more"]) == (2, True)
+    assert [group["count"] for group in told["groups"]] == [1, 1]
+
+
+def test_a_group_is_changed(shop: "Shop", at: "OnFile", command: "Command") -> None:
+    """Retried or discarded, it is those of the group and no other; then there is none any more."""
+    shop.fail(Message("a"), Message("b"), error="no customer 1")
+    shop.fail(Message("c"), error="away")
+    large, small = (group.id for group in ops.letter_groups(at.ledger).groups)
+    assert command("dead", "retry", "--group", large, "--why", "they are back").code == 0
+    assert [each.message.id for each in at.ledger.dead()] == ["c"]
+    assert [message.id for message in shop.handled()] == ["a", "b"]
+    [entry] = ops.audit(at.ledger)
+    assert (entry.action, entry.changed, entry.why) == ("dead_letter_retried", 2, "they are back")
+    ran = command("dead", "retry", "--group", large)
+    assert (ran.code, ran.out) == (1, "")
+    assert f"there is no group {large!r}" in ran.err
+    assert command("dead", "discard", "--group", small).code == 0
+    assert [*at.ledger.dead()] == []
+
+
+def test_one_way_to_name_them(at: "OnFile", command: "Command") -> None:
+    """IDs, --all and --group are not mixed."""
+    assert at.ledger.can_defer
+    assert command("dead", "retry", "1", "--group", "x").code == 2
+    assert command("dead", "retry").code == 2
+
+
+def test_a_group_is_exported(
+    shop: "Shop", at: "OnFile", command: "Command", tmp_path: Path
+) -> None:
+    """All of the group and no other; where there is none, an existing file stays."""
+    shop.fail(Message("a"), Message("b"), error="no customer 1")
+    shop.fail(Message("c"), error="away")
+    [group] = [each for each in ops.letter_groups(at.ledger).groups if each.count == 2]
+    file = tmp_path / "letters.jsonl"
+    assert command("dead", "export", str(file), "--group", group.id).out == "exported 2\n"
+    lines = file.read_text().splitlines()
+    assert [json.loads(line)["message_id"] for line in lines] == ["a", "b"]
+    ran = command("dead", "export", str(file), "--group", "none")
+    assert (ran.code, ran.out) == (1, "")
+    assert "there is no group 'none'" in ran.err
+    assert len(file.read_text().splitlines()) == 2
+
+
+def test_more_than_are_looked_at(shop: "Shop", at: "OnFile", command: "Command") -> None:
+    """A group that may be larger than what was looked at is said to be so."""
+    shop.fail(Message("a"), Message("b"), error="no customer 1")
+    [group] = ops.letter_groups(at.ledger).groups
+    ran = command("dead", "retry", "--group", group.id, "--limit", "1")
+    assert (ran.code, ran.out) == (0, "retried: 1\n")
+    assert "of the first 1 dead letters only; there are more, see --limit" in ran.err

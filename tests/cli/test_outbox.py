@@ -1,0 +1,94 @@
+"""Messages to be sent, by destination: listed, sent again, discarded; and queues of the ledger."""
+
+import json
+from typing import TYPE_CHECKING
+
+from oncely import Key, Message, State, ops
+from oncely.core.waiting import WaitingMessage
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command, OnFile
+
+
+def test_status(sending: "OnFile", command: "Command") -> None:
+    """Each destination with what waits and what was refused, and why."""
+    told = json.loads(command("outbox", "status", "--json").out)
+    mails, texts = told["destinations"]
+    assert (mails["destination"], mails["waiting"], mails["refused"]) == ("mails", 0, 1)
+    assert mails["reason"].startswith("too large: xxx")
+    assert (texts["destination"], texts["waiting"], texts["reason"]) == ("texts", 1, None)
+    assert told["more"] is False
+    lines = command("outbox", "status").out.splitlines()
+    assert lines[2].split()[:3] == ["mails", "0", "1"]
+    assert ops.unsent(sending.ledger, most=0).more
+
+
+def test_list(sending: "OnFile", command: "Command") -> None:
+    """What waits or, where that is asked for, what was refused; of one destination, or of all."""
+    assert sending.ledger.can_defer
+    [waits] = json.loads(command("outbox", "list", "--json").out)["messages"]
+    assert (waits["destination"], waits["own_id"], waits["is_refused"]) == (
+        "texts",
+        "receipt-1",
+        False,
+    )
+    [refused] = json.loads(command("outbox", "list", "--refused", "--json").out)["messages"]
+    assert (refused["destination"], refused["message_id"]) == ("mails", "order-9")
+    none = command("outbox", "list", "--destination", "mails")
+    assert none == (0, "", "nothing is to be sent\n")
+    [message] = ops.refused_numbered(sending.ledger, [refused["id"]])
+    assert message.destination == "mails"
+
+
+def test_send_again(sending: "OnFile", command: "Command") -> None:
+    """What was refused waits anew, its attempts from zero; what waits already is left alone."""
+    [waits] = ops.unsent_messages(sending.ledger).messages
+    [refused] = ops.unsent_messages(sending.ledger, is_refused=True).messages
+    ids = [str(refused.number), str(waits.number)]
+    ran = command("outbox", "send-again", *ids, "--by", "ann", "--why", "split")
+    assert (ran.code, ran.out) == (1, "sent again: 1\n")
+    assert f"there is no refused message {waits.number}" in ran.err
+    both = ops.unsent_messages(sending.ledger).messages
+    assert {each.destination: each.attempts for each in both} == {"mails": 0, "texts": 0}
+    [entry] = ops.audit(sending.ledger)
+    assert (entry.action, entry.message_id) == ("sent_again", "order-9")
+    assert (entry.by, entry.changed, entry.refused, entry.why) == ("ann", 1, 1, "split")
+
+
+def test_discard(sending: "OnFile", command: "Command") -> None:
+    """What is discarded is not sent; where it was the last, its message is completed."""
+    ledger, key = sending.ledger, Key("shop", "order-9")
+    [refused] = ops.unsent_messages(ledger, is_refused=True).messages
+    assert command("outbox", "discard", str(refused.number)).code == 0
+    record = ledger.find(key)
+    assert record is not None
+    assert record.state is State.HANDLED
+    [waits] = ledger.mailbox.take(1, "1s")
+    ledger.mailbox.sent([waits])
+    record = ledger.find(key)
+    assert record is not None
+    assert record.state is State.COMPLETED
+
+
+def test_discard_of_the_last(sending: "OnFile", command: "Command") -> None:
+    """Where the others are sent already, discarding the last completes their message."""
+    ledger = sending.ledger
+    [waits] = ledger.mailbox.take(1, "1s")
+    ledger.mailbox.sent([waits])
+    [refused] = ops.unsent_messages(ledger, is_refused=True).messages
+    assert command("outbox", "discard", str(refused.number), "--json").code == 0
+    record = ledger.find(Key("shop", "order-9"))
+    assert record is not None
+    assert record.state is State.COMPLETED
+    assert [entry.action for entry in ops.audit(ledger)] == ["unsent_discarded"]
+
+
+def test_queue(at: "OnFile", command: "Command") -> None:
+    """What waits in a queue of the ledger."""
+    assert command("queue", "in").err == "nothing waits in queue 'in'\n"
+    rows = WaitingMessage.queued("in", [Message("a", type="t"), Message("b")])
+    at.ledger.mailbox.keep(rows)
+    ran = command("queue", "in", "--json", "--limit", "1")
+    told = json.loads(ran.out)
+    assert ([each["own_id"] for each in told["messages"]], told["more"]) == (["a"], True)
+    assert command("queue", "in").out.splitlines()[2].split()[1:4] == ["a", "-", "t"]

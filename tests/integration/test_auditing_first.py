@@ -1,0 +1,334 @@
+"""The entry of a change is there before the change: nothing is changed without a trace."""
+
+import inspect
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conformance.conftest import url_of
+from tests.integration.lines import line_to
+
+from oncely import ops
+from oncely.archive.writing import archive
+from oncely.core.activity import AuditEntry
+from oncely.core.binding import Binding
+from oncely.core.errors import ConfigError, MessageError, StoreUnavailable
+from oncely.core.message import Message
+from oncely.core.record import Key, Record, State
+from oncely.core.waiting import WaitingMessage, retries_of, retry_name
+from oncely.ledger import Ledger, open_ledger
+from oncely.stores.sql import SqlStore
+from oncely.testing import granted
+from oncely.transports.store_transport import StoreTransport
+
+_NOT_KNOWN = "begun; how many were changed is not known"
+
+
+class Full:
+    """A ledger with something that each function of operators changes."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+        self.ledger = open_ledger(url)
+        self.ledger.migrate()
+        self.failed = self._record("failed")
+        self.doubt = self._doubt("doubt")
+        self.ledger.mailbox.keep(
+            [_retry("dead", is_set_aside=True), _retry("waits"), _unsent("refused")]
+        )
+        self.ledger.mailbox.bind(self.bindings)
+
+    bindings = (Binding("in", "", "a"), Binding("in", "", "b"))
+
+    @property
+    def dead(self) -> Sequence[int]:
+        """The numbers of the dead letters."""
+        return [letter.id for letter in self.ledger.dead()]
+
+    @property
+    def refused(self) -> Sequence[int]:
+        """The numbers of the messages that were refused."""
+        found = ops.unsent_messages(self.ledger, is_refused=True).messages
+        return [each.number or 0 for each in found]
+
+    @property
+    def transport(self) -> StoreTransport:
+        """The queues of the ledger."""
+        store = self.ledger.operations
+        assert isinstance(store, SqlStore)
+        return StoreTransport(store)
+
+    def rows(self) -> str:
+        """All that the database holds, but for the audit."""
+        with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as connection:
+            return "\n".join(line for line in connection.iterdump() if "message_audit" not in line)
+
+    def _record(self, id_: str) -> Record:
+        key = Key("billing", id_)
+        self.ledger.fail(granted(self.ledger.claim(key)), "no", final=True)
+        return the(self.ledger, key)
+
+    def _doubt(self, id_: str) -> Record:
+        key = Key("billing", id_)
+        granted(self.ledger.claim(key, lease=0.001))
+        while ops.word_for(the(self.ledger, key), self.ledger.now()) != ops.IN_DOUBT:
+            pass
+        return the(self.ledger, key)
+
+
+def the(ledger: Ledger, key: Key) -> Record:
+    found = ledger.find(key)
+    assert found is not None
+    return found
+
+
+def _retry(id_: str, *, is_set_aside: bool = False) -> WaitingMessage:
+    queue, message = retries_of("billing"), Message(id_, b"{}")
+    name, key = retry_name(queue), Key("billing", id_)
+    return WaitingMessage(
+        id_, "", message, key, queue=queue, name=name, is_set_aside=is_set_aside, delay_s=600.0
+    )
+
+
+def _unsent(id_: str) -> WaitingMessage:
+    return WaitingMessage(id_, "mails", Message(id_), Key("", ""), is_set_aside=True)
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Full]:
+    """The ledger in a file."""
+    made = Full(f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path)
+    with closing(made.ledger):
+        yield made
+
+
+_WAITS = Key("billing", "waits")
+_EDITED = Message("dead", b"[]")
+_Change = Callable[[Full], object]
+CHANGES: Mapping[str, Sequence[_Change]] = {
+    "reset": [lambda at: ops.reset(at.ledger, [at.failed], by="ann")],
+    "happened": [lambda at: ops.happened(at.ledger, [at.doubt], by="ann")],
+    "not_happened": [lambda at: ops.not_happened(at.ledger, [at.doubt], by="ann")],
+    "forget": [lambda at: ops.forget(at.ledger, [at.failed], by="ann")],
+    "retry_letters": [
+        lambda at: ops.retry_letters(at.ledger, at.dead, by="ann"),
+        lambda at: ops.retry_letters(at.ledger, at.dead, message=_EDITED, by="ann"),
+    ],
+    "discard_letters": [lambda at: ops.discard_letters(at.ledger, at.dead, by="ann")],
+    "send_again": [lambda at: ops.send_again(at.ledger, at.refused, by="ann")],
+    "send_every_again": [lambda at: ops.send_every_again(at.ledger, by="ann")],
+    "discard_unsent": [lambda at: ops.discard_unsent(at.ledger, at.refused, by="ann")],
+    "run_now": [lambda at: ops.run_now(at.ledger, [_WAITS], by="ann")],
+    "cancel": [lambda at: ops.cancel(at.ledger, [_WAITS], by="ann")],
+    "purge": [lambda at: ops.purge(at.ledger, "0s", by="ann")],
+    "prune_bindings": [
+        lambda at: ops.prune_bindings(at.transport, at.bindings, at.ledger, by="ann")
+    ],
+    "probe": [
+        lambda at: ops.probe(at.ledger, at.doubt, lambda _: "happened", by="ann"),
+        lambda at: ops.probe(at.ledger, at.doubt, lambda _: "not_happened", by="ann"),
+    ],
+    "archive": [lambda at: archive(at.ledger, str(at.folder / "archive"), "0s", by="ann")],
+}
+"""What changes a ledger, by the name of the function."""
+_EACH = [
+    pytest.param(change, id=f"{name}-{number}")
+    for name, changes in CHANGES.items()
+    for number, change in enumerate(changes)
+]
+
+
+def test_every_change_is_tried() -> None:
+    """Each function of ops that takes a name of who asks is among those that are tried here."""
+    changing = {
+        name
+        for name in ops.__all__
+        if inspect.isfunction(found := getattr(ops, name))
+        and "by" in inspect.signature(found).parameters
+    }
+    assert changing == CHANGES.keys() - {"archive"}
+
+
+@pytest.mark.parametrize("change", _EACH)
+def test_no_change_without_an_entry(
+    full: Full, change: _Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be noted is not done, and the error says so in a line; nothing is different."""
+
+    def note(_: object, __: AuditEntry) -> int:
+        raise StoreUnavailable("gone")
+
+    before = full.rows()
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlStore, "note", note)
+        with pytest.raises(StoreUnavailable) as raised:
+            change(full)
+    assert str(raised.value) == "nothing was changed, as the audit cannot be written: gone"
+    assert full.rows() == before
+    assert ops.audit(full.ledger) == []
+
+
+@pytest.mark.parametrize("change", _EACH)
+def test_the_entry_is_there_first(
+    full: Full, change: _Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When an entry is written nothing is changed yet, and it has no counts; in the end the change
+    is made, and the one entry has them.
+    """
+    note, seen = SqlStore.note, list[str]()
+
+    def noting(store: SqlStore, entry: AuditEntry) -> int:
+        id_ = note(store, entry)
+        seen.append(full.rows())
+        [begun] = ops.audit(full.ledger)
+        assert (begun.by, begun.changed, begun.refused) == ("ann", None, None)
+        return id_
+
+    monkeypatch.setattr(SqlStore, "note", noting)
+    before = full.rows()
+    change(full)
+    assert seen == [before]
+    assert full.rows() != before
+    [entry] = ops.audit(full.ledger)
+    assert entry.changed
+    assert entry.refused == 0
+    assert entry.chosen in (None, entry.changed)
+
+
+# ---- Killed ------------------------------------------------------------------------------------
+
+_KILLED = """
+import os, signal, sys
+from oncely import ops
+from oncely.core.record import Key
+from oncely.ledger import open_ledger
+
+def die(*told):
+    if told[-1] >= int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ledger = open_ledger(sys.argv[1])
+records = [ledger.find(Key("billing", id_)) for id_ in ("1", "2", "3")]
+if sys.argv[2] == "purge":
+    ops.purge(ledger, "0s", by="ann", batch=2, on_batch=die)
+else:
+    ops.reset(ledger, records[:int(sys.argv[4])], by="ann", why="back", on_each=die)
+"""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize(
+    ("how", "told", "left"),
+    [
+        # At which turn it dies, and of how many.
+        (("reset", "2", "3"), ("reset", "billing", "1", 3), [True, True, False]),
+        (("reset", "1", "1"), ("reset", "billing", "1", 1), [True, False, False]),
+        (("purge", "2", "0"), ("purged", "", "", None), None),
+    ],
+)
+def test_killed_before_the_counts(
+    kind: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    how: Sequence[str],
+    told: tuple[Any, ...],
+    left: Sequence[bool] | None,
+) -> None:
+    """A process is killed between the change and its counts: what it has changed stays, and so does
+    the entry, as begun.
+    """
+    url = url_of(kind, request, tmp_path)
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+        keys = [Key("billing", id_) for id_ in ("1", "2", "3")]
+        for key in keys:
+            ledger.fail(granted(ledger.claim(key)), "no", final=True)
+        ran = subprocess.run([sys.executable, "-c", _KILLED, url, *how], check=False, timeout=60)
+        assert ran.returncode == -signal.SIGKILL
+        found = ledger.find_many(keys)
+        if left is None:
+            assert len(found) == 1
+        else:
+            resets = ["reset" in (found[key].metadata or {}) for key in keys]
+            assert resets == left
+        [entry] = ops.audit(ledger)
+        assert (entry.action, entry.consumer, entry.message_id, entry.chosen) == told
+        assert (entry.by, entry.changed, entry.refused) == ("ann", None, None)
+        assert entry.changed_in_words().startswith(_NOT_KNOWN)
+
+
+# ---- The ledger is away ------------------------------------------------------------------------
+
+
+def test_away_before_the_entry(postgresql_ledger_url: str) -> None:
+    """The connection is lost when the entry is to be written: the change is refused in one line,
+    and the record is as it was.
+    """
+    with line_to(postgresql_ledger_url) as line:
+        key = Key("billing", "1")
+        line.other.fail(granted(line.other.claim(key)), "no", final=True)
+        before = line.stored(key)
+        assert before is not None
+        line.proxy.cut(b"message_audit", delivers=False, away_s=3.0)
+        with pytest.raises(StoreUnavailable) as raised:
+            ops.reset(line.ledger, [before], by="ann")
+        assert str(raised.value).startswith("nothing was changed, as the audit cannot be written: ")
+        assert "\n" not in str(raised.value)
+        assert line.stored(key) == before
+        assert ops.audit(line.other) == []
+
+
+def test_the_reply_to_the_entry_is_lost(postgresql_ledger_url: str) -> None:
+    """Nobody knows whether the entry is stored: it is written again, and the change is made. Of two
+    entries, the one that belongs to no change has no counts.
+    """
+    with line_to(postgresql_ledger_url) as line:
+        key = Key("billing", "1")
+        line.other.fail(granted(line.other.claim(key)), "no", final=True)
+        found = the(line.other, key)
+        # Not the name of the isolation level.
+        line.proxy.cut(b"COMMIT\0", delivers=True)
+        assert ops.reset(line.ledger, [found], by="ann").done == [key]
+        counts = [(each.changed, each.refused) for each in ops.audit(line.other)]
+        assert counts == [(1, 0), (None, None)]
+
+
+def test_ids_that_are_not_usable(full: Full) -> None:
+    """An id that no message can have is a mistake before anything is begun."""
+    with pytest.raises(MessageError):
+        ops.run_now(full.ledger, [_WAITS, Key("billing", "a\0")], by="ann")
+    assert ops.audit(full.ledger) == []
+
+
+def test_an_error_before_the_first_change(full: Full, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the first one was changed is not known: the entry has no counts, not a 0."""
+
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(full.ledger, "reset", away)
+    with pytest.raises(StoreUnavailable, match="gone; 0 of 1 were changed before that"):
+        ops.reset(full.ledger, [full.failed], by="ann")
+    [entry] = ops.audit(full.ledger)
+    assert (entry.chosen, entry.changed, entry.refused) == (1, None, None)
+
+
+def test_a_mistake_is_no_doubt(full: Full) -> None:
+    """A message that cannot replace another changes nothing, and the entry says so."""
+    other = Message("another", b"[]")
+    with pytest.raises(ConfigError, match="is another message than"):
+        ops.retry_letters(full.ledger, full.dead, message=other, by="ann")
+    [entry] = ops.audit(full.ledger)
+    assert (entry.action, entry.chosen, entry.changed, entry.refused) == (
+        "dead_letter_edited",
+        1,
+        0,
+        0,
+    )
+    assert the(full.ledger, full.failed.key).state is State.FAILED

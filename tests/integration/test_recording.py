@@ -1,0 +1,294 @@
+"""What a process does with a ledger in SQL, as operators see it."""
+
+import hmac
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conformance.conftest import url_of
+
+from oncely import ops
+from oncely.adapters.attempt import Attempt
+from oncely.core.activity import Activity, AuditEntry, Run, Worker, quantile_s
+from oncely.core.commands import Granted
+from oncely.core.policy import Policy
+from oncely.core.record import Key
+from oncely.engine import recording
+from oncely.engine.recording import Recorder
+from oncely.http import github, webhook
+from oncely.ledger import Ledger, open_ledger
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.turn import Asked, Turn
+from oncely.testing.tools import granted
+
+_KINDS = ("sqlite", "postgresql", "mysql")
+
+
+@pytest.fixture(params=_KINDS)
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+    """An empty ledger on each kind of database."""
+    with closing(open_ledger(url_of(request.param, request, tmp_path))) as opened:
+        opened.migrate()
+        yield opened
+
+
+def test_counts_by_consumer(ledger: Ledger) -> None:
+    """Each end of a message is counted for its consumer; told twice, it is counted once."""
+    keys = [Key("billing", f"m{n}") for n in range(5)]
+    claims = [granted.claim for granted in ledger.claim_many(keys) if isinstance(granted, Granted)]
+    ledger.complete_many(claims[:3])
+    ledger.fail(claims[3], "no")
+    ledger.fail(claims[4], "never", final=True)
+    ledger.claim_many([keys[0], keys[1]])
+    other = ledger.claim(Key("mail", "m"), lease=0.001)
+    assert isinstance(other, Granted)
+    while not isinstance(again := ledger.claim(Key("mail", "m")), Granted):
+        pass
+    ledger.recorder.tell()
+    ledger.recorder.tell()
+    billing, mail = ledger.operations.activity(0)
+    assert (billing.consumer, mail.consumer) == ("billing", "mail")
+    assert (billing.handled, billing.failed, billing.exhausted) == (3, 2, 1)
+    assert (billing.duplicates, billing.in_doubt) == (2, 0)
+    assert sum(billing.seconds) == 5
+    assert (quantile_s([billing.seconds], 0.95) or 0) > 0
+    assert (mail.handled, mail.in_doubt) == (0, 1)
+    [worker] = ledger.operations.workers()
+    assert (worker.kind, worker.claims) == ("program", 1)
+    assert worker.started <= worker.seen <= ledger.now()
+    ledger.complete(again.claim)
+
+
+def test_what_a_process_is_seen_as(ledger: Ledger) -> None:
+    """A worker of another framework names itself when it handles something; where it handles for
+    several consumers, it has no name; and a process that is something else stays that.
+    """
+    seen = []
+    for kind, consumer in (("celery", "billing"), ("celery", "mail"), ("pika", "other")):
+        attempt = Attempt(kind, Handling.under(ledger, consumer, Policy()), Turn(Asked("m")))
+        attempt.run(lambda: None)
+        ledger.recorder.tell()
+        [worker] = ledger.operations.workers()
+        seen.append((worker.kind, worker.consumer))
+    assert seen == [("celery", "billing"), ("celery", ""), ("celery", "")]
+
+
+def test_webhooks_are_seen(ledger: Ledger) -> None:
+    """A process that stores deliveries is one of webhooks."""
+    endpoint = webhook(ledger, queue="in", verify=github("secret"))
+    body = b'{"zen": "x"}'
+    signature = "sha256=" + hmac.digest(b"secret", body, "sha256").hex()
+    headers = {"X-Hub-Signature-256": signature, "X-GitHub-Delivery": "d-1"}
+    assert endpoint.receive("POST", headers, body).status == 202
+    ledger.recorder.tell()
+    [worker] = ledger.operations.workers()
+    assert (worker.kind, worker.consumer) == ("webhook", "webhook:in")
+
+
+def test_each_end_counts_once(ledger: Ledger) -> None:
+    """A message that is handled, and then completed, is handled once; so is one that is completed
+    again, alone or among others; a claim that is given back is not held any more.
+    """
+    keys = [Key("billing", f"m{n}") for n in range(5)]
+    claims = [granted.claim for granted in ledger.claim_many(keys) if isinstance(granted, Granted)]
+    ledger.complete(ledger.handled(claims[0]))
+    ledger.complete(claims[1])
+    ledger.complete(claims[1])
+    ledger.complete_many(claims[1:4])
+    ledger.release(claims[4])
+    ledger.recorder.tell()
+    [billing] = ledger.operations.activity(0)
+    assert billing.handled == sum(billing.seconds) == 4
+    [worker] = ledger.operations.workers()
+    assert worker.claims == 0
+
+
+def test_a_batch_with_duplicates(ledger: Ledger) -> None:
+    """Claims that are granted beside duplicates are held, and their handling is timed."""
+    again = Key("billing", "m0")
+    ledger.complete(granted(ledger.claim(again)))
+    outcomes = ledger.claim_many([again, *(Key("billing", f"m{n}") for n in range(1, 4))])
+    ledger.recorder.tell()
+    [worker] = ledger.operations.workers()
+    assert worker.claims == 3
+    ledger.complete_many([granted(outcome) for outcome in outcomes[1:]])
+    ledger.recorder.tell()
+    [billing] = ledger.operations.activity(0)
+    assert (billing.handled, billing.duplicates, sum(billing.seconds)) == (4, 1, 4)
+
+
+def test_a_thread_that_cannot_be_started(
+    sqlite_ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim is granted all the same, and the next call starts the thread."""
+    started = threading.Thread.start
+    with closing(open_ledger(sqlite_ledger_url)) as ledger:
+        tries = []
+
+        def start(thread: threading.Thread) -> None:
+            if thread.name == "recorder":
+                tries.append(thread)
+                if len(tries) == 1:
+                    raise RuntimeError("can't start new thread")
+            started(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+        granted(ledger.claim(Key("billing", "1")))
+        granted(ledger.claim(Key("billing", "2")))
+        granted(ledger.claim(Key("billing", "3")))
+        assert [thread.is_alive() for thread in tries] == [False, True]
+
+
+def test_seen_soon(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has begun with something is seen before its first beat: if it is killed, people
+    find what it held. One that has nothing yet, such as an application that is imported, tells
+    nothing so early; nor does anybody tell more often for that.
+    """
+    told, tell = threading.Semaphore(0), Recorder.tell
+
+    def noted(recorder: Recorder) -> None:
+        tell(recorder)
+        # Ledgers that other tests share are told of, too.
+        if recorder is ledger.recorder:
+            told.release()
+
+    monkeypatch.setattr(Recorder, "tell", noted)
+    monkeypatch.setattr(recording, "_ADD_UP_S", 0.01)
+    monkeypatch.setattr(recording, "_ROUNDS", 10**9)
+    ledger.recorder.works_as("consumer", "billing")
+    assert not told.acquire(timeout=0.2)
+    claims = [granted(ledger.claim(Key("billing", f"m{n}"))) for n in range(2)]
+    assert told.acquire(timeout=30)
+    [worker] = ledger.operations.workers()
+    assert (worker.kind, worker.claims > 0) == ("consumer", True)
+    ledger.complete_many(claims)
+    assert not told.acquire(timeout=0.2)
+
+
+def test_closed_worker_is_gone(ledger: Ledger) -> None:
+    """Closing tells what was not told yet; the worker is no longer among those that are alive."""
+    outcome = ledger.claim(Key("billing", "m"), policy=Policy())
+    assert isinstance(outcome, Granted)
+    ledger.complete(outcome.claim)
+    ledger.close()
+    assert ledger.operations.workers() == []
+    [billing] = ledger.operations.activity(0)
+    assert billing.handled == 1
+
+
+def test_retold_after_an_outage(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be told is told later, and once."""
+    outcome = ledger.claim(Key("billing", "m"))
+    assert isinstance(outcome, Granted)
+    ledger.complete(outcome.claim)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(ledger.operations), "keep_worker", _unreachable)
+        ledger.recorder.tell()
+    assert ledger.operations.activity(0) == []
+    ledger.recorder.tell()
+    [billing] = ledger.operations.activity(0)
+    assert billing.handled == 1
+
+
+def test_told_by_two_threads(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing may tell while the thread does: older totals never replace newer ones."""
+    store = ledger.operations
+    keep, is_first, go_on = type(store).keep_worker, threading.Event(), threading.Event()
+
+    def slowly(self: Any, worker: Worker, activity: Sequence[Activity]) -> None:
+        if not is_first.is_set():
+            is_first.set()
+            go_on.wait(5)
+        keep(self, worker, activity)
+
+    monkeypatch.setattr(type(store), "keep_worker", slowly)
+    _complete(ledger, "m1")
+    first = threading.Thread(target=ledger.recorder.tell)
+    first.start()
+    assert is_first.wait(5)
+    _complete(ledger, "m2")
+    second = threading.Thread(target=ledger.recorder.tell)
+    second.start()
+    second.join(0.5)
+    go_on.set()
+    first.join(5)
+    second.join(5)
+    assert sum(each.handled for each in ledger.operations.activity(0)) == 2
+
+
+def test_closed_while_the_store_answers_nobody(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is frozen keeps nobody from closing for longer than seconds."""
+    answers = threading.Event()
+    monkeypatch.setattr(type(ledger.operations), "keep_worker", lambda *_: answers.wait(30))
+    others = set(threading.enumerate())
+    _complete(ledger, "m1")
+    [recorder] = set(threading.enumerate()) - others
+    began = time.monotonic()
+    ledger.close()
+    assert time.monotonic() - began < 10
+    answers.set()
+    # Else it takes a connection from the pool that the fixture gives up.
+    recorder.join(10)
+
+
+def _complete(ledger: Ledger, message_id: str) -> None:
+    outcome = ledger.claim(Key("billing", message_id))
+    assert isinstance(outcome, Granted)
+    ledger.complete(outcome.claim)
+
+
+def test_activity_for_operators(ledger: Ledger) -> None:
+    """Rates of the hour and the day, the periods of the day, and who is alive."""
+    outcome = ledger.claim(Key("billing", "m"))
+    assert isinstance(outcome, Granted)
+    ledger.complete(outcome.claim)
+    ledger.recorder.works_as("consumer", "billing")
+    ledger.recorder.tell()
+    found = ops.activity(ledger)
+    assert found.hour["billing"].handled == found.day["billing"].handled == 1
+    assert sum(point.handled for point in found.points) == 1
+    assert len(found.points) in (288, 289)
+    json.dumps(found.as_dict())
+    [seen] = ops.workers(ledger)
+    assert seen.is_alive
+    assert (seen.worker.kind, seen.worker.consumer) == ("consumer", "billing")
+
+
+def test_runs_and_audit(ledger: Ledger) -> None:
+    """A run is kept in place of what it was before; the audit has the newest entry first."""
+    run = Run("r1", "nightly", "billing", 1.0, None, {})
+    ledger.operations.keep_run(run)
+    ledger.operations.keep_run(run._replace(ended=2.0, totals={"handled": 3}))
+    ledger.operations.keep_run(run._replace(id="r2", began=5.0))
+    assert [(each.id, each.ended, each.totals) for each in ops.runs(ledger)] == [
+        ("r2", None, {}),
+        ("r1", 2.0, {"handled": 3}),
+    ]
+    for number in range(3):
+        entry = AuditEntry(0, 0.0, "anna", "reset", "billing", f"m{number}", 1, 1, 0, "why")
+        ledger.operations.note(entry)
+    newest, second, _ = ops.audit(ledger)
+    assert (newest.message_id, second.message_id) == ("m2", "m1")
+    assert newest.at == pytest.approx(ledger.now(), abs=60)
+    assert [each.message_id for each in ops.audit(ledger, before=second.id)] == ["m0"]
+
+
+def test_purged(ledger: Ledger) -> None:
+    """Old runs, workers and activity go; the audit stays."""
+    ledger.operations.keep_run(Run("r1", "nightly", "billing", 1.0, 2.0, {}))
+    ledger.operations.note(AuditEntry(0, 0.0, "anna", "reset", "billing", "m", 1, 1, 0, ""))
+    ledger.recorder.tell()
+    assert ledger.operations.purge_operations(3_600) == 1
+    assert ops.runs(ledger) == []
+    assert len(ops.audit(ledger)) == len(ops.workers(ledger)) == 1
+
+
+def _unreachable(*_: object) -> None:
+    raise OSError("away")

@@ -1,0 +1,228 @@
+"""What many visits share: an answer that is asked for once, and a page that is made once."""
+
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from starlette.responses import Response
+from tests.web.conftest import PAGES, Reader, Trouble, as_user, forms, text
+
+from oncely import Ledger
+from oncely.core.errors import StoreUnavailable
+from oncely.stores.store import Store
+from oncely.testing import at_once
+from oncely.testing.forwarding import ForwardingStore
+from oncely.web import Role, Scope, User, dashboard
+from oncely.web.site import Remembered, SharedPages
+
+
+def test_one_asks_for_all() -> None:
+    """However many come at the same time, the first answer is asked for once."""
+    asked: list[int] = []
+
+    def ask() -> int:
+        asked.append(1)
+        threading.Event().wait(0.2)
+        return 7
+
+    remembered = Remembered(ask, 60.0)
+    assert at_once(8, lambda _: remembered()) == [7] * 8
+    assert asked == [1]
+
+
+def _asking_again() -> tuple[threading.Event, threading.Event, Remembered[int]]:
+    """What remembers 1. To ask again sets the first event, and gives 2 after the second is set."""
+    asking, answered = threading.Event(), threading.Event()
+    answers = iter([1, 2])
+
+    def ask() -> int:
+        answer = next(answers)
+        if answer == 2:
+            asking.set()
+            answered.wait(60)
+        return answer
+
+    remembered = Remembered(ask, 60.0)
+    assert remembered() == 1
+    return asking, answered, remembered
+
+
+def test_nobody_waits_for_a_newer_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one asks again, the others have the old answer."""
+    asking, answered, remembered = _asking_again()
+    later = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    found: list[int] = []
+    one = threading.Thread(target=lambda: found.append(remembered()))
+    one.start()
+    assert asking.wait(60)
+    assert remembered() == 1
+    answered.set()
+    one.join(60)
+    assert (found, remembered()) == ([2], 2)
+
+
+def test_an_error_is_not_remembered() -> None:
+    """Whoever comes after one that failed asks again."""
+    asked: list[int] = []
+
+    def ask() -> int:
+        asked.append(1)
+        if len(asked) == 1:
+            raise OSError("away")
+        return 5
+
+    remembered = Remembered(ask, 60.0)
+    with pytest.raises(OSError, match="away"):
+        remembered()
+    assert remembered() == 5
+
+
+def test_an_answer_of_long_ago_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one asks again after hours, the others wait for the newer answer."""
+    asking, answered, remembered = _asking_again()
+    later = time.monotonic() + 3_600
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    found: list[int] = []
+    visitors = [threading.Thread(target=lambda: found.append(remembered())) for _ in range(2)]
+    visitors[0].start()
+    assert asking.wait(60)
+    visitors[1].start()
+    visitors[1].join(0.2)
+    assert found == []
+    answered.set()
+    for each in visitors:
+        each.join(60)
+    assert found == [2, 2]
+
+
+class CountingStore(ForwardingStore):
+    """Counts what it is asked, and takes a moment for each."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.asked: Counter[str] = Counter()
+
+    def forward(self, name: str, /, *arguments: Any, **named: Any) -> Any:
+        """Forward the call, late."""
+        self.asked[name] += 1
+        threading.Event().wait(0.02)
+        return super().forward(name, *arguments, **named)
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/message?id=order-1", "/letter?id=1"])
+def test_a_page_is_read_once_for_all(filled: Trouble, shares_pages: None, path: str) -> None:
+    """Twenty who ask for a page at the same time cost the ledger what one costs."""
+    stores = [CountingStore(filled.ledger._store) for _ in range(2)]
+    one, many = (dashboard(Ledger(store), auth=as_user()) for store in stores)
+    page = Reader(one).get(path)
+    readers = [Reader(many) for _ in range(20)]
+    pages = at_once(20, lambda number: readers[number].get(path))
+    assert stores[0].asked.total() > 0
+    assert stores[1].asked == stores[0].asked
+    assert {text(each) for each in pages} == {text(page)}
+
+
+@pytest.fixture
+def both(filled: Trouble, shares_pages: None) -> tuple[Reader, Reader]:
+    """Anna, who may decide, and Ben, who may look, at the same dashboard."""
+
+    def auth(scope: Scope) -> User:
+        name = dict(scope["headers"])[b"name"].decode()
+        return User(name, Role.OPERATOR if name == "<anna>" else Role.VIEWER)
+
+    app = dashboard(filled.ledger, auth=auth)
+    anna, ben = Reader(app), Reader(app)
+    anna.client.headers["name"], ben.client.headers["name"] = "<anna>", "ben"
+    return anna, ben
+
+
+def test_a_change_is_seen_at_once(both: tuple[Reader, Reader]) -> None:
+    """What somebody changes here is on the next page that anybody is shown."""
+    for reader in both:
+        assert "2 in doubt" in text(reader.get("/"))
+        assert "order-1" in reader.get("/in-doubt")
+    anna, _ = both
+    confirm = anna.send(anna.get("/in-doubt"), "/records/confirm", decision="happened", every="yes")
+    anna.send(confirm, "/records/change", why="seen at the bank")
+    for reader in both:
+        assert "2 in doubt" not in text(reader.get("/"))
+        assert "Nothing is in doubt." in reader.get("/in-doubt")
+
+
+class CutStore(ForwardingStore):
+    """Carries out a change, and then is away, once."""
+
+    is_cut = False
+
+    def forward(self, name: str, /, *arguments: Any, **named: Any) -> Any:
+        """Forward the call; of the next change nobody hears."""
+        found = super().forward(name, *arguments, **named)
+        if self.is_cut and name in ("swap", "transaction"):
+            self.is_cut = False
+            raise StoreUnavailable("away")
+        return found
+
+
+def test_a_change_that_fails_is_seen_at_once(trouble: Trouble, shares_pages: None) -> None:
+    """It may have been made in part: pages are made again."""
+    trouble.doubt("order-1")
+    store = CutStore(trouble.ledger._store)
+    anna = Reader(dashboard(Ledger(store), auth=as_user()))
+    page = anna.get("/in-doubt")
+    confirm = anna.send(page, "/records/confirm", decision="happened", every="yes")
+    assert "order-1" in anna.get("/in-doubt")
+    store.is_cut = True
+    anna.send(confirm, "/records/change", 503, why="a test")
+    assert "Nothing is in doubt." in anna.get("/in-doubt")
+
+
+def test_each_has_their_own_name_and_forms(both: tuple[Reader, Reader]) -> None:
+    """A page that is shared has the name of whoever looks, their token, and the forms of their
+    role.
+    """
+    anna, ben = both
+    anna.get("/in-doubt")
+    assert "&lt;anna&gt; (operator)" in anna.get("/in-doubt")
+    assert "ben (viewer)" in ben.get("/in-doubt")
+    assert forms(ben.get("/in-doubt")) == {}
+    again = Reader(anna.app)
+    again.client.headers["name"] = "<anna>"
+    tokens = [forms(each.get("/in-doubt"))["/records/confirm"]["csrf"] for each in (anna, again)]
+    assert tokens[0] != tokens[1]
+    for each in (anna, again):
+        page = each.get("/in-doubt")
+        each.send(page, "/records/confirm", decision="happened", every="yes")
+
+
+def test_what_was_made_before_a_change_is_not_shown_after_it() -> None:
+    """A page that was being made while somebody changed something is made again."""
+    making, changed = threading.Event(), threading.Event()
+    before, after, later = Response("2"), Response("1"), Response("0")
+
+    def slowly() -> Response:
+        making.set()
+        changed.wait(60)
+        return before
+
+    pages = SharedPages(60.0)
+    found: list[Response] = []
+    one = threading.Thread(target=lambda: found.append(pages("/failed", slowly)))
+    one.start()
+    assert making.wait(60)
+    pages.forget()
+    assert pages("/failed", lambda: after) is after
+    changed.set()
+    one.join(60)
+    assert found == [before]
+    assert pages("/failed", lambda: later) is after
+
+
+def test_pages_are_kept_within_bounds() -> None:
+    """However many addresses somebody asks for, the last few pages are kept."""
+    pages = SharedPages(60.0)
+    made = [pages(number, Response) for number in range(1_000)]
+    assert len(pages._pages) == 32
+    assert [pages(number, Response) for number in range(968, 1_000)] == made[968:]
