@@ -122,6 +122,28 @@ def test_connections_at_work_end(sql_ledger: Ledger, is_closed: bool) -> None:
     assert opened == closed
 
 
+def test_connections_given_back_meanwhile_end(
+    sql_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is one that is given back while the others are closed, and after they were looked for."""
+    opened, closed = _watched(sql_ledger)
+    store = sql_ledger._store
+    assert isinstance(store, SqlStore)
+    pool = store._engine.pool
+    dispose = pool.dispose
+    with ExitStack() as at_work:
+        at_work.enter_context(store._connected())
+
+        def disposed() -> None:
+            dispose()
+            at_work.close()
+
+        monkeypatch.setattr(pool, "dispose", disposed)
+        sql_ledger.close()
+    assert len(opened) == 1
+    assert opened == closed
+
+
 def _watched(ledger: Ledger) -> tuple[set[int], set[int]]:
     """Closes the ledger; the connections that it opens and closes from then on."""
     store = ledger._store

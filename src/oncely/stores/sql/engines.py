@@ -91,6 +91,16 @@ def engine_beside(engine: Engine) -> Engine:
     )
 
 
+def renew(engine: Engine) -> None:
+    """Give an engine a new pool, and close what is idle in its former one. Who then gives back a
+    connection to that sees that it is not the engine's any more, and has to dispose of it.
+    """
+    former = engine.pool
+    # In this order: what is given back between the two would stay open else.
+    engine.dispose(close=False)
+    former.dispose()
+
+
 def _server_engine(url: str | URL, on_mysql: Mapping[str, Any], **settings: Any) -> Engine:
     try:
         parsed = make_url(url)

@@ -38,7 +38,7 @@ from oncely.stores.sql.access import Access
 from oncely.stores.sql.batches import MOST_BYTES, MOST_ROWS
 from oncely.stores.sql.database import Database, Fault
 from oncely.stores.sql.drivers import is_driver_error
-from oncely.stores.sql.engines import database_of, engine_beside
+from oncely.stores.sql.engines import database_of, engine_beside, renew
 from oncely.stores.sql.record_rows import Pair, by_key, parted
 from oncely.stores.sql.revision import is_current
 from oncely.stores.sql.sources import check_joined_source
@@ -327,7 +327,7 @@ class SqlStore:
     def close(self) -> None:
         self.news.close()
         for engine in (self._engine, self._engine_beside):
-            engine.dispose()
+            renew(engine)
 
     def start_afresh(self) -> None:
         """Leave connections to the parent: called in a forked child."""
@@ -435,7 +435,7 @@ class SqlStore:
             case Fault.LOST:
                 connection.invalidate()
                 # The other connections of the pool are probably lost, too.
-                self._engine.dispose()
+                renew(self._engine)
                 return lost(self._text(error))
             case Fault.UNAVAILABLE:
                 # After a failover another server may answer at the same address.
