@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -162,15 +162,17 @@ def hurried() -> Iterator[None]:
 
 
 @pytest.fixture
-def ledger(meddling: MeddlingStore) -> Ledger:
+def ledger(meddling: MeddlingStore) -> Iterator[Ledger]:
     """The ledger over `meddling`."""
-    return Ledger(meddling)
+    with closing(Ledger(meddling)) as ledger:
+        yield ledger
 
 
 @pytest.fixture
-def rival(meddling: MeddlingStore) -> Ledger:
+def rival(meddling: MeddlingStore) -> Iterator[Ledger]:
     """Another worker on the same records, whom nobody meddles with."""
-    return Ledger(meddling.store)
+    with closing(Ledger(meddling.store)) as ledger:
+        yield ledger
 
 
 @pytest.fixture

@@ -310,7 +310,8 @@ def test_another_process_is_told(store: SqlStore, url: str) -> None:
     for other in _opened(url):
         store.wait_for_messages(0)
         waiter = _Waiter(store)
-        handle(Ledger(other), PARENT)
+        with closing(Ledger(other)) as ledger:
+            handle(ledger, PARENT)
         waiter.await_end()
 
 
@@ -331,11 +332,12 @@ def test_own_process_is_told(
         waiter = _Waiter(store)
         assert pausing.wait(_DEADLINE_S)
         # It may not pause yet: so it is told more than once.
-        assert any(_tells(store, number, waiter) for number in range(600))
+        with closing(Ledger(store)) as ledger:
+            assert any(_tells(ledger, number, waiter) for number in range(600))
 
 
-def _tells(store: SqlStore, number: int, waiter: "_Waiter") -> bool:
-    handle(Ledger(store), Key("billing", str(number)))
+def _tells(ledger: Ledger, number: int, waiter: "_Waiter") -> bool:
+    handle(ledger, Key("billing", str(number)))
     return waiter.has_ended(0.05)
 
 

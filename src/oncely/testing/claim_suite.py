@@ -1,7 +1,8 @@
 # ruff: noqa: S101 - asserts are what a conformance suite is made of.
 """Conformance tests of claims on a store, through the Ledger."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import pytest
 
@@ -34,9 +35,10 @@ class ClaimConformance:
     """The half of StoreConformance that uses the Ledger."""
 
     @pytest.fixture
-    def ledger(self, store: Store) -> Ledger:
+    def ledger(self, store: Store) -> Iterator[Ledger]:
         """The ledger over the store under test."""
-        return Ledger(store)
+        with closing(Ledger(store)) as ledger:
+            yield ledger
 
     # ---- Asking --------------------------------------------------------------------------------
 

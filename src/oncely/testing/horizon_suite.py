@@ -1,6 +1,8 @@
 # ruff: noqa: S101 - asserts are what a conformance suite is made of.
 """HorizonConformance: the horizons, up to which a ledger may have forgotten messages."""
 
+from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 
 import pytest
@@ -23,6 +25,12 @@ _versions = count(1)
 
 class HorizonConformance:
     """Tests of messages that a ledger may have forgotten; a part of StoreConformance."""
+
+    @pytest.fixture
+    def other(self, store: Store) -> Iterator[Ledger]:
+        """The ledger of another worker over the store under test."""
+        with closing(Ledger(store)) as ledger:
+            yield ledger
 
     # ---- The store -----------------------------------------------------------------------------
 
@@ -161,38 +169,36 @@ class HorizonConformance:
         assert isinstance(ledger.claim(records[1].key, sent_at=newest), TooOld)
         granted(ledger.claim(Key("billing", "other"), sent_at=newest + 0.001))
 
-    def test_purged_by_another(self, store: Store, clock: AdvancingClock) -> None:
+    def test_purged_by_another(self, ledger: Ledger, other: Ledger, clock: AdvancingClock) -> None:
         """The horizon that a ledger has read is valid only until another one purges."""
-        ledger, other = Ledger(store), Ledger(store)
         sent_at = ledger.now()
         ledger.complete(granted(ledger.claim(_KEY, sent_at=sent_at)))
         for message_id in ("1", "2"):
             _purge_one(other, clock)
             assert isinstance(ledger.claim(_KEY, sent_at=sent_at), TooOld)
             granted(ledger.claim(Key("billing", message_id), sent_at=other.now()))
-        ledger.close()
 
-    def test_purged_while_some_are_there(self, store: Store, clock: AdvancingClock) -> None:
+    def test_purged_while_some_are_there(
+        self, ledger: Ledger, other: Ledger, clock: AdvancingClock
+    ) -> None:
         """Of a batch, one is there; another needs no horizon, and is granted after a purge."""
-        ledger, other = Ledger(store), Ledger(store)
         _purge_one(other, clock)
         there, new = Key("billing", "there"), Key("billing", "new")
         ledger.complete(granted(ledger.claim(there)))
         outcomes = ledger.claim_many([there, new], sent_at=[ledger.now(), None])
         assert [type(outcome) for outcome in outcomes] == [Duplicate, Granted]
-        ledger.close()
-        other.close()
 
-    def test_purged_before_the_insert(self, store: Store, clock: AdvancingClock) -> None:
+    def test_purged_before_the_insert(
+        self, store: Store, other: Ledger, clock: AdvancingClock
+    ) -> None:
         """A purge between the look at the horizon and the claim is seen by the claim."""
-        meddling = MeddlingStore(store)
-        ledger, other = Ledger(meddling), Ledger(store)
-        granted(ledger.claim(Key("billing", "new"), sent_at=ledger.now()))
-        sent_at = ledger.now()
-        other.complete(granted(other.claim(_KEY)))
-        meddling.once(lambda: _purge_one(other, clock))
-        assert isinstance(ledger.claim(_KEY, sent_at=sent_at), TooOld)
-        assert ledger.find(_KEY) is None
+        with closing(Ledger(meddling := MeddlingStore(store))) as ledger:
+            granted(ledger.claim(Key("billing", "new"), sent_at=ledger.now()))
+            sent_at = ledger.now()
+            other.complete(granted(other.claim(_KEY)))
+            meddling.once(lambda: _purge_one(other, clock))
+            assert isinstance(ledger.claim(_KEY, sent_at=sent_at), TooOld)
+            assert ledger.find(_KEY) is None
 
     def test_purges_race_claims(self, store: Store, clock: AdvancingClock) -> None:
         """While a completed message is purged, racing claims of it are never granted."""
@@ -222,7 +228,7 @@ class HorizonConformance:
             for answers in at_once(len(ledgers), race)[1:]:
                 assert answers <= {Duplicate, TooOld}
             for ledger in ledgers:
-                ledger._batcher.close()
+                ledger.close()
 
 
 def _new(key: Key, **fields: object) -> Record:

@@ -3,7 +3,8 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -33,11 +34,13 @@ class WaitingConformance:
     """The part of StoreConformance for deferred messages; skipped where there are none."""
 
     @pytest.fixture
-    def doing(self, store: Store) -> Doing:
+    def doing(self, store: Store) -> Iterator[Doing]:
         """Does single calls in transactions; skips the test if the store has none."""
         if not store.has_transactions:
             pytest.skip("this store has no transactions")
-        return Doing(store)
+        doing = Doing(store)
+        with closing(doing.ledger):
+            yield doing
 
     # ---- Deferring -----------------------------------------------------------------------------
 
