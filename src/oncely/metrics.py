@@ -236,7 +236,10 @@ class LedgerGauges:
         except Exception as error:  # noqa: BLE001 - the other metrics have to be shown all the same.
             self._failed(error)
         else:
-            self._recovered()
+            if self._failed_at is not None:
+                away_s = round(time.monotonic() - self._failed_at, 1)
+                self._failed_at = None
+                _log.info("gauges_recovered", extra={"away_s": away_s})
 
     def _failed(self, error: Exception) -> None:
         """Log the first of a row of failures: Prometheus asks every few seconds."""
@@ -246,12 +249,6 @@ class LedgerGauges:
             is_unexpected = not isinstance(error, StoreUnavailable)
             extra = {"error": describe(error, 300)}
             _log.error("gauges_failed", extra=extra, exc_info=is_unexpected)
-
-    def _recovered(self) -> None:
-        if self._failed_at is not None:
-            away_s = round(time.monotonic() - self._failed_at, 1)
-            self._failed_at = None
-            _log.info("gauges_recovered", extra={"away_s": away_s})
 
     def _gauges(self) -> list[Metric]:
         records = GaugeMetricFamily("oncely_records", "Records.", labels=["consumer", "state"])
