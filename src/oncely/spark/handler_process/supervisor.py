@@ -225,7 +225,6 @@ def _living() -> HandlerProcess:
 
 
 def _hear(process: HandlerProcess) -> dict[str, Any]:
-    """The next message of the process."""
     with _line():
         while not wait([process.connection], _LOOK_S):
             # Children of its handlers may live on, and keep its end of the connection open.
