@@ -236,7 +236,10 @@ class LedgerGauges:
         except Exception as error:  # noqa: BLE001 - the other metrics have to be shown all the same.
             self._failed(error)
         else:
-            self._recovered()
+            if self._failed_at is not None:
+                away_s = round(time.monotonic() - self._failed_at, 1)
+                self._failed_at = None
+                _log.info("gauges_recovered", extra={"away_s": away_s})
 
     def _failed(self, error: Exception) -> None:
         """Log the first of a row of failures: Prometheus asks every few seconds."""
@@ -247,22 +250,11 @@ class LedgerGauges:
             extra = {"error": describe(error, 300)}
             _log.error("gauges_failed", extra=extra, exc_info=is_unexpected)
 
-    def _recovered(self) -> None:
-        if self._failed_at is not None:
-            away_s = round(time.monotonic() - self._failed_at, 1)
-            self._failed_at = None
-            _log.info("gauges_recovered", extra={"away_s": away_s})
-
     def _gauges(self) -> list[Metric]:
-        records = GaugeMetricFamily("oncely_records", "Records.", labels=["consumer", "state"])
-        in_doubt = GaugeMetricFamily(
-            "oncely_in_doubt", "Claims that ran out, and wait.", labels=["consumer"]
-        )
-        age = GaugeMetricFamily(
-            "oncely_in_doubt_age_seconds",
-            "How long ago the oldest claim in doubt was last seen.",
-            labels=["consumer"],
-        )
+        records = _gauge("oncely_records", "Records.", "consumer", "state")
+        in_doubt = _gauge("oncely_in_doubt", "Claims that ran out, and wait.", "consumer")
+        text = "How long ago the oldest claim in doubt was last seen."
+        age = _gauge("oncely_in_doubt_age_seconds", text, "consumer")
         now = self._ledger.now()
         for (consumer, state), tally in self._ledger.tallies(_EXACT).items():
             records.add_metric([consumer, state.value], tally.count)
@@ -280,6 +272,10 @@ class LedgerGauges:
     def _age_s(self, consumer: str, now: float) -> float:
         doubtful = self._ledger.scan(consumer, State.PROCESSING, limit=1, lease_over=True)
         return max((now - record.last_seen for record in doubtful), default=0.0)
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=labels)
 
 
 def _deferred(backlogs: Mapping[str, Backlog]) -> list[Metric]:
@@ -302,15 +298,10 @@ def _deferred(backlogs: Mapping[str, Backlog]) -> list[Metric]:
 
 
 def _retries(backlogs: Mapping[str, Backlog]) -> list[Metric]:
-    waiting = GaugeMetricFamily(
-        "oncely_waiting", "Messages that wait to be tried again.", labels=["consumer"]
-    )
-    lag = GaugeMetricFamily(
-        "oncely_waiting_lag_seconds",
-        "For how long the oldest of them that is due has waited.",
-        labels=["consumer"],
-    )
-    dead = GaugeMetricFamily("oncely_dead_letters", "Dead letters.", labels=["consumer"])
+    waiting = _gauge("oncely_waiting", "Messages that wait to be tried again.", "consumer")
+    text = "For how long the oldest of them that is due has waited."
+    lag = _gauge("oncely_waiting_lag_seconds", text, "consumer")
+    dead = _gauge("oncely_dead_letters", "Dead letters.", "consumer")
     for queue, backlog in backlogs.items():
         if (consumer := consumer_of(queue)) is not None:
             waiting.add_metric([consumer], backlog.waiting)
@@ -320,14 +311,9 @@ def _retries(backlogs: Mapping[str, Backlog]) -> list[Metric]:
 
 
 def _queues(backlogs: Mapping[str, Backlog]) -> list[Metric]:
-    waiting = GaugeMetricFamily(
-        "oncely_queue_waiting", "Messages in a queue of the ledger.", labels=["queue"]
-    )
-    lag = GaugeMetricFamily(
-        "oncely_queue_lag_seconds",
-        "For how long the oldest that could be taken has waited.",
-        labels=["queue"],
-    )
+    waiting = _gauge("oncely_queue_waiting", "Messages in a queue of the ledger.", "queue")
+    text = "For how long the oldest that could be taken has waited."
+    lag = _gauge("oncely_queue_lag_seconds", text, "queue")
     for queue, backlog in backlogs.items():
         if (name := name_of_queue(queue)) is not None:
             waiting.add_metric([name], backlog.waiting)

@@ -319,7 +319,9 @@ class _Sending:
         if batch.confirmed:
             reached("after_publish")
             self._means.ledger.mailbox.sent(batch.confirmed)
-            self._count_sent(batch.confirmed)
+            self.report.sent += len(batch.confirmed)
+            if self._means.observer is not None:
+                self._means.observer.deferred_sent(batch.confirmed)
             batch.confirmed = []
         if batch.refusals:
             self._means.ledger.mailbox.put_back(batch.refusals)
@@ -415,11 +417,6 @@ class _Sending:
         return PutBack(message, describe(reason), None if is_over else retries.delay_s(attempts))
 
     # ---- What is counted and logged ------------------------------------------------------------
-
-    def _count_sent(self, messages: Sequence[WaitingMessage]) -> None:
-        self.report.sent += len(messages)
-        if self._means.observer is not None:
-            self._means.observer.deferred_sent(messages)
 
     def _count_refused(self, refusals: Sequence[PutBack]) -> None:
         for refusal in refusals:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oncely.cli.terminal import shortened
+from oncely.cli.tables import shortened
 from oncely.core.shown import moment, span
 
 

@@ -64,7 +64,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _say(error: Exception, code: int, parsed: argparse.Namespace | None) -> int:
-    text = mask_passwords(_one_line(error))
+    text = mask_passwords(shown(" ".join(str(error).split())))
     if getattr(parsed, "log_format", None) == "json":
         # Then every line on stderr is an object.
         text = told_as_json("command_failed", error=text, exit_code=code)
@@ -85,7 +85,3 @@ def _whole(error: Exception) -> str:
     """The traceback; or Spark's own text with its tracebacks, if that was noted."""
     notes = getattr(error, "__notes__", ())
     return "\n".join(notes) or "".join(traceback.format_exception(error))
-
-
-def _one_line(error: Exception) -> str:
-    return shown(" ".join(str(error).split()))

@@ -332,7 +332,7 @@ def _add_reporting(commands: Any) -> None:
 def _add_relay(commands: Any) -> None:
     text = "send deferred messages until stopped, or until nothing more can be sent"
     relay = _command(commands, "relay", "relay:relay", text)
-    _add_transport(relay)
+    _add_url(relay, "--transport", "sqlite:///queue.db", "ONCELY_TRANSPORT")
     relay.add_argument("--drain", action="store_true", help="end when nothing more can be sent")
     _add_number(relay, "--batch", "messages taken in one batch", 100)
     text = "how often to look for messages, also without a notification"
@@ -506,10 +506,6 @@ def _add_retention(command: ArgumentParser) -> None:
         default=[],
         help="for this consumer, instead of --older-than; may be repeated",
     )
-
-
-def _add_transport(command: ArgumentParser) -> None:
-    _add_url(command, "--transport", "sqlite:///queue.db", "ONCELY_TRANSPORT")
 
 
 def _add_url(command: ArgumentParser, name: str, example: str, variable: str) -> None:

@@ -52,7 +52,6 @@ def consume(parsed: argparse.Namespace) -> int:
 
 
 def _followed(parsed: argparse.Namespace, consumer: Consumer) -> ConsumerReport:
-    """Run the consumer, and show its progress."""
     began = time.monotonic()
     names = {"consumer": parsed.consumer, "queue": consumer.queue}
     pulse = Pulse(lambda: _log.info("consumer_started", extra={**names, "workers": parsed.workers}))

@@ -57,7 +57,6 @@ def load_probe(name: str) -> Probe:
 
 
 def _loaded(name: str, what: str) -> tuple[ModuleType, Any]:
-    """The module, and what has that name in it."""
     module_name, colon, attribute = name.partition(":")
     if not module_name or not colon or not attribute:
         raise ConfigError(f'{name!r} names no {what}; write "module:{what}"')

@@ -51,7 +51,6 @@ def relay(parsed: argparse.Namespace) -> int:
 
 
 def _followed(parsed: argparse.Namespace, ledger: Ledger, transport: Transport) -> RelayReport:
-    """Run the relay, and show its progress."""
     if parsed.metrics_port is not None:
         observed(ledger)
     relay = Relay(

@@ -87,7 +87,6 @@ def _tables(found: ops.Status) -> Iterator[Table]:
 
 
 def _lines(found: ops.Status) -> Iterator[str]:
-    """The lines below the tables."""
     if found.total.is_estimate:
         yield f"{_ABOUT}: estimated from a sample, since there are more than {ops.EXACT:,} records"
     yield from _backlog(found.backlog)

@@ -9,7 +9,6 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from oncely.cli.terminal import shortened
 from oncely.core.shown import shown
 
 _ENDLESS = 100_000
@@ -25,6 +24,11 @@ _LOUD: Mapping[str, str] = {
 }
 
 Cell = str | Text
+
+
+def shortened(text: str, limit: int = 200) -> str:
+    """`text` in printable characters, at most `limit` of them."""
+    return shown(text if len(text) <= limit else f"{text[: limit - 1]}…")
 
 
 def new_table(*columns: Column | str, show_header: bool = True) -> Table:

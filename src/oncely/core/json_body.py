@@ -13,12 +13,13 @@ def _no_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return names
 
 
-def _no_constant(name: str) -> None:
+def no_constant(name: str) -> None:
+    """Refuse NaN and Infinity, which Python reads as numbers."""
     raise ValueError(f"{name} is not a JSON number")
 
 
 _decode_json = json.JSONDecoder(
-    object_pairs_hook=_no_duplicate_names, parse_constant=_no_constant
+    object_pairs_hook=_no_duplicate_names, parse_constant=no_constant
 ).decode
 
 

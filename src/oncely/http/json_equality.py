@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from oncely.core.json_body import no_constant
+
 _EXACT_DIGITS = 15
 """Numbers with at most so many digits differ as floats if they differ as text."""
 
@@ -60,13 +62,9 @@ def _number(text: str) -> Any:
     return {"": [sign, kept, place]}
 
 
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
-
-
 _decode = json.JSONDecoder(
     object_pairs_hook=_named_once,
     parse_float=_float,
     parse_int=_int,
-    parse_constant=_no_number,
+    parse_constant=no_constant,
 ).decode

@@ -5,6 +5,7 @@ framework.
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Required, TypedDict, get_type_hints
 from urllib.parse import quote, urlsplit
 
@@ -116,7 +117,7 @@ class KeyedRequests:
         except MessageError as error:
             return self.told(problems.key_unusable(str(error)))
         if key is None and self._required:
-            return self.told(problems.key_missing())
+            return self.told(problems.KEY_MISSING)
         return key
 
     def exchange(self, key: str, request: HttpRequest) -> Exchange:
@@ -163,14 +164,7 @@ class KeyedRequests:
 
     def told(self, problem: Problem) -> HttpAnswer:
         """The response that reports a problem."""
-        if self._documentation is None:
-            return self._errors(problem)
-        name, status, code, title, detail, retry_s = (
-            getattr(problem, each) for each in Problem.__slots__[:6]
-        )
-        return self._errors(
-            Problem(name, status, code, title, detail, retry_s, self._documentation)
-        )
+        return self._errors(replace(problem, documentation=self._documentation))
 
 
 def _message_id(request: HttpRequest, scope: str | None, key: str) -> str:

@@ -37,17 +37,14 @@ class Passing:
         try:
             return next(self._chunks)
         except StopIteration:
-            self._pass_end()
+            end, self._end = self._end, _nothing
+            with logged(), self._stack.pop_all():
+                end()
             raise
         except BaseException as error:
             self._end = _nothing
             self._stack.__exit__(type(error), error, error.__traceback__)
             raise
-
-    def _pass_end(self) -> None:
-        end, self._end = self._end, _nothing
-        with logged(), self._stack.pop_all():
-            end()
 
     def close(self) -> None:
         """Called by the server at the end of the response."""

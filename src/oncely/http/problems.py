@@ -72,16 +72,58 @@ def _answer(problem: Problem, content_type: str, content: Mapping[str, Any]) -> 
     return HttpAnswer(problem.status, fields, body)
 
 
-def key_missing() -> Problem:
-    """The request has no key, and needs one."""
-    return Problem(
-        "key-missing",
-        400,
-        "idempotency_key_required",
-        "Idempotency-Key is missing",
-        "this operation needs an Idempotency-Key header field: send a new key, such as a UUID, "
-        "with each new operation, and the same key when you repeat it",
-    )
+KEY_MISSING = Problem(
+    "key-missing",
+    400,
+    "idempotency_key_required",
+    "Idempotency-Key is missing",
+    "this operation needs an Idempotency-Key header field: send a new key, such as a UUID, "
+    "with each new operation, and the same key when you repeat it",
+)
+"""The request has no key, and needs one."""
+IN_FLIGHT = Problem(
+    "in-flight",
+    409,
+    "idempotency_in_flight",
+    "A request is outstanding for this Idempotency-Key",
+    "a request with the same Idempotency-Key is being processed: repeat this one later",
+    retry_s=_RETRY_S,
+)
+"""The first request is still being processed."""
+KEY_REUSED = Problem(
+    "key-reused",
+    422,
+    "idempotency_conflict",
+    "Idempotency-Key is already used",
+    "another request was made under this Idempotency-Key: send a new key with a new request",
+)
+"""Another request was made with the same key."""
+IN_DOUBT = Problem(
+    "in-doubt",
+    409,
+    "idempotency_in_doubt",
+    "The first request under this Idempotency-Key is in doubt",
+    "the server stopped while it was processed, and it is not known whether it had its "
+    "effect: it does not run again until that is decided",
+)
+"""Nobody knows whether the first request had its effect."""
+FAILED_PERMANENTLY = Problem(
+    "failed",
+    409,
+    "idempotency_failed",
+    "The request has failed before",
+    "it does not run again: send a new key with a new request",
+)
+"""The first request has failed, and may not run again."""
+UNAVAILABLE = Problem(
+    "unavailable",
+    503,
+    "idempotency_unavailable",
+    "Idempotency cannot be ensured at the moment",
+    "nothing was done: repeat the request later",
+    retry_s=_RETRY_S,
+)
+"""The ledger cannot be reached."""
 
 
 def key_unusable(reason: str) -> Problem:
@@ -95,41 +137,6 @@ def key_unusable(reason: str) -> Problem:
     )
 
 
-def in_flight() -> Problem:
-    """The first request is still being processed."""
-    return Problem(
-        "in-flight",
-        409,
-        "idempotency_in_flight",
-        "A request is outstanding for this Idempotency-Key",
-        "a request with the same Idempotency-Key is being processed: repeat this one later",
-        retry_s=_RETRY_S,
-    )
-
-
-def key_reused() -> Problem:
-    """Another request was made with the same key."""
-    return Problem(
-        "key-reused",
-        422,
-        "idempotency_conflict",
-        "Idempotency-Key is already used",
-        "another request was made under this Idempotency-Key: send a new key with a new request",
-    )
-
-
-def in_doubt() -> Problem:
-    """Nobody knows whether the first request had its effect."""
-    return Problem(
-        "in-doubt",
-        409,
-        "idempotency_in_doubt",
-        "The first request under this Idempotency-Key is in doubt",
-        "the server stopped while it was processed, and it is not known whether it had its "
-        "effect: it does not run again until that is decided",
-    )
-
-
 def answer_not_kept(reason: str) -> Problem:
     """The first request is done, and its response cannot be replayed."""
     return Problem(
@@ -138,27 +145,4 @@ def answer_not_kept(reason: str) -> Problem:
         "idempotency_answer_not_kept",
         "The request was processed before",
         f"it does not run again, and its answer was not kept: {reason}",
-    )
-
-
-def failed_permanently() -> Problem:
-    """The first request has failed, and may not run again."""
-    return Problem(
-        "failed",
-        409,
-        "idempotency_failed",
-        "The request has failed before",
-        "it does not run again: send a new key with a new request",
-    )
-
-
-def unavailable() -> Problem:
-    """The ledger cannot be reached."""
-    return Problem(
-        "unavailable",
-        503,
-        "idempotency_unavailable",
-        "Idempotency cannot be ensured at the moment",
-        "nothing was done: repeat the request later",
-        retry_s=_RETRY_S,
     )

@@ -238,9 +238,9 @@ def _no_answer(kept: Any, record: Record | None) -> Problem:
     if isinstance(kept, dict) and _NOT_KEPT in kept:
         return problems.answer_not_kept(kept[_NOT_KEPT])
     if record is not None and record.state is State.FAILED:
-        return problems.failed_permanently()
+        return problems.FAILED_PERMANENTLY
     if record is not None and record.state is State.PROCESSING:
-        return problems.in_flight()
+        return problems.IN_FLIGHT
     return problems.answer_not_kept("the server stopped before it could be")
 
 
@@ -248,13 +248,13 @@ def _problem(error: BaseException, *, has_run: bool) -> Problem | None:
     """The problem of a request that was not granted, or whose end the ledger does not know."""
     match error:
         case BusyError() | FencedError():
-            return problems.in_flight()
+            return problems.IN_FLIGHT
         case MismatchError():
-            return problems.key_reused()
+            return problems.KEY_REUSED
         case InDoubtError():
-            return problems.in_doubt()
+            return problems.IN_DOUBT
         case ExhaustedError():
-            return problems.failed_permanently()
+            return problems.FAILED_PERMANENTLY
         case StoreUnavailable() | ContentionError():
-            return problems.in_doubt() if has_run else problems.unavailable()
+            return problems.IN_DOUBT if has_run else problems.UNAVAILABLE
     return None

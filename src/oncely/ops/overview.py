@@ -41,7 +41,8 @@ class StuckMessages:
     @property
     def sentence(self) -> str:
         """All of that in words."""
-        words = self.what.split() if self.count > 1 else map(_singular, self.what.split())
+        names = {} if self.count > 1 else _SINGULARS
+        words = [names.get(word, word) for word in self.what.split()]
         oldest = "" if self.oldest_s is None else f" (oldest: {span(self.oldest_s)})"
         return f"{self.count:,} {' '.join(words)}{oldest}"
 
@@ -79,10 +80,6 @@ def overview(ledger: Ledger, known: Sequence[str] | None = None) -> LedgerOvervi
     found = status(ledger)
     wrong = problems(ledger) if known is None else known
     return LedgerOverview(found, [*_stuck(found, _oldest_in_doubt(ledger))], wrong)
-
-
-def _singular(word: str) -> str:
-    return _SINGULARS.get(word, word)
 
 
 def _oldest_in_doubt(ledger: Ledger) -> float | None:

@@ -158,22 +158,17 @@ def foreach_batch(
     ConfigError for a function that workers cannot import.
     """
     # A wrong function is reported here, not by the first batch.
-    given = as_text({"handler": handler, **options})
-    if "handler" in given and _is_driver(SparkSession.getActiveSession()):
-        import_function(given["handler"], "handler", given.get("handler_path"))
+    checked = as_text({"handler": handler, **options})
+    if "handler" in checked and _is_driver(SparkSession.getActiveSession()):
+        import_function(checked["handler"], "handler", checked.get("handler_path"))
 
+    own = {"consumer": consumer, "ledger": ledger, "handler": handler}
+    given = {**own, "handler_batch": handler_batch, **options}
+    dealt = {name: given.pop(name, None) for name in ("partitions", "writers")}
     recorded = FrontRun()
 
     def take(messages: DataFrame, batch_id: int) -> None:
-        given = {
-            "consumer": consumer,
-            "ledger": ledger,
-            "handler": handler,
-            "handler_batch": handler_batch,
-            **options,
-        }
-        dealt = {name: given.pop(name, None) for name in ("partitions", "writers")}
-        report = _process(messages, given, recorded, **dealt, is_alone=False)
+        report = _process(messages, {**given}, recorded, **dealt, is_alone=False)
         if on_report is not None:
             on_report(report, batch_id)
 

@@ -1,7 +1,5 @@
 """The counts of a running stream, in the program that has started it."""
 
-from types import TracebackType
-
 from pyspark.sql import SparkSession
 
 from oncely.core.errors import ConfigError
@@ -36,12 +34,7 @@ class StreamCounts:
     def __enter__(self) -> "StreamCounts":
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def committed(self) -> Counts:

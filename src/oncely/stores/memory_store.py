@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from oncely._util.clock import wall_time
 from oncely._util.forking import afresh_in_children
 from oncely.core.binding import Binding
-from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
@@ -34,6 +33,7 @@ from oncely.stores.store import (
     Wanted,
     Window,
     lease_is_over,
+    never_joined,
 )
 
 T = TypeVar("T")
@@ -90,10 +90,10 @@ class MemoryStore(Store):
             return done
 
     def within(self, connection: Any) -> AbstractContextManager[Joined]:  # noqa: ARG002 - the protocol's.
-        raise _never_joined()
+        raise never_joined("in memory")
 
     def check_joins(self, source: object) -> None:  # noqa: ARG002 - the protocol's.
-        raise _never_joined()
+        raise never_joined("in memory")
 
     def backlogs(self) -> Mapping[str, Backlog]:
         with self._lock:
@@ -225,11 +225,4 @@ def _tally(records: Sequence[Record], now: float) -> Tally:
         lease_over=sum(lease_is_over(record, now) for record in records),
         oldest=min(record.last_seen for record in records),
         duplicates=sum(record.duplicates for record in records),
-    )
-
-
-def _never_joined() -> ConfigError:
-    return ConfigError(
-        "transaction: a ledger in memory cannot be part of a database's transaction; open the "
-        "ledger on that database, as in open_ledger(engine)"
     )

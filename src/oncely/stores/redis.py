@@ -38,6 +38,7 @@ from oncely.stores.store import (
     Tally,
     Wanted,
     Window,
+    never_joined,
 )
 
 _BATCH = 1_000
@@ -150,10 +151,10 @@ class RedisStore(Store):
         )
 
     def within(self, connection: Any) -> AbstractContextManager[Joined]:  # noqa: ARG002
-        raise _never_joined()
+        raise never_joined("in Redis")
 
     def check_joins(self, source: object) -> None:  # noqa: ARG002
-        raise _never_joined()
+        raise never_joined("in Redis")
 
     def wait_for_messages(self, timeout_s: float) -> None:
         time.sleep(timeout_s)
@@ -437,11 +438,4 @@ def _record(key: Key, values: Sequence[Any]) -> Record:
         exhausted=bool(exhausted),
         duplicates=int(duplicates),
         version=int(version),
-    )
-
-
-def _never_joined() -> ConfigError:
-    return ConfigError(
-        "transaction: a ledger in Redis cannot be part of a database's transaction; open the "
-        "ledger on that database, as in open_ledger(engine)"
     )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from oncely.core.activity import Activity, AuditEntry, Run, Worker
 from oncely.core.binding import Binding
-from oncely.core.errors import StoreUnavailable
+from oncely.core.errors import ConfigError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
 
@@ -69,6 +69,14 @@ class Query(NamedTuple):
 def lease_is_over(record: Record, now: float) -> bool:
     """Whether a record has a lease that has run out at `now`, by the store's clock."""
     return record.lease_until is not None and record.lease_until <= now
+
+
+def never_joined(where: str) -> ConfigError:
+    """The refusal of a store that no transaction of a database can have a part in."""
+    return ConfigError(
+        f"transaction: a ledger {where} cannot be part of a database's transaction; open the "
+        "ledger on that database, as in open_ledger(engine)"
+    )
 
 
 class Look(NamedTuple):

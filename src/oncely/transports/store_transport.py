@@ -202,7 +202,6 @@ class StoreTransport:
         return [each for each in self._store.bindings(queue) if not each.exchange]
 
     def _queues_of(self, target: Destination, *, create: bool) -> Sequence[str]:
-        """The queues of a destination."""
         match target:
             case QueueNamed(name) if create:
                 self._make(name)
@@ -248,7 +247,6 @@ class StoreTransport:
                 self._lock.notify_all()
 
     def _make(self, queue: str) -> None:
-        """Create the queue."""
         if not self._is_there(queue):
             queue_named(queue)
             self._store.bind([Binding(queue)])

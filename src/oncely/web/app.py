@@ -28,18 +28,12 @@ from oncely.ledger import Ledger
 from oncely.web.csrf import FormTokens
 from oncely.web.gate import Gate
 from oncely.web.pages import (
-    activity,
-    consumers,
     failed,
-    in_doubt,
     letter_changes,
+    lists,
     messages,
-    outbox,
-    overview,
-    queues,
     record_changes,
     unsent_changes,
-    waiting,
     waiting_changes,
 )
 from oncely.web.proxies import ProxyAuth, TrustedProxies
@@ -61,19 +55,19 @@ _Page = Callable[[Visit], Response]
 _Endpoint = Callable[[Request], Response]
 
 _PAGES: Mapping[str, _Page] = {
-    "/": overview.overview,
-    "/consumers": consumers.consumers,
+    "/": lists.overview,
+    "/consumers": lists.consumers,
     "/failed": failed.letters,
     "/letter": failed.letter,
-    "/in-doubt": in_doubt.in_doubt,
-    "/waiting": waiting.waiting,
-    "/outbox": outbox.outbox,
-    "/queues": queues.queues,
+    "/in-doubt": lists.in_doubt,
+    "/waiting": lists.waiting,
+    "/outbox": lists.outbox,
+    "/queues": lists.queues,
     "/messages": messages.search,
     "/message": messages.message,
-    "/workers": activity.workers,
-    "/runs": activity.runs,
-    "/audit": activity.audit,
+    "/workers": lists.workers,
+    "/runs": lists.runs,
+    "/audit": lists.audit,
 }
 _CHANGES: Mapping[str, _Page] = {
     "/letters/confirm": letter_changes.confirm,

@@ -59,16 +59,8 @@ def _worst(rows: Mapping[str, Row], badness: Callable[[Row], int]) -> Mapping[st
 
 
 def _by_consumer(found: ops.Status) -> Contents:
-    shown = _worst(found.consumers, _stuck_of)
+    shown = _worst(found.consumers, lambda each: each.in_doubt + each.dead_letters)
     return {name: summary.as_dict() for name, summary in shown.items()}
-
-
-def _stuck_of(found: ops.Summary) -> int:
-    return found.in_doubt + found.dead_letters
-
-
-def _failed_of(rates: ops.Rates) -> int:
-    return rates.in_doubt + rates.failed + rates.exhausted
 
 
 class Hour(NamedTuple):
@@ -99,7 +91,7 @@ def last_day(ledger: Ledger, went_on: ops.FoundActivity, now: float) -> Contents
     return {
         "hours": _by_hour(went_on.points),
         "hour": went_on.hour,
-        "day": _worst(went_on.day, _failed_of),
+        "day": _worst(went_on.day, lambda each: each.in_doubt + each.failed + each.exhausted),
         "day_count": len(went_on.day),
         "is_kept": ops.keeps_activity(ledger),
         "now": now,

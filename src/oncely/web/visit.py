@@ -142,23 +142,17 @@ class Visit:
         html = html.replace(_NAME.encode(), escape(shown(self.by)).encode())
         response = HTMLResponse(html, status)
         if is_new:
-            self._give_cookie(response, cookie)
+            scope = self.request.scope
+            response.set_cookie(
+                COOKIE,
+                cookie,
+                path=scope.get("root_path", "").rstrip("/") or "/",
+                httponly=True,
+                samesite="strict",
+                # Whether the browser asks over TLS, here or at a proxy.
+                secure=self.request.url.scheme == "https" or self.site.proxies.is_secure(scope),
+            )
         return response
-
-    def _give_cookie(self, response: Response, cookie: str) -> None:
-        response.set_cookie(
-            COOKIE,
-            cookie,
-            path=self.request.scope.get("root_path", "").rstrip("/") or "/",
-            httponly=True,
-            samesite="strict",
-            secure=self._is_secure(),
-        )
-
-    def _is_secure(self) -> bool:
-        """Whether the browser asks over TLS, here or at a proxy."""
-        request = self.request
-        return request.url.scheme == "https" or self.site.proxies.is_secure(request.scope)
 
     def refusal(self, status: int, text: str) -> Response:
         """A page that says why there is no other."""

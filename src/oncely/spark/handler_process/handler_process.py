@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from oncely._util.garbage import rarely_collecting
-from oncely.core.record import Key
 from oncely.spark.handler_process.link import DONE, RAISED, TaskLink, send
 from oncely.spark.handler_process.task_context import enter_task
 from oncely.spark.modes.open_task import open_task
-from oncely.spark.modes.start import Start
+from oncely.spark.modes.start import Start, TaskState
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.journal import Entry, Journal
+from oncely.spark.sink.journal import Journal
 from oncely.spark.sink.sink_options import SinkOptions
 
 _LOOK_S = 0.2
@@ -45,15 +44,7 @@ class TaskOrder(NamedTuple):
     context: Mapping[str, Any] | None
     path: Sequence[str]
     """The `sys.path` of Spark's worker."""
-    token: int
-    counts: Counts
-    inherited: Sequence[Entry]
-    adopted: Mapping[int, Key]
-    is_alone: bool
-    culprit: int | None
-    first_adopted: int
-    began_at: float
-    death: str
+    state: TaskState
 
 
 class HandlerProcess:
@@ -174,20 +165,7 @@ def _run_task(order: TaskOrder, link: TaskLink, journal: Journal, watch: "_Watch
     watch.task(channel)
     whole = None
     try:
-        start = Start(
-            token=order.token,
-            counts=order.counts,
-            inherited=order.inherited,
-            adopted=order.adopted,
-            is_alone=order.is_alone,
-            culprit=order.culprit,
-            first_adopted=order.first_adopted,
-            began_at=order.began_at,
-            death=order.death,
-            journal=journal,
-            tell=link.tell,
-            adopt=link.adopt,
-        )
+        start = Start(**vars(order.state), journal=journal, tell=link.tell, adopt=link.adopt)
         task = open_task(options, link, channel, start)
         with rarely_collecting():
             task.run(link.batches())

@@ -33,6 +33,7 @@ from oncely.spark.handler_process.link import (
     send_rows,
 )
 from oncely.spark.handler_process.task_context import context_of_task
+from oncely.spark.modes.start import TaskState
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.journal import Entry
 from oncely.spark.sink.quarantine import Quarantine
@@ -126,11 +127,7 @@ class TaskSupervisor:
         self._counts.received = self._counts.settled
         self._given = [given.left() for given in self._given if not all(given.is_settled)]
         self._again = [*self._given]
-        order = TaskOrder(
-            name=self._name,
-            options=self._options,
-            context=context_of_task(),
-            path=sys.path,
+        state = TaskState(
             token=self._token,
             counts=self._counts,
             inherited=[*self._inherited.values()],
@@ -141,6 +138,7 @@ class TaskSupervisor:
             began_at=self._began_at,
             death=death,
         )
+        order = TaskOrder(self._name, self._options, context_of_task(), sys.path, state)
         with _line():
             process.connection.send(order)
 
@@ -227,7 +225,6 @@ def _living() -> HandlerProcess:
 
 
 def _hear(process: HandlerProcess) -> dict[str, Any]:
-    """The next message of the process."""
     with _line():
         while not wait([process.connection], _LOOK_S):
             # Children of its handlers may live on, and keep its end of the connection open.

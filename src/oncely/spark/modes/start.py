@@ -15,8 +15,8 @@ def _nobody(_: Sequence[int], __: Counts) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """The state from which a task goes on."""
+class TaskState:
+    """How far a task has come, as one process tells the next."""
 
     token: int = field(default_factory=new_token)
     """Those of its rows follow it, by their numbers."""
@@ -37,6 +37,12 @@ class Start:
     """`time.monotonic()` at the task's beginning; the same clock in all processes of a machine."""
     death: str = ""
     """How the process died."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(TaskState):
+    """The state from which a task goes on, and what it tells of itself."""
+
     journal: Journal = field(default_factory=lambda: Journal(bytearray(size())))
     tell: Callable[[Sequence[int], Counts], None] = _nobody
     """Called with the numbers of settled rows, and the task's counts with them."""

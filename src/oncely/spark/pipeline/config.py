@@ -327,7 +327,6 @@ def _from_environment(name: str, value: str) -> str:
 
 
 def _make_folder(file: Path) -> None:
-    """Create the folder of `file`."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

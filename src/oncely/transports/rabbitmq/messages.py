@@ -118,7 +118,6 @@ def count_of(properties: BasicProperties, redelivered: bool) -> int:
 
 
 def _users(headers: dict[str, Any], properties: BasicProperties) -> dict[str, str]:
-    """The headers of the message."""
     users = {
         _RESTORED.get(name, name): _text(value) or ""
         for name, value in headers.items()

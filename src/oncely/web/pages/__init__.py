@@ -1,1 +1,1 @@
-"""The pages, a file for each: what a visit is shown, by `oncely.ops` alone."""
+"""The pages: what a visit is shown, by `oncely.ops` alone."""

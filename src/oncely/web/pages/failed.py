@@ -11,7 +11,7 @@ from oncely.core.shown import shown
 from oncely.core.waiting import DeadLetter
 from oncely.web import contents
 from oncely.web.decisions import LETTERS
-from oncely.web.pages.listing import command, more_of
+from oncely.web.pages.lists import command, more_of
 from oncely.web.visit import Visit
 
 _EDITABLE = 100_000

@@ -10,7 +10,7 @@ from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.record import Record
 from oncely.web.decisions import RECORDS
 from oncely.web.marks import record_mark
-from oncely.web.pages.listing import command, more_of
+from oncely.web.pages.lists import command, more_of
 from oncely.web.visit import Visit
 
 _CONTAINS = "contains"

@@ -1,0 +1,138 @@
+"""The overview and the lists: what a ledger has, as one page each shows it."""
+
+import shlex
+
+from starlette.responses import Response
+
+from oncely import ops
+from oncely.core.errors import ConfigError
+from oncely.web import contents
+from oncely.web.contents import LIMIT
+from oncely.web.decisions import RECORDS, UNSENT, WAITING
+from oncely.web.visit import MOST, Visit
+
+# ---- What all lists have -----------------------------------------------------------------------
+
+
+def command(words: str, visit: Visit) -> str:
+    """The command line that prints what the list shows."""
+    consumer = visit.consumer
+    own = "" if consumer is None else f" --consumer {shlex.quote(consumer)}"
+    limit = "" if visit.limit == LIMIT else f" --limit {visit.limit}"
+    return f"oncely {words}{own}{limit} --json"
+
+
+def more_of(visit: Visit, more: bool) -> str | None:
+    """The address of the same list with more rows; None where there are no more to show."""
+    return visit.here(limit=min(10 * visit.limit, MOST)) if more and visit.limit < MOST else None
+
+
+# ---- The whole ---------------------------------------------------------------------------------
+
+
+def overview(visit: Visit) -> Response:
+    """Whether anything is stuck, where to go from here, and what went on in the last day."""
+    return visit.page(
+        "overview.html",
+        **contents.overview(ops.overview(visit.ledger, visit.site.problems())),
+        **contents.last_day(visit.ledger, visit.site.activity(), visit.ledger.now()),
+        is_live=visit.query("refresh") != "off",
+        command="oncely status --json",
+    )
+
+
+def consumers(visit: Visit) -> Response:
+    """Every consumer that the ledger knows; as `oncely status --json` has it, and the rates as
+    `oncely activity --json` has them.
+    """
+    return visit.page(
+        "consumers.html",
+        **contents.consumers(visit.ledger, ops.status(visit.ledger)),
+        **contents.last_day(visit.ledger, visit.site.activity(), visit.ledger.now()),
+        command="oncely status --json",
+    )
+
+
+# ---- Messages ----------------------------------------------------------------------------------
+
+
+def in_doubt(visit: Visit) -> Response:
+    """Claims whose lease has run out, of which nobody knows whether the effect happened: those of a
+    consumer, or of all.
+    """
+    shown = contents.in_doubt(visit.ledger, visit.consumer, visit.limit, visit.ledger.now())
+    return visit.page(
+        "in_doubt.html",
+        **shown,
+        has_probe=any(each["consumer"] in visit.site.probes for _, each in shown["records"]),
+        more_link=more_of(visit, shown["more"]),
+        decisions=[each for each in RECORDS.values() if ops.IN_DOUBT in each.words],
+        command=command("list --state in-doubt", visit),
+    )
+
+
+def waiting(visit: Visit) -> Response:
+    """What has failed and is tried again by itself, and when: of a consumer, or of all."""
+    shown = contents.waiting(visit.ledger, visit.consumer, visit.limit, visit.ledger.now())
+    return visit.page(
+        "waiting.html",
+        **shown,
+        more_link=more_of(visit, shown["more"]),
+        decisions=WAITING.values(),
+        command=command("waiting", visit),
+    )
+
+
+def outbox(visit: Visit) -> Response:
+    """What handlers have sent and a relay has not published yet, by destination."""
+    return visit.page(
+        "outbox.html",
+        **contents.outbox(visit.ledger, ops.backlogs(visit.ledger), visit.ledger.now()),
+        decisions=UNSENT.values(),
+        command="oncely outbox status --json",
+    )
+
+
+def queues(visit: Visit) -> Response:
+    """What programs have put into each queue of the ledger; as `oncely status --json` has it under
+    `queues`.
+    """
+    shown = contents.queues(ops.backlogs(visit.ledger))
+    return visit.page("queues.html", **shown, command="oncely status --json")
+
+
+# ---- Operations --------------------------------------------------------------------------------
+
+
+def workers(visit: Visit) -> Response:
+    """The processes that work with the ledger."""
+    shown = contents.workers(visit.ledger, visit.ledger.now())
+    return visit.page("workers.html", **shown, command="oncely workers --json")
+
+
+def runs(visit: Visit) -> Response:
+    """The runs on Spark that began last."""
+    shown = contents.runs(visit.ledger, visit.limit, visit.ledger.now())
+    more_link = more_of(visit, shown["more"])
+    return visit.page("runs.html", **shown, more_link=more_link, command=command("runs", visit))
+
+
+def audit(visit: Visit) -> Response:
+    """What people changed last, and before an entry."""
+    before = _number(visit.query("before"))
+    shown = contents.audit(visit.ledger, before, visit.ledger.now())
+    own = "" if before is None else f" --before {before}"
+    return visit.page(
+        "audit.html",
+        **shown,
+        older=visit.link("/audit", before=shown["entries"][-1].id) if shown["more"] else None,
+        command=f"oncely audit{own} --json",
+    )
+
+
+def _number(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise ConfigError(f"before: {text!r} is not the number of an entry")
+    return int(text)
