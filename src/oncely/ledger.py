@@ -77,7 +77,8 @@ class Ledger(Calls):
         self.recorder = Recorder(store, metrics)
         """Counts what this process does with the ledger, and tells operators and metrics."""
         self._settler = Settler(store, self.recorder)
-        self._batcher = Batcher(self._settler.settle, self._settler.settle_each, to_give_back)
+        settle, settle_each = self._settler.settle, self._settler.settle_each
+        self._batcher = Batcher(settle, settle_each, to_give_back, store.batches_at_once)
         self._told_retentions: set[tuple[str, float]] = set()
         self._kept: dict[object, Any] = {}
 

@@ -68,10 +68,10 @@ def undo(outcome: Outcome) -> str | None:
 class WatchedBatcher(Batcher[str, Outcome]):
     """Tells of each call that waits, and of each look whether a batch has stalled."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, at_once: int = 1) -> None:
         self.submitted = threading.Semaphore(0)
         self.pushed = threading.Semaphore(0)
-        super().__init__(work.carry_out, work.carry_out_each, undo)
+        super().__init__(work.carry_out, work.carry_out_each, undo, at_once)
 
     def submit(self, calls: Iterable[Call[str, Outcome]]) -> bool:
         given = list(calls)
@@ -161,8 +161,9 @@ def work() -> Iterator[Work]:
 
 
 @pytest.fixture
-def batcher(work: Work) -> Iterator[WatchedBatcher]:
-    batcher = WatchedBatcher(work)
+def batcher(work: Work, request: pytest.FixtureRequest) -> Iterator[WatchedBatcher]:
+    """One that has one batch in flight at a time; tests say how many else."""
+    batcher = WatchedBatcher(work, getattr(request, "param", 1))
     yield batcher
     batcher.close()
 
@@ -335,6 +336,29 @@ def test_those_behind_a_stall_are_taken_along(
     assert work.batches == [["first"], ["new", "waiting"]]
 
 
+@pytest.mark.parametrize("batcher", [2], indirect=True)
+def test_side_by_side(work: Work, callers: Callers, batcher: WatchedBatcher) -> None:
+    """Where the store works on two batches at once, a second begins beside the first when half as
+    many wait as are in that, and a third when one has ended.
+    """
+    first, second, many = (work.gate(name) for name in ("first", "second", "a"))
+    futures = [callers.stall("first", first), callers.stall("second", second)]
+    futures += callers.wait("a", "b", "c")
+    assert work.batches == [["first"], ["second"]]
+    first.opened.set()
+    assert many.reached.wait(_DEADLINE_S)
+    second.opened.set()
+    results(futures[:2])
+    futures += callers.wait("d")
+    assert work.batches[2:] == [["a", "b", "c"]]
+    futures += callers.wait("e")
+    results(futures[-2:])
+    assert work.batches[3:] == [["d", "e"]]
+    many.opened.set()
+    results(futures)
+    assert batcher.call("after") == ("done", "after")
+
+
 @pytest.mark.usefixtures("monotonic")
 def test_waiting_for_a_batch_in_flight(
     work: Work, callers: Callers, batcher: WatchedBatcher
@@ -352,10 +376,18 @@ def test_waiting_for_a_batch_in_flight(
     results(futures)
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
 def test_slow_leader(
-    work: Work, callers: Callers, monotonic: ManualClock, monkeypatch: pytest.MonkeyPatch
+    work: Work,
+    callers: Callers,
+    batcher: WatchedBatcher,
+    monotonic: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    at_once: int,
 ) -> None:
-    """Where a thread that was woken to lead does not come to it, a worker carries out its call."""
+    """Where a thread that was woken to lead does not come to it, a worker carries out its call; but
+    not before the time of a stall, since that thread takes all who wait.
+    """
     gate, slow = work.gate("first"), Gate()
     asleep: list[batching._Sleeper] = []
     sleep = batching._Sleeper.sleep
@@ -372,7 +404,9 @@ def test_slow_leader(
     futures = [callers.stall("first", gate), *callers.wait("slow")]
     gate.opened.set()
     assert slow.reached.wait(_DEADLINE_S)
+    monkeypatch.setattr(batcher, "_at_once", at_once)
     futures += callers.wait("other")
+    assert (len(batcher._in_flight), work.batches) == (1, [["first"]])
     monotonic.advance(1)
     assert futures[2].result(_DEADLINE_S) == ("done", "other")
     slow.opened.set()

@@ -1,5 +1,6 @@
 """What many visits share: an answer that is asked for once, and a page that is made once."""
 
+import re
 import threading
 import time
 from collections import Counter
@@ -122,7 +123,9 @@ def test_a_page_is_read_once_for_all(filled: Trouble, shares_pages: None, path: 
     pages = at_once(20, lambda number: readers[number].get(path))
     assert stores[0].asked.total() > 0
     assert stores[1].asked == stores[0].asked
-    assert {text(each) for each in pages} == {text(page)}
+    [shown] = {text(each) for each in pages}
+    # They tell how long ago things were.
+    assert re.sub(r"\d", "", shown) == re.sub(r"\d", "", text(page))
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
 """Group commit: calls that come while others are carried out wait, and then go together.
 
 A call that finds no batch in flight is carried out at once, in its caller's own thread. Calls that
-come while it runs wait. When it has ended, the first of the waiting calls leads: its thread carries
-out all that wait as one batch. Where no thread waits for the first call (but a task, say), a worker
-leads: a thread of the batcher's own.
+come while it runs wait: until it has ended or, where the store works on several batches side by
+side, until half as many wait as are in flight. Then the first of the waiting calls leads: its
+thread carries out all that wait as one batch. Where no thread waits for the first call (but a task,
+say), a worker leads: a thread of the batcher's own.
 """
 
 import atexit
@@ -140,12 +141,24 @@ class _Alone:
 _Leader = _Sleeper | weakref.ref[_Alone]
 
 
+class _Flight:
+    """A batch in flight."""
+
+    __slots__ = ("calls", "since")
+
+    def __init__(self, calls: int) -> None:
+        self.since = monotonic()
+        self.calls = calls
+        """How many; 0 until its leader, which was woken, has come to take them."""
+
+
 class Batcher(Generic[Request, Outcome]):
     """Carries out the calls of many threads and tasks, together those that wait together.
 
     `carry_out` gives each request its outcome, or raises; `carry_out_each` gives each an outcome
     or an error of its own. Where a caller has gone before its outcome came, `undo` gives the
-    request that takes the outcome back, if one is needed. A forked child begins afresh.
+    request that takes the outcome back, if one is needed. So many batches as `at_once` says may be
+    in flight, and more where one has stalled. A forked child begins afresh.
     """
 
     def __init__(
@@ -153,10 +166,12 @@ class Batcher(Generic[Request, Outcome]):
         carry_out: Callable[[Sequence[Request]], Sequence[Outcome]],
         carry_out_each: Callable[[Sequence[Request]], Sequence[Outcome | Exception]],
         undo: Callable[[Outcome], Request | None],
+        at_once: int = 1,
     ) -> None:
         self._carry_out = carry_out
         self._carry_out_each = carry_out_each
         self._undo = undo
+        self._at_once = at_once
         self.start_afresh()
         _batchers.add(self)
         afresh_in_children(self)
@@ -168,8 +183,8 @@ class Batcher(Generic[Request, Outcome]):
         self.here = threading.local()
         """What callers keep in each thread."""
         self._waiting: dict[Call[Request, Outcome], None] = {}
-        # Which threads lead the batches in flight, or are woken to lead, since when; newest last.
-        self._in_flight: dict[_Leader, float] = {}
+        # By the threads that lead them, or are woken to lead; newest last.
+        self._in_flight: dict[_Leader, _Flight] = {}
         self._workers: set[_BatchThread] = set()
         self._idle: list[_BatchThread] = []
 
@@ -228,35 +243,41 @@ class Batcher(Generic[Request, Outcome]):
 
     def _begin_alone(self, me: _Alone) -> bool:
         with self._lock:
-            if self._waiting or not self._may_begin():
+            if self._waiting or not self._may_begin(1):
                 return False
-            self._in_flight[me.slot] = monotonic()
+            self._in_flight[me.slot] = _Flight(1)
             return True
 
     def _begin_next(self) -> bool:
         """Wake the leader of the next batch, where calls wait and it may begin. Under the lock."""
-        if not self._waiting or not self._may_begin():
+        if not self._waiting or not self._may_begin(len(self._waiting)):
             return False
         try:
             leader = self._next_leader()
         except RuntimeError as error:
             self._break_off(self._take(), error)
             return False
-        self._in_flight[leader] = monotonic()
+        self._in_flight[leader] = _Flight(0)
         leader.wake()
         return True
 
-    def _may_begin(self) -> bool:
+    def _may_begin(self, calls: int) -> bool:
         for leader in [*self._in_flight]:
             if not isinstance(leader, _Sleeper) and leader() is None:
                 del self._in_flight[leader]
         if not self._in_flight:
             return True
+        # Not for fewer calls: most batches would be small then, and cost more.
+        if len(self._in_flight) < self._at_once and 0 < self._newest.calls <= 2 * calls:
+            return True
         return len(self._in_flight) < MOST_BATCHES and self._stalls_in_s() <= 0
 
+    @property
+    def _newest(self) -> _Flight:
+        return next(reversed(self._in_flight.values()))
+
     def _stalls_in_s(self) -> float:
-        newest = next(reversed(self._in_flight.values()))
-        return newest + STALL_S - monotonic()
+        return self._newest.since + STALL_S - monotonic()
 
     def _next_leader(self) -> _Sleeper:
         """The thread of the first call, or a worker. Raises RuntimeError where none can start."""
@@ -347,6 +368,7 @@ class Batcher(Generic[Request, Outcome]):
         try:
             with self._lock:
                 batch = self._take()
+                self._in_flight[me].calls = len(batch)
             if batch:
                 self._carry_out_together(batch)
         finally:

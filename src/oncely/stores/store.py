@@ -407,6 +407,11 @@ class Store(Records, Operations, Protocol):
         """Whether `transaction` works, and with it waiting messages and steps."""
 
     @property
+    def batches_at_once(self) -> int:
+        """How many batches of single calls it works on side by side: more would only wait."""
+        return 1
+
+    @property
     def place(self) -> object:
         """Identifies its tables: two stores whose places are equal work on the same ones, so that a
         transaction of one can do the work of the other.

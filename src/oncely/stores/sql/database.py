@@ -103,6 +103,8 @@ class Database(ABC):
     """How a query of the table `d` locks its rows, and skips those that others have locked."""
     locked: ClassVar[str]
     """The same, but waits for rows that others have locked."""
+    batches_at_once: ClassVar[int] = 2
+    """How many batches it works on side by side."""
     look_s: ClassVar[float] = 0.2
     """How often to look for messages that others have kept."""
 

@@ -28,6 +28,8 @@ _SQL_MODE = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
 set before SQLAlchemy asks for it, to know how names are quoted.
 """
 _PREPARE = "prepare_threshold"
+_POOL: Any = {"pool_use_lifo": True}
+"""The connection that was used last has its statements prepared, and its pages in memory."""
 
 
 def database_of(engine: Engine) -> type[Database]:
@@ -57,7 +59,8 @@ def sqlite_engine(file: Path) -> Engine:
     """An engine on a SQLite file. Raises ConfigError where it cannot be made there."""
     if not file.absolute().parent.is_dir():
         raise ConfigError(f"ledger: {str(file)!r} cannot be made: its folder does not exist")
-    return create_engine(URL.create("sqlite+pysqlite", database=str(file.absolute())))
+    url = URL.create("sqlite+pysqlite", database=str(file.absolute()))
+    return create_engine(url, **_POOL)
 
 
 def server_engine(url: str | URL, like: Engine | None = None) -> Engine:
@@ -68,7 +71,7 @@ def server_engine(url: str | URL, like: Engine | None = None) -> Engine:
     """
     # Each statement commits by itself, so that there is nothing to roll back on return.
     settings: Any = {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None}
-    engine = _server_engine(url, {"sql_mode": _SQL_MODE}, **settings)
+    engine = _server_engine(url, {"sql_mode": _SQL_MODE}, **settings, **_POOL)
     if like is not None and engine.dialect.name == "postgresql":
         _prepare_like(engine, like)
     return engine

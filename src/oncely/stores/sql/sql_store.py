@@ -95,6 +95,10 @@ class SqlStore:
         return bell, self._database.look_s, self._database.hearing(bell.ring)
 
     @property
+    def batches_at_once(self) -> int:
+        return self._database.batches_at_once
+
+    @property
     def place(self) -> object:
         return self._engine.url, self._name
 

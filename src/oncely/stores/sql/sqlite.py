@@ -58,6 +58,7 @@ class Sqlite(Database):
     always = "0.0"
     skip_locked = ""
     locked = ""
+    batches_at_once = 1
     look_s = 0.02
 
     def __init__(
