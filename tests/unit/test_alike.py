@@ -23,7 +23,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
 from oncely.engine import settle
 from oncely.engine.alike import decide_alike
-from oncely.engine.alike_requests import grouped
+from oncely.engine.alike_requests import MadeSequence, grouped
 from oncely.engine.asking import to_claim
 from oncely.engine.request import Request, to_write
 from oncely.engine.settle import Settler
@@ -174,6 +174,26 @@ def test_outcomes_stay_as_they_are_when_the_list_of_keys_is_used_again() -> None
     outcomes = ledger.claim_many(keys)
     keys[:] = [Key("mailing", "other")]
     assert [granted(outcome).key.message_id for outcome in outcomes] == IDS
+
+
+def test_a_slice_makes_only_its_own_items() -> None:
+    """Whoever goes through a large batch part by part does not have all of it made each time."""
+    made: list[int] = []
+
+    class Noted(MadeSequence[int]):
+        def __len__(self) -> int:
+            return 1_000
+
+        def _at(self, place: int) -> int:
+            number = range(len(self))[place]
+            made.append(number)
+            return number
+
+    noted = Noted()
+    assert noted[10:13] == [10, 11, 12]
+    assert noted[-1:10:-2_000] == [999]
+    assert noted[2_000:] == []
+    assert made == [10, 11, 12, 999]
 
 
 def test_a_batch_with_copies_is_decided_at_once() -> None:

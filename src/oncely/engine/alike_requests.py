@@ -39,7 +39,9 @@ class MadeSequence(Sequence[Item]):
     def __getitem__(self, place: slice) -> Sequence[Item]: ...
 
     def __getitem__(self, place: int | slice) -> Item | Sequence[Item]:
-        return [*self][place] if isinstance(place, slice) else self._at(place)
+        if isinstance(place, slice):
+            return [self._at(n) for n in range(len(self))[place]]
+        return self._at(place)
 
 
 @final
