@@ -251,7 +251,9 @@ def test_result_that_is_no_json_while_the_store_is_away(
 def test_claim_is_not_held_without_a_heartbeat(
     ledger: Ledger, key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no thread can be started for its heartbeat, the claim is given back."""
+    """Where no thread can be started for its heartbeat, the claim is given back; the ledger can be
+    closed.
+    """
 
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -261,6 +263,7 @@ def test_claim_is_not_held_without_a_heartbeat(
         pytest.fail("it ran")
     monkeypatch.undo()
     assert state(ledger, key) is None
+    ledger.close()
 
 
 # ---- Probes ------------------------------------------------------------------------------------

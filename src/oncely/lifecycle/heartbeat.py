@@ -121,13 +121,15 @@ class Heartbeat:
         if self._thread is not None and self._thread.is_alive():
             return
         self._closed = threading.Event()
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._beat_until,
             args=[self._closed, lease_s / _BEATS_PER_LEASE],
             name="oncely-heartbeat",
             daemon=True,
         )
-        self._thread.start()
+        thread.start()
+        # One that could not be started is not to be waited for.
+        self._thread = thread
 
     def _beat_until(self, closed: threading.Event, pause_s: float) -> None:
         while not closed.wait(pause_s):

@@ -52,10 +52,16 @@ class Listening:
                 return
             self._begin_at = monotonic() + _AGAIN_S
             self._wake, woken = socket.socketpair()
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._listen, args=(woken,), name="oncely-listening", daemon=True
             )
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError:
+                # Without one, messages are found by looking for them.
+                woken.close()
+                return
+            self._thread = thread
 
     def close(self) -> None:
         """Stop listening, until `begin` is called again."""
