@@ -95,6 +95,7 @@ WORKS = (
     Work("batches of 1,000, 2 threads", in_batches, 2, BATCH, stores=POSTGRESQL),
     Work("batches of 1,000, a tenth duplicates", in_batches, 1, None, copies=DUPLICATES),
     Work("single calls, 1 thread", single_calls, 1),
+    Work("single calls, 2 threads", single_calls, 2, stores=("postgresql", "mariadb")),
     Work("single calls, 8 threads", single_calls, 8),
     Work("single calls, 64 threads", single_calls, 64, stores=POSTGRESQL),
     Work("single calls, 64 tasks", tasks, 64, None, stores=POSTGRESQL),

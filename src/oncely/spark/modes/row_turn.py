@@ -1,8 +1,7 @@
 """RowTurn: the processing of one row of a message DataFrame by a task."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, cast
 
 from oncely._util.forking import end_child
@@ -69,31 +68,38 @@ class RowTurn(Turn):
 
     def run(self, held: HeldMessage, call: Callable[[Message], Any], *, keeps_result: bool) -> None:
         """Call the handler, with steps and sending for the message; note how it ended."""
-        with self._running(held) as message:
-            result = call(message)
+        message = self._entering(held)
+        try:
+            with entered(held):
+                result = call(message)
             # Encoded now: the next run of the handler may change the object.
             self.result = json_value(result) if keeps_result else None
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything.
+            self.error = error
+        finally:
+            self._leaving(held)
 
     async def run_async(
         self, held: HeldMessage, call: Callable[[Message], Any], *, keeps_result: bool
     ) -> None:
         """As `run`, for an async handler."""
-        with self._running(held) as message:
-            result = await call(message)
-            self.result = json_value(result) if keeps_result else None
-
-    @contextmanager
-    def _running(self, held: HeldMessage) -> Iterator[Message]:
-        """Within the block the handler runs; what it raises is noted."""
-        held.message = self.asked.message = message = self.row.message(held.claim)
-        self.phase = Phase.CALLED
+        message = self._entering(held)
         try:
             with entered(held):
-                yield message
+                result = await call(message)
+            self.result = json_value(result) if keeps_result else None
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything.
             self.error = error
         finally:
-            if os.getpid() != self._pid:
-                # In a forked child: the rest is the parent's.
-                end_child(self.error)
-            held.end()
+            self._leaving(held)
+
+    def _entering(self, held: HeldMessage) -> Message:
+        held.message = self.asked.message = message = self.row.message(held.claim)
+        self.phase = Phase.CALLED
+        return message
+
+    def _leaving(self, held: HeldMessage) -> None:
+        if os.getpid() != self._pid:
+            # In a forked child: the rest is the parent's.
+            end_child(self.error)
+        held.end()
