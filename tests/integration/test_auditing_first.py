@@ -148,7 +148,7 @@ def test_every_change_is_tried() -> None:
     """Each function of ops that takes a name of who asks is among those that are tried here."""
     changing = {
         name
-        for name in vars(ops)
+        for name in ops.__all__
         if inspect.isfunction(found := getattr(ops, name))
         and "by" in inspect.signature(found).parameters
     }
