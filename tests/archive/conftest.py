@@ -108,7 +108,9 @@ def open_aging(
                     url = request.getfixturevalue(f"{kind}_url")
                     store = SqlStore(server_engine(url), clock=clock)
             opened.callback(store.close)
-            return Aging(store, clock, tmp_path / "archive")
+            aging = Aging(store, clock, tmp_path / "archive")
+            opened.callback(aging.ledger.close)
+            return aging
 
         yield open_one
 
