@@ -28,7 +28,8 @@ _PORT_TRIES = 5
 # Below the ports that the kernel gives to outgoing connections: one of those would take the port
 # of a server that is down for a moment, or a client that tries again would connect to itself.
 _PORTS = range(15_000, 32_000)
-_PORT_TAKEN = ("Address already in use", "eaddrinuse")
+# The last is what a node of Erlang says where something else has the port of its epmd.
+_PORT_TAKEN = ("Address already in use", "eaddrinuse", "nodistribution")
 _LOG_TAIL = 3000
 
 # Outlives whoever started it. When told the end, or when its input ends because whoever started it
