@@ -3,10 +3,12 @@
 import socket
 import threading
 
+import pytest
 from tests.servers import HOST, Rabbitmq
 
 
-def test_another_has_the_port(rabbitmq: Rabbitmq) -> None:  # noqa: ARG001 - it can be had here.
+@pytest.mark.usefixtures("rabbitmq")
+def test_another_has_the_port() -> None:
     """RabbitMQ starts elsewhere where another server has the port of its epmd."""
     server = Rabbitmq()
     first = server.port
