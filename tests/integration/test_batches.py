@@ -148,3 +148,12 @@ def test_connections_that_always_break(meddling: MeddlingStore) -> None:
     with pytest.raises(StoreUnavailable, match="gone"):
         Ledger(meddling).claim(key_of(0))
     assert meddling.calls.count("insert") == 3
+
+
+@pytest.mark.parametrize(("kind", "at_once"), [("sqlite", 1), ("postgresql", 2), ("mysql", 2)])
+def test_batches_side_by_side(
+    kind: str, at_once: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Servers work on two batches of single calls at once; a file has one writer."""
+    with closing(open_ledger(url_of(kind, request, tmp_path))) as ledger:
+        assert ledger._store.batches_at_once == at_once

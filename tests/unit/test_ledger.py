@@ -1,6 +1,9 @@
 """The ledger: its loop of deciding and swapping, what it keeps, and what operators may do."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -17,6 +20,7 @@ from oncely.core.commands import (
 from oncely.core.errors import ConfigError, ContentionError, FencedError, MessageError, RefusedError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
+from oncely.engine import batch
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock, MeddlingStore, at_once, granted
@@ -542,3 +546,31 @@ def test_scan_takes_the_status_of_the_table(ledger: Ledger, key: Key) -> None:
     assert [record.key for record in ledger.scan(state="processing")] == [key]
     with pytest.raises(ConfigError, match="'done' is none of processing, handled, sent, failed"):
         ledger.scan(state="done")
+
+
+class SideBySide(MeddlingStore):
+    """A store that works on two batches at once."""
+
+    batches_at_once = 2
+
+
+def test_as_many_batches_as_the_store_works_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single call goes on beside another that stands still in such a store."""
+    monkeypatch.setattr(batch, "STALL_S", 60.0)
+    reached, go_on = threading.Event(), threading.Event()
+    store = SideBySide(MemoryStore())
+
+    def stand_still() -> None:
+        reached.set()
+        assert go_on.wait(30)
+
+    store.once(stand_still)
+    with closing(Ledger(store)) as ledger, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ledger.claim, Key("billing", "1"))
+        assert reached.wait(30)
+        second = pool.submit(ledger.claim, Key("billing", "2"))
+        try:
+            granted(second.result(10))
+        finally:
+            go_on.set()
+        granted(first.result(30))

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -67,7 +68,7 @@ class _LineHandler(logging.Handler):
             self.handleError(record)
 
 
-class _EventFormatter(logging.Formatter):
+class _EventFormatter(logging.Formatter, ABC):
     """Formats a record, passwords masked; each has the `fixed` fields, too."""
 
     def __init__(self, fixed: Mapping[str, Any]) -> None:
@@ -82,10 +83,11 @@ class _EventFormatter(logging.Formatter):
             trace = mask_passwords(self.formatException(record.exc_info))
         return self._put(record, mask_passwords(record.getMessage()), details, trace)
 
+    @abstractmethod
     def _put(
         self, record: logging.LogRecord, event: str, details: Mapping[str, Any], trace: str | None
     ) -> str:
-        raise NotImplementedError
+        """The record as text."""
 
 
 class _TextFormatter(_EventFormatter):

@@ -51,7 +51,7 @@ class Listening:
             if is_begun or monotonic() < self._begin_at:
                 return
             self._begin_at = monotonic() + _AGAIN_S
-            self._wake, woken = socket.socketpair()
+            wake, woken = socket.socketpair()
             thread = threading.Thread(
                 target=self._listen, args=(woken,), name="oncely-listening", daemon=True
             )
@@ -59,9 +59,10 @@ class Listening:
                 thread.start()
             except RuntimeError:
                 # Without one, messages are found by looking for them.
+                wake.close()
                 woken.close()
                 return
-            self._thread = thread
+            self._thread, self._wake = thread, wake
 
     def close(self) -> None:
         """Stop listening, until `begin` is called again."""
