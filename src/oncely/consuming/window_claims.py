@@ -64,9 +64,10 @@ class Claims:
                 clock.wait(self._stop, PAUSE_S)
                 continue
             self._outage.over()
-            for turn in turns:
-                if turn.held is not None:
-                    turn.held.calls = self._calls
+            if self._calls is not self._inline:
+                for turn in turns:
+                    if turn.held is not None:
+                        turn.held.calls = self._calls
             return
 
     def end(self, turns: Sequence[DeliveryTurn]) -> None:

@@ -21,6 +21,8 @@ _ASKED = tuple(each.name for each in fields(Ask))[1:]
 _command_of = attrgetter("command")
 _believed_of = attrgetter("believed")
 _claimed_of = attrgetter("claim.record")
+_TOLD_BY_KIND = {str, int, float}
+"""Of two values of these kinds that are equal, and not zero, JSON is the same."""
 
 
 class MadeSequence(Sequence[Item]):
@@ -109,7 +111,11 @@ def are_same(values: Sequence[Any]) -> bool:
     first = values[0]
     if values.count(first) < len(values):
         return False
-    return all(map(is_, values, repeat(first))) or len({*map(repr, values)}) == 1
+    if all(map(is_, values, repeat(first))):
+        return True
+    if first and type(first) in _TOLD_BY_KIND and {*map(type, values)} == {type(first)}:
+        return True
+    return len({*map(repr, values)}) == 1
 
 
 def to_extend(claims: Sequence[Claim], lease: Duration) -> AlikeWrites:

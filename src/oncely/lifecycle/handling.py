@@ -55,6 +55,7 @@ from oncely.core.rules import (
 )
 from oncely.core.verdicts import Delay, Ending, Phase, Told
 from oncely.core.waiting import WaitingMessage
+from oncely.engine.alike_requests import AlikeWrites
 from oncely.engine.asking import to_claim
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.probing import asked_probe
@@ -63,7 +64,7 @@ from oncely.ledger import Ledger
 from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.held_message import HeldMessage, Untracked
 from oncely.lifecycle.keeping import Keeping
-from oncely.lifecycle.patience import AWAY, Hold, Patience
+from oncely.lifecycle.patience import AWAY, Holding, Patience
 from oncely.lifecycle.turn import Asked, Kept, Turn
 
 _log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class Handling:
 
     def __post_init__(self) -> None:
         self.heartbeat = shared_heartbeat(self.ledger, self.lease_s)
+        self._holding = Holding(self.heartbeat, self.patience)
         self._has_kept_retention = False
 
     @classmethod
@@ -165,7 +167,7 @@ class Handling:
         `is_joined`, the transaction of `calls`, and not a lease, keeps others away. Raises
         StoreUnavailable where the store cannot be reached, unless the policy lets messages run.
         """
-        self._prepare([turn for turn in turns if turn.request is None])
+        self._prepare([turn for turn in turns if turn.requests is None])
         asking = [turn for turn in turns if turn.is_asking]
         try:
             await self._ask(calls, asking, is_joined=is_joined)
@@ -191,8 +193,7 @@ class Handling:
             return False
         claim = Claim(outcome.record, self.lease_s)
         turn.outcome = Granted(claim)
-        hold = Hold(self.heartbeat, claim, self.patience)
-        turn.begun = HeldMessage(claim, calls, turn.asked.message, hold)
+        turn.begun = HeldMessage(claim, calls, turn.asked.message, self._holding)
         self.heartbeat.hold([claim], asked_at)
         return True
 
@@ -200,13 +201,13 @@ class Handling:
         if not turns:
             return
         asked_at = clock.monotonic()
-        outcomes = await calls.settle([cast(Request, turn.request) for turn in turns])
+        outcomes = await calls.settle(_requests_of(turns))
         reached("after_claim")
         self._note(calls, turns, outcomes, is_joined=is_joined)
-        granted = [turn.held.claim for turn in turns if turn.held is not None]
+        granted = [held.claim for turn in turns if (held := turn.held) is not None]
         if granted and not is_joined:
             await self._hold(calls, granted, asked_at)
-        await self._finish(calls, outcomes)
+        await self._finish(calls, turns)
         doubted = [turn for turn in turns if self._is_to_be_probed(turn)]
         if doubted:
             await self._ask_probed(calls, doubted, is_joined=is_joined)
@@ -220,12 +221,12 @@ class Handling:
         is_joined: bool,
     ) -> None:
         """Note in the turns what the ledger has answered."""
+        holding = None if is_joined else self._holding
         for turn, outcome in zip(turns, outcomes, strict=True):
             turn.outcome = outcome
             match outcome:
                 case Granted(claim):
-                    hold = None if is_joined else Hold(self.heartbeat, claim, self.patience)
-                    turn.begun = HeldMessage(claim, calls, turn.asked.message, hold)
+                    turn.begun = HeldMessage(claim, calls, turn.asked.message, holding)
                 case Duplicate(record):
                     turn.begun = Kept(record.result)
                 case Handled(claim):
@@ -247,8 +248,9 @@ class Handling:
             await calls.settle([to_write(Release(claim)) for claim in newest])
             raise
 
-    async def _finish(self, calls: AsyncCalls, outcomes: Sequence[Outcome]) -> None:
+    async def _finish(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
         """Complete messages that were handled before, and have nothing left to send."""
+        outcomes = [turn.outcome for turn in turns]
         handled = [outcome.claim.key for outcome in outcomes if isinstance(outcome, Handled)]
         try:
             if handled and self.finishes_handled:
@@ -265,7 +267,7 @@ class Handling:
             record = cast(InDoubt, turn.outcome).record
             message = turn.probed() or Message(record.key.message_id)
             turn.finding = await calls.run(asked_probe, self.policy.on_in_doubt, message)
-            [turn.request] = self._requests([turn], turn.finding, record)
+            turn.requests, turn.place = self._requests([turn], turn.finding, record), 0
         await self._ask(calls, turns, is_joined=is_joined)
 
     # ---- What is asked -------------------------------------------------------------------------
@@ -296,8 +298,8 @@ class Handling:
                 for turn in asking:
                     self._prepare([turn])
             return
-        for turn, request in zip(asking, requests, strict=True):
-            turn.request = request
+        for place, turn in enumerate(asking):
+            turn.requests, turn.place = requests, place
 
     def _is_to_be_asked(self, turn: Turn) -> bool:
         if turn.begun is not None or turn.refusal is not None:
@@ -323,8 +325,9 @@ class Handling:
         kept = metadata if any(metadata) else None
         sent_at = [turn.sent_at for turn in turns]
         taken = [turn.taken is not None for turn in turns]
-        tokens = [new_token() if turn.token is None else turn.token for turn in turns]
-        has_own = any(turn.token is not None for turn in turns)
+        tokens = None
+        if any(turn.token is not None for turn in turns):
+            tokens = [new_token() if turn.token is None else turn.token for turn in turns]
         return to_claim(
             keys,
             self._lease,
@@ -333,7 +336,7 @@ class Handling:
             kept,
             finding,
             doubt,
-            tokens if has_own else None,
+            tokens,
             sent_at=sent_at,
             taken=taken,
         )
@@ -529,19 +532,23 @@ class Handling:
         except StoreError as error:
             if len(turns) > 1 and not isinstance(error, StoreUnavailable):
                 # The error may be of one of them: storing each alone finds out which.
-                for turn in turns:
-                    await self._store(calls, [turn], write)
+                await self._store_each(calls, turns, write)
                 return
             self._give_up(turns, error)
         else:
             left = self._note_stored(turns, outcomes)
-            self.heartbeat.let_go_many([_held_by(turn).claim for turn in _without(turns, left)])
-            for turn in left:
-                await self._store(calls, [turn], write)
+            if left:
+                done = _without(turns, left)
+                self.heartbeat.let_go_many([_held_by(turn).claim for turn in done])
+                await self._store_each(calls, left, write)
         finally:
             # Also where a signal breaks this off: a claim that is extended for ever is busy for
             # ever.
             self.heartbeat.let_go_many(claims)
+
+    async def _store_each(self, calls: AsyncCalls, turns: Sequence[Turn], write: _Write) -> None:
+        for turn in turns:
+            await self._store(calls, [turn], write)
 
     def _note_stored(
         self, turns: Sequence[Turn], outcomes: Sequence[WriteOutcome | Exception]
@@ -571,8 +578,12 @@ class Handling:
     async def _write(
         self, calls: AsyncCalls, turns: Sequence[Turn], claims: Sequence[Claim]
     ) -> Sequence[WriteOutcome | Exception]:
-        pairs = zip(turns, claims, strict=True)
-        requests = [to_write(self._command(turn, claim)) for turn, claim in pairs]
+        requests: Sequence[Request]
+        if len(turns) > 1 and not self.keeps_result and all(map(_is_completed, turns)):
+            requests = AlikeWrites(claims, Complete if self.completes else MarkHandled)
+        else:
+            pairs = zip(turns, claims, strict=True)
+            requests = [to_write(self._command(turn, claim)) for turn, claim in pairs]
         return cast(list[WriteOutcome | Exception], await calls.settle_each(requests))
 
     # ---- What was taken from a queue in the same database ----------------------------------------
@@ -662,13 +673,24 @@ def ending_of(turn: Turn, policy: Policy, *, is_stopping: bool) -> Ending:
         return AFTER_DUPLICATE
     if isinstance(begun, Untracked) and begun.is_outage and error is not None:
         return AFTER_OUTAGE
-    attempts = turn.deliveries if turn.held is None else turn.held.claim.attempts
+    held = turn.held
+    attempts = turn.deliveries if held is None else held.claim.attempts
     return after_end(policy, attempts, error, turn.phase, is_stopping=is_stopping)
 
 
+def _requests_of(turns: Sequence[Turn]) -> Sequence[Request]:
+    """What the ledger is asked about these: as it was prepared, where that is about no others."""
+    together = turns[0].requests or ()
+    are_all = all(turn.requests is together for turn in turns)
+    if are_all and [turn.place for turn in turns] == [*range(len(together))]:
+        return together
+    return [cast(Sequence[Request], turn.requests)[turn.place] for turn in turns]
+
+
 def _held_by(turn: Turn) -> HeldMessage:
-    assert turn.held is not None  # noqa: S101 - only turns with a claim are stored.
-    return turn.held
+    held = turn.held
+    assert held is not None  # noqa: S101 - only turns with a claim are stored.
+    return held
 
 
 def _may_wait(turn: Turn) -> bool:

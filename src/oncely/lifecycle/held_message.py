@@ -16,7 +16,7 @@ from oncely.core.waiting import WaitingMessage, deferred_id
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.inline_calls import run_inline
 from oncely.engine.request import json_value, sent_message
-from oncely.lifecycle.patience import Hold
+from oncely.lifecycle.patience import Holding
 from oncely.lifecycle.wrapping import is_async
 
 T = TypeVar("T")
@@ -29,13 +29,13 @@ class HeldMessage:
     """A message whose handler runs under `claim`, as Processing says.
 
     `calls` are those of its thread or task; `message`, where there is one, is what the handler was
-    given; `hold` extends the claim, unless a transaction keeps others away. Any number of threads
-    and tasks of the handler may use it.
+    given; `holding` extends the claim, unless a transaction keeps others away. Any number of
+    threads and tasks of the handler may use it.
     """
 
     __slots__ = (
         "_deferred",
-        "_hold",
+        "_holding",
         "_lock",
         "_results",
         "_running",
@@ -50,13 +50,13 @@ class HeldMessage:
         claim: Claim,
         calls: AsyncCalls,
         message: Message | None = None,
-        hold: Hold | None = None,
+        holding: Holding | None = None,
     ) -> None:
         self.claim = claim
         self.calls = calls
         self.message = message
         self.is_over = False
-        self._hold = hold
+        self._holding = holding
         self._lock = threading.Lock()
         self._results: dict[str, Any] | None = None
         self._running: set[str] = set()
@@ -140,7 +140,7 @@ class HeldMessage:
         if self._results is None:
             self._results = dict(await self.say(calls, lambda: calls.steps(self.claim.key)))
         self._check("step")
-        if self._hold is not None and not self._hold.is_good():
+        if self._holding is not None and not self._holding.is_good(self.claim):
             raise FencedError("no step was begun: the claim may have run out")
         return self._results
 
@@ -153,7 +153,9 @@ class HeldMessage:
 
     async def say(self, calls: AsyncCalls, speak: Callable[[], Awaitable[T]]) -> T:
         """What `speak` returns: repeated while the store is away, until the lease is over."""
-        return await (speak() if self._hold is None else self._hold.say(calls, speak))
+        if self._holding is None:
+            return await speak()
+        return await self._holding.say(calls, self.claim, speak)
 
     # ---- Deferred messages ---------------------------------------------------------------------
 

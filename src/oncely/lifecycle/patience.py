@@ -66,20 +66,17 @@ class Patience:
         return now + PAUSE_S < min(until, self._stopped_by)
 
 
-class Hold:
-    """A claim whose lease is extended while its handler runs."""
+class Holding:
+    """Of claims whose leases are extended while their handlers run."""
 
-    def __init__(self, heartbeat: Heartbeat, claim: Claim, patience: Patience) -> None:
+    def __init__(self, heartbeat: Heartbeat, patience: Patience) -> None:
         self._heartbeat = heartbeat
-        self._claim = claim
         self._patience = patience
 
-    def is_good(self) -> bool:
+    def is_good(self, claim: Claim) -> bool:
         """Whether the claim is surely still live."""
-        return self._heartbeat.is_good(self._claim)
+        return self._heartbeat.is_good(claim)
 
-    async def say(self, calls: AsyncCalls, speak: Callable[[], Awaitable[T]]) -> T:
-        """As `Patience.say`, about this claim."""
-        return await self._patience.say(
-            calls, speak, lambda: self._heartbeat.good_until([self._claim])
-        )
+    async def say(self, calls: AsyncCalls, claim: Claim, speak: Callable[[], Awaitable[T]]) -> T:
+        """As `Patience.say`, about that claim."""
+        return await self._patience.say(calls, speak, lambda: self._heartbeat.good_until([claim]))

@@ -1,6 +1,6 @@
 """Turn: one message on its way through the lifecycle, whoever drives it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -46,8 +46,11 @@ class Turn:
     """The key of its record; None where it runs untracked."""
     token: int | None = None
     """The token to ask with, where another process may have to ask in place of this one."""
-    request: Request | None = None
-    """What the ledger is asked: the same in every repetition."""
+    requests: Sequence[Request] | None = None
+    """What the ledger is asked about it, and about those that were prepared together with it: the
+    same in every repetition."""
+    place: int = 0
+    """Which of these requests is its own."""
     outcome: Outcome | None = None
     """What the ledger has answered."""
     begun: Begun | None = None
@@ -85,12 +88,13 @@ class Turn:
     @property
     def is_asking(self) -> bool:
         """Whether the ledger has yet to answer."""
-        return self.request is not None and self.begun is None and self.refusal is None
+        return self.requests is not None and self.begun is None and self.refusal is None
 
     @property
     def held(self) -> HeldMessage | None:
         """The message with its claim, where one was granted."""
-        return self.begun if isinstance(self.begun, HeldMessage) else None
+        begun = self.begun
+        return begun if isinstance(begun, HeldMessage) else None
 
     @property
     def may_have_sent(self) -> bool:
@@ -104,7 +108,7 @@ class Turn:
         """Forget what has happened in a transaction that was rolled back."""
         self.begun = self.refusal = self.result = self.error = self.ending = None
         # A new token: a claim that is stored after all must not be granted once more.
-        self.request = self.outcome = self.finding = self.token = None
+        self.requests = self.outcome = self.finding = self.token = None
         self.phase = Phase.WAITING
 
 

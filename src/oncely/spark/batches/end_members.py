@@ -67,7 +67,7 @@ class EndTask:
     def _turn(self, row: Row) -> Turn:
         turn = Turn(Asked(row.id, message=row.message(None)))
         turn.key = Key(self._options.consumer, row.id)
-        [turn.request] = to_claim(
+        turn.requests = to_claim(
             [turn.key], "none", self._policy, None, None, None, None, self._token
         )
         return turn

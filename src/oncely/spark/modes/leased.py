@@ -15,6 +15,7 @@ from oncely.core.rules import fails_by_death
 from oncely.core.verdicts import Phase
 from oncely.engine.inline_calls import run_inline
 from oncely.ledger import Ledger
+from oncely.lifecycle.held_message import HeldMessage
 from oncely.lifecycle.wrapping import is_async
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
@@ -153,29 +154,30 @@ class LeasedTask(ChunkTask):
         self._channel.raise_if_stopping()
 
     def _run_one(self, turn: RowTurn) -> None:
-        if self._may_run(turn) and turn.held is not None:
-            turn.run(turn.held, self._handler, keeps_result=self._handling.keeps_result)
-            self._note_returned(turn)
+        held = turn.held
+        if held is not None and self._may_run(turn, held):
+            turn.run(held, self._handler, keeps_result=self._handling.keeps_result)
+            self._note_returned(turn, held)
 
     async def _run_async(self, turn: RowTurn) -> None:
-        if self._may_run(turn) and turn.held is not None:
-            keeps_result = self._handling.keeps_result
-            await turn.run_async(turn.held, self._handler, keeps_result=keeps_result)
-            self._note_returned(turn)
-
-    def _may_run(self, turn: RowTurn) -> bool:
         held = turn.held
+        if held is not None and self._may_run(turn, held):
+            keeps_result = self._handling.keeps_result
+            await turn.run_async(held, self._handler, keeps_result=keeps_result)
+            self._note_returned(turn, held)
+
+    def _may_run(self, turn: RowTurn, held: HeldMessage) -> bool:
         # A turn that was not begun, as its claim may have run out, is released.
-        if held is None or not self._handling.heartbeat.is_good(held.claim):
+        if not self._handling.heartbeat.is_good(held.claim):
             return False
         self._start.journal.begin(turn.row.number, held.claim.fence)
         return True
 
-    def _note_returned(self, turn: RowTurn) -> None:
-        is_whole = turn.error is None and turn.result is None
-        if is_whole and turn.held is not None and not turn.held.end():
+    def _note_returned(self, turn: RowTurn, held: HeldMessage) -> None:
+        if turn.error is None and turn.result is None and not held.end():
             self._start.journal.returned(turn.row.number)
 
 
 def _was_left(turn: RowTurn) -> bool:
-    return turn.held is not None and turn.held.claim.takes_over
+    held = turn.held
+    return held is not None and held.claim.takes_over
