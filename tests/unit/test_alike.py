@@ -23,7 +23,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
 from oncely.engine import settle
 from oncely.engine.alike import decide_alike
-from oncely.engine.alike_requests import MadeSequence, grouped
+from oncely.engine.alike_requests import MadeSequence, are_same, grouped
 from oncely.engine.asking import to_claim
 from oncely.engine.request import Request, to_write
 from oncely.engine.settle import Settler
@@ -214,3 +214,19 @@ TestBothWays.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+@pytest.mark.parametrize(
+    "values", [[1, 1.0], [1, True], [0.0, -0.0], [0, False], [{"n": 1}, {"n": True}], ["1", 1]]
+)
+def test_equal_and_told_apart(values: list[Any]) -> None:
+    """What JSON tells apart is not the same, also where Python calls it equal."""
+    assert not are_same(values)
+    assert not are_same([*values, values[0]])
+
+
+@pytest.mark.parametrize("text", ["1.5", "-2.0", "0.0", "1e300"])
+def test_the_same_in_other_objects(text: str) -> None:
+    """Equal times of many messages are the same, whatever objects they are."""
+    assert are_same([float(text), float(text)])
+    assert are_same([text, "".join(text)])

@@ -106,6 +106,28 @@ def test_many_in_doubt(
     handling.heartbeat.let_go_many([turn.held.claim for turn in turns if turn.held])
 
 
+# ---- Asked again -------------------------------------------------------------------------------
+
+
+def test_asked_again_in_other_company(ledger: Ledger, outage: Outage) -> None:
+    """Turns that were prepared together may be asked about alone, with others, in another order."""
+    handling = Handling.under(ledger, "billing", Policy())
+    a, b, c = turns = [Turn(Asked(id_, f"content of {id_}")) for id_ in "abc"]
+    outage.begin()
+    with pytest.raises(StoreUnavailable):
+        begin(handling, turns)
+    outage.end()
+    [d] = others = turns_of("d")
+    for company in ([c, a], [b, *others]):
+        begin(handling, company)
+    claims = [turn.held.claim for turn in (a, b, c, d) if turn.held]
+    assert [claim.key.message_id for claim in claims] == ["a", "b", "c", "d"]
+    expected = ["content of a", "content of b", "content of c", None]
+    assert [claim.record.fingerprint for claim in claims] == expected
+    assert [ledger.find(claim.key) is not None for claim in claims] == [True] * 4
+    handling.heartbeat.let_go_many(claims)
+
+
 # ---- What is locked ----------------------------------------------------------------------------
 
 

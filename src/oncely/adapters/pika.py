@@ -20,7 +20,7 @@ from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import check_function, ended, is_async, name_of
 from oncely.once import check_transaction
-from oncely.transports.rabbitmq.messages import count_of, message_of
+from oncely.transports.rabbitmq.messages import count_of, message_of, properties_of
 
 _log = logging.getLogger(__name__)
 
@@ -67,14 +67,15 @@ class _Callback:
         self._source = source
 
     def __call__(self, channel: Any, method: Any, properties: BasicProperties, body: bytes) -> None:
-        message = message_of(properties, body)
+        said = properties_of(properties)
+        message = message_of(said, body)
         verdict: Verdict
         try:
             message = replace(message, id=id_of_key(self._key_of(properties, body)) or "")
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything.
             verdict = SetAside(f"key: {describe(error)}")
         else:
-            verdict = self._verdict(message, count_of(properties, method.redelivered))
+            verdict = self._verdict(message, count_of(said, method.redelivered))
         match verdict:
             case Ack():
                 channel.basic_ack(method.delivery_tag)

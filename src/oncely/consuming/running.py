@@ -5,8 +5,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -206,32 +205,42 @@ class AsyncRunning:
         return await self._threads.run(ended, call, *args)
 
 
-@contextmanager
-def _timed(turn: DeliveryTurn) -> Iterator[None]:
-    """Measure the time of the turn; keep with it what is raised."""
-    turn.phase = Phase.STARTED
-    began, token = time.perf_counter(), current_turn.set(turn)
-    try:
-        yield
-        # If there is a record, the failure is stored there already, or will be.
-        if isinstance(turn.begun, Untracked):
+class _timed:  # noqa: N801 - reads as a statement.
+    """Measures the time of the turn; keeps with it what is raised."""
+
+    def __init__(self, turn: DeliveryTurn) -> None:
+        self._turn = turn
+
+    def __enter__(self) -> None:
+        self._turn.phase = Phase.STARTED
+        self._token = current_turn.set(self._turn)
+        self._began = time.perf_counter()
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        turn = self._turn
+        turn.took_s = time.perf_counter() - self._began
+        current_turn.reset(self._token)
+        if error is not None:
+            _raised(turn, error)
+        elif isinstance(turn.begun, Untracked):
+            # If there is a record, the failure is stored there already, or will be.
             turn.error = None
-    except BaseException as error:  # noqa: BLE001 - the turn has it.
-        _raised(turn, error)
-    finally:
-        current_turn.reset(token)
-        turn.took_s = time.perf_counter() - began
+        return True
 
 
-@contextmanager
-def _at_work(turn: DeliveryTurn, link: Any) -> Iterator[None]:
+class _at_work:  # noqa: N801 - reads as a statement.
     """The context of the code that runs under the claim."""
-    turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
-    try:
-        yield
-    except BaseException as error:
-        turn.error = error
-        raise
+
+    def __init__(self, turn: DeliveryTurn, link: Any) -> None:
+        self._turn = turn
+        turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self._turn.error = error
 
 
 def _check(turn: DeliveryTurn, message: Message, handling: Handling | None) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Collection
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from oncely.core.errors import MessageError
@@ -61,16 +61,23 @@ def check_id(value: object, what: str = "id", max_length: int = MAX_ID_LENGTH) -
     return check_text(value, what)
 
 
-def are_plain_ids(values: Collection[str | None]) -> bool:
-    """Whether all are ids of the usual kind: printable ASCII without a space. Where they are not,
-    ask `check_id` about each; to ask it about each of many takes ten times as long.
-    """
+def are_plain_texts(values: Collection[object]) -> bool:
+    """Whether all are text of the usual kind: printable ASCII. `check_text` tells of any other."""
     try:
         together = "".join(values)  # type: ignore[arg-type]
     except TypeError:
         return False
-    is_plain = together.isascii() and together.isprintable() and " " not in together
-    return is_plain and all(values) and max(map(len, values), default=0) <= MAX_ID_LENGTH  # type: ignore[arg-type]
+    return together.isascii() and together.isprintable()
+
+
+def are_plain_ids(values: Collection[str | None]) -> bool:
+    """Whether all are ids of the usual kind: printable ASCII without a space. Where they are not,
+    ask `check_id` about each; to ask it about each of many takes ten times as long.
+    """
+    if not (are_plain_texts(values) and all(values)):
+        return False
+    ids = cast(Collection[str], values)
+    return " " not in "".join(ids) and max(map(len, ids), default=0) <= MAX_ID_LENGTH
 
 
 def check_ids(values: Collection[str | None]) -> None:

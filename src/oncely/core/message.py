@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TypeVar, overload
 
 from oncely.core.durations import Duration
 from oncely.core.errors import MessageError
-from oncely.core.ids import check_id, check_text
+from oncely.core.ids import are_plain_texts, check_id, check_text
 from oncely.core.json_body import read_json
 from oncely.core.record import Claim, idempotency_key
 
@@ -110,11 +110,10 @@ def check_message(message: Message, *, needs_id: bool = True) -> Message:
         check_id(message.id)
     if not isinstance(message.body, bytes):
         raise MessageError("body is not bytes")
-    for what in ("type", "source", "content_type"):
-        text = getattr(message, what)
-        # The usual text passes here; `check_text` finds out what is wrong with any other.
-        if not (isinstance(text, str) and text.isascii() and text.isprintable()):
-            check_text(text, what)
+    # The usual texts pass here; `check_text` finds out what is wrong with any others.
+    if not are_plain_texts((message.type, message.source, message.content_type)):
+        for what in ("type", "source", "content_type"):
+            check_text(getattr(message, what), what)
     if message.key is not None:
         check_text(message.key, "key")
     if type(message.headers) is not dict and not isinstance(message.headers, Mapping):

@@ -1,6 +1,7 @@
 """Converts messages to and from AMQP: properties, headers and a body."""
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ _TOLD = {
     "amqp-cluster-id": "cluster_id",
 }
 """A message's headers for the AMQP properties for which it has no field."""
+_HEADERS = {name: header for header, name in _TOLD.items()}
 _TIMESTAMP = "amqp-timestamp"
 _SENT = frozenset(("content_encoding", "correlation_id", "reply_to"))
 """Those that become properties again when the message is published. Others do not: the broker
@@ -88,46 +90,52 @@ def content_of(message: Message) -> Content:
 def arrived(raw: bytes, body: bytes, *, redelivered: bool, max_bytes: int) -> Arrived:
     """The delivery with these encoded properties."""
     properties, problem = decode_properties(raw)
-    id_: object = properties.message_id
-    if isinstance(id_, bytes):
+    if isinstance(properties.get("message_id"), bytes):
         problem = problem or "the message id is not UTF-8"
     problem = problem or too_large(body, max_bytes)
     return Arrived(message_of(properties, body), problem, count_of(properties, redelivered))
 
 
-def message_of(properties: BasicProperties, body: bytes) -> Message:
+def properties_of(properties: BasicProperties) -> Mapping[str, Any]:
+    """Those of pika's that are there, by their names."""
+    return {name: value for name, value in vars(properties).items() if value is not None}
+
+
+def message_of(properties: Mapping[str, Any], body: bytes) -> Message:
     """The message of any publisher. Properties that cannot be understood are left out."""
-    headers = {_text(name) or "": value for name, value in (properties.headers or {}).items()}
+    said = properties.get
+    headers = {_text(name) or "": value for name, value in said("headers", {}).items()}
     return Message(
-        _text(headers.get(_ID, properties.message_id)) or "",
+        _text(headers.get(_ID, said("message_id"))) or "",
         body,
-        _text(headers.get(_TYPE, properties.type)) or "",
+        _text(headers.get(_TYPE, said("type"))) or "",
         _users(headers, properties),
-        _text(headers.get(_SOURCE, properties.app_id)) or "",
-        _time_of(headers.get(_TIME), properties.timestamp),
-        _content_type_of(headers.get(_CONTENT_TYPE, properties.content_type)),
+        _text(headers.get(_SOURCE, said("app_id"))) or "",
+        _time_of(headers.get(_TIME), said("timestamp")),
+        _content_type_of(headers.get(_CONTENT_TYPE, said("content_type"))),
         _text(headers.get(_KEY)),
     )
 
 
-def count_of(properties: BasicProperties, redelivered: bool) -> int:
+def count_of(properties: Mapping[str, Any], redelivered: bool) -> int:
     """How often it was delivered, this time included, as far as the broker tells."""
     # On a first delivery only the publisher can have set that header.
-    counted = (properties.headers or {}).get("x-delivery-count") if redelivered else 0
+    counted = properties.get("headers", {}).get("x-delivery-count") if redelivered else 0
     return counted + 1 if isinstance(counted, int) and counted > 0 else 1
 
 
-def _users(headers: dict[str, Any], properties: BasicProperties) -> dict[str, str]:
+def _users(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, str]:
     users = {
         _RESTORED.get(name, name): _text(value) or ""
         for name, value in headers.items()
         if name in _RESTORED or not name.startswith((_OURS, *_BROKERS))
     }
-    for header, name in _TOLD.items():
-        if (value := getattr(properties, name)) is not None:
-            users[header] = _text(value) or ""
-    if properties.timestamp is not None and moment_of(properties.timestamp) is None:
-        users[_TIMESTAMP] = str(properties.timestamp)
+    for name, value in properties.items():
+        if name in _HEADERS:
+            users[_HEADERS[name]] = _text(value) or ""
+    timestamp = properties.get("timestamp")
+    if timestamp is not None and moment_of(timestamp) is None:
+        users[_TIMESTAMP] = str(timestamp)
     return users
 
 

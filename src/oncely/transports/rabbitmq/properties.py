@@ -55,23 +55,24 @@ _NUMBERS = {
 """The types of values, as RabbitMQ reads them."""
 
 
-def decode_properties(data: bytes) -> tuple[BasicProperties, str | None]:
-    """The properties that can be read, and what is wrong with the others, if anything.
+def decode_properties(data: bytes) -> tuple[dict[str, Any], str | None]:
+    """The properties that are there and can be read, by their names, and what is wrong with the
+    others, if anything.
 
     Text that is not UTF-8 becomes bytes; in a header's name it is escaped. The rest of headers
     that cannot be read is in a header of its own, in hexadecimal digits.
     """
-    properties = BasicProperties()
+    properties: dict[str, Any] = {}
     reader = _Reader(data)
     problem = None
     try:
         for name in _present(reader.whole(2)):
             if name in _TEXTS:
-                setattr(properties, name, reader.text(reader.whole(1)))
+                properties[name] = reader.text(reader.byte())
             elif name == "headers":
-                properties.headers, problem = _headers(reader)
+                properties[name], problem = _headers(reader)
             else:
-                setattr(properties, name, reader.whole(8 if name == "timestamp" else 1))
+                properties[name] = reader.whole(8) if name == "timestamp" else reader.byte()
     except _UnreadableError as error:
         problem = f"a property of AMQP cannot be read: {error}"
     return properties, problem
@@ -130,6 +131,14 @@ class _Reader:
     def is_done(self) -> bool:
         return self._at >= len(self._data)
 
+    def byte(self) -> int:
+        """The next unsigned integer of one byte."""
+        at = self._at
+        if at >= len(self._data):
+            raise _UnreadableError("it breaks off")
+        self._at = at + 1
+        return self._data[at]
+
     def whole(self, size: int) -> int:
         """The next unsigned integer, of so many bytes."""
         return int.from_bytes(self.take(size))
@@ -157,11 +166,11 @@ class _Reader:
     def field(self, into: dict[str, Any]) -> None:
         """The next field of a table."""
         self._field_at = self._at
-        name = self.take(self.whole(1)).decode(errors="backslashreplace")
+        name = self.take(self.byte()).decode(errors="backslashreplace")
         into[name] = self._value()
 
     def _value(self) -> Any:
-        kind = self.whole(1)
+        kind = self.byte()
         if kind == _TEXT:
             return self.text(self.whole(4))
         if form := _NUMBERS.get(kind):
@@ -170,13 +179,13 @@ class _Reader:
             case "x":
                 return self.take(self.whole(4))
             case "t":
-                return bool(self.whole(1))
+                return bool(self.byte())
             case "V":
                 return None
             case "T":
                 return _moment(self.whole(8))
             case "D":
-                places = self.whole(1)
+                places = self.byte()
                 return Decimal(int.from_bytes(self.take(4), signed=True)).scaleb(-places)
             case "F" | "A":
                 return self._nested(is_table=kind == ord("F"))

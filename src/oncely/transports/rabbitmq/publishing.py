@@ -185,7 +185,7 @@ class _Publisher(Channel):
     def _on_return(self, _: object, returned: spec.Basic.Return, __: object, body: bytes) -> None:
         # The broker does not say which message; an equal one will do.
         raw = self.line.wire.properties.pop(self.raw.channel_number)
-        message_id = decode_properties(raw)[0].message_id
+        message_id = decode_properties(raw)[0].get("message_id")
         route = (returned.exchange, returned.routing_key)
         for window, place in self._unconfirmed.values():
             is_open = window.route[:2] == route and place not in window.refused
