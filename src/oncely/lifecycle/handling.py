@@ -546,10 +546,6 @@ class Handling:
             # ever.
             self.heartbeat.let_go_many(claims)
 
-    async def _store_each(self, calls: AsyncCalls, turns: Sequence[Turn], write: _Write) -> None:
-        for turn in turns:
-            await self._store(calls, [turn], write)
-
     def _note_stored(
         self, turns: Sequence[Turn], outcomes: Sequence[WriteOutcome | Exception]
     ) -> Sequence[Turn]:
@@ -566,6 +562,10 @@ class Handling:
             else:
                 self.note_removed(turn)
         return left
+
+    async def _store_each(self, calls: AsyncCalls, turns: Sequence[Turn], write: _Write) -> None:
+        for turn in turns:
+            await self._store(calls, [turn], write)
 
     def _give_up(self, turns: Sequence[Turn], error: StoreError) -> None:
         """The leases are over: what happened is in doubt."""
