@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +13,7 @@ from tests.unit.conftest import Queue, eventually
 
 from oncely.consumer import Consumer
 from oncely.consuming.health import Outage
+from oncely.consuming.put_off import PutOff
 from oncely.consuming.retries import Retries
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import ConfigError, MessageError, StoreError
@@ -21,6 +23,7 @@ from oncely.core.record import Key, State
 from oncely.core.verdicts import Ack, Counted, Delay, Ending, Told
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.mailbox import keep_anew
+from oncely.engine.request import Request
 from oncely.ledger import Ledger
 from oncely.lifecycle.keeping import Keeping
 from oncely.stores.store import Inside, PutBack
@@ -508,3 +511,20 @@ def test_order_without_a_ledger(queue: Queue) -> None:
     done: list[str] = []
     Consumer(queue, "in").ordered().backoff("50ms").consume(failing("a1", done=done), drain=True)
     assert done == ["b1", "b2", "a1", "a2"]
+
+
+def test_what_waits_here_keeps_nothing_of_its_window() -> None:
+    """Of each window one message may be held for long: what the others asked is let go of."""
+
+    class Window(list[Request]):
+        """Of which it can be told whether it is still there."""
+
+    window = Window()
+    there = weakref.ref(window)
+    turn = DeliveryTurn(Delivery(Message("1"), "in", 1, None), None)
+    turn.requests, turn.ending = window, Ending(Told.NOTHING, Delay(60.0), Counted.GIVEN_BACK)
+    held = PutOff()
+    held.add([turn])
+    del window
+    assert len(held) == 1
+    assert there() is None

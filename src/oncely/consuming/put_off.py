@@ -25,6 +25,8 @@ class PutOff:
         """Hold these turns."""
         now = monotonic()
         for turn in turns:
+            # They are those of its whole window.
+            turn.requests = None
             delay_s = turn.verdict.delay_s if isinstance(turn.verdict, Delay) else 0.0
             heappush(self._by_time, (now + delay_s, next(self._numbers), turn))
 

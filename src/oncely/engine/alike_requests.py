@@ -22,7 +22,7 @@ _command_of = attrgetter("command")
 _believed_of = attrgetter("believed")
 _claimed_of = attrgetter("claim.record")
 _TOLD_BY_KIND = {str, int, float}
-"""Of two values of these kinds that are equal, and not zero, JSON is the same."""
+"""Two values of one of these kinds that are equal, and not zero, are the same in JSON."""
 
 
 class MadeSequence(Sequence[Item]):

@@ -29,7 +29,7 @@ class HeldMessage:
     """A message whose handler runs under `claim`, as Processing says.
 
     `calls` are those of its thread or task; `message`, where there is one, is what the handler was
-    given; `holding` extends the claim, unless a transaction keeps others away. Any number of
+    given; there is a `holding`, unless a transaction keeps others away. Any number of
     threads and tasks of the handler may use it.
     """
 

@@ -67,7 +67,7 @@ class Patience:
 
 
 class Holding:
-    """Of claims whose leases are extended while their handlers run."""
+    """What keeps claims while their handlers run: the heartbeat extends them, patience stores."""
 
     def __init__(self, heartbeat: Heartbeat, patience: Patience) -> None:
         self._heartbeat = heartbeat

@@ -104,7 +104,7 @@ def properties_of(properties: BasicProperties) -> Mapping[str, Any]:
 def message_of(properties: Mapping[str, Any], body: bytes) -> Message:
     """The message of any publisher. Properties that cannot be understood are left out."""
     said = properties.get
-    headers = {_text(name) or "": value for name, value in said("headers", {}).items()}
+    headers = {_text(name) or "": value for name, value in (said("headers") or {}).items()}
     return Message(
         _text(headers.get(_ID, said("message_id"))) or "",
         body,
@@ -120,7 +120,7 @@ def message_of(properties: Mapping[str, Any], body: bytes) -> Message:
 def count_of(properties: Mapping[str, Any], redelivered: bool) -> int:
     """How often it was delivered, this time included, as far as the broker tells."""
     # On a first delivery only the publisher can have set that header.
-    counted = properties.get("headers", {}).get("x-delivery-count") if redelivered else 0
+    counted = (properties.get("headers") or {}).get("x-delivery-count") if redelivered else 0
     return counted + 1 if isinstance(counted, int) and counted > 0 else 1
 
 
