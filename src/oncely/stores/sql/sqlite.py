@@ -173,7 +173,6 @@ class Sqlite(Database):
         sqlite_files.prepare(connection)
         # Random ids change the same pages again and again: fewer checkpoints save a fifth.
         connection.execute("PRAGMA wal_autocheckpoint = 8000")
-        connection.execute("PRAGMA cache_size = -65536")
 
     def pause(self) -> None:
         """Let nobody write through this while the process is forked: for SQLite in the child, the
