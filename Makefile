@@ -54,7 +54,7 @@ model: .venv/.ready servers ## the model with spin: three modes hold, every muta
 	@$(BIN)/python formal/check.py
 
 simulate: .venv/.ready ## many workers over servers that fail on purpose, from SEEDS seeds (SEEDS=10000); then planted bugs
-	@$(BIN)/python -m oncely.testing.simulation --seeds $(or $(SEEDS),10000)
+	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000)
 	@ONCELY_TEST_ALL_SEEDS=1 scripts/pytest.sh -q tests/simulation/test_mutants.py
 
 crash: .venv/.ready servers ## kill a process N times at each named point (N=1000)

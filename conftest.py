@@ -15,6 +15,9 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+# The suites of stores are not files of tests themselves.
+pytest.register_assert_rewrite("tests.conformance")
+
 _SHARING_SPARK = {
     *("test_pipeline_modes.py", "test_pipeline_runs.py", "test_reconcile.py"),
     *(

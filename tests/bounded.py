@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.forwarding import ForwardingStore
+
 from oncely import State
 from oncely._util import clock
 from oncely.stores.store import Store
-from oncely.testing.forwarding import ForwardingStore
 
 
 class _Ticking(clock.Clock):

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import certifi
 import pytest
+from tests.meddling import MeddlingStore
+from tests.records import granted
 from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
     _empty_databases,
     _mysql_ledgers,
@@ -41,7 +43,7 @@ from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
 from oncely.stores.store import Clock
-from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.testing import ManualClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,10 +1,8 @@
-"""A conformance suite under pytest, and the simulation."""
+"""The suite for transports, under pytest."""
 
 import subprocess
 import sys
 from pathlib import Path
-
-from oncely.testing.simulation import simulate
 
 SUITE = """
 import pytest
@@ -24,6 +22,5 @@ class TestMyTransport(TransportConformance):
         return lambda: StoreTransport(store)
 """
 
-simulate(0)
 Path("test_mine.py").write_text(SUITE)
 subprocess.run([sys.executable, "-m", "pytest", "-q", "test_mine.py"], check=True, timeout=120)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.records import granted
 
 from oncely import Key, Ledger, Policy
 from oncely.archive.lookup import Archive, Old
@@ -18,7 +19,7 @@ from oncely.stores.redis import RedisStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import server_engine, sqlite_engine
 from oncely.stores.store import Store
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 
 DAY_S = 86_400.0
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
+from tests.records import granted
 
 from oncely import Key, Message, State
 from oncely._util import crash_points as crashpoints
 from oncely.archive.layout import bucket_of, date_of
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.core.waiting import WaitingMessage
-from oncely.testing import granted
 from oncely.testing.crashes import killed_at
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.records import granted
 
 from oncely import Consumer, Key, Ledger, Message, open_ledger
 from oncely.core.waiting import WaitingMessage
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import PutBack
-from oncely.testing import granted
 from oncely.transports.store_transport import StoreTransport
 
 HANDLERS = """

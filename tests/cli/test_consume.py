@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.integration.others import wait_until
+from tests.records import granted
 
 from oncely import Key, Message, State, open_ledger, open_transport
 from oncely.cli import progress
-from oncely.testing import granted
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, InProcess

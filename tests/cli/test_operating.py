@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from tests.cli.probing import Got, got
 from tests.integration.others import wait_until
+from tests.records import granted
 
 from oncely import Key, Message, open_ledger, open_transport
 from oncely.core.waiting import WaitingMessage
-from oncely.testing import granted
 
 MODULE = """
 import os, time

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.dataset as ds
 import pytest
 from tests.cli.conftest import OnFile, ran_here, with_real_input
+from tests.records import granted
 
 from oncely import Key, Message, State, open_ledger
 from oncely.archive.writing import archive
@@ -22,7 +23,6 @@ from oncely.spark.operations.reconcile import Reconciliation
 from oncely.spark.operations.reconcile_file import read_reconcile_config
 from oncely.spark.rabbitmq.spool import Spool
 from oncely.spark.session import make_active
-from oncely.testing import granted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

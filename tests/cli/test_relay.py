@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.records import granted
 
 from oncely import Key, Message, State, open_transport, ops
 from oncely.cli import progress
 from oncely.core.waiting import WaitingMessage
-from oncely.testing import granted
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, InProcess, OnFile

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from tests.cli.conftest import OnFile
+from tests.records import granted
 
 from oncely import Key, open_ledger
 from oncely.core.errors import StoreUnavailable
-from oncely.testing import granted
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, Main

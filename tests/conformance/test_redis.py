@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from redis import Redis as Client
+from tests.conformance.store_suite import StoreConformance
+from tests.records import granted
 from tests.servers import Redis
 
 from oncely.core.commands import Busy
@@ -21,7 +23,7 @@ from oncely.ledger import Ledger, open_ledger
 from oncely.stores import redis_settings
 from oncely.stores.redis import RedisStore, open_redis
 from oncely.stores.store import Change, Query, Store
-from oncely.testing import ManualClock, StoreConformance, granted
+from oncely.testing import ManualClock
 
 _FIT = {"redis_mode": "standalone", "maxmemory_policy": "noeviction", "aof_enabled": "1"}
 

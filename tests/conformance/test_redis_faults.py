@@ -14,6 +14,7 @@ import pytest
 from redis import Redis as Client
 from tests.processes import claim_all, key_of
 from tests.proxy import Proxy
+from tests.records import granted
 from tests.servers import Redis
 
 from oncely.core.commands import Duplicate, Granted
@@ -24,7 +25,6 @@ from oncely.stores import redis_server
 from oncely.stores.redis import RedisStore, open_redis
 from oncely.stores.redis_server import RedisServer
 from oncely.stores.store import Change, Query
-from oncely.testing import granted
 
 _DEADLINE_S = 60.0
 

@@ -8,11 +8,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.conformance.store_suite import StoreConformance
 from tests.processes import (
     claim_all,
     key_of,
     start_completing,
 )
+from tests.records import granted
 
 from oncely.core.commands import Duplicate
 from oncely.core.errors import StoreError, StoreUnavailable
@@ -21,7 +23,7 @@ from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.store import Store
-from oncely.testing import ManualClock, StoreConformance, granted
+from oncely.testing import ManualClock
 
 _DEADLINE_S = 60.0
 

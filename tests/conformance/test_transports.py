@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.records import granted
 
 from oncely._util import sqlite_files
 from oncely.core.errors import ConfigError, PublishRefused, TransportError
@@ -24,7 +25,7 @@ from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
 from oncely.stores.store import Clock
-from oncely.testing import ManualClock, TransportConformance, granted
+from oncely.testing import ManualClock, TransportConformance
 from oncely.transports.open_transport import open_transport
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery, Transport

@@ -9,9 +9,9 @@ import pytest
 import redis
 from tests.docs.celery_shop import BROKER, FOLDER, KEYS, LEDGER, RELEASE, application
 from tests.integration.adapting import Effects, process, wait_until
+from tests.records import granted
 
 import oncely
-from oncely.testing import granted
 
 _DEADLINE_S = 60
 

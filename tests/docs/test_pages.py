@@ -22,7 +22,7 @@ PACKAGES = (
 )
 MODULES = (
     *("oncely.barrier", "oncely.metrics", "oncely.repository", "oncely.service", "oncely.tracker"),
-    *("oncely.testing.simulation", "oncely.upsert"),
+    "oncely.upsert",
     *(f"oncely.adapters.{name}" for name in ("celery", "dramatiq", "faststream", "pika")),
 )
 OURS = {

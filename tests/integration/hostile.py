@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from tests.records import granted
 
 from oncely.core.commands import Busy
 from oncely.core.record import Key
 from oncely.ledger import Ledger
-from oncely.testing import granted
 
 CONSUMER = "billing"
 _DEADLINE_S = 30

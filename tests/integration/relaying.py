@@ -10,12 +10,13 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.records import granted
+
 from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, queue_named
 from oncely.ledger import Ledger, open_ledger
 from oncely.outbox import Relay
-from oncely.testing import granted
 from oncely.transports.open_transport import open_transport
 
 ROOT = Path(__file__).parents[2]

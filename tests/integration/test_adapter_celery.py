@@ -12,13 +12,13 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from tests.integration.adapting import WRITE, Effects, bank_at, found, process, wait_until
 from tests.integration.celery_app import FOLDER, URL, application, client, ledger_in
+from tests.records import granted
 
 from oncely._util.crash_points import ENVIRONMENT
 from oncely.adapters.celery import once_task
 from oncely.core.errors import ConfigError, ExhaustedError
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
-from oncely.testing import granted
 
 _DEADLINE_S = 60
 

@@ -22,6 +22,8 @@ from tests.integration.adapting import (
     wait_until,
     waiting,
 )
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely.adapters.dramatiq import OnceMiddleware
 from oncely.core import rules
@@ -29,7 +31,6 @@ from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
-from oncely.testing import MeddlingStore, granted
 
 _DEADLINE_MS = 60_000
 

@@ -30,6 +30,8 @@ from tests.integration.adapting import (
     publish,
     waiting,
 )
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely.adapters.faststream import SESSION, once_middleware
 from oncely.core import rules
@@ -38,7 +40,6 @@ from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
-from oncely.testing import MeddlingStore, granted
 
 _DEADLINE_S = 60
 WORK = RabbitQueue("work", declare=False)

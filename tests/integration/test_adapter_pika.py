@@ -25,6 +25,8 @@ from tests.integration.adapting import (
     waiting,
 )
 from tests.integration.pika_worker import callback_in, ledger_in
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely._util.crash_points import ENVIRONMENT
 from oncely.adapters.pika import once_callback
@@ -35,7 +37,6 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
-from oncely.testing import MeddlingStore, granted
 
 QUICK = Policy(tries=3, backoff=["50ms"])
 

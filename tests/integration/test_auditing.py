@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.conformance.conftest import url_of
+from tests.records import granted
 
 from oncely import ops
 from oncely.core.activity import AuditEntry
@@ -20,7 +21,6 @@ from oncely.core.waiting import WaitingMessage, retries_of, retry_name
 from oncely.ledger import Ledger, open_ledger
 from oncely.ops import Chapter
 from oncely.stores.sql import SqlStore
-from oncely.testing import granted
 from oncely.transports.store_transport import StoreTransport
 
 _KINDS = ("sqlite", "postgresql")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.conformance.conftest import url_of
 from tests.integration.lines import line_to
+from tests.records import granted
 
 from oncely import ops
 from oncely.archive.writing import archive
@@ -24,7 +25,6 @@ from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage, retries_of, retry_name
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.sql import SqlStore
-from oncely.testing import granted
 from oncely.transports.store_transport import StoreTransport
 
 _NOT_KNOWN = "begun; how many were changed is not known"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.conformance.conftest import SHARED, ledger_url_of
+from tests.records import granted
 
 from oncely import open_ledger
 from oncely.core.commands import Duplicate, Mismatch
@@ -15,7 +16,6 @@ from oncely.core.errors import ConfigError, MessageError
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
-from oncely.testing import granted
 
 KEY = Key("billing", "1")
 

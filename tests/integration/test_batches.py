@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 from tests.conformance.conftest import SHARED, url_of
+from tests.meddling import MeddlingStore
 from tests.processes import key_of
+from tests.records import granted
 
 from oncely import open_ledger
 from oncely.core.commands import Busy, Written
@@ -17,7 +19,6 @@ from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.database import Database
-from oncely.testing import MeddlingStore, granted
 
 
 @pytest.mark.parametrize("kind", SHARED)

@@ -8,12 +8,13 @@ import pytest
 from tests.conformance.conftest import SHARED, ledger_url_of
 from tests.integration.misled import CONSUMER, Worker, misled_worker
 from tests.integration.others import wait_until
+from tests.records import granted
 
 from oncely._util.clock import undo_passing
 from oncely.core.commands import Busy, Granted
 from oncely.core.record import Claim, Key
 from oncely.ledger import Ledger, open_ledger
-from oncely.testing import granted, pass_time
+from oncely.testing import pass_time
 
 _HOURS_S = 7_200.0
 _SERVERS = tuple(kind for kind in SHARED if kind != "sqlite")

@@ -9,13 +9,14 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event
 from tests.conformance.conftest import ledger_url_of
+from tests.records import granted
 
 from oncely.core.record import Key
 from oncely.ledger import Ledger, open_ledger
 from oncely.lifecycle.heartbeat import Heartbeat
 from oncely.once import once
 from oncely.stores.sql.sql_store import SqlStore
-from oncely.testing import at_once, granted
+from oncely.testing import at_once
 
 _LEDGERS = 5
 _KINDS = ("memory", "sqlite", "postgresql", "mysql", "redis")

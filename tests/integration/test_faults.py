@@ -10,13 +10,14 @@ import pytest
 from sqlalchemy.event import listen
 from tests.integration.drivers import Psycopg
 from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql, wait_until
+from tests.records import granted
 
 from oncely.core.commands import Busy, Duplicate, Fenced, Granted, Written
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Claim, Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.sql import SqlStore, batches
-from oncely.testing import at_once, granted
+from oncely.testing import at_once
 
 _DEADLINE_S = 30.0
 _MESSAGES = int(os.environ.get("ONCELY_TEST_ENDED_SESSIONS", "500"))

@@ -8,12 +8,13 @@ from contextlib import closing
 import pytest
 from tests.integration.drivers import Psycopg, connect_postgresql
 from tests.integration.handwritten import Service
+from tests.records import granted
 
 from oncely.core.commands import Busy, Duplicate, Granted
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.ledger import Ledger, open_ledger
-from oncely.testing import at_once, granted
+from oncely.testing import at_once
 
 _CONSUMER = "sms-service"
 _ID = "0b0e2f9e-8a0c-4c1b-9f57-3d1f7a0b6a11"

@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import Connection, text
 from tests.integration.callers import Place
 from tests.integration.test_joining_races import wait_for_waiting
+from tests.records import granted
 
 from oncely.core.commands import ClaimOutcome, Duplicate, Granted, TooOld
 from oncely.core.errors import ContentionError
 from oncely.core.record import Key
 from oncely.ledger import open_ledger
-from oncely.testing import granted
 
 KEY = Key("billing", "abc-123")
 _DEADLINE_S = 30

@@ -4,11 +4,11 @@ from contextlib import closing
 from itertools import count
 
 import pytest
+from tests.records import granted
 from tests.unit.test_interrupts import interrupted
 
 from oncely.core.record import Claim, Key
 from oncely.ledger import open_ledger
-from oncely.testing import granted
 
 
 @pytest.mark.timeout(120)

@@ -17,6 +17,7 @@ from tests.integration.callers import (
     insertion,
     opened,
 )
+from tests.records import granted
 
 from oncely.core.commands import Duplicate, Granted
 from oncely.core.errors import StoreError, StoreUnavailable
@@ -25,7 +26,6 @@ from oncely.core.record import Key, State
 from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.engine.transaction import Inbox
 from oncely.stores.store import PutBack
-from oncely.testing import granted
 
 KEY = Key("billing", "abc-123")
 

@@ -8,12 +8,12 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from tests.integration.callers import Place, opened
 from tests.integration.joiners import engine_on
+from tests.records import granted
 
 from oncely.core.commands import Duplicate
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.record import Key, State
 from oncely.engine.transaction import Inbox
-from oncely.testing import granted
 
 KEY = Key("billing", "abc-123")
 

@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from tests.integration.callers import Place, insertion, opened
+from tests.records import granted
 
 from oncely.core.commands import ClaimOutcome, Duplicate, Granted
 from oncely.core.errors import ContentionError, EndedError, StoreError
 from oncely.core.record import Key, State
-from oncely.testing import granted
 
 KEY = Key("billing", "abc-123")
 _DEADLINE_S = 30

@@ -22,12 +22,12 @@ from tests.integration.callers import (
     insertion,
     opened,
 )
+from tests.records import granted
 
 from oncely.core.errors import ConfigError, EndedError, FencedError, StoreError
 from oncely.core.record import Key, State
 from oncely.engine.transaction import Inbox
 from oncely.ledger import Ledger
-from oncely.testing import granted
 
 KEY = Key("billing", "abc-123")
 OTHER = Key("billing", "def-456")

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import make_url
 from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql
 from tests.proxy import Proxy
+from tests.records import granted
 
 from oncely.core.record import Key
 from oncely.ledger import open_ledger
-from oncely.testing import granted
 
 
 class SeveringProxy(Proxy):

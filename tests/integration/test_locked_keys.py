@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import Engine, text
 from tests.integration.callers import Place, opened
 from tests.integration.joiners import engine_on
+from tests.records import granted
 
 from oncely.core.commands import Busy, ClaimOutcome, Duplicate, Granted, Written
 from oncely.core.errors import KeysLocked
 from oncely.core.record import Key, State
-from oncely.testing import granted
 
 HELD = [Key("billing", f"held-{n}") for n in range(8)]
 _AT_MOST_S = 4.0

@@ -5,13 +5,13 @@ from typing import TypeVar
 
 import pytest
 from tests.integration.lines import AWAY_S, KEY, MESSAGE_ID, Line
+from tests.records import granted
 
 from oncely.core.commands import Busy, Duplicate
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Claim, Key, Record, State
 from oncely.engine.request import new_token
 from oncely.ledger import Ledger
-from oncely.testing import granted
 
 T = TypeVar("T")
 

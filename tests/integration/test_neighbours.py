@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 from tests.integration.callers import Place, opened
+from tests.records import granted
 
 from oncely.core.errors import StoreError
 from oncely.core.record import Key
-from oncely.testing import granted
 from oncely.tracker import MessageTracker
 
 THREADS, EACH = 8, 40

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, make_url, text
 from tests.conformance.conftest import url_of
+from tests.records import granted
 from tests.servers import free_port
 
 from oncely.core.errors import ConfigError, StoreError, StoreUnavailable
 from oncely.core.record import Key
 from oncely.ledger import Ledger, open_ledger
-from oncely.testing import granted
 
 _KINDS = ("sqlite", "postgresql", "mysql")
 _SECRET = "hunter2"

@@ -12,6 +12,7 @@ import psycopg
 import pymysql
 import pytest
 from tests.integration.drivers import connect_mysql, connect_postgresql, rows_of
+from tests.records import granted
 from tests.servers import MariaDb, Postgresql, Server
 
 from oncely.core.errors import StoreUnavailable
@@ -19,7 +20,6 @@ from oncely.core.record import Key, State
 from oncely.ledger import open_ledger
 from oncely.stores import retrying
 from oncely.stores.sql import engines
-from oncely.testing import granted
 
 _DEADLINE_S = 30.0
 _CONSUMER = "billing"

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 from tests.integration.joiners import engine_on
 from tests.integration.others import wait_until
+from tests.records import granted
 from tests.servers import PgBouncer
 
 from oncely.core.commands import Busy, Duplicate, Granted
@@ -19,7 +20,6 @@ from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
-from oncely.testing import granted
 
 THREADS, MESSAGES = 12, 40
 _ENDLESS = Policy(tries=1_000)

@@ -7,11 +7,11 @@ from contextlib import closing
 import pytest
 from sqlalchemy import text
 from tests.integration.callers import Place, opened
+from tests.records import granted
 
 from oncely.core.commands import Granted
 from oncely.core.record import Key
 from oncely.ledger import open_ledger
-from oncely.testing import granted
 
 LIVE, OLD, BATCH = 4_000, 1_000, 50
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.conformance.conftest import url_of
+from tests.records import granted
 
 from oncely import ops
 from oncely.adapters.attempt import Attempt
@@ -24,7 +25,6 @@ from oncely.http import github, webhook
 from oncely.ledger import Ledger, open_ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
-from oncely.testing.tools import granted
 
 _KINDS = ("sqlite", "postgresql", "mysql")
 

@@ -10,13 +10,13 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 from tests.integration.adapting import channel_to
+from tests.records import granted
 
 from oncely import Message, open_ledger, open_transport
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger
 from oncely.outbox import Relay
-from oncely.testing import granted
 from oncely.transports.transport import Transport
 
 _LARGE = {str(number): "x" for number in range(20_000)}

@@ -20,6 +20,7 @@ from tests.integration.drivers import (
     connect_postgresql,
     rows_of,
 )
+from tests.records import deferred, granted
 
 from oncely.core.errors import ConfigError, StoreError
 from oncely.core.record import Key, State
@@ -28,8 +29,7 @@ from oncely.ledger import Ledger, open_ledger
 from oncely.stores.open_store import open_store
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.migrating import _config
-from oncely.testing import at_once, granted
-from oncely.testing.doing import deferred
+from oncely.testing import at_once
 
 _KINDS = ("sqlite", "postgresql", "mysql")
 _LONG = "a" * 63

@@ -13,13 +13,13 @@ from tests.integration.drivers import (
     rows_of,
 )
 from tests.integration.handwritten import TABLE, Service
+from tests.records import granted
 
 from oncely.core.commands import Busy, Duplicate
 from oncely.core.errors import StoreError
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.ledger import Ledger, open_ledger
-from oncely.testing import granted
 
 _CONSUMER = "sms-service"
 _SENT, _FAILED, _BEGUN = (Key(_CONSUMER, name) for name in ("sent", "failed", "begun"))

@@ -16,6 +16,7 @@ from tests.integration.lines import Line
 from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql, wait_until
 from tests.integration.test_schema import _run as run_by_hand
 from tests.integration.transacting import WAITING, handle
+from tests.records import PARENT, deferred, granted, ids_of
 from tests.servers import Postgresql
 
 from oncely.core.errors import StoreError
@@ -25,8 +26,6 @@ from oncely.stores import news
 from oncely.stores.open_store import open_store
 from oncely.stores.sql import SqlStore
 from oncely.stores.store import Inside
-from oncely.testing import granted
-from oncely.testing.doing import PARENT, deferred, ids_of
 
 ROOT = Path(__file__).parents[2]
 _KINDS = ("sqlite", "postgresql", "mysql")

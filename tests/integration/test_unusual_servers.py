@@ -17,6 +17,7 @@ from tests.integration.drivers import (
     rows_of,
 )
 from tests.integration.joiners import engine_on
+from tests.records import granted
 from tests.servers import MariaDb
 
 from oncely.consumer import Consumer
@@ -27,7 +28,6 @@ from oncely.core.record import Key, State
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import granted
 from oncely.transports.store_transport import StoreTransport
 
 KEYS = [Key("billing", message_id) for message_id in ("1", "€", "😀", "a\\'b")]

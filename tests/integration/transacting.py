@@ -7,11 +7,11 @@ import sys
 from itertools import count
 from threading import Event, Thread
 
+from tests.records import deferred, granted
+
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key
 from oncely.ledger import Ledger, open_ledger
-from oncely.testing import granted
-from oncely.testing.doing import deferred
 
 WAITING = 3
 """What each message defers."""

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 from tests.integration.drivers import connect_mysql, connect_postgresql
+from tests.records import granted
 from tests.seeds.conftest import SQL, TRANSACTIONAL, OpenLedger, orders_in
 
 from oncely.core.errors import (
@@ -29,7 +30,7 @@ from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.once import once
-from oncely.testing import ManualClock, at_once, granted
+from oncely.testing import ManualClock, at_once
 from oncely.tracker import AsyncMessageTracker, MessageTracker
 
 _CONSUMER = "orders"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
+from tests.meddling import MeddlingStore
 from tests.seeds.conftest import SQL, OpenLedger, open_real, orders_in
 
 from oncely._util.signals import told_to_stop
@@ -26,7 +27,7 @@ from oncely.ledger import Ledger
 from oncely.lifecycle import held_message
 from oncely.service import IdempotenceService, ProcessingStatus
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import ManualClock, MeddlingStore, at_once
+from oncely.testing import ManualClock, at_once
 
 _CONSUMER = "inbox-work"
 _DEADLINE_S = 60.0

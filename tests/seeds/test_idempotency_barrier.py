@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
+from tests.records import granted
 from tests.seeds.conftest import EVERY, SQL, OpenLedger, orders_in
 
 from oncely.barrier import idempotent_consumer, message_context
@@ -20,7 +21,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
-from oncely.testing import ManualClock, at_once, granted
+from oncely.testing import ManualClock, at_once
 
 _QUEUE = "orders"
 _KEY = Key(_QUEUE, "1")

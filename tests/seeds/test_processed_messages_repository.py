@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 
 import pytest
 from sqlalchemy import Engine, text
+from tests.records import granted
 from tests.seeds.conftest import EVERY, SQL, OpenLedger, orders_in
 
 from oncely.core.errors import ConfigError, MessageError, StoreError, StoreUnavailable
@@ -14,7 +15,7 @@ from oncely.ledger import Ledger
 from oncely.repository import ProcessedMessageRepository
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import Loaded
-from oncely.testing import ManualClock, at_once, granted
+from oncely.testing import ManualClock, at_once
 
 _ID = "0b0e2f9e-8a0c-4c1b-9f57-3d1f7a0b6a11"
 _PROVIDER = "sms-service"

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.simulation import simulated
 from tests.simulation.mutants import MUTANTS, SOURCES, Mutant
-
-from oncely.testing.simulation import simulated
 
 _SEEDS = 500
 
@@ -22,7 +21,7 @@ def test_a_planted_bug_is_found(mutant: Mutant, tmp_path: Path) -> None:
     shutil.copytree(SOURCES, tmp_path / "oncely")
     (tmp_path / "oncely" / mutant.file).write_text(mutant.text())
     first = 0 if "ONCELY_TEST_ALL_SEEDS" in os.environ else mutant.seed
-    command = [sys.executable, "-m", "oncely.testing.simulation"]
+    command = [sys.executable, "-m", "tests.simulation"]
     run = subprocess.run(
         [*command, "--from", str(first), "--seeds", str(_SEEDS - first), "--most", "1"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},

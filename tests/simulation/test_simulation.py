@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from tests.simulation import SimulationFailed, simulate, simulated
 
 from oncely._util import clock
 from oncely.core.message import Message
 from oncely.engine.request import new_token
-from oncely.testing.simulation import SimulationFailed, simulate, simulated
 
 _SEEDS = int(os.environ.get("ONCELY_TEST_SEEDS", "200"))
 _PARTS = 10
@@ -68,7 +68,7 @@ def _beating(beat: Callable[[], object]) -> Iterator[None]:
 def test_a_seed_replays_in_another_process() -> None:
     """What is in a set, or at which address, changes nothing."""
     program = (
-        "from oncely.testing.simulation import simulated\n"
+        "from tests.simulation import simulated\n"
         "print(*(simulated(seed).history.digest() for seed in range(30)))"
     )
     told = [
@@ -120,4 +120,4 @@ def test_what_fails_names_its_seed() -> None:
     simulation = replace(simulated(3), wrongs=["a fence has shrunk"])
     told = str(SimulationFailed(simulation))
     assert "a fence has shrunk" in told
-    assert "python -m oncely.testing.simulation --seed 3 --show" in told
+    assert "python -m tests.simulation --seed 3 --show" in told

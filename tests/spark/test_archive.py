@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
+from tests.records import granted
 
 from oncely import Key, Ledger
 from oncely.archive.layout import SPARK_SCHEMA
 from oncely.archive.writing import archive
 from oncely.core.errors import ConfigError
 from oncely.spark.sink.sink_options import read_options
-from oncely.testing import granted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,11 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
+from tests.records import granted
 from tests.spark.conftest import environment
 from tests.spark.programs import QUICK_JAVA, program
 
 from oncely import Key, State, open_ledger
-from oncely.testing import granted
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative"
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 from tests.conformance.conftest import url_of
+from tests.records import granted
 from tests.servers import free_port
 from tests.spark.tasks import append, is_killed_at, key_of, run_task, use
 
 from oncely import Ledger, Message, MessageError, Record, Relay, State, open_ledger
 from oncely.core.record import idempotency_key
 from oncely.spark.sink.counts import Counts
-from oncely.testing import granted
 from oncely.transports.open_transport import open_transport
 
 Run = Callable[..., Counts]

@@ -17,6 +17,7 @@ from pyspark.sql.types import (
 )
 from sqlalchemy import Engine, text
 from tests.conformance.conftest import url_of
+from tests.records import granted
 from tests.spark.payments import NUMBERED
 
 from oncely import Key, Ledger, Policy, State, open_ledger
@@ -25,7 +26,6 @@ from oncely.spark.modes.table_columns import check_table
 from oncely.spark.modes.target_table import open_target, work_engine
 from oncely.spark.pipeline.config import read_config
 from oncely.spark.sink.sink_options import read_options
-from oncely.testing import granted
 
 OPTIONS = {"mode": "rows", "consumer": "tests", "ledger": "sqlite:///unused", "table": "payments"}
 PAYMENTS = (

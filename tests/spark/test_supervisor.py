@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyarrow import RecordBatch
+from tests.records import granted
 from tests.spark.conftest import HERE, Effects
 
 from oncely import Ledger, State, open_ledger
@@ -23,7 +24,6 @@ from oncely.spark.sink.journal import Entry, Journal, size
 from oncely.spark.sink.message_rows import Row
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import SinkOptions, read_options
-from oncely.testing import granted
 
 _MANY = 40
 BAD = '{"bad": true}'

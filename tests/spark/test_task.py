@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.meddling import MeddlingStore
+from tests.records import granted
 from tests.spark.tasks import key_of, run_task, task_of
 
 from oncely import Key, Ledger, Message, State, StoreUnavailable
@@ -16,7 +18,6 @@ from oncely.core.waiting import WaitingMessage
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.message_rows import numbered
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import MeddlingStore, granted
 
 Run = Callable[..., Counts]
 

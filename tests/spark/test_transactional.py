@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 from tests.conformance.conftest import url_of
+from tests.records import granted
 from tests.spark.tasks import batches_of, book, is_killed_at, key_of, run_task, task_of
 
 from oncely import Message, Record, Reject, Retry, State, open_ledger
@@ -22,7 +23,6 @@ from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import read_options
 from oncely.stores.open_store import open_sessions
-from oncely.testing import granted
 
 INSERT = text("INSERT INTO effects (name) VALUES (:name)")
 

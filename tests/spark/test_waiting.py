@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.meddling import MeddlingStore
 from tests.spark.tasks import CONSUMER, append, is_killed_at, key_of, run_task, task_of, use
 
 from oncely import Ledger, Message, Retry, State, StoreUnavailable, open_ledger
@@ -19,7 +20,6 @@ from oncely.spark.sink.channel import Stopped, TaskChannel
 from oncely.spark.sink.counts import Counts
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.open_store import open_sessions
-from oncely.testing import MeddlingStore
 
 
 @pytest.fixture

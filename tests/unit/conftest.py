@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from tests.meddling import MeddlingStore
 
 from oncely.consumer import Consumer
 from oncely.consuming import loop as consuming
@@ -20,7 +21,6 @@ from oncely.core.verdicts import Ack, SetAside, Verdict
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import MeddlingStore
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery
 

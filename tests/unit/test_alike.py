@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
+from tests.records import granted
 
 from oncely.core.commands import (
     Complete,
@@ -29,7 +30,7 @@ from oncely.engine.request import Request, to_write
 from oncely.engine.settle import Settler
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 
 IDS = [f"m{n}" for n in range(8)]
 EQUAL = [1, True, 1.0]

@@ -11,6 +11,8 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import pytest
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely.async_ledger import AsyncLedger, _Claiming, _Tasks
 from oncely.core.commands import (
@@ -33,7 +35,7 @@ from oncely.core.errors import (
 from oncely.core.record import Claim, Key, State
 from oncely.engine import batch as batching
 from oncely.ledger import Ledger
-from oncely.testing import ManualClock, MeddlingStore, at_once, granted
+from oncely.testing import ManualClock, at_once
 
 _DEADLINE_S = 30.0
 
@@ -637,7 +639,7 @@ atexit.register(lambda: print(sum(ledger.counts().values())))
 
 import oncely
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import MeddlingStore
+from tests.meddling import MeddlingStore
 
 inserting, inserted, go_on = threading.Event(), threading.Event(), threading.Event()
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely.async_ledger import AsyncLedger
 from oncely.core.commands import Duplicate, Fenced, Handled, Written
@@ -19,7 +21,7 @@ from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.memory_tables import MemoryTables
 from oncely.stores.store import Backlog, PutBack
-from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.testing import ManualClock
 
 _DEADLINE_S = 60.0
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
+from tests.meddling import MeddlingStore
+from tests.records import granted
 from tests.unit.conftest import Queue, Sql
 
 from oncely import open_ledger, open_transport
@@ -22,7 +24,7 @@ from oncely.ledger import Ledger
 from oncely.middleware import TimeLimit
 from oncely.middleware.chain import CallNext
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.testing import ManualClock
 
 # ---- A flow ------------------------------------------------------------------------------------
 

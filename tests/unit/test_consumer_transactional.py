@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import Connection, NullPool, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
+from tests.records import granted
 from tests.unit.conftest import Queue, Sql
 
 from oncely._util.crash_points import arm, disarm
@@ -18,7 +19,6 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.core.verdicts import Ack, Delay, SetAside
 from oncely.lifecycle.held_message import deferred_message
-from oncely.testing import granted
 
 INSERT = text("INSERT INTO effects (name) VALUES (:name)")
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.records import granted
 from tests.unit.conftest import Deliver, Outage, Queue, eventually
 
 from oncely.consumer import Consumer
@@ -27,7 +28,7 @@ from oncely.core.record import Key, Record, State
 from oncely.core.verdicts import Ack, Delay, SetAside
 from oncely.ledger import Ledger
 from oncely.middleware.chain import CallNext
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 
 KEY = Key("billing", "1")
 AGAIN = Delay(1.0)

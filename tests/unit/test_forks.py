@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
+from tests.records import granted
 
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
-from oncely.testing import granted
 
 _FORKS = 10
 _DEADLINE_S = 20

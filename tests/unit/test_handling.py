@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.meddling import MeddlingStore
+from tests.records import granted
 from tests.unit.conftest import Outage, Queue, Sql
 
 from oncely.async_ledger import SteadyLedger
@@ -28,7 +30,7 @@ from oncely.lifecycle.held_message import Untracked
 from oncely.lifecycle.turn import Asked, Kept, Turn
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import Change
-from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.testing import ManualClock
 
 LEASE = timedelta(minutes=1)
 

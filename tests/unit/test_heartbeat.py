@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely.core.commands import Busy, Granted, Outcome
 from oncely.core.durations import Duration
@@ -16,7 +18,7 @@ from oncely.ledger import Ledger
 from oncely.lifecycle.heartbeat import Heartbeat
 from oncely.lifecycle.work import claimed
 from oncely.stores.store import Change
-from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.testing import ManualClock
 
 _DEADLINE_S = 30.0
 _LEASE_S = 0.06

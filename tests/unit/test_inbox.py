@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.records import granted
 
 from oncely.core.commands import Busy, Duplicate
 from oncely.core.errors import EndedError, FencedError, MessageError
@@ -19,7 +20,7 @@ from oncely.metrics import Metrics
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.memory_tables import MemoryTables
 from oncely.stores.store import Joined
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 
 KEYS = [Key("billing", str(n)) for n in range(3)]
 ONE, TWO, THREE = KEYS

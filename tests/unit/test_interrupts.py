@@ -12,12 +12,13 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+from tests.records import granted
 
 import oncely
 from oncely.core.record import Key
 from oncely.engine import batch as batching
 from oncely.ledger import Ledger, open_ledger
-from oncely.testing import at_once, granted
+from oncely.testing import at_once
 
 _SOURCES = str(Path(oncely.__file__).parent)
 

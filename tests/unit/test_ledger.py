@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely.core.commands import (
     Busy,
@@ -23,7 +25,7 @@ from oncely.core.record import Claim, Key, Record, State
 from oncely.engine import batch
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import ManualClock, MeddlingStore, at_once, granted
+from oncely.testing import ManualClock, at_once
 
 
 def found(ledger: Ledger, key: Key) -> Record:

@@ -6,6 +6,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from tests.conformance.store_suite import DISTINCT_IDS
+from tests.records import granted
 
 from oncely.barrier import idempotent_consumer, message_context
 from oncely.core.errors import MessageError
@@ -16,8 +18,6 @@ from oncely.ledger import Ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
 from oncely.repository import ProcessedMessageRepository
-from oncely.testing import granted
-from oncely.testing.store_suite import DISTINCT_IDS
 
 BAD_IDS: list[tuple[Any, str]] = [
     (None, "missing"),

@@ -6,6 +6,8 @@ from typing import Any, get_args
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely.core.commands import ClaimOutcome, Duplicate, Fail, Waiting
 from oncely.core.errors import ConfigError, StoreUnavailable
@@ -18,7 +20,7 @@ from oncely.ledger import Ledger
 from oncely.metrics import _NAMES, Metrics
 from oncely.outbox import Relay
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Limits
 

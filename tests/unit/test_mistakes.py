@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from tests.records import granted
 
 from oncely.async_ledger import AsyncLedger
 from oncely.barrier import idempotent_consumer, message_context
@@ -30,7 +31,7 @@ from oncely.ledger import Ledger, open_ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
 from oncely.service import IdempotenceService
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 
 Decorate = Callable[..., Any]
 """What all that takes a ledger is called with: ledger, and lease and policy by name."""

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 import pytest
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely._util.signals import told_to_stop
 from oncely.core.control import Reject, Unrecoverable
@@ -28,7 +30,7 @@ from oncely.core.record import Key, Record, State
 from oncely.ledger import Ledger
 from oncely.once import once
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.testing import ManualClock
 
 _DEADLINE_S = 30.0
 

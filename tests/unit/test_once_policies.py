@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely.core.errors import BusyError, InDoubtError, MessageError, StoreUnavailable, TooOldError
 from oncely.core.message import Message, current
@@ -15,7 +17,7 @@ from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.metrics import Metrics
 from oncely.once import once
-from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.testing import ManualClock
 
 Handler = Callable[[Message], Any]
 

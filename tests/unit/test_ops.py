@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely import ops
 from oncely.core.commands import Duplicate, Granted
@@ -18,7 +20,7 @@ from oncely.core.waiting import WaitingMessage, retries_of, retry_name
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import Backlog, Tally
-from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.testing import ManualClock
 
 DAY_S = 86_400.0
 

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely._util import crash_points as crashpoints
 from oncely.core.errors import (
@@ -26,7 +28,7 @@ from oncely.core.waiting import OUTBOX, WaitingMessage, deferred_id
 from oncely.ledger import Ledger
 from oncely.outbox import Relay, RelayReport
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import ManualClock, MeddlingStore, granted
+from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Limits
 

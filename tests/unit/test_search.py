@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy import event
 from tests.bounded import BoundedStore
+from tests.records import granted
 
 from oncely import Key, Ledger, State, ops
 from oncely.core.errors import ConfigError
@@ -20,7 +21,7 @@ from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore, windows
 from oncely.stores.sql.engines import sqlite_engine
 from oncely.stores.store import Look, Query, Store
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 
 MANY = 5_000
 

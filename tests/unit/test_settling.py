@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely.core.commands import Complete, Extend, Fail, Fenced, Granted, Release, Written
 from oncely.core.errors import ContentionError, ReplyLost, StoreError, StoreUnavailable
@@ -14,7 +16,6 @@ from oncely.engine.request import Request, to_write
 from oncely.engine.settle import Settler
 from oncely.ledger import Ledger
 from oncely.stores.store import Change, Store
-from oncely.testing import MeddlingStore, granted
 
 
 class PickyStore(MeddlingStore):

@@ -5,6 +5,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.records import granted
 
 from oncely.core.errors import FencedError, MessageError
 from oncely.core.message import Message
@@ -15,7 +16,7 @@ from oncely.ledger import Ledger
 from oncely.lifecycle.held_message import MOST_DEFERRED
 from oncely.lifecycle.work import claimed
 from oncely.once import once
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 
 MESSAGE = Message("abc-123", b'{"amount": 10}')
 

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 from tests.conftest import OpenSqlite
+from tests.meddling import MeddlingStore
+from tests.records import granted
 
 from oncely.core.errors import ConfigError, FencedError, MessageError, StoreUnavailable
 from oncely.core.message import Message, current
@@ -17,7 +19,7 @@ from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
-from oncely.testing import ManualClock, MeddlingStore, at_once, granted
+from oncely.testing import ManualClock, at_once
 
 OTHER = Key("billing", "other")
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
+from tests.records import granted
 
 from oncely import Consumer, Key, Ledger, Message
 from oncely.core.waiting import WaitingMessage
@@ -17,7 +18,7 @@ from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
 from oncely.stores.store import Store
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.web import Role, Scope, User, app, dashboard
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.records import granted
 from tests.web.conftest import Reader, as_user, text
 
 from oncely import Key, Ledger, open_ledger, ops
@@ -15,7 +16,6 @@ from oncely.core.activity import AuditEntry, Run, Worker
 from oncely.core.record import State
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import Tally
-from oncely.testing import granted
 from oncely.web import contents, dashboard
 
 

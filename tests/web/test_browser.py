@@ -23,6 +23,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 from tests.browsers import open_browser
+from tests.records import granted
 from tests.server_fixtures import available
 from tests.web.conftest import HOSTILE, PAGES, Trouble, as_user
 
@@ -32,7 +33,7 @@ from oncely.core.waiting import WaitingMessage
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 from oncely.web import contents, dashboard
 from oncely.web.rendering import render
 from oncely.web.report import report

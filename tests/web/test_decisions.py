@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import OpenSqlite
+from tests.records import granted
 from tests.web.conftest import SITE, Reader, Trouble, as_user, forms, text
 
 from oncely import Key, Message, Relay, State, ops
@@ -20,7 +21,7 @@ from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql.database import Link
 from oncely.stores.sql.sqlite import Sqlite
 from oncely.stores.store import Loaded, PutBack
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.web import dashboard, decisions
 from oncely.web.pages import record_changes

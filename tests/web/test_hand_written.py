@@ -6,13 +6,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.records import granted
 from tests.web.conftest import PAGES, Reader, Trouble, as_user, text
 
 from oncely import Busy, Key, Ledger, Message, ops
 from oncely.core.activity import PERIOD_S, Activity, Run, Worker
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 from oncely.web import dashboard
 
 PATHS = (*PAGES, *(f"/message?id=order-{n}" for n in range(1, 6)), "/failed/export")

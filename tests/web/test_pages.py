@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import pytest
 from tests.bounded import BoundedStore
+from tests.records import granted
 from tests.web.conftest import HOSTILE, PAGES, Reader, Trouble, as_user, text
 
 from oncely import Key, Ledger, Message, open_ledger, ops
@@ -17,7 +18,6 @@ from oncely.core.errors import StoreUnavailable
 from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import Listing
-from oncely.testing import granted
 from oncely.web import contents, dashboard
 
 

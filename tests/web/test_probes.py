@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import OpenSqlite
+from tests.records import granted
 from tests.web.conftest import Reader, Trouble, as_user, text
 
 from oncely import Key, Message, State, ops
@@ -17,7 +18,7 @@ from oncely.ops import probing
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.database import Link
 from oncely.stores.sql.sqlite import Sqlite
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 from oncely.web import dashboard
 from oncely.web.pages import record_changes
 

@@ -5,6 +5,7 @@ from contextlib import closing
 from html import unescape
 
 import pytest
+from tests.records import granted
 from tests.web.conftest import HOSTILE, PAGES, Reader, Trouble, text
 
 from oncely import Key, Ledger, Message, open_ledger, ops
@@ -12,7 +13,6 @@ from oncely.core.activity import Run, Worker
 from oncely.core.waiting import WaitingMessage
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import PutBack
-from oncely.testing import granted
 from oncely.web import dashboard
 from oncely.web.report import report
 

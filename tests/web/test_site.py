@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from starlette.responses import Response
+from tests.forwarding import ForwardingStore
 from tests.web.conftest import PAGES, Reader, Trouble, as_user, forms, text
 
 from oncely import Ledger
 from oncely.core.errors import StoreUnavailable
 from oncely.stores.store import Store
 from oncely.testing import at_once
-from oncely.testing.forwarding import ForwardingStore
 from oncely.web import Role, Scope, User, dashboard
 from oncely.web.site import Remembered, SharedPages
 

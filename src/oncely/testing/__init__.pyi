@@ -1,6 +1,5 @@
 from .crashes import kill_at
 from .deliveries import pass_time, redeliver, runs_once
-from .meddling import MeddlingStore
 from .points import (
     CONSUMER_POINTS,
     POINTS,
@@ -10,8 +9,7 @@ from .points import (
     disarm,
     reached,
 )
-from .store_suite import StoreConformance
-from .tools import AdvancingClock, ManualClock, at_once, granted
+from .tools import AdvancingClock, ManualClock, at_once
 from .transport_suite import TransportConformance
 
 __all__ = [
@@ -21,13 +19,10 @@ __all__ = [
     "TRANSACTION_POINTS",
     "AdvancingClock",
     "ManualClock",
-    "MeddlingStore",
-    "StoreConformance",
     "TransportConformance",
     "arm",
     "at_once",
     "disarm",
-    "granted",
     "kill_at",
     "pass_time",
     "reached",

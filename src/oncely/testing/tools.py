@@ -1,12 +1,9 @@
-"""Tools for tests of the ledger: a clock moved by hand, a race, a granted claim."""
+"""Tools for tests of the ledger: a clock moved by hand, a race."""
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
-
-from oncely.core.commands import Granted, Outcome
-from oncely.core.record import Claim
 
 T = TypeVar("T")
 
@@ -45,10 +42,3 @@ def at_once(runners: int, call: Callable[[int], T]) -> list[T]:
 
     with ThreadPoolExecutor(runners) as pool:
         return list(pool.map(run, range(runners), timeout=_DEADLINE_S))
-
-
-def granted(outcome: Outcome) -> Claim:
-    """The claim of an outcome that has to be Granted. Raises AssertionError for any other."""
-    if isinstance(outcome, Granted):
-        return outcome.claim
-    raise AssertionError(f"not granted: {outcome}")

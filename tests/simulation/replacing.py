@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, cast
 
+from tests.simulation.primitives import SimulatedThreads, SimulatedTime
+
 from oncely._util.chance import CHANCE
 from oncely._util.clock import Clock, replaced_by
 from oncely._util.signals import StopEvent
-from oncely.testing.simulation.primitives import SimulatedThreads, SimulatedTime
 
 _OWN = "oncely.testing"
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from oncely.testing.simulation.history import Event, History, Name, StoredRow
+from tests.simulation.history import Event, History, Name, StoredRow
 
 NEAR_S = 0.001
 """Times that differ by less are equal: stores round."""

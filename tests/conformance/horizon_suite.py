@@ -1,4 +1,3 @@
-# ruff: noqa: S101 - asserts are what a conformance suite is made of.
 """HorizonConformance: the horizons, up to which a ledger may have forgotten messages."""
 
 from collections.abc import Iterator
@@ -6,6 +5,8 @@ from contextlib import closing
 from itertools import count
 
 import pytest
+from tests.meddling import MeddlingStore
+from tests.records import fresh, granted
 
 from oncely.core.commands import Duplicate, Granted, TooOld
 from oncely.core.policy import Policy
@@ -13,9 +14,7 @@ from oncely.core.record import Key, Record, State
 from oncely.core.rules import PURGEABLE
 from oncely.ledger import Ledger
 from oncely.stores.store import Query, Store
-from oncely.testing.doing import fresh
-from oncely.testing.meddling import MeddlingStore
-from oncely.testing.tools import AdvancingClock, at_once, granted
+from oncely.testing.tools import AdvancingClock, at_once
 
 _DAY_S = 86_400.0
 _KEY = Key("billing", "abc-123")

@@ -7,15 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tests.simulation.history import History
+from tests.simulation.judging import Promises
+from tests.simulation.oracle import judge
+from tests.simulation.replacing import replaced
+from tests.simulation.scenario import Scenario, draw_scenario
+from tests.simulation.workers import CONSUMER
+from tests.simulation.world import World
+
 from oncely.core.durations import lease_seconds, seconds
 from oncely.core.message import Message
-from oncely.testing.simulation.history import History
-from oncely.testing.simulation.judging import Promises
-from oncely.testing.simulation.oracle import judge
-from oncely.testing.simulation.replacing import replaced
-from oncely.testing.simulation.scenario import Scenario, draw_scenario
-from oncely.testing.simulation.workers import CONSUMER
-from oncely.testing.simulation.world import World
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Simulation:
         wrongs = "\n".join(f"  {wrong}" for wrong in self.wrongs)
         return (
             f"seed {self.seed} ({self.scenario.policy_name}):\n{wrongs}\n"
-            f"replay: python -m oncely.testing.simulation --seed {self.seed} --show"
+            f"replay: python -m tests.simulation --seed {self.seed} --show"
         )
 
 
@@ -59,7 +60,7 @@ def simulate(seed: int, *, handler: Callable[[Message], Any] | None = None) -> S
 
 def simulated(seed: int, *, handler: Callable[[Message], Any] | None = None) -> Simulation:
     """As `simulate`, for whoever looks at what is wrong."""
-    draws = random.Random(seed)  # noqa: S311 - a simulation, which is to be repeated.
+    draws = random.Random(seed)
     scenario = draw_scenario(draws)
     world = World(scenario, draws, handler)
     with _quiet(), replaced(world.time, world.threads, world.random):

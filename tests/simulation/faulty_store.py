@@ -3,6 +3,12 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from tests.forwarding import ForwardingStore
+from tests.simulation.faults import SLOW_S, Weather, Wire
+from tests.simulation.history import History, StoredRow
+from tests.simulation.primitives import EPOCH
+from tests.simulation.scheduler import Scheduler
+
 from oncely.core.errors import ReplyLost
 from oncely.core.ids import fingerprint_of
 from oncely.core.record import Key, Record, State
@@ -11,11 +17,6 @@ from oncely.stores.memory_store import MemoryStore
 from oncely.stores.memory_tables import WaitingRow
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.store import Inside, Store
-from oncely.testing.forwarding import ForwardingStore
-from oncely.testing.simulation.faults import SLOW_S, Weather, Wire
-from oncely.testing.simulation.history import History, StoredRow
-from oncely.testing.simulation.primitives import EPOCH
-from oncely.testing.simulation.scheduler import Scheduler
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class WatchedStore:
         self, actor: str, before: WaitingRow | None, after: WaitingRow | None
     ) -> None:
         row = after or before
-        assert row is not None  # noqa: S101 - it is there, or was.
+        assert row is not None
         message = row.message
         key = tuple(message.parent)
         if before is not None and after is not None and after.held_until > before.held_until:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from oncely.core.commands import Granted, Outcome
 from oncely.core.message import Message
-from oncely.core.record import Key, Record, State
+from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.ledger import Ledger
 from oncely.stores.store import Backlog, Store
@@ -47,6 +48,13 @@ def deferred(
     """A deferred message."""
     message = Message(message_id, body, key=key)
     return WaitingMessage(message_id, destination, message, parent, position, delay_s)
+
+
+def granted(outcome: Outcome) -> Claim:
+    """The claim of an outcome that has to be Granted. Raises AssertionError for any other."""
+    if isinstance(outcome, Granted):
+        return outcome.claim
+    raise AssertionError(f"not granted: {outcome}")
 
 
 class Doing:

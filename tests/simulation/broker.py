@@ -1,18 +1,18 @@
-# ruff: noqa: D102 - the contract stands on the Transport protocol.
 """The broker of a simulation: it delivers again, loses replies, refuses, and is away."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.simulation.faults import Weather, Wire
+from tests.simulation.history import History
+from tests.simulation.scheduler import Scheduler
+
 from oncely.core.binding import Binding
 from oncely.core.errors import PublishRefused, TransportError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
-from oncely.testing.simulation.faults import Weather, Wire
-from oncely.testing.simulation.history import History
-from oncely.testing.simulation.scheduler import Scheduler
 from oncely.transports.transport import Delivery, Features
 
 VISIBILITY_S = 20.0
@@ -127,7 +127,7 @@ class FaultyTransport:
         self._actor = actor
         self.holder = object()
 
-    def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:  # noqa: ARG002 - there is one.
+    def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
         holder = self.holder
         if not self._broker.has_ready():
             self._scheduler.wait(self._broker.has_ready, wait_s)
@@ -149,7 +149,7 @@ class FaultyTransport:
         destination: str,
         messages: Sequence[Message],
         *,
-        create: bool = True,  # noqa: ARG002
+        create: bool = True,
     ) -> None:
         refused: dict[int, str] = {}
         for place, message in enumerate(messages):
@@ -169,10 +169,10 @@ class FaultyTransport:
     def unsubscribe(self, bindings: Collection[Binding]) -> None:
         pass
 
-    def bindings(self, queue: str) -> Sequence[Binding]:  # noqa: ARG002 - it has none.
+    def bindings(self, queue: str) -> Sequence[Binding]:
         return []
 
-    def is_drained(self, queue: str) -> bool:  # noqa: ARG002 - there is one.
+    def is_drained(self, queue: str) -> bool:
         return self._broker.is_empty
 
     def close(self) -> None:

@@ -1,4 +1,3 @@
-# ruff: noqa: S101 - asserts are what a conformance suite is made of.
 """What a store has to do with messages that wait."""
 
 import threading
@@ -9,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from tests.records import PARENT, Doing, deferred, ids_of, key_of
 
 from oncely.core.message import Message
 from oncely.core.record import Key
@@ -21,7 +21,6 @@ from oncely.core.waiting import (
     retry_name,
 )
 from oncely.stores.store import Listing, PutBack, Store
-from oncely.testing.doing import PARENT, Doing, deferred, ids_of, key_of
 from oncely.testing.tools import AdvancingClock, at_once
 
 HOLD_S = 60.0

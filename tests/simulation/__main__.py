@@ -5,14 +5,12 @@ import sys
 import time
 from collections.abc import Sequence
 
-from oncely.testing.simulation.running import simulated
+from tests.simulation.running import simulated
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the seeds; return 1 if a guarantee is broken."""
-    parser = argparse.ArgumentParser(
-        prog="python -m oncely.testing.simulation", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=500, help="how many seeds to run")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one alone")

@@ -4,6 +4,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from tests.simulation.judging import RETRY_S
+from tests.simulation.primitives import SimulatedEvent
+from tests.simulation.scheduler import Scheduler
+
 from oncely.core.control import Retry, Unrecoverable
 from oncely.core.errors import (
     BusyError,
@@ -21,9 +25,6 @@ from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
 from oncely.ledger import Ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
-from oncely.testing.simulation.judging import RETRY_S
-from oncely.testing.simulation.primitives import SimulatedEvent
-from oncely.testing.simulation.scheduler import Scheduler
 from oncely.transports.transport import Delivery, Transport
 
 QUEUE = "work"

@@ -7,26 +7,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from oncely.consumer import Consumer
-from oncely.core.errors import OncelyError, StoreError, TransportError
-from oncely.core.message import Message
-from oncely.core.policy import Finding
-from oncely.core.record import Key, State
-from oncely.ledger import Ledger
-from oncely.outbox import Relay
-from oncely.testing.simulation.broker import Broker, FaultyTransport
-from oncely.testing.simulation.faults import Weather
-from oncely.testing.simulation.faulty_store import FaultyStore, WatchedStore
-from oncely.testing.simulation.history import History
-from oncely.testing.simulation.primitives import (
+from tests.simulation.broker import Broker, FaultyTransport
+from tests.simulation.faults import Weather
+from tests.simulation.faulty_store import FaultyStore, WatchedStore
+from tests.simulation.history import History
+from tests.simulation.primitives import (
     EPOCH,
     SimulatedEvent,
     SimulatedThreads,
     SimulatedTime,
 )
-from oncely.testing.simulation.scenario import FAULTS_S, STRIKES, Scenario
-from oncely.testing.simulation.scheduler import Killed, Scheduler, SimulatedProcess, Stuck
-from oncely.testing.simulation.workers import (
+from tests.simulation.scenario import FAULTS_S, STRIKES, Scenario
+from tests.simulation.scheduler import Killed, Scheduler, SimulatedProcess, Stuck
+from tests.simulation.workers import (
     CONSUMER,
     QUEUE,
     CallerLoop,
@@ -34,6 +27,14 @@ from oncely.testing.simulation.workers import (
     answered_by_claimed,
     answered_by_once,
 )
+
+from oncely.consumer import Consumer
+from oncely.core.errors import OncelyError, StoreError, TransportError
+from oncely.core.message import Message
+from oncely.core.policy import Finding
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger
+from oncely.outbox import Relay
 
 _REST_S = 2.0
 """After all is settled, to see whether a worker hangs."""
@@ -66,7 +67,7 @@ class World:
         self.scheduler = Scheduler(draws)
         self.time = SimulatedTime(self.scheduler)
         self.threads = SimulatedThreads(self.scheduler, self._thread_died)
-        self.random = random.Random(draws.random())  # noqa: S311 - a simulation, which is to be repeated.
+        self.random = random.Random(draws.random())
         self.settled_at: float | None = None
         self._store_weather = Weather(draws, scenario.store_faults, scenario.slow)
         self._broker_weather = Weather(draws, scenario.broker_faults, scenario.slow)

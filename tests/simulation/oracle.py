@@ -12,12 +12,12 @@ seen from outside.
     U6  when faults stop, everything settles
 """
 
-from oncely.testing.simulation.delivery_judge import DeliveryJudge, EndJudge, SendJudge
-from oncely.testing.simulation.history import History
-from oncely.testing.simulation.judging import Promises
-from oncely.testing.simulation.row_judge import RowJudge
-from oncely.testing.simulation.run_judge import HolderJudge, RunJudge
-from oncely.testing.simulation.waiting_judge import WaitingJudge
+from tests.simulation.delivery_judge import DeliveryJudge, EndJudge, SendJudge
+from tests.simulation.history import History
+from tests.simulation.judging import Promises
+from tests.simulation.row_judge import RowJudge
+from tests.simulation.run_judge import HolderJudge, RunJudge
+from tests.simulation.waiting_judge import WaitingJudge
 
 _JUDGES = (RowJudge, HolderJudge, RunJudge, WaitingJudge, DeliveryJudge, SendJudge, EndJudge)
 

@@ -1,4 +1,3 @@
-# ruff: noqa: S101 - asserts are what a conformance suite is made of.
 """StoreConformance: what a store has to do, as tests to inherit."""
 
 import unicodedata
@@ -7,16 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.conformance.audit_suite import AuditConformance
+from tests.conformance.claim_suite import ClaimConformance
+from tests.conformance.horizon_suite import HorizonConformance
+from tests.conformance.inside_suite import InsideConformance
+from tests.conformance.reading_suite import ReadConformance
+from tests.records import LEASE_S, fresh
 
 from oncely.core.record import Key, Record, State
 from oncely.stores.alike import AlikeChanges, AlikeRecords
 from oncely.stores.store import Change, Query, Store, Tally
-from oncely.testing.audit_suite import AuditConformance
-from oncely.testing.claim_suite import ClaimConformance
-from oncely.testing.doing import LEASE_S, fresh
-from oncely.testing.horizon_suite import HorizonConformance
-from oncely.testing.inside_suite import InsideConformance
-from oncely.testing.reading_suite import ReadConformance
 from oncely.testing.tools import AdvancingClock, at_once
 
 _RACERS = 20

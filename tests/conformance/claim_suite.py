@@ -1,10 +1,10 @@
-# ruff: noqa: S101 - asserts are what a conformance suite is made of.
 """Conformance tests of claims on a store, through the Ledger."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 import pytest
+from tests.records import granted
 
 from oncely.core.commands import (
     Busy,
@@ -25,7 +25,7 @@ from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.engine.request import new_token
 from oncely.ledger import Ledger
 from oncely.stores.store import Store
-from oncely.testing.tools import AdvancingClock, at_once, granted
+from oncely.testing.tools import AdvancingClock, at_once
 
 KEY = Key("billing", "abc-123")
 _RACERS = 20

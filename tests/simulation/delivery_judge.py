@@ -4,8 +4,8 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from oncely.testing.simulation.history import Event, History, Name, StoredRow
-from oncely.testing.simulation.judging import Judge, Run, is_held, is_operator, returned_runs
+from tests.simulation.history import Event, History, Name, StoredRow
+from tests.simulation.judging import Judge, Run, is_held, is_operator, returned_runs
 
 _LONGEST_S = 20.0
 """Between the answer to an asking and what follows from it: a worker may be frozen."""

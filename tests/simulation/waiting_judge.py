@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from oncely.testing.simulation.history import Event, Name, StoredRow
-from oncely.testing.simulation.judging import NEAR_S, Judge, is_operator
+from tests.simulation.history import Event, Name, StoredRow
+from tests.simulation.judging import NEAR_S, Judge, is_operator
 
 _SEEN_S = 10.0
 """After so long a process knows what another has left that has died."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from oncely.testing.simulation.history import Event, Name, StoredRow
-from oncely.testing.simulation.judging import NEAR_S, RETRY_S, Judge, is_held, is_operator
+from tests.simulation.history import Event, Name, StoredRow
+from tests.simulation.judging import NEAR_S, RETRY_S, Judge, is_held, is_operator
 
 
 class RowJudge(Judge):

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from oncely.testing.simulation.history import Event, Name, StoredRow
-from oncely.testing.simulation.judging import Judge, is_operator
+from tests.simulation.history import Event, Name, StoredRow
+from tests.simulation.judging import Judge, is_operator
 
 _NOTICED_S = 1.0
 """What befalls a process is felt a while."""

@@ -1,13 +1,12 @@
-# ruff: noqa: S101 - asserts are what a conformance suite is made of.
 """Conformance tests of reading all records of a store."""
 
 from collections.abc import Sequence
 
 import pytest
+from tests.records import LEASE_S, fresh
 
 from oncely.core.record import Key, Record, State
 from oncely.stores.store import Change, KeyRange, Look, Query, Store, Wanted, Window
-from oncely.testing.doing import LEASE_S, fresh
 from oncely.testing.tools import AdvancingClock
 
 _MANY = 1_100

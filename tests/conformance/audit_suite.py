@@ -1,4 +1,3 @@
-# ruff: noqa: S101 - asserts are what a conformance suite is made of.
 """AuditConformance: the entries of what people change, with and without their counts."""
 
 import pytest

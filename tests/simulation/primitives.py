@@ -1,4 +1,3 @@
-# ruff: noqa: D102 - each method does as its original in the standard library.
 """What stands for the standard library's clocks, threads and locks while a simulation runs."""
 
 import contextlib
@@ -11,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from oncely.testing.simulation.scheduler import Killed, Scheduler, SimulatedTask
+from tests.simulation.scheduler import Killed, Scheduler, SimulatedTask
 
 EPOCH = 1_700_000_000.0
 """When every simulation begins, in seconds since 1970."""
@@ -162,7 +161,7 @@ class SimulatedThread:
         name: str = "thread",
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        daemon: bool | None = None,  # noqa: ARG002 - all end with their process.
+        daemon: bool | None = None,
     ) -> None:
         self._threads = threads
         self._call = partial(target, *args, **(kwargs or {}))

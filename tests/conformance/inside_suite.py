@@ -1,4 +1,3 @@
-# ruff: noqa: S101 - asserts are what a conformance suite is made of.
 """Conformance tests of transactions: all or nothing, and the data that is kept with records."""
 
 import threading
@@ -8,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.conformance.waiting_suite import HOLD_S, WaitingConformance, retry
+from tests.records import LEASE_S, PARENT, Doing, deferred, fresh, granted, ids_of, key_of
 
 from oncely.core.commands import Duplicate, Exhausted, Fail, Granted, Waiting, Written
 from oncely.core.errors import ConfigError, FencedError, RefusedError
@@ -19,9 +20,7 @@ from oncely.engine.asking import to_claim
 from oncely.engine.request import Write
 from oncely.ledger import Ledger
 from oncely.stores.store import Change, Inside, PutBack, Query, Store
-from oncely.testing.doing import LEASE_S, PARENT, Doing, deferred, fresh, ids_of, key_of
-from oncely.testing.tools import AdvancingClock, at_once, granted
-from oncely.testing.waiting_suite import HOLD_S, WaitingConformance, retry
+from oncely.testing.tools import AdvancingClock, at_once
 
 _RACERS = 8
 

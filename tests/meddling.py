@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from tests.forwarding import ForwardingStore
+
 from oncely.stores.store import Store
-from oncely.testing.forwarding import ForwardingStore
 
 _WRITES = ("insert", "swap", "transaction", "keep_retention", "bind", "unbind")
 _READS = ("horizons", "load")
