@@ -29,8 +29,8 @@ BUDGETS = {
     "spark, memory, 1000": Walk(99_700, 332, 52, 11_131, 0),
     "spark, SQLite, 1000": Walk(100_200, 382, 60, 11_171, 52),
 }
-"""At most so much for new messages, where all has run before. Threads that wait for each other do not
-look equally often each time: there is a little room for that.
+"""At most so much for new messages, where all has run before. Threads that wait for each other do
+not look equally often each time: there is a little room for that.
 """
 
 OpenIn = Callable[[str], Ledger]
