@@ -227,14 +227,10 @@ def _add_web(commands: Any) -> None:
     web.add_argument("--port", metavar="PORT", type=port, default=8470, help=text)
     text = "the path below which a proxy serves it, such as /oncely (default: /)"
     web.add_argument("--root-path", metavar="PATH", type=values.root_path, default="/", help=text)
-    text = "ask for a name and a password; the file has a line for each user"
-    web.add_argument("--passwords", metavar="FILE", help=text)
-    text = "print a line of that file for this user, and end; the password is asked for"
-    web.add_argument("--make-password", metavar="NAME", help=text)
-    text = "of that user: a viewer looks, an operator decides (default: viewer)"
-    roles = ("viewer", "operator")
-    web.add_argument("--role", choices=roles, default="viewer", help=text)
-    text = "believe the name that a proxy writes into this header, such as X-Forwarded-User"
+    text = (
+        "instead of asking for a token, believe the name that a proxy writes into this header, "
+        "such as X-Forwarded-User"
+    )
     web.add_argument("--user-header", metavar="NAME", help=text)
     text = (
         "an address or network of the proxy whose --user-header and X-Forwarded-Proto are "

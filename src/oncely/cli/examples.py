@@ -13,7 +13,7 @@ EXAMPLES: Mapping[str, str] = {
     "oncely list": "oncely list --state failed --consumer billing --older-than 1h",
     "oncely show": "oncely show order-17 --consumer billing",
     "oncely waiting": "oncely waiting --consumer billing --json",
-    "oncely web": "oncely web --ledger sqlite:///ledger.db --passwords passwords",
+    "oncely web": "oncely web --ledger sqlite:///ledger.db --port 8471",
     "oncely activity": "oncely activity --json",
     "oncely workers": "oncely workers",
     "oncely runs": "oncely runs --limit 10",

@@ -2,15 +2,16 @@
 
 import argparse
 import asyncio
-import getpass
 import json
+import os
+import re
+import secrets
 import socket
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Sequence
 from contextlib import closing
 from errno import EADDRNOTAVAIL
-from ipaddress import ip_address
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,10 +20,13 @@ from oncely._util.signals import end_at_once, on_signals
 from oncely.cli.ledger_arguments import opened
 from oncely.cli.loading import load_probe
 from oncely.core.errors import ConfigError
-from oncely.web import Auth, PasswordAuth, ProxyAuth, Role, dashboard, password_line
-from oncely.web.proxies import THIS_MACHINE
+from oncely.web import ProxyAuth, dashboard
+from oncely.web.proxies import THIS_MACHINE, TrustedProxies
+from oncely.web.token_gate import FIELD, TokenGate, token_holder
 
-_LOCAL = ("localhost", "127.0.0.1", "::1")
+_VARIABLE = "ONCELY_WEB_TOKEN"
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,}")
+"""A token of the user's: long enough that nobody guesses it, and as it is in an address."""
 _GRACE_S = 5
 """For what is being answered when it is stopped."""
 _LOOK_S = 0.5
@@ -33,73 +37,53 @@ two, who else send one into a connection that is just being closed.
 
 
 def web(parsed: argparse.Namespace) -> int:
-    """Serve it until SIGINT or SIGTERM; or print a line for the file of passwords."""
-    if parsed.make_password is not None:
-        print(password_line(parsed.make_password, _typed(), Role(parsed.role)))
-        return 0
-    auth = _auth(parsed)
+    """Serve it until SIGINT or SIGTERM."""
+    trusted = parsed.trusted_proxy or THIS_MACHINE
+    auth = _proxy_auth(parsed, trusted)
+    token, query = _token() if auth is None else (None, "")
     probes = {consumer: load_probe(name) for consumer, name in parsed.probe}
     with opened(parsed) as ledger:
         # Before anything is served: the schema may be an old one.
         ledger.of_message("oncely")
-        hosts = _hosts(parsed.host, auth)
         app = dashboard(
             ledger,
-            auth=auth,
+            auth=auth or token_holder,
             name=parsed.ledger,
-            hosts=hosts,
             probes=probes,
-            proxies=parsed.trusted_proxy or None,
+            proxies=trusted,
         )
+        if token is not None:
+            app = TokenGate(app, token, TrustedProxies(trusted))
         with closing(_listening(parsed.host, parsed.port)) as listening:
-            _say(parsed, listening)
+            _say(parsed, listening, query)
             _serve(_below(parsed.root_path, app), listening)
     return 0
 
 
-def _typed() -> str:
-    """A password, from a terminal without an echo, else a line of stdin."""
-    if not sys.stdin.isatty():
-        return sys.stdin.readline().rstrip("\n")
-    password = getpass.getpass("password: ")
-    if getpass.getpass("once more: ") != password:
-        raise ConfigError("password: the two are not the same; type it twice")
-    return password
+def _proxy_auth(parsed: argparse.Namespace, trusted: Sequence[str]) -> ProxyAuth | None:
+    """Who asks, as a proxy says; None where nobody says so and a token is asked for instead."""
+    if parsed.user_header is not None:
+        return ProxyAuth(parsed.user_header, trusted=trusted, operators=parsed.operator)
+    if parsed.operator:
+        raise ConfigError("web: --operator needs --user-header NAME")
+    return None
 
 
-def _auth(parsed: argparse.Namespace) -> Auth | None:
-    """Who asks, as it was typed how to find out. Raises ConfigError for two ways at once."""
-    if parsed.user_header is None:
-        if parsed.operator:
-            raise ConfigError("web: --operator needs --user-header NAME")
-        if parsed.passwords is not None:
-            return PasswordAuth(parsed.passwords)
-        if parsed.trusted_proxy:
-            raise ConfigError("web: --trusted-proxy needs --user-header NAME or --passwords FILE")
-        return None
-    if parsed.passwords is not None:
-        raise ConfigError("web: --passwords and --user-header are two ways; leave one out")
-    trusted = parsed.trusted_proxy or THIS_MACHINE
-    return ProxyAuth(parsed.user_header, trusted=trusted, operators=parsed.operator)
-
-
-def _hosts(host: str, auth: Auth | None) -> Collection[str] | None:
-    """By which names it may be asked. Raises ConfigError where strangers could ask."""
-    if auth is not None:
-        return None
-    if not _is_local(host):
+def _token() -> tuple[str, str]:
+    """The token, and what the printed address says of it: all of a new token, which nobody knows
+    yet; nothing of the user's own, because logs keep what a service prints. Raises ConfigError for
+    a token that can be guessed.
+    """
+    token = os.environ.get(_VARIABLE)
+    if token is None:
+        token = secrets.token_urlsafe()
+        return token, f"?{FIELD}={token}"
+    if not _TOKEN.fullmatch(token):
         raise ConfigError(
-            f"web: others can reach {host}, and nobody is asked who they are; add --passwords FILE "
-            "(a line of it: oncely web --make-password NAME), or --user-header NAME behind a proxy"
+            f"the value of {_VARIABLE} is not a token of at least 16 letters and digits "
+            "(or - . _ ~); set it to what this prints: openssl rand -hex 32, or unset it"
         )
-    return {*_LOCAL, host}
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return token, ""
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -117,9 +101,9 @@ def _listening(host: str, port: int) -> socket.socket:
         raise ConfigError(f"web: {host}:{port} cannot be had ({reason}); {advice}") from error
 
 
-def _say(parsed: argparse.Namespace, listening: socket.socket) -> None:
+def _say(parsed: argparse.Namespace, listening: socket.socket, query: str) -> None:
     host, port = listening.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{parsed.root_path}/"
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{parsed.root_path}/{query}"
     print(json.dumps({"url": url}) if parsed.json else f"oncely: the dashboard is at {url}")
     sys.stdout.flush()
 
@@ -143,7 +127,10 @@ def _serve(app: ASGIApp, listening: socket.socket) -> None:
         app,
         lifespan="off",
         log_level="warning",
+        # It would show the token of an address.
         access_log=False,
+        # The dashboard has no websockets.
+        ws="none",
         server_header=False,
         # Who asks is the peer itself: ProxyAuth believes a trusted one alone.
         proxy_headers=False,
