@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.logs import events_in
 
 from oncely import OncelyError
 from oncely.spark.sink.channel import DriverChannel, TaskChannel, report_batch
@@ -178,7 +179,7 @@ def test_no_file_descriptor_is_left(
     said = [sys.executable, "-c", program, driver.address, driver.token]
     with subprocess.Popen(said, stderr=subprocess.PIPE, text=True) as caller:
         with no_file_left():
-            until(lambda: "channel_error" in caplog.messages)
+            until(lambda: "channel_error" in events_in(caplog))
             assert driver.committed() == Counts()
         _, err = caller.communicate(timeout=60)
         assert caller.returncode == 0, err

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from tests.logs import events_in
 
 from oncely.core.commands import Busy, Granted, Outcome
 from oncely.core.durations import Duration
@@ -126,7 +127,7 @@ def test_fenced_claims_are_dropped(
     ledger.beats(1)
     assert [extended.key for extended in ledger.beats(2)] == [other.key]
     assert not heartbeat.is_good(claim)
-    assert "claim_lost" in caplog.messages
+    assert "claim_lost" in events_in(caplog)
     assert ledger.find(claim.key) == newest.record
 
 
@@ -149,7 +150,7 @@ def test_outage(
     assert heartbeat.is_good(claim)
     monotonic.advance(_LEASE_S)
     assert not heartbeat.is_good(claim)
-    assert "lease_extension_failed" in caplog.messages
+    assert "lease_extension_failed" in events_in(caplog)
     meddling.meddle = lambda: None
     ledger.beats(3)
     assert heartbeat.is_good(claim)
@@ -204,7 +205,7 @@ def test_any_error(
     meddling.meddle = fail
     heartbeat.hold([claim], 0.0)
     ledger.beats(2)
-    assert "lease_extension_failed" in caplog.messages
+    assert "lease_extension_failed" in events_in(caplog)
     meddling.meddle = lambda: None
     ledger.beats(2)
     assert heartbeat.let_go(claim).record.version > claim.record.version
