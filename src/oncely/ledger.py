@@ -382,7 +382,7 @@ class Ledger(Calls):
             total += purged
             self.recorder.purged(consumer, purged)
         _log.info(
-            "%(count)s records of %(consumer)s are removed: they are past their retention",
+            "%(count)s records past their retention are removed; consumer: %(consumer)s",
             extra={"event": "purged", "consumer": consumer, "count": total},
         )
         return total

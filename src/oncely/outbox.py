@@ -385,7 +385,8 @@ class _Sending:
     def _publish_heads(self, heads: Mapping[str, WaitingMessage]) -> None:
         refused = self._publish(list(heads.values()))
         for place, (lane, head) in enumerate(heads.items()):
-            self._note_reached(head.destination)
+            if failing := self._means.failing.pop(head.destination, None):
+                failing[1].over()
             if place in refused:
                 self._batch.refuse(lane, self._refusal(head, *refused[place]))
             else:
@@ -401,11 +402,6 @@ class _Sending:
         self._means.ledger.mailbox.put_back(left)
         self._refused = f"{destination}: {reason}"
         outage.met(error, count=len(messages), again_in_s=round(retry_s))
-
-    def _note_reached(self, destination: str) -> None:
-        if self._means.failing and destination in self._means.failing:
-            _, outage = self._means.failing.pop(destination)
-            outage.over()
 
     def _publish(self, messages: Sequence[WaitingMessage]) -> Mapping[int, tuple[str, bool]]:
         """The places of refused messages, each with the reason and whether a retry may succeed. All

@@ -170,7 +170,8 @@ def no_file_left() -> Iterator[None]:
 def test_no_file_descriptor_is_left(
     driver: DriverChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who calls meanwhile is answered when there are some again."""
+    """Who calls meanwhile is answered when there are some again; the log tells both."""
+    caplog.set_level("INFO", "oncely")
     program = (
         "import sys; from oncely.spark.sink.channel import report_batch; "
         "from oncely.spark.sink.counts import Counts; "
@@ -184,6 +185,7 @@ def test_no_file_descriptor_is_left(
         _, err = caller.communicate(timeout=60)
         assert caller.returncode == 0, err
     assert driver.committed().handled == 3
+    assert events_in(caplog) == ["channel_error", "channel_recovered"]
 
 
 # ---- Stopping ----------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "oncely.test")
 
 
-def outage(**values: str) -> Outage:
+def outage() -> Outage:
     return Outage(
-        _log, "lost", "%(what)s is lost: %(reason)s", "back", "%(what)s is back", what="it", **values
+        _log, "lost", "%(what)s is lost: %(reason)s", "back", "%(what)s is back", what="it"
     )
 
 

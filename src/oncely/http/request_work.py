@@ -220,10 +220,7 @@ class Exchange:
         problem = None if error is turn.error else _problem(error, has_run=turn.begun is not None)
         if problem is None:
             raise error
-        facts: dict[str, Any] = {
-            "message_id": turn.asked.message_id,
-            "status": problem.status,
-        }
+        facts: dict[str, Any] = {"message_id": turn.asked.message_id, "status": problem.status}
         if turn.begun is not None:
             _log.warning(
                 "request '%(message_id)s' was answered with %(status)s: %(reason)s",

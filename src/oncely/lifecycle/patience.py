@@ -77,7 +77,9 @@ class Patience:
                 until = good_until()
                 if not self._may_wait(endless_until if until == math.inf else until):
                     raise
-                self.outage.met(error, "ends")
+                if isinstance(error, StoreUnavailable):
+                    # A record that is contended keeps no other from being written.
+                    self.outage.met(error, "ends")
             else:
                 self.outage.over("ends")
                 return said

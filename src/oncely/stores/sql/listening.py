@@ -72,6 +72,8 @@ class Listening:
                 wake.close()
                 woken.close()
                 return
+            if self._wake is not None:
+                self._wake.close()
             self._thread, self._wake = thread, wake
 
     def close(self) -> None:
