@@ -1,7 +1,6 @@
 """The barrier: a function that runs once for each message; an interceptor sets the message's id."""
 
 import inspect
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -9,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
+from oncely._util.event_log import EventLog
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import Id, fingerprint_of, id_text
@@ -27,7 +27,7 @@ from oncely.lifecycle.wrapping import (
     wrapped,
 )
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -145,5 +145,8 @@ def _context() -> _Context:
 def _logged(work: Work, context: _Context) -> Work:
     if not work.is_new:
         names = {"message_id": context.message_id, "consumer": context.consumer_queue}
-        _log.warning("duplicate", extra=names)
+        _log.warning(
+            "message '%(message_id)s' of '%(consumer)s' is a duplicate: it does not run again",
+            extra={"event": "duplicate", **names},
+        )
     return work

@@ -1,11 +1,11 @@
 """Consumer: handles the messages of a queue, each once, with as little code as can be."""
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
+from oncely._util.event_log import EventLog
 from oncely._util.garbage import rarely_collecting
 from oncely._util.signals import StopEvent, end_at_once, on_signals
 from oncely.consuming.consumer_report import ConsumerReport
@@ -32,7 +32,7 @@ from oncely.transports.transport import Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _MOST = 10_000
 
@@ -310,8 +310,13 @@ class Consumer:
             ledger.mailbox.bind(bindings)
         except (StoreUnavailable, ContentionError):
             # `on_outage` deals with that later. The next start stores them.
-            extra = {"queue": self.queue, "consumer": self._name}
-            _log.warning("bindings_not_stored", exc_info=True, extra=extra)
+            names = {"queue": self.queue, "consumer": self._name}
+            _log.warning(
+                "the bindings of queue '%(queue)s' could not be stored: %(reason)s; the next start "
+                "stores them",
+                exc_info=True,
+                extra={"event": "bindings_not_stored", **names},
+            )
 
     def _settings(self, handler: Handler | None) -> ConsumerSettings:
         handlers = self._handlers.with_rest(handler)

@@ -1,12 +1,12 @@
 """Ledger: asks the rules, and stores their answers. The only writer of records."""
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from oncely._util.event_log import EventLog
 from oncely.core.commands import Forget, Happened, Outcome, Reset, Written
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError, describe
@@ -61,7 +61,7 @@ class Closable(Protocol):
 
 Kept = TypeVar("Kept", bound=Closable)
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 class Ledger(Calls):
@@ -381,7 +381,10 @@ class Ledger(Calls):
             on_batch(purged)
             total += purged
             self.recorder.purged(consumer, purged)
-        _log.info("purged", extra={"consumer": consumer, "count": total})
+        _log.info(
+            "%(count)s records past their retention are removed; consumer: %(consumer)s",
+            extra={"event": "purged", "consumer": consumer, "count": total},
+        )
         return total
 
     def purge_found(self, found: Sequence[Record]) -> set[Key]:
@@ -450,10 +453,14 @@ class Ledger(Calls):
         """Let these metrics count what happens from now on, in place of any before."""
         self.recorder.metrics = metrics
 
-    def count_untracked(self, consumer: str) -> None:
-        """Log and count that a message of `consumer` runs without a claim."""
-        _log.warning("untracked", extra={"consumer": consumer})
-        self.recorder.untracked(consumer)
+    def count_untracked(self, key: Key) -> None:
+        """Log and count that a message runs without a claim; its id may be empty."""
+        _log.warning(
+            "message '%(message_id)s' of '%(consumer)s' runs without a claim, as the policy says: "
+            "it may run twice",
+            extra={"event": "untracked", **key._asdict()},
+        )
+        self.recorder.untracked(key.consumer)
 
     def close(self) -> None:
         """Give back connections, and end threads; a later call opens and starts them again."""

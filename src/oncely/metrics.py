@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import time
 from collections import Counter as Counted
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -10,6 +9,8 @@ from typing import Any, TypeVar
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from oncely._util.event_log import EventLog
+from oncely._util.outage import Outage
 from oncely.core.commands import (
     Ask,
     Busy,
@@ -27,14 +28,14 @@ from oncely.core.commands import (
     Waiting,
     Written,
 )
-from oncely.core.errors import ConfigError, StoreUnavailable, describe
+from oncely.core.errors import ConfigError
 from oncely.core.record import State
 from oncely.core.waiting import OUTBOX, WaitingMessage, consumer_of, name_of_queue
 from oncely.engine.request import Request
 from oncely.ledger import Ledger
 from oncely.stores.store import Backlog
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -56,15 +57,29 @@ _EXACT = 100_000
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 
 
+def metrics_outage() -> Outage:
+    """The outage of one object that counts."""
+    return Outage(
+        _log,
+        "metrics_failed",
+        "metrics are not counted: %(reason)s; messages are not affected",
+        "metrics_recovered",
+        "metrics are counted again after %(away_s)s s",
+        level=logging.ERROR,
+    )
+
+
 def harmless(method: F) -> F:
-    """Log an error of the metrics, and do not raise it."""
+    """Note an error of the metrics in the outage of its object, and do not raise it."""
 
     @functools.wraps(method)
-    def guarded(*args: Any, **kwargs: Any) -> None:
+    def guarded(self: Any, *args: Any) -> None:
         try:
-            method(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - the message must go on.
-            _log.exception("metrics_failed")
+            method(self, *args)
+        except Exception as error:  # noqa: BLE001 - the message must go on.
+            self._outage.met(error, method.__name__)
+        else:
+            self._outage.over(method.__name__)
 
     return guarded  # type: ignore[return-value]  # It takes and returns the same.
 
@@ -76,6 +91,7 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._outage = metrics_outage()
         self._registry = registry
         self._watches = False
         try:
@@ -220,7 +236,14 @@ class LedgerGauges:
     def __init__(self, ledger: Ledger, *, records: bool) -> None:
         self._ledger = ledger
         self._records = records
-        self._failed_at: float | None = None
+        self._outage = Outage(
+            _log,
+            "gauges_failed",
+            "the gauges of the ledger cannot be read: %(reason)s",
+            "gauges_recovered",
+            "the gauges of the ledger can be read again after %(away_s)s s",
+            level=logging.ERROR,
+        )
 
     def describe(self) -> list[Metric]:
         """Nothing: registering must not need the store."""
@@ -234,21 +257,9 @@ class LedgerGauges:
             yield from self._gauges() if self._records else []
             yield from self._waiting()
         except Exception as error:  # noqa: BLE001 - the other metrics have to be shown all the same.
-            self._failed(error)
+            self._outage.met(error)
         else:
-            if self._failed_at is not None:
-                away_s = round(time.monotonic() - self._failed_at, 1)
-                self._failed_at = None
-                _log.info("gauges_recovered", extra={"away_s": away_s})
-
-    def _failed(self, error: Exception) -> None:
-        """Log the first of a row of failures: Prometheus asks every few seconds."""
-        if self._failed_at is None:
-            self._failed_at = time.monotonic()
-            # An outage has no place in the program that a traceback could show.
-            is_unexpected = not isinstance(error, StoreUnavailable)
-            extra = {"error": describe(error, 300)}
-            _log.error("gauges_failed", extra=extra, exc_info=is_unexpected)
+            self._outage.over()
 
     def _gauges(self) -> list[Metric]:
         records = _gauge("oncely_records", "Records.", "consumer", "state")

@@ -1,6 +1,5 @@
 """Relay: publishes deferred messages after their handlers have succeeded. And `publish`."""
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +9,8 @@ from typing import NamedTuple
 
 from oncely._util.clock import monotonic
 from oncely._util.crash_points import reached
+from oncely._util.event_log import EventLog
+from oncely._util.outage import Outage
 from oncely._util.pauses import pause_s
 from oncely.core.durations import Duration, positive_seconds, seconds
 from oncely.core.errors import (
@@ -31,7 +32,7 @@ from oncely.stores.store import PutBack
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Clock, Transport
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 30.0
@@ -116,7 +117,7 @@ class Relay:
         retries = Policy(tries=tries, backoff=backoff)
         observer = metrics or ledger.observer
         self._means = _Means(
-            ledger, transport, batch, hold_s, retries, create_queues, observer, clock
+            ledger, transport, batch, hold_s, retries, create_queues, observer, clock, {}
         )
 
     def send_waiting(self, parents: Sequence[Key] | None = None) -> RelayReport:
@@ -154,6 +155,13 @@ class Relay:
         """
         self._means.ledger.recorder.works_as("relay")
         sending = _Sending(self._means, stop, on_progress=on_progress)
+        outage = Outage(
+            _log,
+            "relay_stalled",
+            "the relay cannot go on: %(reason)s; trying again, ever more slowly",
+            "relay_recovered",
+            "the relay goes on after %(away_s)s s",
+        )
         tidy_at = 0.0
         failures = 0
         while not stop.is_set():
@@ -163,10 +171,11 @@ class Relay:
                     tidy_at = monotonic() + _TIDY_EVERY_S
                 sending.go_on()
                 failures = 0
+                outage.over()
                 self._await_messages(stop)
             except (TransportError, StoreUnavailable, ContentionError) as error:
                 failures += 1
-                _log.warning("relay_stalled", exc_info=True)
+                outage.met(error)
                 sending.tell(error)
                 stop.wait(pause_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
         sending.mark()
@@ -214,6 +223,8 @@ class _Means(NamedTuple):
     """Whether a queue that is missing is made."""
     observer: RelayObserver | None
     clock: Clock
+    failing: dict[str, tuple[int, Outage]]
+    """How often in a row each destination has failed while others did not."""
 
 
 class _Batch:
@@ -289,8 +300,6 @@ class _Sending:
         self._parents = parents
         self._on_progress = on_progress
         self._batch = _Batch()
-        self._failures: dict[str, int] = {}
-        """How often in a row each destination has failed."""
 
     def go_on(self) -> None:
         """Send until nothing more can be taken, or the event to stop is set.
@@ -376,7 +385,8 @@ class _Sending:
     def _publish_heads(self, heads: Mapping[str, WaitingMessage]) -> None:
         refused = self._publish(list(heads.values()))
         for place, (lane, head) in enumerate(heads.items()):
-            self._failures.pop(head.destination, None)
+            if failing := self._means.failing.pop(head.destination, None):
+                failing[1].over()
             if place in refused:
                 self._batch.refuse(lane, self._refusal(head, *refused[place]))
             else:
@@ -385,13 +395,13 @@ class _Sending:
     def _leave(self, messages: Sequence[WaitingMessage], error: TransportError) -> None:
         """Put these back: their destination fails, while others do not."""
         destination, reason = messages[0].destination, describe(error)
-        failures = self._failures[destination] = self._failures.get(destination, 0) + 1
-        retry_s = pause_s(failures - 1, _FIRST_APART_S, _LONGEST_APART_S)
+        failures, outage = self._means.failing.get(destination) or (0, _outage(destination))
+        self._means.failing[destination] = failures + 1, outage
+        retry_s = pause_s(failures, _FIRST_APART_S, _LONGEST_APART_S)
         left = [PutBack(each, reason, retry_s, is_try=False) for each in messages]
         self._means.ledger.mailbox.put_back(left)
         self._refused = f"{destination}: {reason}"
-        told = {"destination": destination, "count": len(messages), "again_in_s": round(retry_s)}
-        _log.warning("destination_unavailable", extra={**told, "reason": reason})
+        outage.met(error, count=len(messages), again_in_s=round(retry_s))
 
     def _publish(self, messages: Sequence[WaitingMessage]) -> Mapping[int, tuple[str, bool]]:
         """The places of refused messages, each with the reason and whether a retry may succeed. All
@@ -423,12 +433,32 @@ class _Sending:
             self._refused = f"{refusal.message.destination}: {refusal.error}"
             if refusal.retry_s is None:
                 self.report.set_aside += 1
-                _log.error("deferred_set_aside", extra=_told(refusal))
+                _log.error(
+                    "deferred message '%(message_id)s' of '%(consumer)s' was refused by "
+                    "'%(destination)s': %(reason)s; it is set aside for people",
+                    extra={"event": "deferred_set_aside", **_told(refusal)},
+                )
             else:
                 self.report.refused += 1
-                _log.warning("deferred_refused", extra=_told(refusal))
+                _log.warning(
+                    "deferred message '%(message_id)s' of '%(consumer)s' was refused by "
+                    "'%(destination)s': %(reason)s; attempt %(attempts)s, and it is retried",
+                    extra={"event": "deferred_refused", **_told(refusal)},
+                )
         if self._means.observer is not None:
             self._means.observer.deferred_refused([refusal.message for refusal in refusals])
+
+
+def _outage(destination: str) -> Outage:
+    return Outage(
+        _log,
+        "destination_unavailable",
+        "destination '%(destination)s' fails: %(reason)s; %(count)s messages for it wait for "
+        "%(again_in_s)s s, others are sent",
+        "destination_available",
+        "messages for destination '%(destination)s' are sent again after %(away_s)s s",
+        destination=destination,
+    )
 
 
 def _told(refusal: PutBack) -> Mapping[str, object]:

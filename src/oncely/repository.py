@@ -3,11 +3,11 @@
 A record is looked up, begun, and marked; there are no leases and no second attempts.
 """
 
-import logging
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from oncely._util.event_log import EventLog
 from oncely.core.commands import Granted
 from oncely.core.errors import ConfigError, FencedError, RefusedError, StoreError
 from oncely.core.ids import Id
@@ -16,7 +16,7 @@ from oncely.core.record import Claim, Key
 from oncely.engine.transaction import Inbox
 from oncely.ledger import Ledger
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _POLICY = at_most_once(lease="none")
 
@@ -52,7 +52,10 @@ class ProcessedMessageRepository:
         except RefusedError:
             # The record was removed since the claim, and may be begun again.
             return self.mark_processing(message_id, provider, metadata)
-        _log.warning("duplicate", extra={**key._asdict(), "attempts": attempts})
+        _log.warning(
+            "message '%(message_id)s' is a duplicate: attempt %(attempts)s; it does not run again",
+            extra={"event": "duplicate", **key._asdict(), "attempts": attempts},
+        )
         return False
 
     def mark_sent(self, message_id: Id, provider: str) -> None:
@@ -87,12 +90,20 @@ class ProcessedMessageRepository:
         try:
             self._write_mark(key, error_message)
         except FencedError:
-            _log.warning("not_marked", extra=key._asdict())
+            _log.warning(
+                "message '%(message_id)s' of '%(consumer)s' could not be marked: it is not being "
+                "processed",
+                extra={"event": "not_marked", **key._asdict()},
+            )
         except StoreError:
             # Inside a transaction nothing is stored after an error, and the caller must know.
             if not isinstance(self._calls, Ledger):
                 raise
-            _log.exception("marking_failed", extra=key._asdict())
+            _log.exception(
+                "message '%(message_id)s' of '%(consumer)s' could not be marked: %(reason)s; its "
+                "effect has happened",
+                extra={"event": "marking_failed", **key._asdict()},
+            )
 
     def _write_mark(self, key: Key, error_message: str | None) -> None:
         record = self._calls.find(key)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
+from tests.logs import of_event
 
 from oncely import Key, Policy, State
 from oncely.archive.layout import BUCKETS, bucket_of
@@ -37,8 +38,7 @@ class Reads:
         """Those since the last time."""
         reads = [
             (str(getattr(record, "path", "")), int(getattr(record, "row_groups", 0)))
-            for record in self._caplog.records
-            if record.message == "archive_read"
+            for record in of_event(self._caplog, "archive_read")
         ]
         self._caplog.clear()
         return reads

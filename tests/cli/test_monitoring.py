@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from tests.cli.probing import Got, got
 from tests.integration.others import wait_until
+from tests.logs import events_in, of_event
 
 from oncely import Consumer, Message
 from oncely._util.signals import told_to_stop
 from oncely.cli.monitoring import _Monitor, monitored
 from oncely.consuming import loop
-from oncely.consuming.health import Health, Outage, Pulse
+from oncely.consuming.health import BrokerOutage, Health, Pulse
 from oncely.core.errors import StoreUnavailable, TransportError
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
@@ -66,7 +67,7 @@ def ask(caplog: pytest.LogCaptureFixture) -> Ask:
         caplog.clear()
         parsed = Namespace(metrics_host="127.0.0.1", metrics_port=0)
         with caplog.at_level("INFO", "oncely"), monitored(parsed, ledger, lambda: healths, workers):
-            [served] = [each for each in caplog.records if each.message == "metrics_served"]
+            [served] = of_event(caplog, "metrics_served")
             return got(f"http://127.0.0.1:{vars(served)['port']}{path}")
 
     return ask
@@ -120,7 +121,7 @@ def test_what_cannot_be_told(ask: Ask, tmp_path: Path, caplog: pytest.LogCapture
     (tmp_path / "counter_1.db").write_bytes(b"no")
     status, text = ask("/metrics", {"": FINE}, workers={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)})
     assert (status, text) == (500, "internal error: see the log\n")
-    [logged] = [each for each in caplog.records if each.message == "monitoring_failed"]
+    [logged] = of_event(caplog, "monitoring_failed")
     assert vars(logged)["path"] == "/metrics"
 
 
@@ -148,7 +149,7 @@ def test_scrapes_of_a_ledger_that_is_away(
                 assert monitor.answer("/metrics").status == 200
         for _ in range(3):
             assert "oncely_deferred_waiting 0.0" in monitor.answer("/metrics").text
-    assert [each.message for each in caplog.records] == ["gauges_failed", "gauges_recovered"]
+    assert events_in(caplog) == ["gauges_failed", "gauges_recovered"]
 
 
 def test_the_pulse_of_a_loop() -> None:
@@ -168,7 +169,7 @@ def test_the_broker_of_a_loop() -> None:
     """Ready when its broker has answered, and no more when that is away."""
     pulse = Pulse()
     assert pulse.health().unready == "the broker has not been reached yet"
-    broker = Outage("broker", "orders", pulse)
+    broker = BrokerOutage("orders", pulse)
     broker.over()
     assert pulse.health().unready is None
     broker.met(TransportError("amqp://u:geheim@h: refused"))
@@ -197,8 +198,7 @@ def test_a_consumer_whose_broker_is_lost(
     lost = "the broker cannot be reached: TransportError: amqp://u:***@h: lost"
     assert transport.unready[: len(said) + 2] == [*said, lost, lost]
     assert consumer.pulse.health().unready is None
-    told = [each.message for each in caplog.records if each.message.startswith("broker_")]
-    assert told == ["broker_unavailable", "broker_available"]
+    assert events_in(caplog) == ["broker_unavailable", "broker_available"]
 
 
 class Beats(Pulse):

@@ -159,6 +159,7 @@ def test_the_log_of_a_consumer(works: Works) -> None:
     assert tried == [("b", 1, 0.01), ("b", 2, None)]
     assert all('raise ValueError("postgresql' in each["exception"] for each in failures)
     assert all("u:***@h" in each["exception"] for each in failures)
+    assert all("of message 'b' failed: ValueError: " in each["message"] for each in failures)
     [stopped] = works.of("consumer_stopped")
     assert (stopped["handled"], stopped["failed"], stopped["retried"]) == (1, 1, 1)
     assert works.events[0] == started
@@ -183,10 +184,13 @@ def test_the_log_as_text(works: Works) -> None:
     works.publish("b c", type_="fail")
     works.start("consume", "works:consumer", "--drain").wait(60)
     first, *rest = works.said.splitlines()
-    assert " INFO    consumer_started consumer=works:consumer queue=orders workers=1" in first
-    failed = next(n for n, line in enumerate(rest) if " WARNING handler_failed" in line)
+    started = "consumer works:consumer of queue 'orders' has started; workers: 1"
+    assert f" INFO    {started} event=consumer_started" in first
+    failed = next(n for n, line in enumerate(rest) if line.endswith(" event=handler_failed"))
+    why = "ValueError: postgresql://u:***@h\\nand more"
+    said = f" WARNING the handler of message 'b c' failed: {why}; it is tried again in 0.01 s "
+    assert said in rest[failed]
     assert rest[failed + 1] == "  Traceback (most recent call last):"
-    assert 'message_id="b c"' in works.said
 
 
 def test_the_log_of_workers(works: Works) -> None:
@@ -220,6 +224,7 @@ def test_a_mistake_in_the_log(works: Works) -> None:
     [failed] = works.events
     assert (failed["event"], failed["level"], failed["exit_code"]) == ("command_failed", "error", 2)
     assert "'pigeon://u:***@h' is not of a known kind" in failed["error"]
+    assert failed["message"] == failed["error"]
 
 
 def test_the_log_of_a_relay(works: Works) -> None:

@@ -48,7 +48,7 @@ def defer(at: "OnFile") -> Defer:
 
 def told(err: str) -> list[str]:
     """What was said on stderr besides progress, and that it began and ended."""
-    ordinary = re.compile(r"sent |[0-9TZ:.-]+ INFO +relay_(started|stopped)( |$)")
+    ordinary = re.compile(r"sent |[0-9TZ:.-]+ INFO .* event=relay_(started|stopped)$")
     return [line for line in err.splitlines() if not ordinary.match(line)]
 
 

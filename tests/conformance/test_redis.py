@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from redis import Redis as Client
 from tests.conformance.store_suite import StoreConformance
+from tests.logs import events_in
 from tests.records import granted
 from tests.servers import Redis
 
@@ -282,12 +283,12 @@ def test_server_that_forgets(private_redis: Redis, policy: str, key: Key) -> Non
 def test_server_without_a_log(private_redis: Redis, caplog: pytest.LogCaptureFixture) -> None:
     """A server without AOF is warned of in the log, once for each opening, and is a problem."""
     open_redis(private_redis.url)
-    assert caplog.messages == []
+    assert events_in(caplog) == []
     with Client.from_url(private_redis.url) as client:
         client.config_set("appendonly", "no")
     store = open_redis(private_redis.url)
     store.tallies()
-    assert caplog.messages == ["redis_aof_disabled"]
+    assert events_in(caplog) == ["redis_aof_disabled"]
     [problem] = store.problems()
     assert "CONFIG SET appendonly yes" in problem
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.logs import events_in
 from tests.records import granted
 
 from oncely._util import sqlite_files
@@ -237,9 +238,9 @@ def test_late_settles_are_logged(each: Transport, caplog: pytest.LogCaptureFixtu
     caplog.clear()
     [delivery] = each.receive(_QUEUE, 1, 0)
     each.settle([(delivery, Ack())])
-    assert caplog.messages == []
+    assert events_in(caplog) == []
     each.settle([(delivery, Ack()), (delivery, Requeue())])
-    assert [(record.message, record.count) for record in caplog.records] == [  # type: ignore[attr-defined]
+    assert [(vars(each)["event"], vars(each)["count"]) for each in caplog.records] == [
         ("settled_too_late", 2)
     ]
 

@@ -1,140 +1,123 @@
 """The page of log events names what the sources log."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
+from logging import makeLogRecord
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.docs.pages import codes, rows
 
 SOURCES = Path(__file__).parents[2] / "src" / "oncely"
-LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
-AWAY = ("unavailable", "available")
+LEVELS = {"debug", "info", "warning", "error"}
 
 
 class Logged(NamedTuple):
-    """A call of a logger."""
+    """An event, where it is logged."""
 
-    event: str | None
-    """None where it is not a text there."""
-    level: str
-    fields: frozenset[str]
+    event: str
+    sentence: str
+    level: str | None = None
+    """None where it is not said there."""
+    fields: frozenset[str] = frozenset()
     """As far as they stand there."""
 
 
-@cache
-def modules() -> Mapping[Path, ast.Module]:
-    return {file: ast.parse(file.read_text()) for file in sorted(SOURCES.rglob("*.py"))}
+def text_of(node: ast.AST) -> str:
+    """A text, without the parts that are filled in."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(text_of, node.values))
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def keys_of(node: ast.expr | None, function: ast.AST) -> Iterator[str]:
-    """The keys of what is handed over as `extra`, or was given a name just before."""
+def items_of(node: ast.AST | None, function: ast.AST) -> Mapping[str, ast.expr]:
+    """The items of a mapping, or of the one that was given this name in `function`."""
+    found: dict[str, ast.expr] = {}
     if isinstance(node, ast.Name):
         for each in ast.walk(function):
-            targets = each.targets if isinstance(each, ast.Assign) else []
-            if isinstance(each, ast.AnnAssign):
-                targets = [each.target]
-            if any(isinstance(to, ast.Name) and to.id == node.id for to in targets):
-                assert isinstance(each, ast.Assign | ast.AnnAssign)
-                yield from keys_of(each.value, ast.Module([], []))
+            if isinstance(each, ast.Assign | ast.AnnAssign):
+                targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+                if node.id in (getattr(target, "id", "") for target in targets):
+                    found |= items_of(each.value, function)
     elif isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):
-            if isinstance(key, ast.Constant):
-                yield str(key.value)
-            elif key is None:
-                yield from keys_of(value, function)
+            found |= items_of(value, function) if key is None else {text_of(key): value}
+    return found
 
 
-def calls_of_loggers() -> Iterator[Logged]:
-    for module in modules().values():
+def logged_by(call: ast.Call, function: ast.AST) -> Iterator[Logged]:
+    """What a call logs: of a logger, or of an outage that is made."""
+    given = {each.arg: each.value for each in call.keywords}
+    if "extra" in given and isinstance(call.func, ast.Attribute):
+        items = items_of(given["extra"], function)
+        if event := text_of(items.get("event", ast.Constant(""))):
+            level = {"exception": "error", "log": None}.get(call.func.attr, call.func.attr)
+            yield Logged(event, text_of(call.args[0]), level, frozenset(items) - {"event"})
+    elif len(call.args) == 5 and getattr(call.args[0], "id", "") == "_log":
+        _, begins, sentence, ends, last = map(text_of, call.args)
+        level = getattr(given.get("level"), "attr", "warning").lower()
+        fields = frozenset(name for name in given if name not in (None, "level"))
+        yield Logged(begins, sentence, level, fields | {"error"})
+        yield Logged(ends, last, "info", fields | {"away_s"})
+
+
+@cache
+def all_logged() -> list[Logged]:
+    found = []
+    for file in sorted(SOURCES.rglob("*.py")):
+        module = ast.parse(file.read_text())
         for function in ast.walk(module):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield from calls_in(function)
+                calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+                found += [each for call in calls for each in logged_by(call, function)]
+        # Of events that are logged by one call together.
+        sentences = items_of(ast.Name("_SENTENCES"), module)
+        found += [Logged(event, text_of(sentence)) for event, sentence in sentences.items()]
+    return found
 
 
-def calls_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Logged]:
-    for node in ast.walk(function):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-            continue
-        if isinstance(node.func.value, ast.Name) and node.func.value.id == "_log":
-            extra = next((each.value for each in node.keywords if each.arg == "extra"), None)
-            level = node.func.attr
-            assert level in LEVELS or level == "log", level
-            place = 1 if level == "log" else 0
-            level = {"exception": "error", "log": ""}.get(level, level)
-            event = node.args[place]
-            text = event.value if isinstance(event, ast.Constant) else None
-            assert text is None or isinstance(text, str)
-            yield Logged(text, level, frozenset(keys_of(extra, function)))
+def page() -> Mapping[str, list[str]]:
+    return {codes(row[0])[0]: row for row in rows("log-events.md")}
 
 
-def handed_over() -> Iterator[str]:
-    """The events that are given, as a text, to a function with a parameter `event: str`."""
-    for file, module in modules().items():
-        for function in ast.walk(module):
-            if not isinstance(function, ast.FunctionDef):
-                continue
-            parameters = [*function.args.posonlyargs, *function.args.args]
-            names = [each.arg for each in parameters if each.arg != "self"]
-            if "event" not in names:
-                continue
-            annotation = parameters[-len(names) + names.index("event")].annotation
-            if isinstance(annotation, ast.Name) and annotation.id == "str":
-                yield from given_to(file, function.name, names.index("event"))
-
-
-def given_to(file: Path, name: str, place: int) -> Iterator[str]:
-    here = {file: modules()[file]}
-    # A callback is called elsewhere.
-    yield from [*texts(here, name, place)] or [*texts(modules(), name, place)]
-
-
-def texts(where: Mapping[Path, ast.Module], name: str, place: int) -> Iterator[str]:
-    for module in where.values():
-        for node in ast.walk(module):
-            if isinstance(node, ast.Call) and len(node.args) > place:
-                called = node.func
-                by = called.attr if isinstance(called, ast.Attribute) else ""
-                by = called.id if isinstance(called, ast.Name) else by
-                argument = node.args[place]
-                text = argument.value if isinstance(argument, ast.Constant) else None
-                if by.strip("_") == name.strip("_") and isinstance(text, str):
-                    yield text
-
-
-def outages() -> Iterator[str]:
-    """The events of whatever may be away."""
-    for module in modules().values():
-        for node in ast.walk(module):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Outage":
-                what = node.args[0]
-                assert isinstance(what, ast.Constant)
-                assert isinstance(what.value, str)
-                yield from (f"{what.value}_{each}" for each in AWAY)
+def fields_of(event: str) -> set[str]:
+    """The fields on the page, also those that it takes from other events there."""
+    text = page()[event][2]
+    others = [other for other in page() if f"`{other}`" in text]
+    return {name for each in [event, *others] for name in codes(page()[each][2])}
 
 
 def test_events() -> None:
     """Every event that is logged is in the page, once, and none besides."""
-    plain = {call.event for call in calls_of_loggers() if call.event is not None}
     named = [codes(row[0])[0] for row in rows("log-events.md")]
-    assert sorted(named) == sorted({*plain, *handed_over(), *outages()})
+    # The command line writes this one itself.
+    assert sorted(named) == sorted({each.event for each in all_logged()} | {"command_failed"})
 
 
 def test_levels_and_fields() -> None:
-    """The page has the levels of an event, and every field that stands where it is logged."""
-    told: dict[str, list[str]] = {codes(row[0])[0]: row for row in rows("log-events.md")}
+    """The page has the levels of an event, every field that stands where it is logged, and those
+    that its sentence names.
+    """
     levels: dict[str, set[str]] = defaultdict(set)
-    fields: dict[str, set[str]] = defaultdict(set)
-    for call in calls_of_loggers():
-        if call.event is not None:
-            levels[call.event].add(call.level)
-            fields[call.event] |= call.fields
+    for each in all_logged():
+        if each.level is not None:
+            levels[each.event].add(each.level)
+        in_sentence = {*re.findall(r"%\(([a-z_]+)\)", each.sentence)} - {"reason"}
+        assert each.fields | in_sentence <= fields_of(each.event), each.event
     for event, found in levels.items():
-        said = told[event][1]
-        assert {level for level in LEVELS if level in said} == found, event
-        text = told[event][2]
-        as_other = [other for other in told if f"`{other}`" in text and other != event]
-        shown = {name for each in [event, *as_other] for name in codes(told[each][2])}
-        assert fields[event] <= shown, event
+        assert {level for level in LEVELS if level in page()[event][1]} == found, event
+
+
+def test_fields_are_not_those_of_records() -> None:
+    """`logging` refuses a field that has the name of an attribute of its records."""
+    taken = {*vars(makeLogRecord({})), "message", "asctime"}
+    assert {name for event in page() for name in fields_of(event)} & taken == set()
+
+
+def test_sentences() -> None:
+    """Each is a sentence, and not the name of the event."""
+    for each in all_logged():
+        assert not each.sentence or " " in each.sentence, each.event

@@ -30,6 +30,7 @@ from tests.integration.adapting import (
     publish,
     waiting,
 )
+from tests.logs import of_event
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
@@ -220,7 +221,7 @@ def test_backoff(
     assert all(waited >= delay for waited, delay in zip(waits_s, (0.2, 0.6), strict=False))
     assert redelivered == [False] * runs
     assert left(url) == (0, dead)
-    logged = [vars(each) for each in caplog.records if each.message == "handler_failed"]
+    logged = [vars(each) for each in of_event(caplog, "handler_failed")]
     delays_s = [0.2, 0.6, None] if runs == 3 else [None]
     assert [each["next_try_in_s"] for each in logged] == delays_s[: runs - (not dead)]
     assert [each["attempt"] for each in logged] == [*range(1, len(logged) + 1)]

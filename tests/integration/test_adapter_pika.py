@@ -25,6 +25,7 @@ from tests.integration.adapting import (
     waiting,
 )
 from tests.integration.pika_worker import callback_in, ledger_in
+from tests.logs import of_event
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
@@ -126,7 +127,7 @@ def test_failed_for_good(
     assert len(handler.given) == runs
     assert found(ledger, "billing", "a").exhausted
     assert settled(channel, rabbitmq_url, dead=1)
-    logged = [vars(each) for each in caplog.records if each.message == "handler_failed"]
+    logged = [vars(each) for each in of_event(caplog, "handler_failed")]
     assert [each["attempt"] for each in logged] == [*range(1, runs + 1)]
     assert {(each["message_id"], each["consumer"]) for each in logged} == {("a", "billing")}
     assert [each["next_try_in_s"] is None for each in logged] == [False] * (runs - 1) + [True]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.conformance.conftest import url_of
+from tests.logs import events_in
 from tests.records import granted
 
 from oncely import ops
@@ -206,9 +207,7 @@ def test_audit_that_fails(
     assert isinstance(ledger.claim(records[0].key), Granted)
     letters = ops.discard_letters(ledger, [letter.id for letter in ledger.dead()], by="ann")
     assert letters.audit_error == "StoreUnavailable: gone"
-    assert [line.message for line in caplog.records if line.name == "oncely.ops.auditing"] == [
-        "audit_not_completed"
-    ] * 2
+    assert events_in(caplog) == ["audit_not_completed"] * 2
     assert noted(ledger) == [
         ("ann", "reset", "billing", "1", None, None, ""),
         ("ann", "dead_letter_discarded", "billing", "2", None, None, ""),

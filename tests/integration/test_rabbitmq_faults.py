@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pika
 import pytest
+from tests.logs import events_in
 from tests.proxy import Proxy
 from tests.servers import HOST, Rabbitmq
 
@@ -62,11 +63,6 @@ def _received(transport: Transport, number: int, queue: str = _QUEUE) -> list[De
 
 def _ids(deliveries: Sequence[Delivery]) -> list[str]:
     return [delivery.message.id for delivery in deliveries]
-
-
-def _logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What oncely has said; pika has much to say too."""
-    return [record.message for record in caplog.records if record.name.startswith("oncely")]
 
 
 def _vhost(url: str) -> str:
@@ -233,7 +229,7 @@ def test_queue_deleted(
     [delivery] = _received(transport, 1)
     transport.settle([(held, Ack()), (delivery, Ack())])
     assert delivery.message.id == "1"
-    assert _logged(caplog) == ["settled_too_late"]
+    assert events_in(caplog) == ["settled_too_late"]
     assert transport.is_drained(_QUEUE)
 
 
@@ -338,7 +334,7 @@ def test_acknowledged_too_late(
         [late] = _received(transport, 1)
         [again] = _received(transport, 1)
         transport.settle([(late, Ack())])
-        assert _logged(caplog) == ["settled_too_late"]
+        assert events_in(caplog) == ["settled_too_late"]
         assert (again.message.id, again.count) == ("0", 2)
         transport.settle([(again, Ack())])
         assert transport.is_drained(_QUEUE)

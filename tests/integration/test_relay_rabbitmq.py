@@ -10,6 +10,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 from tests.integration.adapting import channel_to
+from tests.logs import of_event
 from tests.records import granted
 
 from oncely import Message, open_ledger, open_transport
@@ -96,13 +97,13 @@ def test_bad_destinations(
         report = Relay(ledger, transport).send_waiting()
     assert (report.sent, report.set_aside, report.refused) == (30 * len(_GOOD), 25, 5)
     assert bodies(channel, "mails") == [b"good"] * 30 * len(_GOOD)
-    logged = [vars(each) for each in caplog.records if each.message.startswith("deferred_")]
+    logged = [*map(vars, of_event(caplog, "deferred_refused", "deferred_set_aside"))]
     assert len(logged) == 30
     for each in logged:
         message, reason = bad[each["destination"]]
         assert each["message_id"] == message.id
         assert reason in each["reason"]
-        assert (each["message"] == "deferred_refused") == (each["destination"] == "full")
+        assert (each["event"] == "deferred_refused") == (each["destination"] == "full")
     assert report.error is not None
     assert any(report.error.startswith(f"{to}: ") for to in bad)
     with channel_to(rabbitmq_url) as another, pytest.raises(ChannelClosedByBroker) as refused:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 from tests.integration.others import wait_until
+from tests.logs import of_event
 
 from oncely import Consumer, ConsumerReport, Message, Policy, open_ledger, open_transport
 from oncely.core import rules
@@ -169,7 +170,7 @@ def test_newer_never_starts_on_redis(
             dead += [each.message.id for each in transport.receive(f"{QUEUE}.dead", 1, 30.0)]
     assert sorted(dead) == sorted(IDS)
     assert report.result().received >= 2 * len(IDS)
-    reasons = [vars(each)["reason"] for each in caplog.records if each.message == "rejected"]
+    reasons = [vars(each)["reason"] for each in of_event(caplog, "rejected")]
     assert reasons == [
         f"UnhandledError: nothing here takes messages of the type {RETURNED!r}"
     ] * len(IDS)

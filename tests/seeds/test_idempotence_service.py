@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
+from tests.logs import events_in
 from tests.meddling import MeddlingStore
 from tests.seeds.conftest import SQL, OpenLedger, open_real, orders_in
 
@@ -216,7 +217,7 @@ def test_untracked_while_the_store_is_away(caplog: pytest.LogCaptureFixture) -> 
     assert service.get_deferred_messages(MESSAGE) == []
     service.processing_completed(MESSAGE)
     assert ledger.counts() == {}
-    assert [record.getMessage() for record in caplog.records] == ["untracked"]
+    assert events_in(caplog) == ["untracked"]
     assert service.processing_status(MESSAGE) is ASSIGNED
     service.processing_completed(MESSAGE)
     assert _state(ledger) is State.COMPLETED

@@ -82,7 +82,7 @@ def test_seen_does_not_run(
             results.append(idempotent_consumer(each)(handler.on_order)("pens"))
     assert results == ["receipt for pens", None, None]
     assert handler.orders == ["pens"]
-    logged = [(record.getMessage(), vars(record)["message_id"]) for record in caplog.records]
+    logged = [(vars(record)["event"], vars(record)["message_id"]) for record in caplog.records]
     assert logged == [("duplicate", "1")] * 2
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 
 import pytest
 from sqlalchemy import Engine, text
+from tests.logs import events_in
 from tests.records import granted
 from tests.seeds.conftest import EVERY, SQL, OpenLedger, orders_in
 
@@ -206,7 +207,7 @@ def test_a_mark_without_a_row_is_logged(
     with caplog.at_level(logging.WARNING):
         repository.mark_sent(_ID, _PROVIDER)
         repository.mark_failed(_ID, _PROVIDER, "no credit")
-    assert [record.getMessage() for record in caplog.records] == ["not_marked"] * 2
+    assert events_in(caplog) == ["not_marked"] * 2
     assert ledger.counts() == {}
 
 
@@ -281,7 +282,7 @@ def test_a_failure_to_mark_never_raises(caplog: pytest.LogCaptureFixture) -> Non
     store.is_away = True
     repository.mark_sent(_ID, _PROVIDER)
     repository.mark_failed(_ID, _PROVIDER, "no credit")
-    assert [record.getMessage() for record in caplog.records] == ["marking_failed"] * 2
+    assert events_in(caplog) == ["marking_failed"] * 2
 
 
 def test_a_store_that_is_away_lets_nothing_run() -> None:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.logs import events_in
 
 from oncely import OncelyError
 from oncely.spark.sink.channel import DriverChannel, TaskChannel, report_batch
@@ -169,7 +170,8 @@ def no_file_left() -> Iterator[None]:
 def test_no_file_descriptor_is_left(
     driver: DriverChannel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who calls meanwhile is answered when there are some again."""
+    """Who calls meanwhile is answered when there are some again; the log tells both."""
+    caplog.set_level("INFO", "oncely")
     program = (
         "import sys; from oncely.spark.sink.channel import report_batch; "
         "from oncely.spark.sink.counts import Counts; "
@@ -178,11 +180,12 @@ def test_no_file_descriptor_is_left(
     said = [sys.executable, "-c", program, driver.address, driver.token]
     with subprocess.Popen(said, stderr=subprocess.PIPE, text=True) as caller:
         with no_file_left():
-            until(lambda: "channel_error" in caplog.messages)
+            until(lambda: "channel_error" in events_in(caplog))
             assert driver.committed() == Counts()
         _, err = caller.communicate(timeout=60)
         assert caller.returncode == 0, err
     assert driver.committed().handled == 3
+    assert events_in(caplog) == ["channel_error", "channel_recovered"]
 
 
 # ---- Stopping ----------------------------------------------------------------------------------

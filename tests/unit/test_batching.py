@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 
 import pytest
+from tests.logs import events_in
 
 from oncely.core.errors import StoreError
 from oncely.engine import batch as batching
@@ -534,7 +535,7 @@ def test_worker_is_broken_off(
     work.meddle = lambda requests: None
     batcher.submit([call := NotedCall("b")])
     assert call.wait() == ("done", "b")
-    assert "batch_aborted" in caplog.messages
+    assert "batch_aborted" in events_in(caplog)
     assert work.threads[0] is work.threads[1]
 
 
@@ -631,7 +632,7 @@ def test_undoing_fails(
     monkeypatch.setattr(batcher, "_carry_out_each", lambda requests: [StoreError("away")])
     batcher.abandon(call)
     batcher.close()
-    assert "release_failed" in caplog.messages
+    assert "release_failed" in events_in(caplog)
 
 
 class Interruption:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
+from tests.logs import events_in
 from tests.meddling import MeddlingStore
 from tests.records import granted
 from tests.unit.conftest import Queue, Sql
@@ -65,7 +66,7 @@ def test_ledger_away_at_the_start(queue: Queue, caplog: pytest.LogCaptureFixture
     queue.put("1", type="order.placed")
     consumer = Consumer(queue, "in").idempotent(Ledger(store), "billing").events("order.*")
     assert consumer.consume(lambda _: None, drain=True).handled == 1
-    assert [each.message for each in caplog.records] == ["bindings_not_stored"]
+    assert events_in(caplog) == ["bindings_not_stored"]
     [binding] = queue.bindings("in")
     assert binding.pattern == "order.*"
 

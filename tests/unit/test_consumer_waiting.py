@@ -12,7 +12,6 @@ import pytest
 from tests.unit.conftest import Queue, eventually
 
 from oncely.consumer import Consumer
-from oncely.consuming.health import Outage
 from oncely.consuming.put_off import PutOff
 from oncely.consuming.retries import Retries
 from oncely.consuming.turn import DeliveryTurn
@@ -26,6 +25,7 @@ from oncely.engine.mailbox import keep_anew
 from oncely.engine.request import Request
 from oncely.ledger import Ledger
 from oncely.lifecycle.keeping import Keeping
+from oncely.lifecycle.patience import store_outage
 from oncely.stores.store import Inside, PutBack
 from oncely.testing import ManualClock
 from oncely.transports.transport import Delivery
@@ -436,7 +436,7 @@ def test_others_go_first(
     """
     monkeypatch.setattr("oncely.consuming.retries.monotonic", clock)
     keeping = Keeping("billing")
-    old, new = (Retries(ledger.mailbox, keeping, 60.0, Outage("store", "in")) for _ in range(2))
+    old, new = (Retries(ledger.mailbox, keeping, 60.0, store_outage()) for _ in range(2))
     turn = DeliveryTurn(Delivery(Message("1"), "in", 1, None), lambda _: None)
     turn.ending, turn.waits = Ending(Told.NOTHING, Delay(2.0), Counted.GIVEN_BACK), True
     ledger.mailbox.keep([], keeping.rows_of(turn))

@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 from prometheus_client import CollectorRegistry
+from tests.logs import events_in
 
 from oncely import middleware as ready
 from oncely.core.errors import ConfigError
@@ -83,7 +84,7 @@ def test_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "oncely.middleware.logging")
     assert run(Logged(logging.DEBUG), handled) == "done"
     [line] = caplog.records
-    assert (line.message, line.levelno) == ("message_handled", logging.DEBUG)
+    assert (vars(line)["event"], line.levelno) == ("message_handled", logging.DEBUG)
     said = vars(line)
     assert (said["message_id"], said["type"], said["outcome"]) == (
         *("abc-123", "order.placed"),
@@ -112,7 +113,7 @@ def test_logged_errors(
     with pytest.raises(error):
         run(Logged(), handler)
     [line] = caplog.records
-    assert (line.message, line.levelno) == (event, level)
+    assert (vars(line)["event"], line.levelno) == (event, level)
     assert vars(line)["outcome"] == event.removeprefix("message_")
 
 
@@ -184,7 +185,7 @@ def test_measured_breaks_nothing(
     """An error of the metrics is logged, and the message is handled all the same."""
     no_label: Any = ["a list"]
     assert run(Measured(registry), handled, Message("abc-123", type=no_label)) == "done"
-    assert [line.message for line in caplog.records] == ["metrics_failed"]
+    assert events_in(caplog) == ["metrics_failed"]
     assert registry.get_sample_value("oncely_messages_in_flight") == 0
 
 

@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from tests.logs import of_event
 from tests.records import granted
 
 from oncely.async_ledger import AsyncLedger
@@ -455,5 +456,5 @@ def test_probe_with_another_answer(
     work = _once(ledger, policy=Policy(on_in_doubt=lambda _: answer))(_work)
     with pytest.raises(InDoubtError):
         work(Message("1"))
-    [logged] = [each for each in caplog.records if each.message == "probe_answer_unusable"]
+    [logged] = of_event(caplog, "probe_answer_unusable")
     assert vars(logged)["answer"] == repr(answer)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.logs import of_event
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
@@ -219,7 +220,7 @@ def test_refused(
     report = relay.send_waiting()
     assert (report.sent, report.refused, report.set_aside) == (0, 0, 1)
     [logged] = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert logged.getMessage() == "deferred_set_aside"
+    assert vars(logged)["event"] == "deferred_set_aside"
     assert ledger.mailbox.backlog().set_aside == 1
     assert state(ledger, "order-1") is State.HANDLED
 
@@ -294,7 +295,7 @@ def test_refused_for_good(
     assert (report.sent, report.refused, report.set_aside) == (1, 0, 1)
     assert report.error is not None
     assert report.error.startswith(why)
-    [record] = [record for record in caplog.records if record.message == "deferred_set_aside"]
+    [record] = of_event(caplog, "deferred_set_aside")
     assert record.__dict__["destination"] == to
     [aside] = ledger.mailbox.listed(OUTBOX, 9, is_set_aside=True)
     assert str(aside.reason) in report.error
@@ -325,7 +326,7 @@ def test_a_destination_that_fails_alone(
     report = relay.send_waiting()
     assert (report.sent, report.refused, report.set_aside, report.is_away) == (3, 0, 0, False)
     assert report.error == "mail: TransportError: not confirmed in time"
-    [told] = [vars(each) for each in caplog.records if each.message == "destination_unavailable"]
+    [told] = [vars(each) for each in of_event(caplog, "destination_unavailable")]
     assert (told["destination"], told["count"]) == ("mail", 3)
     assert {each.attempts for each in ledger.mailbox.listed(OUTBOX, 9)} == {0}
     assert relay.send_waiting().sent == 0

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
+from tests.logs import events_in
 
 import oncely
 from oncely import Ledger, Message, Policy, open_ledger
@@ -126,7 +127,7 @@ def test_it_cannot_be_told_now(
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "oncely"):
         patched.setattr(ledger._store, "keep_retention", away)
         by_once(ledger)
-    assert [record.getMessage() for record in caplog.records] == ["retention_not_stored"]
+    assert events_in(caplog) == ["retention_not_stored"]
     assert ledger.retentions() == {}
     ledger.forget(oncely.Key("billing", "1"))
     by_once(ledger)

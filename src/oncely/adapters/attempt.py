@@ -1,17 +1,30 @@
 """An attempt at handling a message: it knows whether the handler raised, and what follows."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from oncely._util.event_log import EventLog
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.core.rules import AFTER_DUPLICATE, after_refusal
 from oncely.core.verdicts import Ack, Delay, Verdict
+from oncely.lifecycle.failures import log_failure
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.transacting import run, run_async
 from oncely.lifecycle.turn import Turn
 from oncely.lifecycle.work import Work
 from oncely.lifecycle.wrapping import name_of
+
+_log = EventLog(__name__)
+
+
+def log_rejected(message_id: str | None, reason: str) -> None:
+    """Log that a message is rejected."""
+    _log.warning(
+        "message '%(message_id)s' was rejected: %(reason)s",
+        extra={"event": "rejected", "message_id": message_id, "reason": reason},
+        stacklevel=2,
+    )
 
 
 class Attempt:
@@ -65,16 +78,16 @@ class Attempt:
             return self.turn.ending.verdict
         return after_refusal(error).verdict if isinstance(error, OncelyError) else None
 
-    @property
-    def told(self) -> Mapping[str, Any]:
-        """A failed attempt's fields for the log: the message, the attempt, the next try."""
+    def log_failure(self, error: Exception) -> None:
+        """Log that the handler has raised `error`: the message, the attempt, the next try."""
         verdict = self.own_verdict
-        return {
+        values = {
             "message_id": self.turn.asked.message_id,
             "consumer": self._handling.consumer,
             "attempt": None if self.turn.held is None else self.turn.held.claim.attempts,
             "next_try_in_s": verdict.delay_s if isinstance(verdict, Delay) else None,
         }
+        log_failure(_log, error, values)
 
     @property
     def own_verdict(self) -> Verdict:

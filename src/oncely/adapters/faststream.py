@@ -1,7 +1,6 @@
 """A middleware for FastStream that handles each message once."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +14,7 @@ from faststream.exceptions import AckMessage, IgnoredException, NackMessage, Rej
 from faststream.message import SourceType
 
 from oncely._util import clock
-from oncely.adapters.attempt import Attempt
+from oncely.adapters.attempt import Attempt, log_rejected
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError, describe
 from oncely.core.ids import Id, fingerprint_of, id_of_key
@@ -27,8 +26,6 @@ from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import is_async, name_of
 from oncely.once import check_source
-
-_log = logging.getLogger(__name__)
 
 KeyOf = Callable[[StreamMessage[Any]], Id | None]
 _Next = Callable[[StreamMessage[Any]], Awaitable[Any]]
@@ -136,7 +133,7 @@ class _OneMessage(BaseMiddleware[Any, Any]):
             verdict = attempt.verdict(error)
             is_failure = verdict is None and not isinstance(error, IgnoredException)
             if is_failure and policy.sets_retries:
-                _log.warning("handler_failed", exc_info=error, extra=attempt.told)
+                attempt.log_failure(error)
                 verdict = attempt.own_verdict
             match verdict:
                 case Delay() as delay:
@@ -179,7 +176,7 @@ async def _wait(delay_s: float, subscriber: Any) -> None:
 
 
 def _rejected(message_id: str | None, reason: str) -> RejectMessage:
-    _log.warning("rejected", extra={"message_id": message_id, "reason": reason})
+    log_rejected(message_id, reason)
     return RejectMessage()
 
 

@@ -1,6 +1,5 @@
 """A callback for pika's `basic_consume` that handles each message once."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -8,7 +7,7 @@ from typing import Any
 
 from pika import BasicProperties
 
-from oncely.adapters.attempt import Attempt
+from oncely.adapters.attempt import Attempt, log_rejected
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError, describe
 from oncely.core.ids import Id, fingerprint_of, id_of_key
@@ -21,8 +20,6 @@ from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import check_function, ended, is_async, name_of
 from oncely.once import check_transaction
 from oncely.transports.rabbitmq.messages import count_of, message_of, properties_of
-
-_log = logging.getLogger(__name__)
 
 Callback = Callable[[Any, Any, BasicProperties, bytes], None]
 KeyOf = Callable[[BasicProperties, bytes], Id | None]
@@ -84,7 +81,7 @@ class _Callback:
                 again = partial(self._again, channel, method, properties, body)
                 _later(channel.connection, delay_s, again)
             case SetAside(reason):
-                _log.warning("rejected", extra={"message_id": message.id, "reason": reason})
+                log_rejected(message.id, reason)
                 channel.basic_reject(method.delivery_tag, requeue=False)
 
     def _again(self, channel: Any, *delivery: Any) -> None:
@@ -102,7 +99,7 @@ class _Callback:
             verdict = attempt.verdict(error)
             if verdict is not None:
                 return verdict
-            _log.warning("handler_failed", exc_info=error, extra=attempt.told)
+            attempt.log_failure(error)
         return attempt.own_verdict
 
 

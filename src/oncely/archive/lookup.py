@@ -1,6 +1,5 @@
 """Looks messages up in an archive: reads only those of its files that can hold them."""
 
-import logging
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from oncely._util.event_log import EventLog
 from oncely.archive.layout import SCHEMA, Part, bucket_of, date_of, parts, place_of, record_of
 from oncely.core.commands import Ask, Duplicate, Exhausted, Granted, Mismatch
 from oncely.core.errors import ConfigError, mask_passwords
@@ -21,7 +21,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import decide
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 SKEW_S = 86_400.0
 """Seconds that the clock of a message's sender may be ahead of the ledger's."""
@@ -159,7 +159,10 @@ class Archive:
                 for number, group in enumerate(_groups(file.metadata))
                 if _may_hold(group.column(_ID).statistics, wanted)
             ]
-            _log.debug("archive_read", extra={"path": part.path, "row_groups": len(groups)})
+            _log.debug(
+                "file %(path)s of the archive is read: row groups %(row_groups)s",
+                extra={"event": "archive_read", "path": part.path, "row_groups": len(groups)},
+            )
             for number in groups:
                 ids = file.read_row_group(number, columns=["message_id"]).column(0)
                 hits = pc.is_in(ids, value_set=sought)

@@ -1,6 +1,5 @@
 """Moves records past their retention to the archive: first they are written, then removed."""
 
-import logging
 import os
 import uuid
 from collections import defaultdict
@@ -16,6 +15,7 @@ from pyarrow import fs
 
 from oncely import ops
 from oncely._util.crash_points import reached
+from oncely._util.event_log import EventLog
 from oncely.archive.layout import (
     UNFINISHED,
     ArchivePlace,
@@ -32,7 +32,7 @@ from oncely.core.rules import PURGEABLE
 from oncely.ledger import Ledger
 from oncely.ops.auditing import Note, audited
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _ROW_GROUP = 10_000
 _PURGED_TOGETHER = 1_000
@@ -99,7 +99,11 @@ def archive(
                 for _ in _archive_consumer(ledger, place, name, age, batch, archived[name]):
                     on_batch(name, archived[name])
                 ledger.purge_steps(age, name)
-                _log.info("archived", extra={"consumer": name, "count": archived[name].archived})
+                count = archived[name].archived
+                _log.info(
+                    "%(count)s records of '%(consumer)s' are in the archive now",
+                    extra={"event": "archived", "consumer": name, "count": count},
+                )
         finally:
             # Also what was moved before the store went away, say.
             tally.changed = sum(each.archived for each in archived.values())

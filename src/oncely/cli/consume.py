@@ -2,15 +2,15 @@
 
 import argparse
 import json
-import logging
 import os
 import sys
 import threading
 import time
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
+from oncely._util.event_log import EventLog
 from oncely._util.signals import end_at_once, on_signals
 from oncely.cli.loading import loaded_consumer
 from oncely.cli.logs import logged, write_line
@@ -24,12 +24,23 @@ from oncely.consuming.lifeline import Lifeline
 from oncely.consuming.supervising import Supervisor
 from oncely.core.errors import ConfigError, OncelyError
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _MARGIN_S = 5.0
 """How long a process may take to stop, in addition to the grace time of its handlers."""
 _PASSED_ON = ("ledger", "table", "schema", "transport", "log_level", "log_format", "metrics_port")
 """The options of the command line that are handed to the workers."""
+_COUNTS = ", ".join(f"{words(each.name)} %({each.name})s" for each in fields(ConsumerReport))
+"""The counts of a report, in sentences of the log."""
+_WORKER_STOPPED = f"a worker has stopped: {_COUNTS}"
+_CONSUMER_STOPPED = (
+    f"consumer %(consumer)s of queue '%(queue)s' has stopped after %(took_s)s s: {_COUNTS}"
+)
+_SENTENCES = {
+    "worker_died": "worker %(worker)s %(reason)s; it is started again in %(again_in_s)s s",
+    "worker_killed": "worker %(worker)s was killed: %(reason)s; its messages are in doubt when "
+    "their leases run out",
+}
 
 
 def consume(parsed: argparse.Namespace) -> int:
@@ -54,12 +65,20 @@ def consume(parsed: argparse.Namespace) -> int:
 def _followed(parsed: argparse.Namespace, consumer: Consumer) -> ConsumerReport:
     began = time.monotonic()
     names = {"consumer": parsed.consumer, "queue": consumer.queue}
-    pulse = Pulse(lambda: _log.info("consumer_started", extra={**names, "workers": parsed.workers}))
+    pulse = Pulse(
+        lambda: _log.info(
+            "consumer %(consumer)s of queue '%(queue)s' has started; workers: %(workers)s",
+            extra={"event": "consumer_started", **names, "workers": parsed.workers},
+        )
+    )
     with Progress(is_quiet=parsed.log_format == "json") as progress:
         run = _supervise if parsed.workers > 1 else _run
         report = run(parsed, consumer, progress, pulse)
     took_s = round(time.monotonic() - began, 1)
-    _log.info("consumer_stopped", extra={**names, **asdict(report), "took_s": took_s})
+    _log.info(
+        _CONSUMER_STOPPED,
+        extra={"event": "consumer_stopped", **names, **asdict(report), "took_s": took_s},
+    )
     return report
 
 
@@ -88,7 +107,10 @@ def _check_shared(consumer: Consumer, workers: int) -> None:
         raise ConfigError(
             '"memory://" is seen by one process only; for --workers write "sqlite:///queue.db"'
         )
-    _log.warning("queue_in_memory", extra={"note": "no other process can publish to it"})
+    _log.warning(
+        "the queue is in memory: %(note)s",
+        extra={"event": "queue_in_memory", "note": "no other process can publish to it"},
+    )
 
 
 # ---- Several processes -------------------------------------------------------------------------
@@ -108,13 +130,13 @@ def _work(parsed: argparse.Namespace) -> int:
         except OncelyError as error:
             line.fail(str(error))
             return 2 if isinstance(error, ConfigError) else 1
-        _log.info("worker_stopped", extra=asdict(report))
+        _log.info(_WORKER_STOPPED, extra={"event": "worker_stopped", **asdict(report)})
     line.end(report)
     return 0
 
 
 def _report_of_work(parsed: argparse.Namespace, line: Lifeline) -> ConsumerReport:
-    pulse = Pulse(lambda: _log.info("worker_started"))
+    pulse = Pulse(lambda: _log.info("a worker takes messages", extra={"event": "worker_started"}))
     line.show_health(pulse.health)
     # A second signal does not end this process at once, as the first may come twice: from the
     # supervisor, and from whoever stops all processes of a service. It ends the supervisor, which
@@ -145,7 +167,7 @@ def _supervise(
         end_at_once(number)
 
     def tell(event: str, /, *, worker: int, **details: Any) -> None:
-        _log.warning(event, extra={"worker": worker, **details})
+        _log.warning(_SENTENCES[event], extra={"event": event, "worker": worker, **details})
         if event == "worker_died":
             forget_dead(shared, details["pid"])
 

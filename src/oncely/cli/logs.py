@@ -19,6 +19,8 @@ FORMATS = ("text", "json")
 
 _ORDINARY = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 """The attributes of every log record; all others are its `extra` fields."""
+_IN_TEXT = ("event", "worker", "pid")
+"""The fields that a line of text has: what else matters is in its sentence."""
 
 Write = Callable[[str], object]
 
@@ -48,9 +50,10 @@ def write_line(line: str) -> None:
     sys.stderr.flush()
 
 
-def told_as_json(event: str, **details: object) -> str:
+def told_as_json(event: str, *, error: str, **details: object) -> str:
     """An error as a line of the JSON log."""
-    record = logging.makeLogRecord({"msg": event, "levelname": "ERROR", **details})
+    fields = {"event": event, "error": error, **details}
+    record = logging.makeLogRecord({"msg": error, "levelname": "ERROR", **fields})
     return _JsonFormatter({}).format(record)
 
 
@@ -85,30 +88,32 @@ class _EventFormatter(logging.Formatter, ABC):
 
     @abstractmethod
     def _put(
-        self, record: logging.LogRecord, event: str, details: Mapping[str, Any], trace: str | None
+        self, record: logging.LogRecord, said: str, details: Mapping[str, Any], trace: str | None
     ) -> str:
         """The record as text."""
 
 
 class _TextFormatter(_EventFormatter):
-    """One line: time, level, event and key=value; a traceback below, indented."""
+    """One line: time, level, sentence and event; a traceback below, indented."""
 
     def _put(
-        self, record: logging.LogRecord, event: str, details: Mapping[str, Any], trace: str | None
+        self, record: logging.LogRecord, said: str, details: Mapping[str, Any], trace: str | None
     ) -> str:
-        words = [f"{name}={_as_word(value)}" for name, value in details.items()]
-        line = " ".join([_moment(record), f"{record.levelname:<7}", shown(event), *words])
+        names = [f"{name}={shown(str(details[name]))}" for name in _IN_TEXT if name in details]
+        line = " ".join([_moment(record), f"{record.levelname:<7}", shown(said), *names])
         traced = [] if trace is None else [f"  {shown(each)}" for each in trace.splitlines()]
         return "\n".join([line, *traced])
 
 
 class _JsonFormatter(_EventFormatter):
-    """One JSON object: time, level, event, the event's fields, and `exception`."""
+    """One JSON object: time, level, event, message, the event's fields, and `exception`."""
 
     def _put(
-        self, record: logging.LogRecord, event: str, details: Mapping[str, Any], trace: str | None
+        self, record: logging.LogRecord, said: str, details: Mapping[str, Any], trace: str | None
     ) -> str:
+        event = details.get("event")
         told = {"time": _moment(record), "level": record.levelname.lower(), "event": event}
+        told["message"] = said
         last = {} if trace is None else {"exception": trace}
         # A field with one of these names does not replace it.
         return json.dumps({**told, **details, **told, **last})
@@ -134,11 +139,3 @@ def _masked(name: str, value: object) -> Any:
     # A field with the name of a password is one.
     hidden = mask_passwords(f"{name}=x") != f"{name}=x"
     return "***" if hidden else text
-
-
-def _as_word(value: object) -> str:
-    """The value of a field: in quotes if its end would not be clear without."""
-    if not isinstance(value, str):
-        return shown(json.dumps(value, ensure_ascii=False))
-    is_plain = value and value.isprintable() and not set(value) & set(' "=')
-    return value if is_plain else shown(json.dumps(value, ensure_ascii=False))

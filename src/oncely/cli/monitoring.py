@@ -1,7 +1,6 @@
 """The port of a long-running command: /metrics, and /live and /ready for probes."""
 
 import argparse
-import logging
 import socket
 import threading
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
+from oncely._util.event_log import EventLog
 from oncely._util.signals import is_process_stopping
 from oncely.consuming.health import Health
 from oncely.core.errors import ConfigError, OncelyError, describe
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 _ASK_EVERY_S = 1.0
@@ -92,7 +92,10 @@ def monitored(
     monitor = _Monitor(ledger, healths, (workers or {}).get(_MULTIPROCESS))
     server = _server(parsed.metrics_host, parsed.metrics_port, monitor)
     host, port = server.server_address[:2]
-    _log.info("metrics_served", extra={"host": host, "port": port})
+    _log.info(
+        "metrics are served on %(host)s, port %(port)s",
+        extra={"event": "metrics_served", "host": host, "port": port},
+    )
     threading.Thread(target=server.serve_forever, name="oncely-metrics", daemon=True).start()
     try:
         yield
@@ -237,7 +240,10 @@ def _server(host: str, port: int, monitor: _Monitor) -> ThreadingHTTPServer:
             try:
                 status, text = monitor.answer(self.path.partition("?")[0])
             except Exception:  # noqa: BLE001 - the client gets a response of 500.
-                _log.exception("monitoring_failed", extra={"path": self.path})
+                _log.exception(
+                    "a request of %(path)s could not be answered: %(reason)s; the answer is 500",
+                    extra={"event": "monitoring_failed", "path": self.path},
+                )
                 status, text = 500, "internal error: see the log\n"
             body = text.encode()
             self.send_response(status)

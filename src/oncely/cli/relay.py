@@ -2,11 +2,11 @@
 
 import argparse
 import json
-import logging
 import sys
 import time
 
 from oncely import ops
+from oncely._util.event_log import EventLog
 from oncely._util.signals import StopEvent, end_at_once, on_signals
 from oncely.cli.changes import login_name, tell_audit
 from oncely.cli.ledger_arguments import opened, opened_transport
@@ -21,7 +21,7 @@ from oncely.outbox import Relay, RelayReport
 from oncely.stores.store import Backlog
 from oncely.transports.transport import Transport
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _LOOK_EVERY_S = 1.0
 
@@ -42,7 +42,11 @@ def relay(parsed: argparse.Namespace) -> int:
             "waiting": ledger.mailbox.backlog().waiting,
         }
         took_s = round(time.monotonic() - began, 1)
-        _log.info("relay_stopped", extra={**counts, "took_s": took_s})
+        _log.info(
+            "the relay has stopped after %(took_s)s s: sent %(sent)s, refused %(refused)s, "
+            "set aside %(set_aside)s, waiting %(waiting)s",
+            extra={"event": "relay_stopped", **counts, "took_s": took_s},
+        )
     if parsed.json:
         print(json.dumps(counts))
     else:
@@ -69,7 +73,7 @@ def _followed(parsed: argparse.Namespace, ledger: Ledger, transport: Transport) 
         monitored(parsed, ledger, lambda: {"": pulse.health()}),
         Progress(is_quiet=parsed.log_format == "json") as progress,
     ):
-        _log.info("relay_started")
+        _log.info("the relay has started", extra={"event": "relay_started"})
         shown = _Shown(ledger, progress, pulse)
         return (relay.drain if parsed.drain else relay.run)(stop, shown.show)
 

@@ -1,7 +1,6 @@
 """Executors: threads for handlers that are not async, an event loop for async handlers."""
 
 import asyncio
-import logging
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -11,10 +10,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from oncely._util.clock import monotonic
+from oncely._util.event_log import EventLog
 from oncely.core.verdicts import Phase
 from oncely.lifecycle.turn import Turn
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _TELL_S = 0.005
 """How long an ended turn may wait for others to be collected together."""
@@ -177,7 +177,10 @@ class LoopExecutor(Executor[T_Turn]):
             except (SystemExit, KeyboardInterrupt):
                 # Raised by a task that a handler has started. A handler that awaits the task gets
                 # the error, too. asyncio ends the loop for it, but the other turns still need it.
-                _log.exception("task_exited")
+                _log.exception(
+                    "a task that a handler started has raised %(reason)s; other messages go on",
+                    extra={"event": "task_exited"},
+                )
 
     def _accept(self, turns: Sequence[T_Turn]) -> None:
         self._waiting.extend(turns)

@@ -1,15 +1,16 @@
 """Health: whether a loop makes progress, and whether it reaches its broker and its store."""
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
 from oncely._util.clock import monotonic
+from oncely._util.event_log import EventLog
+from oncely._util.outage import Outage
 from oncely.core.errors import describe
 from oncely.transports.transport import Clock
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 STUCK_S = 60.0
 """A loop without a round for so long is stuck. Every wait in the loop is shorter."""
@@ -65,31 +66,29 @@ class Pulse:
         return Health(self._clock() - self._beat_at, self._unready)
 
 
-class Outage:
-    """Whether `what`, a broker or a store, is unavailable to the consumer of a queue: logged once,
-    and once more when it is back. A `pulse` records it, too.
-    """
+class BrokerOutage(Outage):
+    """An outage of the broker that has `queue`; `pulse` records it, too."""
 
-    def __init__(self, what: str, queue: str, pulse: Pulse | None = None) -> None:
-        self._what = what
-        self._queue = queue
+    def __init__(self, queue: str, pulse: Pulse | None = None) -> None:
+        said = "the broker of queue '%(queue)s' can"
+        super().__init__(
+            _log,
+            "broker_unavailable",
+            f"{said}not be reached: %(reason)s; trying again",
+            "broker_available",
+            f"{said} be reached again after %(away_s)s s",
+            queue=queue,
+        )
         self._pulse = pulse
-        self._since: float | None = None
 
-    def met(self, error: Exception) -> None:
-        """Record that it cannot be reached."""
+    def met(self, error: BaseException | str, by: str = "", **values: object) -> None:
+        """Note that the broker cannot be reached."""
         if self._pulse is not None:
-            self._pulse.missed(f"the {self._what} cannot be reached: {describe(error, 200)}")
-        if self._since is None:
-            self._since = monotonic()
-            told = {"queue": self._queue, "error": describe(error, 300)}
-            _log.warning(f"{self._what}_unavailable", extra=told)
+            self._pulse.missed(f"the broker cannot be reached: {describe(error, 200)}")
+        super().met(error, by, **values)
 
-    def over(self) -> None:
-        """Record that it was reached."""
+    def over(self, by: str = "") -> None:
+        """Note that the broker was reached."""
         if self._pulse is not None:
             self._pulse.reached()
-        if self._since is not None:
-            away_s = round(monotonic() - self._since, 1)
-            self._since = None
-            _log.info(f"{self._what}_available", extra={"queue": self._queue, "away_s": away_s})
+        super().over(by)

@@ -10,7 +10,7 @@ from oncely._util.clock import monotonic
 from oncely._util.crash_points import reached
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.executors import Executor, LoopExecutor, ThreadExecutor
-from oncely.consuming.health import Outage, Pulse
+from oncely.consuming.health import BrokerOutage, Pulse
 from oncely.consuming.lanes import Lanes
 from oncely.consuming.pace import Pace
 from oncely.consuming.put_off import PutOff
@@ -28,6 +28,7 @@ from oncely.core.errors import TransportError
 from oncely.core.rules import GIVEN_BACK
 from oncely.core.verdicts import Counted, Ending
 from oncely.lifecycle.handling import Handling, ending_of
+from oncely.lifecycle.patience import store_outage
 from oncely.middleware.chain import Stoppable
 from oncely.outbox import Relay
 from oncely.transports.transport import Delivery, Transport
@@ -65,7 +66,8 @@ class Consuming:
         drains: bool,
     ) -> None:
         self.report = ConsumerReport()
-        parts = settings.parts.for_one_run(stop, settings.grace_s)
+        outage = store_outage(queue=settings.queue)
+        parts = settings.parts.for_one_run(stop, settings.grace_s, outage)
         self._settings = settings = replace(settings, parts=parts)
         self._transport = transport
         self._stop = stop
@@ -84,7 +86,7 @@ class Consuming:
         self._rest_s = _SHORTEST_REST_S
         self._pace = Pace(settings.concurrency, settings.window)
         self._lanes = Lanes(is_ordered=settings.is_ordered)
-        self._broker = Outage("broker", settings.queue, pulse)
+        self._broker = BrokerOutage(settings.queue, pulse)
         self._claims: Claims | None = None
         self._retries: Retries | None = None
         self._sending: Sending | None = None
@@ -100,7 +102,7 @@ class Consuming:
     def _keep_in(self, handling: Handling) -> None:
         """Set up the work with a ledger, as far as its store supports it."""
         settings, ledger = self._settings, handling.ledger
-        outage = Outage("store", settings.queue)
+        outage = handling.patience.outage
         self._claims = Claims(settings, handling, self._stop, outage)
         if handling.keeping is not None:
             hold_s = handling.lease_s or _ENDLESS_HOLD_S

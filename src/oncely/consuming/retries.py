@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from oncely._util.clock import monotonic
-from oncely.consuming.health import Outage
+from oncely._util.outage import Outage
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import StoreError
 from oncely.core.rules import AFTER_DOUBT, BEHIND
@@ -47,8 +47,10 @@ class Retries:
         try:
             free_in_s = self._mailbox.free_in_s(self._keeping.queue)
         except AWAY as error:
-            self._outage.met(error)
+            self._outage.met(error, "looks")
             free_in_s = None
+        else:
+            self._outage.over("looks")
         self._are_due = free_in_s == 0
         if self._are_due and self._yields:
             # Once: each other worker has looked before this one looks again. All look at the moment
@@ -63,8 +65,10 @@ class Retries:
         try:
             taken = self._mailbox.take(most, self._hold_s, queue=self._keeping.queue)
         except AWAY as error:
-            self._outage.met(error)
+            self._outage.met(error, "takes")
             taken = []
+        else:
+            self._outage.over("takes")
         # A message that can be taken may stand behind one that cannot.
         self._are_due = len(taken) == most
         return [Delivery(each.message, queue, each.attempts + 1, each) for each in taken]
@@ -98,10 +102,11 @@ class Retries:
         try:
             taken = self._mailbox.lanes({*lanes.values()})
         except StoreError as error:
-            self._outage.met(error)
+            self._outage.met(error, "lanes")
             for turn in turns:
                 turn.ending = AFTER_DOUBT
             return
+        self._outage.over("lanes")
         for turn, lane in lanes.items():
             if lane in taken:
                 turn.ending, turn.waits = BEHIND, True

@@ -1,7 +1,6 @@
 """Running: calls a turn's handler through the middleware."""
 
 import asyncio
-import logging
 import threading
 import time
 from collections import defaultdict
@@ -9,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from oncely._util.event_log import EventLog
+from oncely._util.outage import Outage
 from oncely.consuming.handlers import Handlers
 from oncely.consuming.turn import DeliveryTurn, current_turn
 from oncely.core.errors import ConfigError, FencedError, MessageError
@@ -25,7 +26,7 @@ from oncely.lifecycle.wrapping import ended, is_async
 from oncely.middleware.chain import BothWays, Middleware, chained, chained_async
 from oncely.middleware.threads import Threads
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,11 +55,13 @@ class Parts:
         """The messages that wait in the ledger, if the ledger keeps messages."""
         return None if self.handling is None else self.handling.keeping
 
-    def for_one_run(self, stop: threading.Event, grace_s: float) -> Self:
-        """The same parts for one run, which `stop` stops, with `grace_s` to end."""
+    def for_one_run(self, stop: threading.Event, grace_s: float, outage: Outage) -> Self:
+        """The same parts for one run, which `stop` stops, with `grace_s` to end; `outage` is noted
+        while the store is away.
+        """
         if self.handling is None:
             return self
-        patience = Patience(stop, grace_s)
+        patience = Patience(stop, grace_s, outage)
         return replace(
             self, handling=replace(self.handling, is_stopping=stop.is_set, patience=patience)
         )
@@ -140,7 +143,11 @@ class RunningTogether(Running):
             for handler, those in by_handler.items():
                 ended(handler, [turn.message for turn in those], those[0].link)
         except BaseException:  # noqa: BLE001 - each message is tried alone then.
-            _log.info("handler_of_many_failed", exc_info=True)
+            _log.info(
+                "a handler of several messages failed: %(reason)s; each message is tried alone",
+                exc_info=True,
+                extra={"event": "handler_of_many_failed", "count": len(granted)},
+            )
             return False
         for turn in granted:
             turn.took_s = (time.perf_counter() - began) / len(granted)
@@ -264,7 +271,12 @@ def _raised(turn: DeliveryTurn, error: BaseException) -> None:
     has_run = turn.phase >= Phase.RUNNING
     if has_run or turn.refusal is not None or isinstance(turn.begun, Kept):
         # The end of the message is known: a later error does not undo it.
-        _log.error("middleware_failed", exc_info=error)
+        _log.error(
+            "a middleware failed after message '%(message_id)s' had ended: %(reason)s; the end of "
+            "the message stays",
+            exc_info=error,
+            extra={"event": "middleware_failed", "message_id": turn.message.id},
+        )
     else:
         turn.error = error
 

@@ -1,17 +1,18 @@
 """Sending: deferred messages are sent on a thread of its own, so that no message waits for it."""
 
-import logging
 import threading
 from collections.abc import Iterable
 
 from oncely._util.clock import monotonic
+from oncely._util.event_log import EventLog
+from oncely._util.outage import Outage
 from oncely.core.errors import OncelyError
 from oncely.core.record import Key
 from oncely.core.waiting import OUTBOX
 from oncely.engine.mailbox import LedgerMailbox
 from oncely.outbox import Relay
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _AGAIN_S = 1.0
 _LOOK_S = 30.0
@@ -38,6 +39,15 @@ class Sending:
         """The messages whose deferred messages may still wait."""
         self._changed = threading.Condition()
         self._is_closed = False
+        self._outage = Outage(
+            _log,
+            "sending_failed",
+            "deferred messages of '%(consumer)s' cannot be sent: %(reason)s; they stay stored, "
+            "and are sent later",
+            "sending_recovered",
+            "deferred messages of '%(consumer)s' can be sent again after %(away_s)s s",
+            consumer=consumer,
+        )
         self._thread = threading.Thread(target=self._work, name="oncely-sending", daemon=True)
         self._thread.start()
 
@@ -68,11 +78,12 @@ class Sending:
         while (keys := self._next()) is not None:
             try:
                 self.sent += self._relay.send_waiting(keys or self._left()).sent
-            except OncelyError:
+            except OncelyError as error:
                 # The deferred messages are stored: any relay may send them, too.
-                _log.warning("sending_failed", exc_info=True)
+                self._outage.met(error)
                 self._rest()
                 continue
+            self._outage.over()
             with self._changed:
                 for key in keys:
                     self._unsent.pop(key, None)

@@ -1,17 +1,18 @@
 """Settling: ends deliveries at the transport, and waiting messages in the ledger."""
 
-import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from oncely._util.event_log import EventLog
+from oncely._util.outage import Outage
 from oncely.consuming.retries import Retries
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import BrokerRefused, StoreError, TransportError
 from oncely.core.verdicts import Ack, Delay, Refuse, Requeue, SetAside, Settlement, Told
 from oncely.transports.transport import Transport
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 class Settling:
@@ -25,6 +26,13 @@ class Settling:
         self._transport = transport
         self._retries = retries
         self._stop = stop
+        self._outage = Outage(
+            _log,
+            "settling_failed",
+            "%(count)s deliveries could not be acknowledged: %(reason)s; they are redelivered",
+            "settling_recovered",
+            "deliveries are acknowledged again after %(away_s)s s",
+        )
 
     def is_put_off(self, turn: DeliveryTurn) -> bool:
         """Whether the delivery stays here, unacknowledged, until its retry."""
@@ -39,11 +47,21 @@ class Settling:
             # requeued singly goes to the end of some queues, behind others of its order.
             verdicts = [each for each in verdicts if each[1] != Requeue()]
         if taken and self._retries is not None:
-            with _logged(len(taken)):
+            with self._logged("the ledger", len(taken)):
                 self._retries.settle(taken)
         if verdicts:
-            with _logged(len(verdicts)):
+            with self._logged("the broker", len(verdicts)):
                 self._transport.settle(verdicts)
+
+    @contextmanager
+    def _logged(self, by: str, count: int) -> Iterator[None]:
+        try:
+            yield
+        except (StoreError, TransportError, BrokerRefused) as error:
+            # They are redelivered, and the ledger knows them.
+            self._outage.met(error, by, count=count)
+        else:
+            self._outage.over(by)
 
     def _verdict(self, turn: DeliveryTurn) -> Settlement:
         if self._is_kept(turn):
@@ -62,12 +80,3 @@ class Settling:
         told, verdict, _ = turn.ending
         is_told = told in (Told.FAILED, Told.EXHAUSTED)
         return turn.waits or is_told or isinstance(verdict, SetAside)
-
-
-@contextmanager
-def _logged(count: int) -> Iterator[None]:
-    try:
-        yield
-    except (StoreError, TransportError, BrokerRefused):
-        # They are redelivered, and the ledger knows them.
-        _log.warning("settling_failed", exc_info=True, extra={"count": count})

@@ -1,15 +1,16 @@
 """Telling: counts and logs how messages have ended, and calls the listeners."""
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
+from oncely._util.event_log import EventLog
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.settings import ConsumerSettings, Listener
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.verdicts import Counted, Delay, Ending, SetAside
+from oncely.lifecycle.failures import log_failure
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 class Telling:
@@ -30,14 +31,16 @@ class Telling:
                 report.duplicates += 1
             case Counted.RETRIED:
                 report.retried += 1
-                self._failed(turn, "handler_failed", self._settings.on_retry)
+                self._failed(turn, self._settings.on_retry)
             case Counted.FAILED | Counted.REJECTED:
                 report.failed += 1
-                self._failed(turn, "handler_failed", self._settings.on_failed)
+                self._failed(turn, self._settings.on_failed)
             case Counted.SET_ASIDE:
-                self._failed(turn, "refused")
+                self._failed(turn, is_refused=True)
 
-    def _failed(self, turn: DeliveryTurn, event: str, listeners: Sequence[Listener] = ()) -> None:
+    def _failed(
+        self, turn: DeliveryTurn, listeners: Sequence[Listener] = (), *, is_refused: bool = False
+    ) -> None:
         error = turn.error or turn.refusal
         told: dict[str, Any] = {
             "message_id": turn.message.id,
@@ -47,9 +50,20 @@ class Telling:
             "attempt": turn.deliveries if turn.held is None else turn.held.claim.attempts,
             "next_try_in_s": turn.verdict.delay_s if isinstance(turn.verdict, Delay) else None,
         }
-        _log.warning(event, exc_info=error, extra=told)
+        if is_refused:
+            _log.warning(
+                "message '%(message_id)s' is refused: %(reason)s; it becomes a dead letter",
+                exc_info=error,
+                extra={"event": "refused", **told},
+            )
+        else:
+            log_failure(_log, error, told)
         for listener in listeners:
             try:
                 listener(error, turn.message)
             except Exception:  # noqa: BLE001 - a listener's error does not affect the message.
-                _log.exception("listener_failed")
+                _log.exception(
+                    "the function given to .catch or .failed has raised %(reason)s; message "
+                    "'%(message_id)s' is not affected",
+                    extra={"event": "listener_failed", "message_id": turn.message.id},
+                )

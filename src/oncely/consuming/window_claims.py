@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oncely._util import clock
+from oncely._util.outage import Outage
 from oncely.async_ledger import SteadyLedger
-from oncely.consuming.health import Outage
 from oncely.consuming.settings import ConsumerSettings, MetadataOf
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import MessageError
@@ -60,10 +60,10 @@ class Claims:
             try:
                 run_inline(self._handling.begin(self._inline, turns))
             except AWAY as error:
-                self._outage.met(error)
+                self._outage.met(error, "claims")
                 clock.wait(self._stop, PAUSE_S)
                 continue
-            self._outage.over()
+            self._outage.over("claims")
             if self._calls is not self._inline:
                 for turn in turns:
                     if turn.held is not None:

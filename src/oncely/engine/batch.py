@@ -8,7 +8,6 @@ say), a worker leads: a thread of the batcher's own.
 """
 
 import atexit
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -17,10 +16,11 @@ from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from oncely._util.clock import monotonic
+from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely.core.errors import StoreError
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 MOST_CALLS = 1_000
 """In one batch."""
@@ -80,7 +80,12 @@ class Call(Generic[Request, Outcome]):
     def tell(self, _: Posts) -> None:
         """The call is done: wake the caller that waits for it, or add it to a crowd's posts."""
         if isinstance(self.result, Exception):
-            _log.warning("release_failed", exc_info=self.result)
+            _log.warning(
+                "a claim that nobody waits for could not be released: %(reason)s; it runs out with "
+                "its lease",
+                exc_info=self.result,
+                extra={"event": "release_failed"},
+            )
 
 
 class _Sleeper:
@@ -343,7 +348,10 @@ class Batcher(Generic[Request, Outcome]):
                 try:
                     self._lead(worker)
                 except BaseException:  # noqa: BLE001 - its callers get it; others need the thread.
-                    _log.exception("batch_aborted")
+                    _log.exception(
+                        "a batch of the ledger was aborted: %(reason)s; its callers get the error",
+                        extra={"event": "batch_aborted"},
+                    )
 
     def _dismissed_workers(self) -> list[_BatchThread]:
         with self._lock:

@@ -1,6 +1,5 @@
 """What a process does with a ledger, counted, and told to the store every few seconds."""
 
-import logging
 import os
 import platform
 import socket
@@ -14,7 +13,9 @@ from functools import cache
 from itertools import cycle, groupby, islice, repeat
 from uuid import uuid4
 
+from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
+from oncely._util.outage import Outage
 from oncely._util.version import __version__
 from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, Worker, place_of
 from oncely.core.commands import (
@@ -30,7 +31,7 @@ from oncely.core.commands import (
     Release,
     Written,
 )
-from oncely.core.errors import OncelyError, describe
+from oncely.core.errors import OncelyError
 from oncely.core.record import Key, State
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.alike import AlikeOutcomes
@@ -38,7 +39,7 @@ from oncely.engine.request import Request
 from oncely.engine.settle import LedgerObserver
 from oncely.stores.store import Store
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 BEAT_S = 10.0
 """How often a worker says that it is alive."""
@@ -96,7 +97,14 @@ class Recorder:
         """The thread, and what ends it: only one caller can take them out, without a lock."""
         self._may_start: list[None] = [None]
         """In the same way, what one caller takes to start it."""
-        self._is_away = False
+        self._outage = Outage(
+            _log,
+            "activity_not_kept",
+            "the activity of this process cannot be stored: %(reason)s; trying again, and "
+            "messages are not affected",
+            "activity_kept",
+            "the activity of this process is stored again after %(away_s)s s",
+        )
         self._has_told = False
 
     # ---- Being told ----------------------------------------------------------------------------
@@ -264,11 +272,9 @@ class Recorder:
             with self._telling:
                 self._tell()
         except Exception as error:  # noqa: BLE001 - whatever it is, messages go on.
-            if not self._is_away:
-                _log.warning("activity_not_kept", extra={"reason": describe(error)})
-            self._is_away = True
+            self._outage.met(error)
         else:
-            self._is_away = False
+            self._outage.over()
 
     def _tell(self) -> None:
         now = self._store.load(()).now
@@ -315,7 +321,7 @@ class Recorder:
 
     def end(self) -> None:
         """Tell for the last time: called by the thread, when it was closed."""
-        if not self._is_away:
+        if not self._outage.goes_on:
             self.tell()
             with suppress(OncelyError):
                 self._store.forget_worker(self._id)

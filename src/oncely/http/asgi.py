@@ -1,10 +1,10 @@
 """IdempotencyKey: an ASGI middleware that runs a request once per idempotency key."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any, Unpack
 
+from oncely._util.event_log import EventLog
 from oncely.async_ledger import SteadyLedger
 from oncely.http.answers import EVENT_STREAM, HELD_S, HeldBody, HttpAnswer
 from oncely.http.http_request import HttpRequest, RequestBody
@@ -19,7 +19,7 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _PAST_US = ("http.response.pathsend", "http.response.zerocopysend")
 """Extensions by which the server sends a file: middleware does not see the body."""
@@ -96,7 +96,11 @@ class Client:
             await self._send(event)
         except OSError:
             self._is_gone = True
-            _log.info("client_disconnected", exc_info=True)
+            _log.info(
+                "a client closed its connection: %(reason)s; the request goes on",
+                exc_info=True,
+                extra={"event": "client_disconnected"},
+            )
 
 
 class _Running:

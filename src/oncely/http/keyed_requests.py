@@ -3,12 +3,13 @@ framework.
 """
 
 import json
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Required, TypedDict, get_type_hints
 from urllib.parse import quote, urlsplit
 
+from oncely._util.event_log import EventLog
+from oncely._util.outage import Outage
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.fingerprint import content_of
@@ -29,7 +30,7 @@ from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import check_called
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _FIRST_5XX = 500
 _FIRST_4XX = 400
@@ -86,6 +87,15 @@ class KeyedRequests:
             ledger, consumer or "", policy, options.get("lease"), keep_result=True, is_called=True
         )
         ledger.recorder.works_as("http", self.handling.consumer)
+        self.outage = Outage(
+            _log,
+            "request_refused",
+            "request '%(message_id)s' was answered with %(status)s: %(reason)s; so are others "
+            "with keys until the store can be reached",
+            "requests_accepted",
+            "requests with keys are accepted again after %(away_s)s s",
+        )
+        """While the store is away, and requests do not run for that reason."""
         self.max_body = bytes_in(options.get("max_body", "1MiB"), "max_body")
         self._methods = _methods(options.get("methods", ("POST", "PATCH")))
         self._required = _flag(options, "required")

@@ -1,10 +1,11 @@
 """Responses that pass through: their request ends with their last chunk."""
 
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 
-_log = logging.getLogger(__name__)
+from oncely._util.event_log import EventLog
+
+_log = EventLog(__name__)
 
 
 def _nothing() -> None:
@@ -77,5 +78,9 @@ class logged:  # noqa: N801 - reads as a statement.
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> bool:
         if kind is None or not issubclass(kind, Exception):
             return False
-        _log.warning("request_not_completed", exc_info=True)
+        _log.warning(
+            "the end of a request could not be stored: %(reason)s; its response has been sent",
+            exc_info=True,
+            extra={"event": "request_not_completed"},
+        )
         return True

@@ -1,11 +1,11 @@
 """Request work: a request that runs under a claim, and what its response means for the record."""
 
-import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from oncely._util.crash_points import reached
+from oncely._util.event_log import EventLog
 from oncely.core.commands import Duplicate, Handled
 from oncely.core.errors import (
     BusyError,
@@ -36,7 +36,7 @@ from oncely.lifecycle.work import Work
 if TYPE_CHECKING:
     from oncely.http.keyed_requests import KeyedRequests
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _NOT_KEPT = "not_kept"
 """The field with the reason, if a response is not kept."""
@@ -169,8 +169,7 @@ class RequestWork(Work):
             # A relay may have completed the record by now, which cannot change any more.
             await held.calls.add_step(held.claim.key, _ANSWER, self.result)
         except AWAY:
-            names = {"message_id": held.claim.key.message_id}
-            _log.warning("answer_not_kept", exc_info=True, extra=names)
+            _log_not_kept(held.claim.key.message_id, exc_info=True)
 
 
 class Exchange:
@@ -187,6 +186,7 @@ class Exchange:
         failed; `cause` is the error, if it is known.
         """
         work, status = self.work, answer.status
+        self._requests.outage.over()
         if len(answer.body) > self.most_kept:
             self.note_passed(status, "it is larger than what is kept")
         elif self._requests.keeps(status):
@@ -201,12 +201,12 @@ class Exchange:
         if not self._requests.keeps(status):
             self.note(HttpAnswer(status))
             return
-        names = {"message_id": self.work.turn.asked.message_id, "reason": reason}
-        _log.warning("answer_not_kept", extra=names)
+        _log_not_kept(self.work.turn.asked.message_id, reason=reason)
         self.work.keep_nothing(status, reason)
 
     async def replayed(self, calls: AsyncCalls) -> HttpAnswer:
         """The response to a duplicate: the first request's response."""
+        self._requests.outage.over()
         kept, record = self.work.result, _record_of(self.work.turn)
         if kept is None and record is not None and record.is_handled:
             kept = (await calls.steps(record.key)).get(_ANSWER)
@@ -220,9 +220,26 @@ class Exchange:
         problem = None if error is turn.error else _problem(error, has_run=turn.begun is not None)
         if problem is None:
             raise error
-        if turn.begun is not None or problem.status >= 500:
-            _log.warning("request_refused", exc_info=error)
+        facts: dict[str, Any] = {"message_id": turn.asked.message_id, "status": problem.status}
+        if turn.begun is not None:
+            _log.warning(
+                "request '%(message_id)s' was answered with %(status)s: %(reason)s",
+                exc_info=error,
+                extra={"event": "request_refused", **facts},
+            )
+        elif problem.status >= 500:
+            self._requests.outage.met(error, **facts)
         return self._requests.told(problem)
+
+
+def _log_not_kept(message_id: str | None, *, exc_info: bool = False, **reason: str) -> None:
+    _log.warning(
+        "the answer to request '%(message_id)s' is not kept: %(reason)s; a repetition is answered "
+        "with 409",
+        exc_info=exc_info,
+        extra={"event": "answer_not_kept", "message_id": message_id, **reason},
+        stacklevel=2,
+    )
 
 
 def _record_of(turn: Turn) -> Record | None:

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
+from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
+from oncely._util.outage import Outage
 from oncely.core.commands import ClaimOutcome, Duplicate, Granted
 from oncely.core.durations import Duration, positive_seconds
-from oncely.core.errors import ConfigError, MessageError, StoreError, describe
+from oncely.core.errors import ConfigError, MessageError, StoreError
 from oncely.core.ids import check_id
 from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy
@@ -23,8 +25,9 @@ from oncely.http.asgi import Receive, Scope, Send, fields_of, send_whole
 from oncely.http.signatures import Reads, SignatureError, Verifier, check_reads
 from oncely.http.wsgi import Environ, StartResponse, fields_in, pieces_in, start_whole
 from oncely.ledger import Ledger
+from oncely.lifecycle.retention import StoredRetention
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _JSON = "application/json"
 _RETRY_S = 5
@@ -78,7 +81,17 @@ class Webhook:
         self._timeout_s = positive_seconds(timeout, "timeout", 'refuse all; write "2s"')
         self._consumer = f"webhook:{queue}"
         self._policy = Policy(retention=retention)
-        self._has_kept_retention = False
+        self._retention = StoredRetention(ledger, self._consumer, retention)
+        self._outage = Outage(
+            _log,
+            "delivery_not_stored",
+            "delivery '%(message_id)s' for queue '%(queue)s' could not be stored: %(reason)s; "
+            "the sender is answered with 503, and repeats it",
+            "deliveries_stored",
+            "deliveries for queue '%(queue)s' are stored again after %(away_s)s s",
+            level=logging.ERROR,
+            queue=queue,
+        )
         self.start_afresh()
         afresh_in_children(self)
 
@@ -171,8 +184,11 @@ class Webhook:
             return ""  # The body is not JSON: the type is not needed here.
 
     def _refused(self, status: int, reason: str) -> HttpAnswer:
-        names = {"queue": self._queue, "status": status, "reason": reason}
-        _log.warning("delivery_refused", extra=names)
+        facts = {"queue": self._queue, "status": status, "reason": reason}
+        _log.warning(
+            "a delivery for queue '%(queue)s' was refused with %(status)s: %(reason)s",
+            extra={"event": "delivery_refused", **facts},
+        )
         return _told(status, reason)
 
     # ---- Storing -------------------------------------------------------------------------------
@@ -210,30 +226,26 @@ class Webhook:
         key = Key(self._consumer, message.id)
         self._ledger.recorder.handles_as("webhook", self._consumer)
         outcome = self._ledger.mailbox.put_once(key, self._queue, message, self._policy)
-        self._keep_retention()
+        self._retention.store()
         return outcome
-
-    def _keep_retention(self) -> None:
-        if self._has_kept_retention:
-            return
-        try:
-            self._ledger.keep_retention(self._consumer, self._policy.retention)
-            self._has_kept_retention = True
-        except StoreError:
-            _log.warning("retention_not_stored", exc_info=True, extra={"consumer": self._consumer})
 
     def _answer(self, message: Message, outcome: ClaimOutcome) -> HttpAnswer:
         match outcome:
             case Granted():
+                self._outage.over()
                 return _told(202, "stored")
             case Duplicate():
-                _log.info("duplicate", extra={"message_id": message.id, "queue": self._queue})
+                self._outage.over()
+                _log.info(
+                    "delivery '%(message_id)s' for queue '%(queue)s' is a duplicate: it was stored "
+                    "before",
+                    extra={"event": "duplicate", "message_id": message.id, "queue": self._queue},
+                )
                 return _told(200, "stored before")
         return self._away(message, refusal(outcome))
 
     def _away(self, message: Message, error: Exception) -> HttpAnswer:
-        names = {"message_id": message.id, "queue": self._queue, "error": describe(error)}
-        _log.error("delivery_not_stored", extra=names)
+        self._outage.met(error, message_id=message.id)
         return _told(503, "it cannot be stored now", ("Retry-After", str(_RETRY_S)))
 
 

@@ -1,6 +1,5 @@
 """Handling: what happens before and after a handler, for one message of a consumer or for many."""
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -9,6 +8,7 @@ from typing import Any, Self, TypeVar, cast
 
 from oncely._util import clock
 from oncely._util.crash_points import reached
+from oncely._util.event_log import EventLog
 from oncely._util.signals import is_process_stopping
 from oncely.core.commands import (
     ClaimOutcome,
@@ -65,9 +65,10 @@ from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.held_message import HeldMessage, Untracked
 from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.patience import AWAY, Holding, Patience
+from oncely.lifecycle.retention import StoredRetention
 from oncely.lifecycle.turn import Asked, Kept, Turn
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _T = TypeVar("_T", bound=Turn)
 
@@ -106,7 +107,7 @@ class Handling:
     def __post_init__(self) -> None:
         self.heartbeat = shared_heartbeat(self.ledger, self.lease_s)
         self._holding = Holding(self.heartbeat, self.patience)
-        self._has_kept_retention = False
+        self._retention = StoredRetention(self.ledger, self.consumer, self.policy.retention)
 
     @classmethod
     def under(
@@ -141,16 +142,8 @@ class Handling:
         )
 
     def keep_retention(self) -> None:
-        """Store in the ledger how long the policy keeps records. Not inside a transaction. Where
-        the store fails, the next message tries again.
-        """
-        if self._has_kept_retention:
-            return
-        try:
-            self.ledger.keep_retention(self.consumer, self.policy.retention)
-            self._has_kept_retention = True
-        except StoreError:
-            _log.warning("retention_not_stored", exc_info=True, extra={"consumer": self.consumer})
+        """Store in the ledger how long the policy keeps records. Not inside a transaction."""
+        self._retention.store()
 
     # ---- Before --------------------------------------------------------------------------------
 
@@ -241,7 +234,7 @@ class Handling:
     async def _hold(self, calls: AsyncCalls, claims: Sequence[Claim], asked_at: float) -> None:
         try:
             self.heartbeat.hold(claims, asked_at)
-            if not self._has_kept_retention:
+            if not self._retention.is_stored:
                 await calls.run(self.keep_retention)
         except BaseException:
             newest = self.heartbeat.let_go_many(claims)
@@ -257,7 +250,12 @@ class Handling:
                 await calls.run(calls.mailbox.finish, handled)
         except AWAY:
             # A relay does it later.
-            _log.warning("finishing_failed", exc_info=True)
+            _log.warning(
+                "handled messages of '%(consumer)s' could not be marked as completed: %(reason)s; "
+                "a relay marks them later",
+                exc_info=True,
+                extra={"event": "finishing_failed", **self.told_of(turns)},
+            )
 
     async def _ask_probed(
         self, calls: AsyncCalls, turns: Sequence[Turn], *, is_joined: bool
@@ -346,7 +344,7 @@ class Handling:
         return "none" if self.lease_s is None else timedelta(seconds=self.lease_s)
 
     def _run_untracked(self, turn: Turn, *, is_outage: bool = False) -> None:
-        self.ledger.count_untracked(self.consumer)
+        self.ledger.count_untracked(Key(self.consumer, turn.asked.message_id or ""))
         turn.begun = Untracked(turn.asked.message, is_outage=is_outage)
 
     # ---- After ---------------------------------------------------------------------------------
@@ -387,7 +385,12 @@ class Handling:
             if len(turns) > 1 and not isinstance(error, StoreUnavailable):
                 # The error may be of one of them: keeping each alone finds out which.
                 return [left for turn in turns for left in await self.keep(calls, [turn])]
-            _log.warning("keeping_failed", exc_info=error, extra={"consumer": self.consumer})
+            _log.warning(
+                "%(count)s messages of '%(consumer)s' could not be stored for a retry, or as dead "
+                "letters: %(reason)s; they are redelivered",
+                exc_info=error,
+                extra={"event": "keeping_failed", **self.told_of(turns)},
+            )
             for turn in turns:
                 turn.ending = after_refusal(error)
             return turns
@@ -439,7 +442,13 @@ class Handling:
         phase, is_failure = turn.phase, self._is_failure(turn, error)
         turn.start_over()
         if not is_failure and isinstance(error, Exception):
-            _log.warning("transaction_failed", exc_info=error, extra={"consumer": self.consumer})
+            if not self.meets_outage(error):
+                _log.warning(
+                    "the transaction of message '%(message_id)s' of '%(consumer)s' failed: "
+                    "%(reason)s; the message is redelivered",
+                    exc_info=error,
+                    extra={"event": "transaction_failed", **self.told_of([turn])},
+                )
             turn.refusal = error
             turn.ending = after_refusal(error)
             return
@@ -451,7 +460,7 @@ class Handling:
             turn.error, turn.phase = error, phase
             await self.end(calls, [turn])
         except OncelyError as unrecorded:
-            _log.exception("recording_failed", extra={"consumer": self.consumer})
+            self._log_unrecorded([turn])
             turn.error, turn.ending = error, after_refusal(unrecorded)
 
     async def leave_in_doubt(
@@ -469,12 +478,31 @@ class Handling:
         try:
             await self.begin(calls, held)
         except StoreError:
-            _log.exception("recording_failed", extra={"consumer": self.consumer})
+            self._log_unrecorded(held)
         self.heartbeat.let_go_many([_held_by(turn).claim for turn in held if turn.held is not None])
         for turn in turns:
             turn.refusal = error
             turn.ending = AFTER_DOUBT
             turn.phase = Phase.STORED
+
+    def meets_outage(self, error: Exception) -> bool:
+        """Whether `error` undid a transaction because the database is away, which is noted."""
+        is_away = isinstance(error, StoreUnavailable) or self.ledger.is_outage(error)
+        if is_away:
+            self.patience.outage.met(error, "transactions")
+        return is_away
+
+    def told_of(self, turns: Sequence[Turn]) -> dict[str, Any]:
+        """What the log says of these."""
+        first = turns[0].asked.message_id
+        return {"consumer": self.consumer, "message_id": first, "count": len(turns)}
+
+    def _log_unrecorded(self, turns: Sequence[Turn]) -> None:
+        _log.exception(
+            "the failure of %(count)s messages of '%(consumer)s' could not be recorded: "
+            "%(reason)s; they are redelivered, the first is '%(message_id)s'",
+            extra={"event": "recording_failed", **self.told_of(turns)},
+        )
 
     def _is_failure(self, turn: Turn, error: BaseException) -> bool:
         """Whether what has undone a transaction is the handler's fault, and not the database's."""
@@ -569,8 +597,12 @@ class Handling:
 
     def _give_up(self, turns: Sequence[Turn], error: StoreError) -> None:
         """The leases are over: what happened is in doubt."""
-        names = {"consumer": self.consumer, "count": len(turns)}
-        _log.error("storing_failed", exc_info=error, extra=names)
+        _log.error(
+            "the end of %(count)s messages of '%(consumer)s' could not be stored before their "
+            "leases ran out: %(reason)s; they are in doubt, the first is '%(message_id)s'",
+            exc_info=error,
+            extra={"event": "storing_failed", **self.told_of(turns)},
+        )
         for turn in turns:
             turn.refusal = error
             turn.ending = after_refusal(error)

@@ -1,18 +1,19 @@
 """The heartbeat: extends claims while their messages are being handled, on a thread of its own."""
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from oncely._util import clock as process_clock
+from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
+from oncely._util.outage import Outage
 from oncely.core.commands import Fenced, Written
 from oncely.core.record import Claim, Key
 from oncely.ledger import Ledger
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _BEATS_PER_LEASE = 3
 
@@ -40,6 +41,14 @@ class Heartbeat:
         self._lease_s = lease_s
         self._clock = clock
         self._is_by_hand = is_by_hand
+        self._outage = Outage(
+            _log,
+            "lease_extension_failed",
+            "leases cannot be extended: %(reason)s; trying again at each heartbeat until they "
+            "run out",
+            "lease_extension_recovered",
+            "leases are extended again after %(away_s)s s",
+        )
         self.start_afresh()
         afresh_in_children(self)
 
@@ -113,8 +122,8 @@ class Heartbeat:
         try:
             if self._lease_s is not None:
                 self._extend_all(self._lease_s)
-        except Exception:  # noqa: BLE001 - the claims are lost if nobody extends them any more.
-            _log.warning("lease_extension_failed", exc_info=True)
+        except Exception as error:  # noqa: BLE001 - the claims are lost if nobody extends them.
+            self._outage.met(error)
 
     def _start(self, lease_s: float) -> None:
         """Under the lock."""
@@ -142,6 +151,11 @@ class Heartbeat:
             return
         asked_at = self._clock()
         outcomes = self._ledger.extend_each(claims, timedelta(seconds=lease_s))
+        errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        if errors:
+            self._outage.met(errors[0])
+        else:
+            self._outage.over()
         with self._lock:
             for claim, outcome in zip(claims, outcomes, strict=True):
                 name = _name(claim)
@@ -149,12 +163,14 @@ class Heartbeat:
                     continue
                 if isinstance(outcome, Fenced):
                     del self._held[name]
-                    _log.warning("claim_lost", extra={"fence": claim.fence})
+                    _log.warning(
+                        "the claim on message '%(message_id)s' of '%(consumer)s' is lost: its "
+                        "lease ran out, and another worker has the message",
+                        extra={"event": "claim_lost", **claim.key._asdict(), "fence": claim.fence},
+                    )
                 elif isinstance(outcome, Written) and outcome.record is not None:
                     extended = claim._replace(record=outcome.record)
                     self._held[name] = extended, asked_at + lease_s
-                elif isinstance(outcome, Exception):
-                    _log.warning("lease_extension_failed", exc_info=outcome)
 
 
 def shared_heartbeat(ledger: Ledger, lease_s: float | None) -> Heartbeat:

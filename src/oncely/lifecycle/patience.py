@@ -1,12 +1,13 @@
 """Patience: a write about messages that ran is repeated until their leases are over."""
 
-import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from oncely._util import clock
+from oncely._util.event_log import EventLog
+from oncely._util.outage import Outage
 from oncely.core.errors import ContentionError, StoreUnavailable
 from oncely.core.record import Claim
 from oncely.engine.async_calls import AsyncCalls
@@ -14,7 +15,7 @@ from oncely.lifecycle.heartbeat import Heartbeat
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 AWAY = (StoreUnavailable, ContentionError)
 """The errors of a store that may answer a later try."""
@@ -24,10 +25,30 @@ ENDLESS_S = 60.0
 """How long to try where a claim has no end."""
 
 
-class Patience:
-    """The patience of a process that `stop` may stop: it has `grace_s` seconds left then."""
+def store_outage(**values: Any) -> Outage:
+    """An outage of the store; `values` are those of its events."""
+    return Outage(
+        _log,
+        "store_unavailable",
+        "the store cannot be reached: %(reason)s; trying again",
+        "store_available",
+        "the store can be reached again after %(away_s)s s",
+        **values,
+    )
 
-    def __init__(self, stop: threading.Event | None = None, grace_s: float = math.inf) -> None:
+
+class Patience:
+    """The patience of a process that `stop` may stop: it has `grace_s` seconds left then. While
+    the store is away, that is noted in `outage`.
+    """
+
+    def __init__(
+        self,
+        stop: threading.Event | None = None,
+        grace_s: float = math.inf,
+        outage: Outage | None = None,
+    ) -> None:
+        self.outage = outage or store_outage()
         self._stop = stop
         self._grace_s = grace_s
         self._stopped_by = math.inf
@@ -51,12 +72,17 @@ class Patience:
         endless_until = clock.monotonic() + ENDLESS_S
         while True:
             try:
-                return await speak()
+                said = await speak()
             except away as error:
                 until = good_until()
                 if not self._may_wait(endless_until if until == math.inf else until):
                     raise
-                _log.warning("store_unavailable", extra={"error": str(error)})
+                if isinstance(error, StoreUnavailable):
+                    # A record that is contended keeps no other from being written.
+                    self.outage.met(error, "ends")
+            else:
+                self.outage.over("ends")
+                return said
             await calls.pause(PAUSE_S)
 
     def _may_wait(self, until: float) -> bool:

@@ -1,13 +1,13 @@
 """Handlers in transactions with their claims: repeated where a transaction loses against others."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from oncely._util.crash_points import reached
+from oncely._util.event_log import EventLog
 from oncely._util.pauses import pause_s
 from oncely.async_ledger import SteadyLedger
 from oncely.core.errors import EndedError, StoreUnavailable
@@ -24,7 +24,7 @@ from oncely.lifecycle.work import JoinedWork
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _TRIES = 20
 """How often a transaction may lose against others before that is an error."""
@@ -107,13 +107,24 @@ def run_together(
     except _UndoneError:
         pass
     except EndedError as error:
-        _log.info("window_ended", exc_info=True)
+        _log.info(
+            "a handler has ended the transaction of %(count)s messages of '%(consumer)s' itself: "
+            "%(reason)s",
+            exc_info=True,
+            extra={"event": "window_ended", **handling.told_of(turns)},
+        )
         # A handler that has ended the transaction has ended it for all of them.
         if not error.is_undone:
             run_inline(handling.leave_in_doubt(InlineCalls(handling.ledger), turns, error))
             return True
-    except Exception:  # noqa: BLE001 - running each alone shows what is wrong, and with which.
-        _log.info("window_undone", exc_info=True)
+    except Exception as error:  # noqa: BLE001 - running each alone shows what is wrong.
+        if not handling.meets_outage(error):
+            _log.info(
+                "the transaction of %(count)s messages of '%(consumer)s' was rolled back: "
+                "%(reason)s; each message gets its own",
+                exc_info=True,
+                extra={"event": "window_undone", **handling.told_of(turns)},
+            )
     else:
         _commit_done(handling, turns)
         handling.keep_retention()
@@ -129,6 +140,7 @@ class _UndoneError(Exception):
 
 def _commit_done(handling: Handling, turns: Sequence[Turn]) -> None:
     reached("after_commit")
+    handling.patience.outage.over("transactions")
     for turn in turns:
         turn.ending = turn.ending or handling.ending_of(turn)
         turn.phase = Phase.STORED

@@ -2,14 +2,14 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
-from oncely.metrics import harmless
+from oncely.metrics import harmless, metrics_outage
 from oncely.middleware.chain import Around
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -25,6 +25,7 @@ class Measured(Around):
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY, most_types: int = 100) -> None:
+        self._outage = metrics_outage()
         self._most_types = most_types
         self._types: set[str] = set()
         self._lock = threading.Lock()
@@ -66,7 +67,7 @@ class Measured(Around):
     @contextmanager
     def around(self, message: Message) -> Iterator[None]:  # noqa: D102
         began = time.perf_counter()
-        harmless(self._in_flight.inc)()
+        self._count(self._in_flight.inc)
         try:
             yield
         except Exception:
@@ -75,7 +76,11 @@ class Measured(Around):
         else:
             self._ended(self._handled, message, began)
         finally:
-            harmless(self._in_flight.dec)()
+            self._count(self._in_flight.dec)
+
+    @harmless
+    def _count(self, change: Callable[[], None]) -> None:
+        change()
 
     @harmless
     def _ended(self, counter: Counter, message: Message, began: float) -> None:

@@ -1,18 +1,18 @@
 """The audit: every change that a person makes through here is noted in it, before it is made."""
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from oncely._util.event_log import EventLog
 from oncely.core.activity import AuditEntry
 from oncely.core.errors import ConfigError, StoreError, describe
 from oncely.core.ids import MAX_ID_LENGTH
 from oncely.core.record import Key
 from oncely.ledger import Ledger
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 OnEach = Callable[[int], None]
 """Told how many have had their turn."""
@@ -85,8 +85,12 @@ def _count(
         ledger.operations.note_counts(id_, changed, refused)
     except StoreError as error:
         told = describe(error)
-        extra = {"action": entry.action, "by": entry.by, "reason": told}
-        _log.error("audit_not_completed", extra=extra)
+        facts = {"action": entry.action, "by": entry.by, "reason": told}
+        _log.error(
+            "the counts of '%(action)s' by %(by)s could not be written into the audit: %(reason)s; "
+            "the action itself stays",
+            extra={"event": "audit_not_completed", **facts},
+        )
         return told
     return None
 

@@ -1,9 +1,9 @@
 """The bindings by which events come into a consumer's queue, and those that no handler needs."""
 
-import logging
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from oncely._util.event_log import EventLog
 from oncely.core.binding import Binding
 from oncely.core.errors import ConfigError
 from oncely.core.record import Key
@@ -11,7 +11,7 @@ from oncely.ledger import Ledger
 from oncely.ops.auditing import Note, audited
 from oncely.transports.transport import Transport
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 class FoundBindings(NamedTuple):
@@ -92,4 +92,7 @@ def _remove(transport: Transport, bindings: Collection[Binding], ledger: Ledger 
         # Last: a binding that the ledger still has can be pruned again.
         ledger.mailbox.unbind(bindings)
     for binding in bindings:
-        _log.info("binding_pruned", extra=binding._asdict())
+        _log.info(
+            "the binding of queue '%(queue)s' to '%(pattern)s' of '%(exchange)s' is removed",
+            extra={"event": "binding_pruned", **binding._asdict()},
+        )

@@ -1,16 +1,24 @@
 """What people decide about records: to run again, to be done, to be forgotten."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from oncely._util.event_log import EventLog
 from oncely.core.errors import RefusedError, StoreError
 from oncely.core.record import Key, Record, check_keys
 from oncely.ledger import Ledger
 from oncely.ops.auditing import Note, OnEach, about, audited, cut_short
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
+
+_SENTENCES = {
+    "reset": "%(by)s has reset message '%(message_id)s' of '%(consumer)s', which may run again",
+    "happened": "%(by)s has completed message '%(message_id)s' of '%(consumer)s'",
+    "forgotten": "%(by)s has removed the record of message '%(message_id)s' of '%(consumer)s'",
+    "run_now": "%(by)s has message '%(message_id)s' of '%(consumer)s' tried again at once",
+    "cancelled": "%(by)s has made message '%(message_id)s' of '%(consumer)s' a dead letter",
+}
 
 
 class OperatorRefusal(NamedTuple):
@@ -149,7 +157,8 @@ def change_each(
                 else:
                     done.append(key)
                     tally.changed += 1
-                    _log.info(event, extra={**key._asdict(), **note._asdict()})
+                    facts = {"event": event, **key._asdict(), **note._asdict()}
+                    _log.info(_SENTENCES[event], extra=facts)
                 on_each(turn)
         except StoreError as error:
             raise cut_short(error, len(done), len(keys)) from error

@@ -1,6 +1,5 @@
 """Dead letters: looked at, and changed."""
 
-import logging
 import sys
 from base64 import b64encode
 from collections import deque
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+from oncely._util.event_log import EventLog
 from oncely.core.errors import ConfigError, MessageError, RefusedError, StoreError, mask_passwords
 from oncely.core.message import Message
 from oncely.core.waiting import DeadLetter
@@ -16,7 +16,13 @@ from oncely.ledger import Ledger
 from oncely.ops.auditing import Note, OnEach, about, audited, cut_short
 from oncely.ops.known import check_known_at_all, check_waits
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
+
+_LETTER = "dead letter %(dead_letter)s: message '%(message_id)s' of '%(consumer)s'"
+_SENTENCES = {
+    "dead_letter_retried": f"%(by)s has {_LETTER} handled again",
+    "dead_letter_discarded": f"%(by)s has removed {_LETTER}",
+}
 
 LETTERS_DISCARDED = "dead_letter_discarded"
 """The action in the audit."""
@@ -170,8 +176,8 @@ def _change(
                 if id_ in keys and change(id_, **note._asdict()):
                     done.append(id_)
                     tally.changed += 1
-                    extra = {"dead_letter": id_, **keys[id_]._asdict(), **note._asdict()}
-                    _log.info(event, extra=extra)
+                    facts = {"dead_letter": id_, **keys[id_]._asdict()}
+                    _log.info(_SENTENCES[event], extra={"event": event, **facts, **note._asdict()})
                 else:
                     missing.append(id_)
                     tally.refused += 1

@@ -1,9 +1,9 @@
 """A consumer's own probe, asked by people about a message in doubt."""
 
-import logging
 import threading
 from dataclasses import dataclass
 
+from oncely._util.event_log import EventLog
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import RefusedError, describe
 from oncely.core.message import Message
@@ -16,7 +16,7 @@ from oncely.ledger import Ledger
 from oncely.ops.auditing import Note, audited
 from oncely.ops.decisions import Changed, happened, not_happened
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 PROBE_S = 10.0
 """For how long a probe is waited for."""
@@ -68,7 +68,10 @@ def probe(
         case _:
             note = Note.of(by, told)
             with audited(ledger, "probed", note, record.key, 1) as tally:
-                _log.info("probed", extra={**record.key._asdict(), **note._asdict()})
+                _log.info(
+                    "%(by)s had the probe asked about message '%(message_id)s': %(why)s",
+                    extra={"event": "probed", **record.key._asdict(), **note._asdict()},
+                )
             changed = Changed([], [], *note, tally.audit_error)
     return Probed(*answer, changed)
 

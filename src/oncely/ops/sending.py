@@ -2,13 +2,13 @@
 waits in the queues of a ledger.
 """
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+from oncely._util.event_log import EventLog
 from oncely.core.errors import mask_passwords
 from oncely.core.record import Key
 from oncely.core.waiting import OUTBOX, WaitingMessage, queue_named
@@ -17,7 +17,12 @@ from oncely.ops.auditing import Note, about, audited
 from oncely.ops.known import check_waits
 from oncely.ops.letters import LettersChanged
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
+
+_SENTENCES = {
+    "sent_again": "%(by)s has a message for '%(destination)s' sent again, of '%(message_id)s'",
+    "unsent_discarded": "%(by)s has removed a message for '%(destination)s', of '%(message_id)s'",
+}
 
 MOST_UNSENT = 10_000
 """So many waiting messages, and so many refused ones, are looked at."""
@@ -157,7 +162,10 @@ def send_every_again(ledger: Ledger, *, by: str, why: str = "") -> SentAgain:
     note = Note.of(by, why)
     with audited(ledger, "sent_again", note, Key("", "")) as tally:
         tally.changed = ledger.mailbox.send_again()
-        _log.info("all_sent_again", extra={"count": tally.changed, **note._asdict()})
+        _log.info(
+            "%(by)s has all %(count)s refused messages sent again",
+            extra={"event": "all_sent_again", "count": tally.changed, **note._asdict()},
+        )
     return SentAgain(tally.changed, tally.audit_error)
 
 
@@ -184,7 +192,7 @@ def _change(
         changed = change(numbers)
         for each in changed:
             facts = {**each.parent._asdict(), "destination": each.destination}
-            _log.info(event, extra={**facts, **note._asdict()})
+            _log.info(_SENTENCES[event], extra={"event": event, **facts, **note._asdict()})
         tally.changed, tally.refused = len(changed), len(numbers) - len(changed)
     done = {each.number for each in changed}
     missing = [number for number in numbers if number not in done]

@@ -1,11 +1,12 @@
 """Runs on Spark, kept in the ledger for operators."""
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
+from oncely._util.event_log import EventLog
+from oncely._util.outage import Outage
 from oncely.core.activity import Activity, Run
 from oncely.core.errors import OncelyError, describe
 from oncely.ledger import Ledger
@@ -14,13 +15,16 @@ from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.sink.counts import Counts
 from oncely.spark.spark_report import Report
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 class RecordedRun:
     """A run that has begun: `report` is what it came to, or has come to so far."""
 
-    def __init__(self, ledger: Ledger, name: str, consumer: str) -> None:
+    def __init__(
+        self, ledger: Ledger, name: str, consumer: str, outage: Outage | None = None
+    ) -> None:
+        self._outage = outage or _outage()
         self._ledger = ledger
         self._run = Run(uuid4().hex, name, consumer, ledger.now(), None, {})
         self._began = time.monotonic()
@@ -56,7 +60,19 @@ class RecordedRun:
         try:
             self._ledger.operations.keep_run(run)
         except OncelyError as away:
-            _log.warning("run_not_kept", extra={"run": run.id, "reason": str(away)})
+            self._outage.met(away, run=run.id)
+        else:
+            self._outage.over()
+
+
+def _outage() -> Outage:
+    return Outage(
+        _log,
+        "run_not_kept",
+        "run '%(run)s' cannot be stored for operators: %(reason)s; it goes on",
+        "run_kept",
+        "runs are stored for operators again after %(away_s)s s",
+    )
 
 
 def _duplicates(counts: Counts) -> int:
@@ -83,6 +99,7 @@ class FrontRun:
 
     def __init__(self) -> None:
         self._run: RecordedRun | None = None
+        self._outage = _outage()
         self._counts = Counts()
         self._seconds = 0.0
 
@@ -113,9 +130,9 @@ class FrontRun:
 
     def _begun(self, place: LedgerPlace, name: str, consumer: str) -> RecordedRun | None:
         try:
-            run = RecordedRun(migrated_ledger(place), name, consumer)
+            run = RecordedRun(migrated_ledger(place), name, consumer, self._outage)
         except OncelyError as away:
-            _log.warning("run_not_kept", extra={"run": name, "reason": describe(away)})
+            self._outage.met(away, run=name)
             return None
         run.keep(has_ended=False)
         return run

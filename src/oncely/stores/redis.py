@@ -6,7 +6,6 @@ and returns one JSON text: to parse a reply of many parts would cost more than e
 
 import heapq
 import json
-import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from oncely._util.clock import moved_time
+from oncely._util.event_log import EventLog
 from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.stores import redis_settings
@@ -57,7 +57,7 @@ _SIZE = Script("prelude", "size")
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 def open_redis(url: str, prefix: str = TABLE_NAME) -> "RedisStore":
@@ -246,7 +246,11 @@ class RedisStore(Store):
         if why is not None:
             raise ConfigError(f"ledger: {self._server.name}: {why}")
         if not redis_settings.has_aof(info):
-            _log.warning("redis_aof_disabled", extra={"store": self._server.name})
+            _log.warning(
+                "%(store)s has no append-only file: records are lost when it restarts; type "
+                "CONFIG SET appendonly yes",
+                extra={"event": "redis_aof_disabled", "store": self._server.name},
+            )
         self._is_checked = True
 
     def _write(

@@ -1,6 +1,5 @@
 """Queues in a ledger's store, in its table of waiting messages: in a database, or in memory."""
 
-import logging
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -30,6 +29,7 @@ from oncely.transports.transport import (
     Features,
     Limits,
     dead_of,
+    log_late,
     log_rejected,
     parted,
     too_large,
@@ -38,7 +38,6 @@ from oncely.transports.transport import (
 if TYPE_CHECKING:
     from oncely.stores.sql.sql_store import SqlStore
 
-_log = logging.getLogger(__name__)
 
 _CLOSING_S = 5.0
 """How long `close` waits for calls in other threads, which may wait for the database."""
@@ -136,7 +135,7 @@ class StoreTransport:
                 if self._held.get(number) is delivery.tag.row:
                     del self._held[number]
         if done < len(asked):
-            _log.info("settled_too_late", extra={"count": len(asked) - done})
+            log_late(len(asked) - done)
 
     def _settle(self, verdicts: Sequence[tuple[WaitingMessage, Settlement]]) -> int:
         """Settle; return how many deliveries were still held."""

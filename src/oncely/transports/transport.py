@@ -1,17 +1,17 @@
 """The Transport protocol: what consumers and relays need of a broker."""
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+from oncely._util.event_log import EventLog
 from oncely.core.binding import Binding
 from oncely.core.destination import Destination, EventsOf, ExchangeNamed, destination_of
 from oncely.core.errors import MessageError
 from oncely.core.message import Message, check_message
 from oncely.core.verdicts import Refuse, Settlement
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 Clock = Callable[[], float]
 """A monotonic clock, in seconds."""
@@ -158,7 +158,19 @@ def log_rejected(verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
     for delivery, verdict in verdicts:
         if isinstance(verdict, Refuse):
             told = {"message_id": delivery.message.id, "queue": delivery.queue}
-            _log.warning("rejected", extra={**told, "reason": verdict.reason})
+            _log.warning(
+                "message '%(message_id)s' of queue '%(queue)s' was rejected: %(reason)s",
+                extra={"event": "rejected", **told, "reason": verdict.reason},
+            )
+
+
+def log_late(count: int) -> None:
+    """Log that deliveries were settled when somebody else could have them."""
+    _log.info(
+        "%(count)s deliveries were settled too late: another receiver may have got them",
+        extra={"event": "settled_too_late", "count": count},
+        stacklevel=2,
+    )
 
 
 def refusals(messages: Sequence[Message], max_bytes: int) -> Mapping[int, str]:

@@ -5,7 +5,6 @@ A batch is itself a message: it is claimed, run and ended like any other, by the
 handler is stored on the batch alone, and then rolled forward to its members.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from oncely._util import clock
 from oncely._util.crash_points import reached
+from oncely._util.event_log import EventLog
 from oncely._util.signals import is_process_stopping
 from oncely.core.commands import Exhausted, Granted, InDoubt
 from oncely.core.errors import OncelyError, RefusedError
@@ -41,7 +41,7 @@ from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.message_rows import check_types
 from oncely.spark.sink.sink_options import import_function, read_options
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 BatchHandler = Callable[[DataFrame, str], Any]
 """Called with the new messages and the batch key, which is the same if the same messages are
@@ -242,7 +242,11 @@ class Batches:
                 # Not a failure of the handler: what it has written is in doubt.
                 raise
             names = {"consumer": self._handling.consumer, "message_id": batch.key}
-            _log.warning("batch_handler_failed", exc_info=error, extra=names)
+            _log.warning(
+                "the batch handler of '%(consumer)s' failed for batch '%(message_id)s': %(reason)s",
+                exc_info=error,
+                extra={"event": "batch_handler_failed", **names},
+            )
             turn.error = error
         reached("after_batch_handler")
 

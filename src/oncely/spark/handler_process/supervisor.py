@@ -3,7 +3,6 @@
 It lives in Spark's Python worker. It is told which rows are settled, and sends the others again.
 """
 
-import logging
 import sys
 import time
 from bisect import bisect_left, bisect_right
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import pyarrow as pa
 from pyarrow import RecordBatch
 
+from oncely._util.event_log import EventLog
 from oncely.core import errors
 from oncely.core.errors import OncelyError
 from oncely.core.record import Key
@@ -39,7 +39,7 @@ from oncely.spark.sink.journal import Entry
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import SinkOptions
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _LOOK_S = 0.2
 _MOST_DEATHS = 3
@@ -108,7 +108,11 @@ class TaskSupervisor:
                 self._start(process, death)
                 ended = self._oversee(process, batches)
             except _LineBrokenError as error:
-                _log.debug("handler_process_disconnected", exc_info=error)
+                _log.debug(
+                    "the connection to the process of the handlers has ended: %(reason)s",
+                    exc_info=error,
+                    extra={"event": "handler_process_disconnected"},
+                )
                 death = process.buried()
                 begun = process.journal.entries()
                 self._inherited |= {entry.number: entry for entry in begun}
@@ -203,7 +207,10 @@ class TaskSupervisor:
             self._given[bisect_right(firsts, number) - 1].settle(number)
 
     def _note_death(self, death: str, begun: Sequence[Entry]) -> None:
-        _log.warning("handler_process_died", extra={"death": death})
+        _log.warning(
+            "the process of the handlers %(death)s; another is started",
+            extra={"event": "handler_process_died", "death": death},
+        )
         at_work = [entry.number for entry in begun if not entry.has_returned]
         if begun:
             self._culprit = at_work[0] if len(at_work) == 1 else None

@@ -16,7 +16,6 @@ from typing import Any, TypeVar, cast
 from pyarrow import RecordBatch
 
 from oncely.archive.lookup import Archive
-from oncely.consuming.health import Outage
 from oncely.consuming.sending import Sending
 from oncely.core.commands import (
     Granted,
@@ -99,7 +98,7 @@ class ChunkTask(ABC):
         self._horizon = Horizon(self._policy, archive)
         self._handling = Handling.under(ledger, options.consumer, self._horizon.policy)
         self._calls = InlineCalls(ledger)
-        self._outage = Outage("store", options.consumer)
+        self._outage = self._handling.patience.outage
         self._retries: DueRetries | None = None
         if ledger.can_defer:
             keeping = self._handling.keeping = Keeping(options.consumer)

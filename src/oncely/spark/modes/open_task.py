@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from pyarrow import RecordBatch
 from pyspark.sql.types import StructType
 
-from oncely.consuming.health import Outage
 from oncely.core.errors import StoreUnavailable, describe
 from oncely.ledger import Ledger
-from oncely.lifecycle.patience import AWAY, PAUSE_S
+from oncely.lifecycle.patience import AWAY, PAUSE_S, store_outage
 from oncely.lifecycle.wrapping import check_function, check_takes
 from oncely.spark.ledgers import migrated_ledger, url_here
 from oncely.spark.modes.start import Start
@@ -63,14 +62,17 @@ def _awaited_table(options: SinkOptions) -> "TargetTable":
 
 def _awaited(ask: Callable[[], T], options: SinkOptions, channel: TaskChannel) -> T:
     until = time.monotonic() + (options.policy.lease_s or 0.0)
-    outage = Outage("store", options.consumer)
+    outage = store_outage(consumer=options.consumer)
     while True:
         try:
-            return ask()
+            answer = ask()
         except AWAY as error:
             if time.monotonic() > until:
                 raise
             outage.met(error)
+        else:
+            outage.over()
+            return answer
         channel.wait(time.monotonic() + PAUSE_S, Counts())
 
 

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from oncely.consuming.health import Outage
+from oncely._util.outage import Outage
 from oncely.core.errors import ContentionError, StoreUnavailable
 from oncely.ledger import Ledger
-from oncely.lifecycle.patience import PAUSE_S
+from oncely.lifecycle.patience import PAUSE_S, store_outage
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
 
@@ -40,7 +40,7 @@ def steadily(
 
 def patiently(ask: Callable[[], T], consumer: str) -> T:
     """As `steadily`, if nothing can tell it to stop."""
-    return steadily(ask, TaskChannel(None, ""), Outage("store", consumer), Counts())
+    return steadily(ask, TaskChannel(None, ""), store_outage(consumer=consumer), Counts())
 
 
 def _is_passing(error: Exception, ledger: Ledger | None) -> bool:

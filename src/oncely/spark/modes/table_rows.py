@@ -18,7 +18,6 @@ import pyarrow as pa
 from pyarrow import RecordBatch
 
 from oncely._util.crash_points import reached
-from oncely.consuming.health import Outage
 from oncely.core.commands import ClaimOutcome, Granted, Handled
 from oncely.core.control import Reject
 from oncely.core.errors import MessageError, StoreUnavailable
@@ -26,7 +25,7 @@ from oncely.core.ids import are_plain_ids, check_id
 from oncely.core.record import Key
 from oncely.engine.transaction import Inbox
 from oncely.ledger import Ledger
-from oncely.lifecycle.patience import PAUSE_S
+from oncely.lifecycle.patience import PAUSE_S, store_outage
 from oncely.lifecycle.transacting import retried
 from oncely.spark.modes.chunks import MAX_WAITING
 from oncely.spark.modes.copying import as_csv, as_values, sorted_by_id
@@ -107,7 +106,7 @@ class TableRowsTask:
         self._options = options
         self._policy = options.policy
         self._channel = channel
-        self._outage = Outage("store", options.consumer)
+        self._outage = store_outage(consumer=options.consumer)
         self._table = table
         self._wanted = [*options.upsert, *filter(None, [options.sequence_by])]
         """The columns without which a row cannot be written."""

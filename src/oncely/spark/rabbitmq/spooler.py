@@ -1,17 +1,18 @@
 """From a RabbitMQ queue into a spool: only messages that are durable there are acknowledged."""
 
-import logging
 import time
 from collections.abc import Iterator
 
 from oncely._util.crash_points import reached
+from oncely._util.event_log import EventLog
+from oncely.consuming.health import BrokerOutage
 from oncely.core.errors import BrokerRefused, TransportError
 from oncely.core.verdicts import Ack
 from oncely.spark.rabbitmq.source_options import RabbitmqOptions
 from oncely.spark.rabbitmq.spool import Spool
 from oncely.transports.transport import Delivery
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _QUIET_S = 0.1
 """A queue without a message for so long counts as empty."""
@@ -34,6 +35,7 @@ class Spooler:
         self._options = options
         self._transport = options.transport()
         self._was_reached = False
+        self._outage = BrokerOutage(options.queue)
 
     def open(self) -> None:
         """Lock the spool. Raises ConfigError as `Spool.open` does."""
@@ -92,11 +94,12 @@ class Spooler:
         while True:
             try:
                 gathered = list(self._gather(limit, wait_s))
-            except TransportError:
+            except TransportError as error:
                 if not self._was_reached or time.monotonic() >= until:
                     raise
-                _log.warning("broker_unavailable", exc_info=True)
+                self._outage.met(error)
             else:
+                self._outage.over()
                 self._was_reached = True
                 return gathered
 
@@ -125,4 +128,9 @@ class Spooler:
             self._transport.settle([(delivery, Ack()) for delivery in deliveries])
         except (TransportError, BrokerRefused):
             # They are durable; the broker redelivers them, and the ledger knows them then.
-            _log.warning("acknowledgements_lost", extra={"count": len(deliveries)}, exc_info=True)
+            _log.warning(
+                "%(count)s messages in the spool could not be acknowledged: %(reason)s; they are "
+                "delivered again",
+                exc_info=True,
+                extra={"event": "acknowledgements_lost", "count": len(deliveries)},
+            )

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import hmac
 import json
-import logging
 import secrets
 import socket
 import threading
@@ -22,10 +21,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
+from oncely._util.event_log import EventLog
+from oncely._util.outage import Outage
 from oncely.core.errors import OncelyError
 from oncely.spark.sink.counts import Counts
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _BACKLOG = 1_024
 _POLL_S = 0.1
@@ -81,6 +82,13 @@ class DriverChannel:
         self._stopping = False
         self._callers: dict[asyncio.StreamWriter, None] = {}
         """The open connections, the oldest first."""
+        self._outage = Outage(
+            _log,
+            "channel_error",
+            "the channel to the tasks had an error: %(reason)s; it goes on",
+            "channel_recovered",
+            "the channel takes calls of tasks again after %(away_s)s s",
+        )
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="oncely-channel", daemon=True)
@@ -146,9 +154,7 @@ class DriverChannel:
 
     async def _listen(self) -> None:
         # For example, no file descriptor is left. asyncio accepts again a second later.
-        self._loop.set_exception_handler(
-            lambda _, told: _log.warning("channel_error", extra={"error": str(told)})
-        )
+        self._loop.set_exception_handler(lambda _, told: self._outage.met(str(told)))
         # asyncio tries to accept, and fails, as many times in a row as its backlog says.
         server = await asyncio.start_server(
             self._take_call, sock=self._listener, limit=_MAX_BYTES, backlog=1
@@ -158,6 +164,7 @@ class DriverChannel:
         server.close()
 
     async def _take_call(self, reader: asyncio.StreamReader, caller: asyncio.StreamWriter) -> None:
+        self._outage.over()
         self._callers[caller] = None
         if len(self._callers) > _MAX_CALLERS:
             oldest = next(iter(self._callers))
@@ -166,9 +173,20 @@ class DriverChannel:
         try:
             async with asyncio.timeout(_ANSWER_WITHIN_S):
                 await self._answer_call(reader, caller)
-        except (OSError, EOFError, ValueError, KeyError, TypeError, asyncio.LimitOverrunError):
+        except (
+            OSError,
+            EOFError,
+            ValueError,
+            KeyError,
+            TypeError,
+            asyncio.LimitOverrunError,
+        ) as error:
             # A TimeoutError is an OSError.
-            _log.debug("channel_call_aborted")
+            _log.debug(
+                "a call of a task was aborted: %(reason)s",
+                error=error,
+                extra={"event": "channel_call_aborted"},
+            )
         finally:
             self._callers.pop(caller, None)
             caller.close()

@@ -11,8 +11,10 @@ from typing import Any
 import psycopg
 
 from oncely._util.clock import monotonic
+from oncely._util.event_log import EventLog
+from oncely._util.outage import Outage
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 _IDLE_S = 30.0
 """Listening ends when nobody has waited for so long."""
@@ -30,6 +32,14 @@ class Listening:
         self._connect = connect
         self._channel = channel
         self._ring = ring
+        self._outage = Outage(
+            _log,
+            "listening_ended",
+            "PostgreSQL does not notify of messages: %(reason)s; the ledger is polled",
+            "listening_resumed",
+            "PostgreSQL notifies of messages again after %(away_s)s s",
+            level=logging.INFO,
+        )
         self.start_afresh()
 
     def start_afresh(self) -> None:
@@ -62,6 +72,8 @@ class Listening:
                 wake.close()
                 woken.close()
                 return
+            if self._wake is not None:
+                self._wake.close()
             self._thread, self._wake = thread, wake
 
     def close(self) -> None:
@@ -83,11 +95,12 @@ class Listening:
                     return
                 connection.execute(f'LISTEN "{self._channel}"')
                 self.is_heard = True
+                self._outage.over()
                 # Notifications before the LISTEN are lost.
                 self._ring()
                 self._hear(connection, woken)
         except (psycopg.Error, OSError) as error:
-            _log.info("listening_ended", extra={"error": str(error).partition("\n")[0]})
+            self._outage.met(str(error).partition("\n")[0])
         finally:
             self.is_heard = False
 

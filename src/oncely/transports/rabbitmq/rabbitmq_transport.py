@@ -1,6 +1,5 @@
 """A RabbitMQ broker as a Transport."""
 
-import logging
 import os
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -26,9 +25,7 @@ from oncely.transports.rabbitmq.publishing import NOT_STORED, Route
 from oncely.transports.rabbitmq.session import Session
 from oncely.transports.rabbitmq.topology import make_queue, subscribe, unbind
 from oncely.transports.rabbitmq.url_options import RabbitSettings
-from oncely.transports.transport import Delivery, Features, log_rejected, refusals, typed
-
-_log = logging.getLogger(__name__)
+from oncely.transports.transport import Delivery, Features, log_late, log_rejected, refusals, typed
 
 _PAUSE_S = 0.2
 """The pause before receiving again, after a failure that was not the connection's."""
@@ -82,7 +79,7 @@ class RabbitmqTransport:
                 # The others may still be settled.
                 failure = error
         if late:
-            _log.info("settled_too_late", extra={"count": late})
+            log_late(late)
         if failure is not None:
             raise failure
 

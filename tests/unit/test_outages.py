@@ -1,0 +1,283 @@
+"""An outage is logged when it begins and when it ends, by whatever meets it again and again."""
+
+import io
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.logs import events_in, of_event
+from tests.meddling import MeddlingStore
+from tests.records import granted
+from tests.unit.conftest import Queue, Sql, eventually
+
+from oncely import http
+from oncely.consumer import Consumer
+from oncely.consuming.sending import Sending
+from oncely.consuming.settling import Settling
+from oncely.core import rules
+from oncely.core.errors import StoreUnavailable, TransportError
+from oncely.core.message import Message
+from oncely.core.record import Key
+from oncely.core.verdicts import Requeue
+from oncely.core.waiting import WaitingMessage
+from oncely.ledger import Ledger
+from oncely.lifecycle.heartbeat import Heartbeat
+from oncely.lifecycle.retention import StoredRetention
+from oncely.metrics import Metrics
+from oncely.once import once
+from oncely.outbox import Relay, RelayReport
+from oncely.stores.memory_store import MemoryStore
+from oncely.stores.sql.listening import Listening
+from oncely.testing import ManualClock
+
+
+@pytest.fixture(autouse=True)
+def _info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "oncely")
+
+
+def failing(times: int, error: Exception, then: Callable[..., Any]) -> Callable[..., Any]:
+    """`then`, after it has raised `error` so often."""
+    left = iter(range(times))
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        for _ in left:
+            raise error
+        return then(*arguments, **named)
+
+    return call
+
+
+AWAY = StoreUnavailable("gone")
+LOST = TransportError("gone")
+
+
+def nothing(*_: object, **__: object) -> None:
+    pass
+
+
+def test_an_end_that_waits(
+    ledger: Ledger, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Storing the end of a handler is tried many times."""
+
+    @once(ledger, consumer="billing", key=lambda message_id: message_id)
+    def handle(_: str) -> None:
+        meddling.meddle = failing(3, AWAY, nothing)
+
+    handle("1")
+    assert events_in(caplog) == ["store_unavailable", "store_available"]
+
+
+def test_the_store_of_a_consumer(
+    queue: Queue, ledger: Ledger, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its claims, and the ends of its handlers, meet one outage."""
+    queue.put("1", "2")
+    meddling.meddle = failing(3, AWAY, nothing)
+
+    def handle(_: Message) -> None:
+        meddling.meddle = failing(3, AWAY, nothing)
+
+    assert Consumer(queue, "in").idempotent(ledger, "billing").consume(handle, drain=True).handled
+    events = events_in(caplog)
+    assert {*events} == {"store_unavailable", "store_available"}
+    assert all(one != other for one, other in itertools.pairwise(events))
+    assert {vars(each)["queue"] for each in caplog.records} == {"in"}
+
+
+def test_leases_of_many(
+    ledger: Ledger, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each heartbeat would extend the claims of all."""
+    heartbeat = Heartbeat(ledger, 60.0, is_by_hand=True)
+    heartbeat.hold([granted(ledger.claim(Key("billing", id_))) for id_ in "123"], 0.0)
+    meddling.meddle = failing(1_000, AWAY, nothing)
+    for _ in range(3):
+        heartbeat.beat()
+    meddling.meddle = nothing
+    heartbeat.beat()
+    assert events_in(caplog) == ["lease_extension_failed", "lease_extension_recovered"]
+
+
+def test_sending(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A consumer sends its deferred messages again and again."""
+    monkeypatch.setattr("oncely.consuming.sending._AGAIN_S", 0.001)
+    send: Any = SimpleNamespace(send_waiting=failing(3, LOST, lambda _: RelayReport(sent=1)))
+    sending = Sending(send, ledger.mailbox, "billing")
+    sending.send([Key("billing", "1")])
+    eventually(lambda: not sending.is_unsent)
+    sending.close(60.0)
+    assert events_in(caplog) == ["sending_failed", "sending_recovered"]
+
+
+def test_acknowledging(caplog: pytest.LogCaptureFixture) -> None:
+    """Deliveries that end during an outage cannot be acknowledged."""
+    transport: Any = SimpleNamespace(settle=failing(3, LOST, nothing))
+    settling = Settling(transport, None, threading.Event())
+    turn: Any = SimpleNamespace(taken=None, ending=None, delivery=None, verdict=Requeue())
+    for _ in range(5):
+        settling.settle([turn])
+    assert events_in(caplog) == ["settling_failed", "settling_recovered"]
+    assert vars(caplog.records[0])["count"] == 1
+
+
+def test_a_relay(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It tries again, ever more slowly."""
+    monkeypatch.setattr("oncely.outbox._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(Ledger, "scan", failing(3, AWAY, Ledger.scan))
+    stop = threading.Event()
+    seen = iter([True] * 4)
+    relay = Relay(ledger, Queue(), poll=0.001)
+    relay.run(stop, lambda _: None if next(seen, None) else stop.set())
+    assert events_in(caplog) == ["relay_stalled", "relay_recovered"]
+
+
+def test_activity(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+    """A process tells what it does every few seconds."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(MemoryStore, "keep_worker", failing(3, AWAY, MemoryStore.keep_worker))
+        for _ in range(5):
+            ledger.recorder.tell()
+    assert events_in(caplog) == ["activity_not_kept", "activity_kept"]
+
+
+def test_a_retention(
+    ledger: Ledger, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each message would store it."""
+    retention = StoredRetention(ledger, "billing", "1d")
+    meddling.meddle = failing(3, AWAY, nothing)
+    for _ in range(5):
+        retention.store()
+    assert events_in(caplog) == ["retention_not_stored", "retention_stored"]
+
+
+def test_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is counted may fail each time; what else is counted ends no outage."""
+    metrics: Any = Metrics(CollectorRegistry())
+    metrics._untracked = SimpleNamespace(labels=failing(3, ValueError("a bug"), Mock()))
+    for _ in range(4):
+        metrics.untracked("billing")
+        metrics.purged("billing", 1)
+    assert events_in(caplog) == ["metrics_failed", "metrics_recovered"]
+
+
+def test_notifications(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Listening is begun again every few seconds."""
+    monkeypatch.setattr("oncely.stores.sql.listening._AGAIN_S", 0.0)
+    monkeypatch.setattr("oncely.stores.sql.listening._is_direct", lambda _: True)
+    monkeypatch.setattr(Listening, "_hear", nothing)
+    heard: list[bool] = []
+    connect: Any = failing(3, OSError("gone\nand more"), lambda: Connection())
+    listening = Listening(connect, "messages", lambda: heard.append(True))
+
+    def begin() -> bool:
+        listening.begin()
+        return bool(heard)
+
+    eventually(begin)
+    listening.close()
+    assert events_in(caplog)[:2] == ["listening_ended", "listening_resumed"]
+    assert len(of_event(caplog, "listening_ended")) == 1
+
+
+class Connection:
+    """Of which nothing is asked."""
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def execute(self, _: str) -> None:
+        pass
+
+
+def test_transactions(
+    queue: Queue, sql: Sql, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message whose transaction cannot begin is delivered again, and so are others."""
+    monkeypatch.setattr(rules, "AGAIN_S", 0.01)
+    queue.put("1")
+    source = SimpleNamespace(begin=failing(3, AWAY, sql.engine.begin))
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").transactional(source)
+    assert consumer.consume(lambda *_: None, drain=True).handled == 1
+    assert events_in(caplog) == ["store_unavailable", "store_available"]
+
+
+def test_requests(
+    ledger: Ledger, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each request with a key is answered with 503 while the store is away."""
+    app = http.WsgiIdempotencyKey(answer, ledger, consumer="api")
+    meddling.meddle = failing(1_000, AWAY, nothing)
+    statuses = [ask(app, f"key-{n}") for n in range(3)]
+    meddling.meddle = nothing
+    statuses += [ask(app, f"key-{n}") for n in range(3)]
+    assert statuses == ["503"] * 3 + ["200"] * 3
+    assert events_in(caplog) == ["request_refused", "requests_accepted"]
+    assert "key-0" in vars(caplog.records[0])["message_id"]
+
+
+def answer(_: object, start_response: Any) -> Iterator[bytes]:
+    start_response("200 OK", [("Content-Length", "2")])
+    return iter([b"ok"])
+
+
+def ask(app: Any, key: str) -> str:
+    told: list[str] = []
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": "/",
+        "HTTP_IDEMPOTENCY_KEY": f'"{key}"',
+    }
+    environ["wsgi.input"] = io.BytesIO()
+    b"".join(app(environ, lambda status, _: told.append(status[:3])))
+    return told[0]
+
+
+def test_webhooks(
+    ledger: Ledger, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each delivery is answered with 503 while the store is away."""
+    verify: Any = http.Verifier("any", nothing, lambda fields, _: fields["id"], lambda *_: "")
+    hook = http.webhook(ledger, queue="hooks", verify=verify, timeout="60s")
+    meddling.meddle = failing(1_000, AWAY, nothing)
+    statuses = [hook.receive("POST", {"id": f"d-{n}"}, b"{}").status for n in range(3)]
+    meddling.meddle = nothing
+    statuses += [hook.receive("POST", {"id": f"d-{n}"}, b"{}").status for n in range(3)]
+    assert statuses == [503] * 3 + [202] * 3
+    assert events_in(caplog) == ["delivery_not_stored", "deliveries_stored"]
+    assert vars(caplog.records[0])["message_id"] == "d-0"
+
+
+def test_a_destination(
+    ledger: Ledger, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that fails, while others do not, is tried ever more rarely, by any call."""
+    queue = Queue()
+    queue.make("good", "bad")
+    publish = queue.publish
+    fails = failing(2, LOST, publish)
+    queue.publish = lambda to, *rest, **how: (fails if to == "bad" else publish)(to, *rest, **how)  # type: ignore[method-assign]
+    relay = Relay(ledger, queue)
+    for number in range(3):
+        key = Key("shop", f"order-{number}")
+        mails = [WaitingMessage(f"{to}-{number}", to, Message(to), key) for to in ("good", "bad")]
+        ledger.handled(granted(ledger.claim(key)), deferred=mails)
+        relay.send_waiting()
+        clock.advance(3_600)
+    assert events_in(caplog) == ["destination_unavailable", "destination_available"]
+    assert vars(caplog.records[0])["again_in_s"] > 0
