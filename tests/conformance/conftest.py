@@ -1,20 +1,44 @@
 """Stores on servers, and the URLs of all stores that processes can share."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from tests.records import Doing
 
+from oncely.ledger import Ledger
 from oncely.stores.names import TableName
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import server_engine
-from oncely.stores.store import Clock
+from oncely.stores.store import Clock, Store
 
 OpenSql = Callable[..., SqlStore]
 
 SHARED = ("sqlite", "postgresql", "mysql", "redis")
 """Kinds of store that several processes can use at once."""
+
+
+@pytest.fixture
+def ledger(store: Store) -> Iterator[Ledger]:
+    """The ledger over the store under test."""
+    with closing(Ledger(store)) as ledger:
+        yield ledger
+
+
+@pytest.fixture
+def other(store: Store) -> Iterator[Ledger]:
+    """The ledger of another worker over the store under test."""
+    with closing(Ledger(store)) as ledger:
+        yield ledger
+
+
+@pytest.fixture
+def doing(store: Store) -> Iterator[Doing]:
+    """Does single calls in transactions of the store under test."""
+    doing = Doing(store)
+    with closing(doing.ledger):
+        yield doing
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Every SQL store and the memory pass the conformance suite; what SQLite alone has to do."""
+"""What each SQL store and the memory have to do; what SQLite alone has to do."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.conformance.store_suite import StoreConformance
+from tests.conformance.store_suite import RacesOnAStore, RulesOnAStore, StatementsOfAStore
 from tests.processes import (
     claim_all,
     key_of,
@@ -30,24 +30,24 @@ _DEADLINE_S = 60.0
 OpenSql = Callable[..., SqlStore]
 
 
-class TestMemoryStore(StoreConformance):
-    """The suite on MemoryStore."""
+class TestMemoryStore(RulesOnAStore, StatementsOfAStore):
+    """Rules and statements on MemoryStore."""
 
     @pytest.fixture
     def store(self, clock: ManualClock) -> Store:
         return MemoryStore(clock)
 
 
-class TestSqlStoreOnSqlite(StoreConformance):
-    """The suite on SqlStore, in a file."""
+class TestSqlStoreOnSqlite(RulesOnAStore, StatementsOfAStore):
+    """Rules and statements on SqlStore, in a file."""
 
     @pytest.fixture
     def store(self, clock: ManualClock, open_sqlite: Callable[..., SqlStore]) -> Store:
         return open_sqlite(clock)
 
 
-class TestSqlStoreOnPostgresql(StoreConformance):
-    """The suite on SqlStore, on a PostgreSQL server."""
+class TestSqlStoreOnPostgresql(StatementsOfAStore):
+    """Statements of SqlStore on a PostgreSQL server."""
 
     metadata_is_exact = False
 
@@ -56,18 +56,16 @@ class TestSqlStoreOnPostgresql(StoreConformance):
         return open_sql(postgresql_ledger_url, clock)
 
 
-class TestSqlStoreBehindPgBouncer(StoreConformance):
-    """The suite on SqlStore, on a PostgreSQL server behind a pooler of transactions."""
-
-    metadata_is_exact = False
+class TestSqlStoreBehindPgBouncer(RacesOnAStore):
+    """Races of SqlStore, on a PostgreSQL server behind a pooler of transactions."""
 
     @pytest.fixture
     def store(self, clock: ManualClock, pooled_ledger_url: str, open_sql: OpenSql) -> Store:
         return open_sql(pooled_ledger_url, clock)
 
 
-class TestSqlStoreOnMariaDb(StoreConformance):
-    """The suite on SqlStore, on a MariaDB server."""
+class TestSqlStoreOnMariaDb(StatementsOfAStore):
+    """Statements of SqlStore on a MariaDB server."""
 
     @pytest.fixture
     def store(self, clock: ManualClock, mysql_ledger_url: str, open_sql: OpenSql) -> Store:
