@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.records import Doing
+from tests.turns import in_turn
 
 from oncely.ledger import Ledger
 from oncely.stores.names import TableName
@@ -69,7 +70,7 @@ def ledger_url_of(kind: str, request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("redis_url" if kind == "redis" else f"{kind}_ledger_url"))
 
 
-@pytest.fixture(params=SHARED)
+@pytest.fixture(params=["sqlite", *in_turn("processes", SHARED[1:])])
 def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty store, of each kind that processes can share."""
+    """The URL of an empty store, in a file and on a server."""
     return url_of(request.param, request, tmp_path)

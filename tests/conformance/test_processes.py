@@ -1,4 +1,4 @@
-"""One store among many processes, for each kind of store that processes can share."""
+"""One store among many processes: in a file, and on a server."""
 
 import os
 from contextlib import closing
