@@ -7,7 +7,7 @@ from tests.processes import claim_all, migrate_and_count, run_at_once
 
 from oncely.ledger import open_ledger
 
-_KEYS = int(os.environ.get("ONCELY_TEST_KEYS", "2000"))
+_KEYS = int(os.environ.get("ONCELY_TEST_KEYS", "500"))
 _BATCH = 100
 
 
