@@ -1,25 +1,25 @@
-"""A handler behind each middleware; and rows beside a ledger, as applications have them."""
+"""A handler behind a middleware; and rows beside a ledger, as applications have them."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from tests.http.drivers import DRIVES, Drive, Shop, Site
+from tests.http.drivers import Drive, Shop, drive_by
 from tests.integration.callers import KINDS, Place, opened
+from tests.turns import in_turn
 
 from oncely.ledger import Ledger
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["sqlite", *in_turn("http", KINDS[1:])])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A ledger and business rows in one database, of each kind."""
+    """A ledger and business rows in one database, in a file and on a server."""
     with opened(request.param, request) as place:
         yield place
 
 
 @pytest.fixture
 def sqlite_place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """The same on SQLite."""
+    """The same in a file."""
     with opened("sqlite", request) as place:
         yield place
 
@@ -30,11 +30,9 @@ def shop() -> Shop:
     return Shop()
 
 
-@pytest.fixture(params=sorted(DRIVES))
-def drive(request: pytest.FixtureRequest, ledger: Ledger, shop: Shop) -> Drive:
-    """Makes a site of `shop`, or of another handler, behind each middleware in turn."""
-
-    def site(handler: Any = shop, **options: Any) -> Site:
-        return DRIVES[request.param](handler, ledger, **{"consumer": "api", **options})
-
-    return site
+@pytest.fixture
+def drive(ledger: Ledger, shop: Shop) -> Drive:
+    """Makes a site of `shop`, or of another handler, behind IdempotencyKey: what the rules are is
+    the same behind each middleware.
+    """
+    return drive_by("asgi", ledger, shop)
