@@ -10,18 +10,17 @@ from tests.turns import in_turn
 from oncely.ledger import Ledger
 
 
-@pytest.fixture(params=["sqlite", *in_turn("http", KINDS[1:])])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A ledger and business rows in one database, in a file and on a server."""
-    with opened(request.param, request) as place:
-        yield place
-
-
 @pytest.fixture
-def sqlite_place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """The same in a file."""
-    with opened("sqlite", request) as place:
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A ledger and business rows in one database, in a file: see also `on_a_server_too`."""
+    with opened(getattr(request, "param", "sqlite"), request) as place:
         yield place
+
+
+on_a_server_too = pytest.mark.parametrize(
+    "place", ["sqlite", *in_turn("http", KINDS[1:])], indirect=True
+)
+"""For tests whose statements differ with the database."""
 
 
 @pytest.fixture
