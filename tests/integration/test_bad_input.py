@@ -67,7 +67,7 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
         yield opened
 
 
-on_each_store = pytest.mark.parametrize("ledger", ("memory", *SHARED), indirect=True)
+on_each_store = pytest.mark.parametrize("ledger", ["memory", *SHARED], indirect=True)
 """For what a store is given."""
 
 
