@@ -76,7 +76,7 @@ relay-kills: .venv/.ready servers ## N random commits, rollbacks and kills of pr
 	@ONCELY_TEST_RELAY_KILLS=$(or $(N),100000) scripts/pytest.sh -s tests/integration/test_relay_kills.py
 
 http-kills: .venv/.ready servers ## N requests with idempotency keys while servers are killed (N=10000)
-	@ONCELY_TEST_HTTP_REQUESTS=$(or $(N),10000) scripts/pytest.sh -s tests/http/test_under_uvicorn.py --timeout 3600
+	@ONCELY_TEST_ALL=1 ONCELY_TEST_HTTP_REQUESTS=$(or $(N),10000) scripts/pytest.sh -s tests/http/test_under_uvicorn.py --timeout 3600
 
 bench-ledger: .venv/.ready servers ## every store beside the hand-written flow and its own statements sent without it
 	@PYTHONPATH=. $(BIN)/python benchmarks/ledger.py

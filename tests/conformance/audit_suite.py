@@ -1,4 +1,4 @@
-"""AuditConformance: the entries of what people change, with and without their counts."""
+"""The entries of what people change, with and without their counts."""
 
 import pytest
 
@@ -8,10 +8,8 @@ from oncely.stores.store import Store
 _BEGUN = AuditEntry(0, 0.0, "ann", "reset", "billing", "m", 3, None, None, "why 🧾")
 
 
-class AuditConformance:
-    """Tests of a store's audit; a part of StoreConformance. A store that keeps none takes entries,
-    and has none.
-    """
+class AuditStatements:
+    """A store's audit. A store that keeps none takes entries, and has none."""
 
     def test_audit_begun(self, store: Store) -> None:
         """A noted entry is read back as it is, without counts; the store gives it its time and the

@@ -1,7 +1,6 @@
-"""Conformance tests of claims on a store, through the Ledger."""
+"""Claims on a store, through the Ledger."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 
 import pytest
 from tests.records import granted
@@ -24,23 +23,16 @@ from oncely.engine.asking import to_claim
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.engine.request import new_token
 from oncely.ledger import Ledger
-from oncely.stores.store import Store
 from oncely.testing.tools import AdvancingClock, at_once
 
 KEY = Key("billing", "abc-123")
 _RACERS = 20
 
 
-class ClaimConformance:
-    """The half of StoreConformance that uses the Ledger."""
+class ClaimRules:
+    """What the table of rules answers, carried out by a ledger on a store."""
 
-    @pytest.fixture
-    def ledger(self, store: Store) -> Iterator[Ledger]:
-        """The ledger over the store under test."""
-        with closing(Ledger(store)) as ledger:
-            yield ledger
-
-    # ---- Asking --------------------------------------------------------------------------------
+    # ---- Asking ----------------------------------------------------------------------------------
 
     def test_first_claim_is_granted(self, ledger: Ledger) -> None:
         """The first claim is granted, and stored as the first attempt under fence 1."""
@@ -116,28 +108,6 @@ class ClaimConformance:
         assert isinstance(ledger.claim(KEY, fingerprint="two"), Mismatch)
         assert isinstance(ledger.claim(KEY, fingerprint="one"), Duplicate)
 
-    def test_claims_race(self, ledger: Ledger) -> None:
-        """Twenty racing claims of one key: exactly one is granted, the others are busy."""
-        outcomes = at_once(_RACERS, lambda _: ledger.claim(KEY))
-        assert _kinds(outcomes) == ["Busy"] * (_RACERS - 1) + ["Granted"]
-
-    def test_claims_race_for_what_ran_out(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """Twenty racing claims after a lease ran out: exactly one is granted, one fence later."""
-        granted(ledger.claim(KEY, "60s"))
-        clock.advance(61)
-        outcomes = at_once(_RACERS, lambda _: ledger.claim(KEY))
-        assert _kinds(outcomes) == ["Busy"] * (_RACERS - 1) + ["Granted"]
-        assert _found(ledger).fence == 2
-
-    def test_many_in_one(self, ledger: Ledger) -> None:
-        """Many claims have one outcome each, in order; of two for one key the other is busy."""
-        keys = [Key("billing", str(n)) for n in range(500)]
-        ledger.complete(granted(ledger.claim(keys[7])))
-        outcomes = [*ledger.claim_many([*keys, keys[3]])]
-        assert isinstance(outcomes.pop(), Busy)
-        assert isinstance(outcomes.pop(7), Duplicate)
-        assert all(isinstance(outcome, Granted) for outcome in outcomes)
-
     def test_claim_is_asked_again(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """Whoever asks again under its token is given the same claim, its lease from now on, also
         when it has run out; nobody else is. Once it was taken over it is the other's.
@@ -156,18 +126,6 @@ class ClaimConformance:
         assert isinstance(ledger.claim(KEY, "60s", token=token), Busy)
         with pytest.raises(FencedError):
             ledger.complete(claim)
-
-    def test_many_are_asked_again(self, ledger: Ledger) -> None:
-        """The same for many at once; of two for one key the other stays busy."""
-        keys = [Key("billing", str(n)) for n in range(50)]
-        asked = [*keys, keys[3], keys[3]]
-        token = new_token()
-        ledger.claim_many(keys[:20], token=token)
-        outcomes = [ledger.claim_many(asked, token=token) for _ in range(2)][-1]
-        assert _kinds(outcomes[-2:]) == ["Busy"] * 2
-        claims = [granted(outcome) for outcome in outcomes[:-2]]
-        assert {(claim.fence, claim.attempts) for claim in claims} == {(1, 1)}
-        assert all(isinstance(each, Written) for each in ledger.complete_many(claims))
 
     def test_release_can_be_repeated(self, ledger: Ledger) -> None:
         """Releasing a claim again is not an error, until the next claim is granted."""
@@ -203,7 +161,7 @@ class ClaimConformance:
         ledger.fail(granted(ledger.claim(other)), "no address")
         assert _found(ledger, Key("billing", "1")).result == "billed"
 
-    # ---- With a claim --------------------------------------------------------------------------
+    # ---- With a claim ----------------------------------------------------------------------------
 
     def test_completed_is_a_duplicate(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """A completed message never runs again, and duplicates find its result."""
@@ -376,7 +334,7 @@ class ClaimConformance:
         ledger.complete(claims[0])
         ledger.complete(doubtful)
 
-    # ---- Without a claim -----------------------------------------------------------------------
+    # ---- Without a claim -------------------------------------------------------------------------
 
     def test_deliveries_are_counted(self, ledger: Ledger) -> None:
         """A delivery that asks for no claim is one more attempt, whatever the record's state; the
@@ -401,7 +359,53 @@ class ClaimConformance:
         at_once(_RACERS, lambda _: ledger.count_delivery(KEY))
         assert _found(ledger).attempts == _RACERS + 1
 
-    # ---- Many ----------------------------------------------------------------------------------
+    # ---- Operators -------------------------------------------------------------------------------
+
+    def test_forgotten_claims_are_fenced(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """A claim from before a forget never fits the record that begins after it."""
+        old = granted(ledger.claim(KEY, "60s"))
+        clock.advance(61)
+        ledger.forget(KEY)
+        new = granted(ledger.claim(KEY, "60s"))
+        assert new.fence == old.fence
+        with pytest.raises(FencedError):
+            ledger.complete(old)
+        ledger.complete(new)
+
+    def test_duplicates_keep_a_record_alive(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Retention counts from the last time seen, and a duplicate is such a time."""
+        ledger.complete(granted(ledger.claim(KEY)))
+        clock.advance(20 * 86_400)
+        assert isinstance(ledger.claim(KEY), Duplicate)
+        clock.advance(20 * 86_400)
+        assert ledger.purge("30d") == 0
+        clock.advance(11 * 86_400)
+        assert ledger.purge("30d") == 1
+
+
+class ClaimStatements:
+    """Claims of many at once, and of many who ask at once: a store's own statements."""
+
+    def test_many_in_one(self, ledger: Ledger) -> None:
+        """Many claims have one outcome each, in order; of two for one key the other is busy."""
+        keys = [Key("billing", str(n)) for n in range(500)]
+        ledger.complete(granted(ledger.claim(keys[7])))
+        outcomes = [*ledger.claim_many([*keys, keys[3]])]
+        assert isinstance(outcomes.pop(), Busy)
+        assert isinstance(outcomes.pop(7), Duplicate)
+        assert all(isinstance(outcome, Granted) for outcome in outcomes)
+
+    def test_many_are_asked_again(self, ledger: Ledger) -> None:
+        """The same for many at once; of two for one key the other stays busy."""
+        keys = [Key("billing", str(n)) for n in range(50)]
+        asked = [*keys, keys[3], keys[3]]
+        token = new_token()
+        ledger.claim_many(keys[:20], token=token)
+        outcomes = [ledger.claim_many(asked, token=token) for _ in range(2)][-1]
+        assert _kinds(outcomes[-2:]) == ["Busy"] * 2
+        claims = [granted(outcome) for outcome in outcomes[:-2]]
+        assert {(claim.fence, claim.attempts) for claim in claims} == {(1, 1)}
+        assert all(isinstance(each, Written) for each in ledger.complete_many(claims))
 
     def test_many_claims_written_at_once(self, ledger: Ledger) -> None:
         """Many completes have one answer each, in order, and one old fence spoils no other."""
@@ -438,19 +442,6 @@ class ClaimConformance:
             (State.COMPLETED, tokens[n], marks[n]) for n in (41, 43)
         ]
 
-    # ---- Operators -----------------------------------------------------------------------------
-
-    def test_forgotten_claims_are_fenced(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """A claim from before a forget never fits the record that begins after it."""
-        old = granted(ledger.claim(KEY, "60s"))
-        clock.advance(61)
-        ledger.forget(KEY)
-        new = granted(ledger.claim(KEY, "60s"))
-        assert new.fence == old.fence
-        with pytest.raises(FencedError):
-            ledger.complete(old)
-        ledger.complete(new)
-
     def test_purge_keeps_what_is_not_done(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """Purge removes what is completed or failed, never processing or handled."""
         keys = [Key("billing", name) for name in ("processing", "handled", "sent", "failed")]
@@ -462,16 +453,6 @@ class ClaimConformance:
         clock.advance(31 * 86_400)
         assert ledger.purge("30d", batch=1) == 2
         assert [ledger.find(key) is None for key in keys] == [False, False, True, True]
-
-    def test_duplicates_keep_a_record_alive(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """Retention counts from the last time seen, and a duplicate is such a time."""
-        ledger.complete(granted(ledger.claim(KEY)))
-        clock.advance(20 * 86_400)
-        assert isinstance(ledger.claim(KEY), Duplicate)
-        clock.advance(20 * 86_400)
-        assert ledger.purge("30d") == 0
-        clock.advance(11 * 86_400)
-        assert ledger.purge("30d") == 1
 
 
 def _found(ledger: Ledger, key: Key = KEY) -> Record:

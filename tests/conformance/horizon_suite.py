@@ -1,6 +1,5 @@
-"""HorizonConformance: the horizons, up to which a ledger may have forgotten messages."""
+"""The horizons, up to which a ledger may have forgotten messages."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
 
@@ -14,24 +13,15 @@ from oncely.core.record import Key, Record, State
 from oncely.core.rules import PURGEABLE
 from oncely.ledger import Ledger
 from oncely.stores.store import Query, Store
-from oncely.testing.tools import AdvancingClock, at_once
+from oncely.testing.tools import AdvancingClock
 
 _DAY_S = 86_400.0
 _KEY = Key("billing", "abc-123")
-_ROUNDS = 10
 _versions = count(1)
 
 
-class HorizonConformance:
-    """Tests of messages that a ledger may have forgotten; a part of StoreConformance."""
-
-    @pytest.fixture
-    def other(self, store: Store) -> Iterator[Ledger]:
-        """The ledger of another worker over the store under test."""
-        with closing(Ledger(store)) as ledger:
-            yield ledger
-
-    # ---- The store -----------------------------------------------------------------------------
+class HorizonStatements:
+    """Horizons: raised by a purge, believed by an insert."""
 
     def test_no_horizon(self, store: Store) -> None:
         """A store that has removed nothing has no horizons."""
@@ -113,7 +103,9 @@ class HorizonConformance:
         assert store.retentions() == {"billing": 7 * _DAY_S, "mailing": 0.1}
         assert store.horizons(["billing", "mailing"]) == {"mailing": 5.0}
 
-    # ---- The ledger ----------------------------------------------------------------------------
+
+class HorizonRules:
+    """What a ledger answers for messages that it may have forgotten."""
 
     def test_nothing_purged(self, ledger: Ledger) -> None:
         """A ledger that has never purged refuses nothing, however long ago it was sent."""
@@ -198,36 +190,6 @@ class HorizonConformance:
             meddling.once(lambda: _purge_one(other, clock))
             assert isinstance(ledger.claim(_KEY, sent_at=sent_at), TooOld)
             assert ledger.find(_KEY) is None
-
-    def test_purges_race_claims(self, store: Store, clock: AdvancingClock) -> None:
-        """While a completed message is purged, racing claims of it are never granted."""
-        for n in range(_ROUNDS):
-            key = Key("billing", str(n))
-            ledgers = [Ledger(store) for _ in range(6)]
-            sent_at = ledgers[0].now()
-            ledgers[0].complete(granted(ledgers[0].claim(key, sent_at=sent_at)))
-            clock.advance(100)
-            purged: list[int] = []
-
-            def race(
-                racer: int,
-                ledgers: list[Ledger] = ledgers,
-                key: Key = key,
-                sent_at: float = sent_at,
-                purged: list[int] = purged,
-            ) -> set[type]:
-                if racer == 0:
-                    purged.append(ledgers[0].purge("50s"))
-                    return set()
-                asked: set[type] = set()
-                while not purged and TooOld not in asked:
-                    asked.add(type(ledgers[racer].claim(key, sent_at=sent_at)))
-                return asked | {type(ledgers[racer].claim(key, sent_at=sent_at))}
-
-            for answers in at_once(len(ledgers), race)[1:]:
-                assert answers <= {Duplicate, TooOld}
-            for ledger in ledgers:
-                ledger.close()
 
 
 def _new(key: Key, **fields: object) -> Record:

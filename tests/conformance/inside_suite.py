@@ -1,17 +1,15 @@
-"""Conformance tests of transactions: all or nothing, and the data that is kept with records."""
+"""Transactions of a store: all or nothing, and the data that is kept with records."""
 
-import threading
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.conformance.waiting_suite import HOLD_S, WaitingConformance, retry
+from tests.conformance.values import DISTINCT_IDS, JSON_VALUES
+from tests.conformance.waiting_suite import HOLD_S, retry
 from tests.records import LEASE_S, PARENT, Doing, deferred, fresh, granted, ids_of, key_of
 
 from oncely.core.commands import Duplicate, Exhausted, Fail, Granted, Waiting, Written
-from oncely.core.errors import ConfigError, FencedError, RefusedError
+from oncely.core.errors import FencedError, RefusedError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.rules import PURGEABLE
@@ -19,24 +17,14 @@ from oncely.core.waiting import retries_of
 from oncely.engine.asking import to_claim
 from oncely.engine.request import Write
 from oncely.ledger import Ledger
-from oncely.stores.store import Change, Inside, PutBack, Query, Store
-from oncely.testing.tools import AdvancingClock, at_once
-
-_RACERS = 8
+from oncely.stores.store import Change, Inside, PutBack, Query
+from oncely.testing.tools import AdvancingClock
 
 
-class InsideConformance(WaitingConformance):
-    """The part of StoreConformance for transactions; skipped if the store has none."""
+class TransactionStatements:
+    """Transactions: all or nothing, and the data that is kept with records."""
 
-    def test_no_transactions(self, store: Store) -> None:
-        """A store without transactions says so, and has no deferred messages."""
-        if store.has_transactions:
-            pytest.skip("this store has transactions")
-        with pytest.raises(ConfigError):
-            store.transaction(lambda inside: inside.load([]))
-        assert not store.backlogs()
-
-    # ---- All or nothing ------------------------------------------------------------------------
+    # ---- All or nothing --------------------------------------------------------------------------
 
     def test_all_is_stored(self, doing: Doing) -> None:
         """The writes of a transaction are there after it, and its result is returned."""
@@ -109,54 +97,95 @@ class InsideConformance(WaitingConformance):
         assert doing.store.transaction(work) == set(keys) - {keys[4]}
         assert set(doing.store.load(keys).records) == set(keys[::2])
 
-    def test_load_holds_what_it_finds(self, doing: Doing) -> None:
-        """Records loaded inside do not change until the end: of many at once none loses."""
-        doing.insert([fresh("1")])
+    # ---- Steps -----------------------------------------------------------------------------------
 
-        def count(inside: Inside) -> set[Key]:
-            found = inside.load([key_of("1")]).records[key_of("1")]
-            return inside.swap([Change(found, _later(found, duplicates=found.duplicates + 1))])
+    def test_steps(self, doing: Doing) -> None:
+        """Steps are kept by name, for each message; the first result stays."""
+        for n, name in enumerate(DISTINCT_IDS):
+            doing.keep_step(PARENT, name, n)
+            doing.keep_step(PARENT, name, "later")
+        assert doing.steps_of([PARENT]) == {
+            PARENT: {name: n for n, name in enumerate(DISTINCT_IDS)}
+        }
+        assert doing.steps_of([key_of("other"), Key("other", PARENT.message_id)]) == {}
 
-        written = at_once(_RACERS, lambda _: doing.store.transaction(count))
-        assert written == [{key_of("1")}] * _RACERS
-        assert doing.store.load([key_of("1")]).records[key_of("1")].duplicates == _RACERS
+    def test_steps_of_many(self, doing: Doing) -> None:
+        """Those of many messages are found at once, each with its own."""
+        keys = [key_of(id_) for id_ in DISTINCT_IDS]
+        for n, key in enumerate(keys):
+            doing.keep_step(key, "step", n)
+            doing.keep_step(Key("other", key.message_id), "step", "of another consumer")
+        found = doing.steps_of([*keys, key_of("without")])
+        assert found == {key: {"step": n} for n, key in enumerate(keys)}
+        assert doing.steps_of([]) == {}
 
-    def test_inserts_inside_race(self, doing: Doing) -> None:
-        """An insert waits for another writer of the key, and sees its result."""
+    def test_results_of_steps(self, doing: Doing) -> None:
+        """Results come back equal, and of the same type."""
+        for n, value in enumerate((None, *JSON_VALUES)):
+            doing.keep_step(PARENT, str(n), value)
+            kept = doing.ledger.steps(PARENT)[str(n)]
+            assert (kept, type(kept)) == (value, type(value))
 
-        def insert(n: int) -> tuple[bool, int]:
-            def work(inside: Inside) -> tuple[bool, int]:
-                written = inside.insert([fresh("1", version=n << 24)])
-                return bool(written), inside.load([key_of("1")]).records[key_of("1")].version >> 24
+    def test_forget(self, doing: Doing) -> None:
+        """Forgetting a record removes its steps and deferred messages, and no other's."""
+        for parent in (PARENT, key_of("other")):
+            claim = granted(doing.ledger.claim(parent))
+            doing.ledger.keep_step(claim, "step", 1)
+            doing.ledger.handled(claim, None, [deferred("m", parent=parent)])
+        doing.ledger.forget(PARENT)
+        assert (doing.ledger.steps(PARENT), doing.ledger.mailbox.deferred(PARENT)) == ({}, [])
+        assert doing.ledger.steps(key_of("other")) == {"step": 1}
+        assert ids_of(doing.ledger.mailbox.deferred(key_of("other"))) == ["m"]
 
-            return doing.store.transaction(work)
+    # ---- Purging ---------------------------------------------------------------------------------
 
-        answers = at_once(_RACERS, insert)
-        [winner] = [n for n in range(_RACERS) if answers[n][0]]
-        assert {version for _, version in answers} == {winner}
+    def test_purge_takes_steps(self, doing: Doing, clock: AdvancingClock) -> None:
+        """A record is purged with its steps; those of others stay."""
+        for name in ("old", "new"):
+            claim = granted(doing.ledger.claim(key_of(name)))
+            doing.ledger.keep_step(claim, "step", 1)
+            doing.ledger.complete(claim)
+            clock.advance(100)
+        # The batch is full: this purge does not look for steps.
+        assert doing.store.purge(Query(older_than_s=150, limit=1), PURGEABLE) == 1
+        assert doing.steps_of([key_of("old"), key_of("new")]) == {key_of("new"): {"step": 1}}
 
-    def test_transactions_that_wait_for_each_other(self, doing: Doing) -> None:
-        """Two transactions that need the same records in opposite orders both end."""
-        keys = [key_of("1"), key_of("2")]
-        doing.insert([fresh("1"), fresh("2")])
-        both_have_one = threading.Barrier(2)
+    def test_purge_takes_steps_without_a_record(self, doing: Doing, clock: AdvancingClock) -> None:
+        """Old steps of a message that was released and never redelivered are purged, too."""
+        for name in ("old", "new"):
+            claim = granted(doing.ledger.claim(key_of(name)))
+            doing.ledger.keep_step(claim, "step", 1)
+            doing.ledger.release(claim)
+            clock.advance(100)
+        running = granted(doing.ledger.claim(key_of("running"), "1h"))
+        doing.ledger.keep_step(running, "step", 1)
+        assert doing.ledger.purge("150s", consumer="another") == 0
+        assert doing.ledger.steps(key_of("old")) == {"step": 1}
+        assert doing.ledger.purge("150s") == 0
+        assert doing.steps_of([key_of("old"), key_of("new")]) == {key_of("new"): {"step": 1}}
+        clock.advance(1_000)
+        assert doing.ledger.purge("150s") == 0
+        kept = {key_of("running"): {"step": 1}}
+        assert doing.steps_of([key_of("new"), *kept]) == kept
 
-        def count(order: Sequence[Key]) -> None:
-            def work(inside: Inside) -> None:
-                for key in order:
-                    found = inside.load([key]).records[key]
-                    inside.swap([Change(found, _later(found, duplicates=found.duplicates + 1))])
-                    # Where one transaction waits for the other to end, this breaks.
-                    with suppress(threading.BrokenBarrierError):
-                        both_have_one.wait(0.5)
+    def test_purge_leaves_what_waits(self, doing: Doing, clock: AdvancingClock) -> None:
+        """A record with deferred messages that wait, or are set aside, is not purged."""
+        for name in ("waits", "aside", "sent"):
+            claim = granted(doing.ledger.claim(key_of(name)))
+            doing.ledger.complete(claim)
+            doing.keep([deferred("m", parent=key_of(name))])
+        [aside] = doing.take(1, HOLD_S, [key_of("aside")])
+        doing.put_back([PutBack(aside, "no", None)])
+        doing.remove(doing.take(1, HOLD_S, [key_of("sent")]))
+        clock.advance(100)
+        assert doing.ledger.purge("50s") == 1
+        assert doing.ledger.find(key_of("sent")) is None
+        doing.remove(doing.waiting([key_of("waits"), key_of("aside")]))
+        assert doing.ledger.purge("50s") == 2
 
-            doing.store.transaction(work)
 
-        at_once(2, lambda n: count(keys[:: 1 if n else -1]))
-        found = doing.store.load(keys).records
-        assert [found[key].duplicates for key in keys] == [2, 2]
-
-    # ---- Completing ----------------------------------------------------------------------------
+class TransactionRules:
+    """What a ledger stores together, and what operators decide."""
 
     def test_handled_with_deferred(self, doing: Doing) -> None:
         """Handled and deferred are stored together; a claim that is fenced defers nothing."""
@@ -171,48 +200,6 @@ class InsideConformance(WaitingConformance):
         assert ids_of(doing.ledger.mailbox.deferred(PARENT)) == ["1"]
         assert _state(doing.ledger, PARENT) is State.HANDLED
 
-    def test_last_two_sent_at_once(self, doing: Doing) -> None:
-        """Of two that send the last two messages at once, one completes the parent."""
-        for n in range(50):
-            parent = key_of(str(n))
-            claim = granted(doing.ledger.claim(parent))
-            doing.ledger.handled(claim, None, [deferred(d, d, parent=parent) for d in "ab"])
-            messages = doing.ledger.mailbox.take(2, "60s", [parent])
-            at_once(2, lambda n: doing.ledger.mailbox.sent([messages[n]]))  # noqa: B023 - all end here.
-            assert _state(doing.ledger, parent) is State.COMPLETED
-        assert doing.ledger.mailbox.backlog().waiting == 0
-
-    # ---- Steps ---------------------------------------------------------------------------------
-
-    def test_steps(self, doing: Doing, distinct_ids: Sequence[str]) -> None:
-        """Steps are kept by name, for each message; the first result stays."""
-        for n, name in enumerate(distinct_ids):
-            doing.keep_step(PARENT, name, n)
-            doing.keep_step(PARENT, name, "later")
-        assert doing.steps_of([PARENT]) == {
-            PARENT: {name: n for n, name in enumerate(distinct_ids)}
-        }
-        assert doing.steps_of([key_of("other"), Key("other", PARENT.message_id)]) == {}
-
-    def test_steps_of_many(self, doing: Doing, distinct_ids: Sequence[str]) -> None:
-        """Those of many messages are found at once, each with its own."""
-        keys = [key_of(id_) for id_ in distinct_ids]
-        for n, key in enumerate(keys):
-            doing.keep_step(key, "step", n)
-            doing.keep_step(Key("other", key.message_id), "step", "of another consumer")
-        found = doing.steps_of([*keys, key_of("without")])
-        assert found == {key: {"step": n} for n, key in enumerate(keys)}
-        assert doing.steps_of([]) == {}
-
-    @pytest.mark.parametrize(
-        "value", [None, 0, "é 🧾 \u202e", [1, [2.5]], {"a": {"b": None}}, 1e300]
-    )
-    def test_results_of_steps(self, doing: Doing, value: Any) -> None:
-        """Results come back equal, and of the same type."""
-        doing.keep_step(PARENT, "step", value)
-        kept = doing.ledger.steps(PARENT)["step"]
-        assert (kept, type(kept)) == (value, type(value))
-
     def test_steps_survive_a_release(self, doing: Doing) -> None:
         """Steps outlive a first claim that is released, and the record with it."""
         claim = granted(doing.ledger.claim(PARENT))
@@ -220,17 +207,6 @@ class InsideConformance(WaitingConformance):
         doing.ledger.release(claim)
         assert doing.ledger.find(PARENT) is None
         assert doing.ledger.steps(PARENT) == {"step": 1}
-
-    def test_forget(self, doing: Doing) -> None:
-        """Forgetting a record removes its steps and deferred messages, and no other's."""
-        for parent in (PARENT, key_of("other")):
-            claim = granted(doing.ledger.claim(parent))
-            doing.ledger.keep_step(claim, "step", 1)
-            doing.ledger.handled(claim, None, [deferred("m", parent=parent)])
-        doing.ledger.forget(PARENT)
-        assert (doing.ledger.steps(PARENT), doing.ledger.mailbox.deferred(PARENT)) == ({}, [])
-        assert doing.ledger.steps(key_of("other")) == {"step": 1}
-        assert ids_of(doing.ledger.mailbox.deferred(key_of("other"))) == ["m"]
 
     def test_happened(self, doing: Doing, clock: AdvancingClock) -> None:
         """What somebody says has happened is completed, the former holder is fenced, and its retry
@@ -300,68 +276,6 @@ class InsideConformance(WaitingConformance):
             "b",
         ]
         assert _claim_taken(ledger).attempts == 1
-
-    # ---- Purging -------------------------------------------------------------------------------
-
-    def test_purge_takes_steps(self, doing: Doing, clock: AdvancingClock) -> None:
-        """A record is purged with its steps; those of others stay."""
-        for name in ("old", "new"):
-            claim = granted(doing.ledger.claim(key_of(name)))
-            doing.ledger.keep_step(claim, "step", 1)
-            doing.ledger.complete(claim)
-            clock.advance(100)
-        # The batch is full: this purge does not look for steps.
-        assert doing.store.purge(Query(older_than_s=150, limit=1), PURGEABLE) == 1
-        assert doing.steps_of([key_of("old"), key_of("new")]) == {key_of("new"): {"step": 1}}
-
-    def test_purge_takes_steps_without_a_record(self, doing: Doing, clock: AdvancingClock) -> None:
-        """Old steps of a message that was released and never redelivered are purged, too."""
-        for name in ("old", "new"):
-            claim = granted(doing.ledger.claim(key_of(name)))
-            doing.ledger.keep_step(claim, "step", 1)
-            doing.ledger.release(claim)
-            clock.advance(100)
-        running = granted(doing.ledger.claim(key_of("running"), "1h"))
-        doing.ledger.keep_step(running, "step", 1)
-        assert doing.ledger.purge("150s", consumer="another") == 0
-        assert doing.ledger.steps(key_of("old")) == {"step": 1}
-        assert doing.ledger.purge("150s") == 0
-        assert doing.steps_of([key_of("old"), key_of("new")]) == {key_of("new"): {"step": 1}}
-        clock.advance(1_000)
-        assert doing.ledger.purge("150s") == 0
-        kept = {key_of("running"): {"step": 1}}
-        assert doing.steps_of([key_of("new"), *kept]) == kept
-
-    def test_purge_leaves_what_waits(self, doing: Doing, clock: AdvancingClock) -> None:
-        """A record with deferred messages that wait, or are set aside, is not purged."""
-        for name in ("waits", "aside", "sent"):
-            claim = granted(doing.ledger.claim(key_of(name)))
-            doing.ledger.complete(claim)
-            doing.keep([deferred("m", parent=key_of(name))])
-        [aside] = doing.take(1, HOLD_S, [key_of("aside")])
-        doing.put_back([PutBack(aside, "no", None)])
-        doing.remove(doing.take(1, HOLD_S, [key_of("sent")]))
-        clock.advance(100)
-        assert doing.ledger.purge("50s") == 1
-        assert doing.ledger.find(key_of("sent")) is None
-        doing.remove(doing.waiting([key_of("waits"), key_of("aside")]))
-        assert doing.ledger.purge("50s") == 2
-
-    def test_purges_of_steps_race(self, doing: Doing, clock: AdvancingClock) -> None:
-        """Several cleaners at once leave neither a record nor a step."""
-        keys = [key_of(str(n)) for n in range(40)]
-        for key in keys:
-            claim = granted(doing.ledger.claim(key))
-            doing.ledger.keep_step(claim, "step", 1)
-            doing.ledger.complete(claim)
-        clock.advance(100)
-        query = Query(older_than_s=50, limit=3)
-
-        def purge(_: int) -> int:
-            return sum(iter(lambda: doing.store.purge(query, PURGEABLE), 0))
-
-        assert sum(at_once(_RACERS, purge)) == 40
-        assert [doing.ledger.steps(key) for key in keys] == [{}] * 40
 
 
 def _later(record: Record, **fields: Any) -> Record:

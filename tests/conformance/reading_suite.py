@@ -1,8 +1,8 @@
-"""Conformance tests of reading all records of a store."""
+"""Reading all records of a store."""
 
-from collections.abc import Sequence
+from itertools import product
 
-import pytest
+from tests.conformance.values import DISTINCT_IDS
 from tests.records import LEASE_S, fresh
 
 from oncely.core.record import Key, Record, State
@@ -12,25 +12,21 @@ from oncely.testing.tools import AdvancingClock
 _MANY = 1_100
 
 
-class ReadConformance:
-    """Reading by ranges of keys, page by page, and window by window. A part of StoreConformance, on
-    its fixtures.
-    """
+class ReadStatements:
+    """Reading by ranges of keys, page by page, and window by window."""
 
     has_order_of_ids = True
     """False where windows have an order of their own."""
 
-    @pytest.mark.parametrize("number", [1, 3, 50])
-    def test_key_ranges_hold_every_key(
-        self, store: Store, distinct_ids: Sequence[str], number: int
-    ) -> None:
+    def test_key_ranges_hold_every_key(self, store: Store) -> None:
         """Ranges of keys together give every record once, whatever the order of the keys."""
-        keys = [Key(name, id_) for id_ in distinct_ids for name in ("billing", "other")]
+        keys = [Key(name, id_) for id_ in DISTINCT_IDS for name in ("billing", "other")]
         store.insert([fresh(*reversed(key)) for key in keys])
-        ranges = store.key_ranges(number)
-        assert 1 <= len(ranges) <= number
-        found = [key for part in ranges for key in _keys(store, part)]
-        assert sorted(found) == sorted(keys)
+        for number in (1, 3, 50):
+            ranges = store.key_ranges(number)
+            assert 1 <= len(ranges) <= number
+            found = [key for part in ranges for key in _keys(store, part)]
+            assert sorted(found) == sorted(keys)
 
     def test_key_ranges_of_nothing(self, store: Store) -> None:
         """An empty ledger has a range with nothing in it."""
@@ -74,39 +70,36 @@ class ReadConformance:
 
     # ---- Windows -------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("size", [1, 2, 7, 1_000])
-    def test_windows_give_every_record(
-        self, store: Store, distinct_ids: Sequence[str], size: int
-    ) -> None:
+    def test_windows_give_every_record(self, store: Store) -> None:
         """Window after window gives every record once, in the order of the ids, and looks at no
         more than it was told to, but for the records of one id.
         """
         names = ("billing", "other")
-        keys = [Key(name, id_) for id_ in distinct_ids for name in names]
+        keys = [Key(name, id_) for id_ in DISTINCT_IDS for name in names]
         store.insert([fresh(*reversed(key)) for key in keys])
-        windows = _windows(store, Look([Query()], size=size))
-        found = [key for window in windows for key in window.keys]
-        assert sorted(found) == sorted(keys)
-        assert sum(window.looked_at for window in windows) == len(keys)
-        if self.has_order_of_ids:
-            assert found == sorted(keys, key=lambda key: (key.message_id, key.consumer))
-            assert max(window.looked_at for window in windows) < size + len(names)
+        for size in (1, 2, 7, 1_000):
+            windows = _windows(store, Look([Query()], size=size))
+            found = [key for window in windows for key in window.keys]
+            assert sorted(found) == sorted(keys)
+            assert sum(window.looked_at for window in windows) == len(keys)
+            if self.has_order_of_ids:
+                assert found == sorted(keys, key=lambda key: (key.message_id, key.consumer))
+                assert max(window.looked_at for window in windows) < size + len(names)
 
-    @pytest.mark.parametrize("state", [None, State.PROCESSING])
-    @pytest.mark.parametrize("limit", [1, 2, 5])
-    def test_windows_end_at_the_limit(self, store: Store, limit: int, state: State | None) -> None:
+    def test_windows_end_at_the_limit(self, store: Store) -> None:
         """A window ends where it has found enough; the records of one id stay together; and the
         next one goes on there, so that none is left out.
         """
         keys = [Key(name, f"{n:02}") for n in range(20) for name in ("a", "b", "c")]
         store.insert([fresh(key.message_id, key.consumer) for key in keys])
-        sought = Look([Query("a", state), Query("b", state)], limit=limit)
-        windows = _windows(store, sought)
-        found = [key for window in windows for key in window.keys]
-        assert sorted(found) == sorted(key for key in keys if key.consumer != "c")
-        assert max(len(window.keys) for window in windows) <= limit + 1
-        if self.has_order_of_ids:
-            assert {len(window.keys) % 2 for window in windows} == {0}
+        for state, limit in product((None, State.PROCESSING), (1, 2, 5)):
+            sought = Look([Query("a", state), Query("b", state)], limit=limit)
+            windows = _windows(store, sought)
+            found = [key for window in windows for key in window.keys]
+            assert sorted(found) == sorted(key for key in keys if key.consumer != "c")
+            assert max(len(window.keys) for window in windows) <= limit + 1
+            if self.has_order_of_ids:
+                assert {len(window.keys) % 2 for window in windows} == {0}
 
     def test_windows_filter(self, store: Store, clock: AdvancingClock) -> None:
         """Every field of a query counts; a record may fit any of several."""
@@ -136,29 +129,18 @@ class ReadConformance:
                 found = [key.message_id for window in windows for key in window.keys]
                 assert sorted(found) == sorted(ids), (fits, size)
 
-    @pytest.mark.parametrize("state", [None, State.PROCESSING])
-    def test_windows_of_a_beginning(self, store: Store, state: State | None) -> None:
+    def test_windows_of_a_beginning(self, store: Store) -> None:
         """Only ids that begin with the text are looked at; no letter of it is a pattern."""
         ids = (
-            "a",
-            "a%",
-            "a%b",
-            "a\U0010ffff",
-            "aa",
-            "ab",
-            "A%",
-            "b",
-            "é",
-            "éa",
-            "🧾",
-            "🧾1",
-            "x" * 255,
+            *("a", "a%", "a%b", "a\U0010ffff", "aa", "ab", "A%", "b"),
+            *("é", "éa", "🧾", "🧾1", "x" * 255),
         )
         store.insert([fresh(id_) for id_ in ids])
-        for begins in ("", "a", "a%", "aa", "A", "é", "🧾", "🧾1", "x" * 255, "y"):
-            windows = _windows(store, Look([Query(state=state)], begins, size=2))
+        begins = ("", "a", "a%", "aa", "A", "é", "🧾", "🧾1", "x" * 255, "y")
+        for state, text in product((None, State.PROCESSING), begins):
+            windows = _windows(store, Look([Query(state=state)], text, size=2))
             found = [key.message_id for window in windows for key in window.keys]
-            assert sorted(found) == sorted(id_ for id_ in ids if id_.startswith(begins)), begins
+            assert sorted(found) == sorted(id_ for id_ in ids if id_.startswith(text)), text
 
     def test_exhausted_records_are_scanned(self, store: Store) -> None:
         """Scan finds those that have failed permanently, and no others that failed."""

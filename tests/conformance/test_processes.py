@@ -1,4 +1,4 @@
-"""One store among many processes, for each kind of store that processes can share."""
+"""One store among many processes: in a file, and on a server."""
 
 import os
 from contextlib import closing
@@ -7,7 +7,7 @@ from tests.processes import claim_all, migrate_and_count, run_at_once
 
 from oncely.ledger import open_ledger
 
-_KEYS = int(os.environ.get("ONCELY_TEST_KEYS", "2000"))
+_KEYS = int(os.environ.get("ONCELY_TEST_KEYS", "500"))
 _BATCH = 100
 
 

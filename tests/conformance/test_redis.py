@@ -1,4 +1,4 @@
-"""RedisStore passes the conformance suite; what it keeps, where, and on which servers."""
+"""RedisStore: its statements; what it keeps, where, and on which servers."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from redis import Redis as Client
-from tests.conformance.store_suite import StoreConformance
+from tests.conformance.store_suite import StatementsOfRecords
 from tests.logs import events_in
 from tests.records import granted
 from tests.servers import Redis
@@ -29,8 +29,8 @@ from oncely.testing import ManualClock
 _FIT = {"redis_mode": "standalone", "maxmemory_policy": "noeviction", "aof_enabled": "1"}
 
 
-class TestRedisStore(StoreConformance):
-    """The suite on RedisStore."""
+class TestRedisStore(StatementsOfRecords):
+    """Statements of RedisStore, which has no transactions."""
 
     has_order_of_ids = False
 
@@ -59,6 +59,14 @@ def ledger(store: RedisStore) -> Ledger:
 
 
 # ---- What is kept, and where -------------------------------------------------------------------
+
+
+def test_no_transactions(store: RedisStore) -> None:
+    """A store without transactions says so, and has no deferred messages."""
+    assert not store.has_transactions
+    with pytest.raises(ConfigError):
+        store.transaction(lambda inside: inside.load([]))
+    assert not store.backlogs()
 
 
 def test_times_are_the_servers(redis_url: str, key: Key) -> None:

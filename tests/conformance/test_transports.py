@@ -1,4 +1,4 @@
-"""Every transport passes the conformance suite; URLs; processes that share a queue, and die."""
+"""Each kind of transport passes the suite; URLs; processes that share a queue, and die."""
 
 import logging
 import os
@@ -27,11 +27,12 @@ from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
 from oncely.stores.store import Clock
 from oncely.testing import ManualClock, TransportConformance
+from oncely.testing.delivery_suite import RedeliveryConformance
 from oncely.transports.open_transport import open_transport
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery, Transport
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 120.0
 _KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "3"))
 _QUEUE = "orders"
 
@@ -59,8 +60,8 @@ class TestQueuesInSqlite(TransportConformance):
             )
 
 
-class TestQueuesInPostgresql(TransportConformance):
-    """The suite on StoreTransport, on a PostgreSQL server."""
+class TestQueuesInPostgresql(RedeliveryConformance):
+    """What StoreTransport has statements for that hold messages, on a PostgreSQL server."""
 
     @pytest.fixture
     def connect(
@@ -72,8 +73,8 @@ class TestQueuesInPostgresql(TransportConformance):
             )
 
 
-class TestQueuesInMariaDb(TransportConformance):
-    """The suite on StoreTransport, on a MariaDB server."""
+class TestQueuesInMariaDb(RedeliveryConformance):
+    """The same on a MariaDB server."""
 
     @pytest.fixture
     def connect(
@@ -85,22 +86,21 @@ class TestQueuesInMariaDb(TransportConformance):
             )
 
 
-class SleepingClock:
-    """The clock of a broker that nobody can move."""
+class BrokersClock:
+    """The clock of a broker that nobody can move, and on which nothing here depends."""
 
     def advance(self, seconds: float) -> None:
-        """Wait for so long."""
-        time.sleep(seconds)
+        """It goes on by itself."""
 
 
-class TestRabbitmqQuorum(TransportConformance):
-    """The suite on RabbitMQ with quorum queues, which count deliveries."""
+class _OnRabbitmq:
+    """The broker, and the kind of its queues."""
 
     options = ""
 
     @pytest.fixture
-    def clock(self) -> SleepingClock:
-        return SleepingClock()
+    def clock(self) -> BrokersClock:
+        return BrokersClock()
 
     @pytest.fixture
     def connect(self, rabbitmq_url: str) -> Iterator[Connect]:
@@ -110,10 +110,14 @@ class TestRabbitmqQuorum(TransportConformance):
             )
 
 
-class TestRabbitmqClassic(TestRabbitmqQuorum):
+class TestRabbitmqClassic(_OnRabbitmq, TransportConformance):
     """The suite on RabbitMQ with classic queues."""
 
     options = "?queue_type=classic"
+
+
+class TestRabbitmqQuorum(_OnRabbitmq, RedeliveryConformance):
+    """What differs with quorum queues: they count deliveries."""
 
 
 @pytest.fixture

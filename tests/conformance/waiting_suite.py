@@ -1,15 +1,16 @@
-"""What a store has to do with messages that wait."""
+"""Messages that wait in a store."""
 
+import random
 import threading
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from tests.conformance.values import DISTINCT_IDS
 from tests.records import PARENT, Doing, deferred, ids_of, key_of
 
+from oncely.core.binding import Binding
 from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.waiting import (
@@ -21,25 +22,15 @@ from oncely.core.waiting import (
     retry_name,
 )
 from oncely.stores.store import Listing, PutBack, Store
-from oncely.testing.tools import AdvancingClock, at_once
+from oncely.testing.tools import AdvancingClock
 
 HOLD_S = 60.0
-_RELAYS = 8
 _DEADLINE_S = 30.0
-_STUCK = 10_000
+_STUCK = 2_000
 
 
-class WaitingConformance:
-    """The part of StoreConformance for deferred messages; skipped where there are none."""
-
-    @pytest.fixture
-    def doing(self, store: Store) -> Iterator[Doing]:
-        """Does single calls in transactions; skips the test if the store has none."""
-        if not store.has_transactions:
-            pytest.skip("this store has no transactions")
-        doing = Doing(store)
-        with closing(doing.ledger):
-            yield doing
+class WaitingStatements:
+    """Messages that wait: kept, taken lane by lane, put back, removed by who holds them."""
 
     # ---- Deferring -----------------------------------------------------------------------------
 
@@ -80,13 +71,13 @@ class WaitingConformance:
         assert len(doing.waiting([PARENT])) == 2
         assert len(doing.waiting([PARENT, other])) == 3
 
-    def test_distinct_names(self, doing: Doing, distinct_ids: Sequence[str]) -> None:
+    def test_distinct_names(self, doing: Doing) -> None:
         """Ids and destinations that look alike are different, and come back as they were."""
-        by_id = [deferred(name) for name in distinct_ids]
-        doing.keep([*by_id, *(deferred("m", name) for name in distinct_ids)])
+        by_id = [deferred(name) for name in DISTINCT_IDS]
+        doing.keep([*by_id, *(deferred("m", name) for name in DISTINCT_IDS)])
         found = [(m.id, m.destination) for m in doing.waiting([PARENT])]
         assert set(found) == {(m.id, m.destination) for m in by_id} | {
-            ("m", name) for name in distinct_ids
+            ("m", name) for name in DISTINCT_IDS
         }
 
     def test_defer_many(self, doing: Doing) -> None:
@@ -185,33 +176,6 @@ class WaitingConformance:
         doing.keep([deferred("k", key="k", position=1, parent=parent) for parent in parents])
         assert _names(doing.take(9, HOLD_S, parents[1:])) == [("m", "b"), ("m", "c")]
         assert _names(doing.take(9, HOLD_S)) == [("m", "a"), ("k", "a"), ("k", "b"), ("k", "c")]
-
-    def test_takes_race(self, doing: Doing) -> None:
-        """Of many relays at once none is given what another has, and each lane stays in order."""
-        lanes, each = 12, 12
-        order = [(lane, n) for n in range(each) for lane in range(lanes)]
-        doing.keep(
-            [
-                deferred(
-                    f"{lane}/{n}", key=str(lane), position=place, parent=key_of(str(place % 7))
-                )
-                for place, (lane, n) in enumerate(order)
-            ]
-        )
-        given: dict[str | None, list[int | None]] = defaultdict(list)
-
-        def send(_: int) -> None:
-            while doing.backlog().waiting:
-                taken = doing.take(7, HOLD_S)
-                for message in taken:
-                    given[message.message.key].append(message.number)
-                doing.remove(taken)
-
-        at_once(_RELAYS, send)
-        assert sum(map(len, given.values())) == lanes * each
-        assert [numbers == sorted(set(numbers)) for numbers in map(_known, given.values())] == (
-            [True] * lanes
-        )
 
     # ---- What is refused -----------------------------------------------------------------------
 
@@ -401,6 +365,26 @@ class WaitingConformance:
         assert seen == replace(whole, message=replace(whole.message, body=b""))
         assert doing.store.listed(Listing(OUTBOX, is_set_aside=False)) == [whole]
 
+    def test_bindings(self, doing: Doing) -> None:
+        """What queues are bound to is known by each of its names, until it is unbound; to repeat
+        either changes nothing.
+        """
+        names = [name for name in DISTINCT_IDS if len(name) < 100]
+        bound = {
+            *(Binding(name, "", "order.*") for name in names),
+            *(Binding("in", "", name) for name in names),
+            *(Binding("in", "shop", name) for name in names),
+        }
+        gone = {*random.Random(7).sample(sorted(bound), len(names))}
+        for _ in range(2):
+            doing.store.bind([*bound])
+        assert doing.store.bindings() == sorted(bound)
+        for _ in range(2):
+            doing.store.unbind([*gone])
+        assert doing.store.bindings() == sorted(bound - gone)
+        of_in = sorted(each for each in bound - gone if each.queue == "in")
+        assert doing.store.bindings("in") == of_in
+
     def test_numbered(self, doing: Doing) -> None:
         """Messages are found by their numbers, as far as they are there."""
         doing.keep([retry("a"), retry("b")])
@@ -506,10 +490,6 @@ def _waiting(queue: str, parent: Key, lane: str) -> WaitingMessage:
 
 def _names(messages: Sequence[WaitingMessage]) -> list[tuple[str, str]]:
     return [(message.id, message.parent.message_id) for message in messages]
-
-
-def _known(numbers: Sequence[int | None]) -> list[int]:
-    return [number for number in numbers if number is not None]
 
 
 def _check_backlog(doing: Doing, waiting: int, set_aside: int, lag_s: float) -> None:

@@ -1,27 +1,26 @@
-"""A handler behind each middleware; and rows beside a ledger, as applications have them."""
+"""A handler behind a middleware; and rows beside a ledger, as applications have them."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from tests.http.drivers import DRIVES, Drive, Shop, Site
+from tests.http.drivers import Drive, Shop, drive_by
 from tests.integration.callers import KINDS, Place, opened
+from tests.turns import in_turn
 
 from oncely.ledger import Ledger
 
 
-@pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A ledger and business rows in one database, of each kind."""
-    with opened(request.param, request) as place:
-        yield place
-
-
 @pytest.fixture
-def sqlite_place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """The same on SQLite."""
-    with opened("sqlite", request) as place:
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A ledger and business rows in one database, in a file: see also `on_a_server_too`."""
+    with opened(getattr(request, "param", "sqlite"), request) as place:
         yield place
+
+
+on_a_server_too = pytest.mark.parametrize(
+    "place", ["sqlite", *in_turn("http", KINDS[1:])], indirect=True
+)
+"""For tests whose statements differ with the database."""
 
 
 @pytest.fixture
@@ -30,11 +29,9 @@ def shop() -> Shop:
     return Shop()
 
 
-@pytest.fixture(params=sorted(DRIVES))
-def drive(request: pytest.FixtureRequest, ledger: Ledger, shop: Shop) -> Drive:
-    """Makes a site of `shop`, or of another handler, behind each middleware in turn."""
-
-    def site(handler: Any = shop, **options: Any) -> Site:
-        return DRIVES[request.param](handler, ledger, **{"consumer": "api", **options})
-
-    return site
+@pytest.fixture
+def drive(ledger: Ledger, shop: Shop) -> Drive:
+    """Makes a site of `shop`, or of another handler, behind IdempotencyKey: what the rules are is
+    the same behind each middleware.
+    """
+    return drive_by("asgi", ledger, shop)

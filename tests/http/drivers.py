@@ -54,6 +54,16 @@ class Reply:
         return self.status, sorted(kept), self.body
 
 
+class CountedPiece(bytes):
+    """A piece of an answer that knows how often its length was asked for."""
+
+    counts = 0
+
+    def __len__(self) -> int:
+        self.counts += 1
+        return super().__len__()
+
+
 Handler = Callable[[Asked], HttpAnswer]
 
 
@@ -322,3 +332,12 @@ def django_client(view: Callable[..., Any], oncely: Mapping[str, Any], **setting
 
 
 DRIVES: Mapping[str, Drive] = {"asgi": asgi_site, "wsgi": wsgi_site, "django": django_site}
+
+
+def drive_by(kind: str, ledger: Ledger, shop: Shop) -> Drive:
+    """Makes a site of `shop`, or of another handler, behind the middleware of that kind."""
+
+    def site(handler: Any = shop, **options: Any) -> Site:
+        return DRIVES[kind](handler, ledger, **{"consumer": "api", **options})
+
+    return site

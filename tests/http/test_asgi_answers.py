@@ -234,9 +234,8 @@ def test_what_is_not_http(ledger: Ledger) -> None:
 # ---- WSGI ----------------------------------------------------------------------------------------
 
 
-def test_flask_has_the_request_in_g(sqlite_place: Place) -> None:
+def test_flask_has_the_request_in_g(place: Place) -> None:
     """`g.oncely` gives the transaction, in which everything is stored."""
-    place = sqlite_place
     app = flask.Flask("shop")
 
     @app.post("/orders")

@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -21,8 +20,10 @@ import uvicorn
 from hypothesis import HealthCheck, given, seed, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
+from tests.conditions import LIMIT_S, wait_until
 from tests.http.documented_shop import TENANT, Problem, Runs, shop
 from tests.servers import HOST, free_port
+from tests.turns import in_turn
 
 from oncely.ledger import open_ledger
 
@@ -38,7 +39,6 @@ IN_FLIGHT = (409, "idempotency_in_flight")
 REUSED = (422, "idempotency_conflict")
 INVALID = (400, "idempotency_key_invalid")
 MISSING = (400, "idempotency_key_required")
-START_S = 60.0
 AT_ONCE = 2
 
 OPTIONS = {
@@ -152,7 +152,7 @@ class Shop:
 
     def send(self, request: requests.PreparedRequest, case: Any) -> "Answer":
         """What is answered, which must be as the schema says."""
-        response = self.session.send(request, allow_redirects=False, timeout=60)
+        response = self.session.send(request, allow_redirects=False, timeout=LIMIT_S)
         case.validate_response(response, checks=CONFORMS)
         return Answer.of(response)
 
@@ -180,11 +180,7 @@ def open_shop(options: dict[str, Any]) -> Iterator[Shop]:
         server = uvicorn.Server(config)
         serving = threading.Thread(target=server.run)
         serving.start()
-        deadline = time.monotonic() + START_S
-        while not server.started:
-            assert serving.is_alive(), "the server has ended"
-            assert time.monotonic() < deadline, "the server never starts"
-            time.sleep(0.01)
+        wait_until(lambda: server.started, "the server never starts")
         schema = schemathesis.openapi.from_asgi("/openapi.json", inner)
         opened = Shop(f"http://{HOST}:{port}", schema, options, runs)
         try:
@@ -257,13 +253,13 @@ def _apart(value: Any) -> Any:
 # ---- What must hold ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_requests_from_the_schema(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", in_turn("options of keys", [*OPTIONS]))
+def test_requests_from_the_schema(name: str) -> None:
     """Whatever is asked, under whatever key: each answer is as the schema says, none is an error of
     the server; a repetition gets the first answer byte for byte or a documented refusal, and a
     handler that has answered well has run once for its key.
     """
-    with open_shop(options) as shop:
+    with open_shop(OPTIONS[name]) as shop:
         for found in shop.schema.get_all_operations():
             check_operation(shop, found.ok())
 

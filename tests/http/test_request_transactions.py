@@ -16,6 +16,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from tests.http.conftest import on_a_server_too
 from tests.integration.callers import Place, insertion
 
 from oncely.core.errors import ConfigError, EndedError
@@ -56,6 +57,7 @@ def post(app: Any, times: int = 1, **fields: str) -> list[httpx.Response]:
     return asyncio.run(posted(app, times, **fields))
 
 
+@on_a_server_too
 def test_all_is_stored_at_once(place: Place) -> None:
     """The rows, the end, the answer and what was sent are committed together; a repetition is given
     the answer.
@@ -104,6 +106,7 @@ def test_an_answer_that_is_known_later(place: Place) -> None:
     assert place.rows() == ["m"]
 
 
+@on_a_server_too
 def test_with_an_async_session(place: Place) -> None:
     """The same with SQLAlchemy's asyncio."""
     url = make_url(place.url).set(drivername=ASYNC_DRIVERS[place.kind])
@@ -131,6 +134,7 @@ def test_with_an_async_session(place: Place) -> None:
     assert place.rows() == ["m"]
 
 
+@on_a_server_too
 def test_a_rollback_is_a_failure(place: Place) -> None:
     """What is rolled back by an error leaves a failed request, which runs again."""
     runs: list[int] = []
@@ -294,9 +298,8 @@ def test_an_error_after_the_commit(place: Place) -> None:
     assert len(runs) == 1
 
 
-def test_a_request_without_a_key(sqlite_place: Place) -> None:
+def test_a_request_without_a_key(place: Place) -> None:
     """The same handler takes requests without a key: what they send goes with their rows."""
-    place = sqlite_place
 
     def pay(request: Request) -> Response:
         state = request.state.oncely
@@ -319,9 +322,8 @@ def test_a_request_without_a_key(sqlite_place: Place) -> None:
     assert place.ledger.counts() == {}
 
 
-def test_a_second_transaction(sqlite_place: Place) -> None:
+def test_a_second_transaction(place: Place) -> None:
     """A request has one transaction with its end: a second fails, and its rows are not stored."""
-    place = sqlite_place
 
     def pay(request: Request) -> Response:
         for name in ("a", "b"):
@@ -335,9 +337,8 @@ def test_a_second_transaction(sqlite_place: Place) -> None:
     assert place.rows() == ["a"]
 
 
-def test_in_the_background(sqlite_place: Place) -> None:
+def test_in_the_background(place: Place) -> None:
     """What an application does after its answer goes on when its request is completed."""
-    place = sqlite_place
     seen: list[State] = []
 
     def pay(request: Request) -> Response:
@@ -348,6 +349,7 @@ def test_in_the_background(sqlite_place: Place) -> None:
     assert seen == [State.COMPLETED]
 
 
+@on_a_server_too
 @pytest.mark.parametrize("point", ["before_commit", "after_commit", "before_completed"])
 def test_killed(place: Place, point: str) -> None:
     """Wherever the server is killed, the effect is there once after the request is repeated; only

@@ -1,4 +1,4 @@
-"""Ledgers on every kind of store, whose clock a test moves, and any number of them on one store."""
+"""Ledgers whose clock a test moves, and any number of them on one store."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -8,19 +8,21 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from tests.conformance.conftest import ledger_url_of
+from tests.turns import in_turn
 
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.redis import RedisStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import server_engine, sqlite_engine
 from oncely.stores.store import Store
 from oncely.testing import ManualClock
 
-SQL = ("sqlite", "postgresql", "mysql")
-TRANSACTIONAL = ("memory", *SQL)
-"""Kinds of store that can defer messages."""
-EVERY = (*TRANSACTIONAL, "redis")
+in_memory = pytest.mark.parametrize("kind", ["memory"])
+"""For what the store has no part in."""
+on_a_server_too = pytest.mark.parametrize(
+    "kind", ["sqlite", *in_turn("seeds", ("postgresql", "mysql"))]
+)
+"""For what happens in the caller's transaction."""
 
 _DRIVERS = {
     "sqlite": ("sqlite", "sqlite+aiosqlite"),
@@ -32,10 +34,10 @@ _DRIVERS = {
 OpenLedger = Callable[[], Ledger]
 
 
-@pytest.fixture(params=TRANSACTIONAL)
-def kind(request: pytest.FixtureRequest) -> str:
-    """A kind of store. Files and tests that choose among others say so."""
-    return str(request.param)
+@pytest.fixture
+def kind() -> str:
+    """A kind of store: in a file, unless a test says otherwise."""
+    return "sqlite"
 
 
 @pytest.fixture
@@ -88,8 +90,6 @@ def orders_in(engine: Engine) -> list[str]:
 
 
 def _store(kind: str, url: str, clock: ManualClock) -> Store:
-    if kind == "redis":
-        return RedisStore(url, clock=clock)
     engine = sqlite_engine(Path(url.removeprefix("sqlite:///"))) if kind == "sqlite" else None
     return SqlStore(engine or server_engine(url), clock=clock)
 

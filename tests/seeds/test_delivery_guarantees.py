@@ -12,9 +12,10 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
+from tests.conditions import LIMIT_S
 from tests.integration.drivers import connect_mysql, connect_postgresql
 from tests.records import granted
-from tests.seeds.conftest import SQL, TRANSACTIONAL, OpenLedger, orders_in
+from tests.seeds.conftest import OpenLedger, in_memory, on_a_server_too, orders_in
 
 from oncely.core.errors import (
     BusyError,
@@ -34,19 +35,8 @@ from oncely.testing import ManualClock, at_once
 from oncely.tracker import AsyncMessageTracker, MessageTracker
 
 _CONSUMER = "orders"
-_DEADLINE_S = 30.0
 
 MESSAGE = Message("order-1", b'{"id": "pens"}')
-
-everywhere = pytest.mark.parametrize("kind", TRANSACTIONAL)
-in_memory = pytest.mark.parametrize("kind", ["memory"])
-"""For what the store has no part in."""
-
-
-@pytest.fixture(params=SQL)
-def kind(request: pytest.FixtureRequest) -> str:
-    """A kind of store: the tracker is for databases."""
-    return str(request.param)
 
 
 def buy(connection: Connection | Session, order: str = "pens") -> None:
@@ -71,7 +61,7 @@ def buy(connection: Connection | Session, order: str = "pens") -> None:
         (effectively_once(lease="60s"), "after completion", 1, False),
     ],
 )
-@everywhere
+@in_memory
 def test_a_crash_and_its_redelivery(
     ledger: Ledger,
     another_ledger: OpenLedger,
@@ -149,6 +139,7 @@ def handle_tracked(connection: Connection | Session, message_id: Id = MESSAGE.id
     return True
 
 
+@on_a_server_too
 def test_tracked_work_is_done_once(ledger: Ledger, engine: Engine) -> None:
     """The mark commits with the work; a redelivery finds it, through any ledger as well."""
     for expected in (True, False):
@@ -176,6 +167,7 @@ def test_tracked_work_that_fails_is_not_marked(ledger: Ledger, engine: Engine) -
     assert orders_in(engine) == ["pens"]
 
 
+@on_a_server_too
 def test_the_loser_of_two_is_told(ledger: Ledger, engine: Engine) -> None:
     """Two do the same work at once and mark it: one is told, and its work is rolled back."""
 
@@ -193,6 +185,7 @@ def test_the_loser_of_two_is_told(ledger: Ledger, engine: Engine) -> None:
     assert orders_in(engine) == ["pens"]
 
 
+@on_a_server_too
 def test_the_losers_transaction_goes_on(ledger: Ledger, engine: Engine) -> None:
     """Who is told of a duplicate may do something else in the same transaction, and commit."""
     with engine.begin() as connection:
@@ -235,6 +228,7 @@ def test_what_a_ledger_has_in_hand(ledger: Ledger, engine: Engine, clock: Manual
             tracker.mark_as_processed(MESSAGE.id)
 
 
+@on_a_server_too
 def test_sessions_and_bare_connections(ledger: Ledger, engine: Engine, kind: str, url: str) -> None:
     """The tracker takes what the caller has: a Session, or the driver's own connection."""
     with Session(engine) as session, session.begin():
@@ -260,6 +254,7 @@ def _bare_connection(kind: str, url: str) -> Any:
             return connect_mysql(url)
 
 
+@on_a_server_too
 def test_async_handlers(ledger: Ledger, engine: Engine, async_engine: AsyncEngine) -> None:
     """The same in asyncio, with a connection or a session."""
 
@@ -274,7 +269,7 @@ def test_async_handlers(ledger: Ledger, engine: Engine, async_engine: AsyncEngin
         return True
 
     async def deliver_twice() -> list[bool]:
-        async with asyncio.timeout(_DEADLINE_S):
+        async with asyncio.timeout(LIMIT_S):
             async with async_engine.begin() as connection:
                 first = await handle(connection)
             async with AsyncSession(async_engine) as session, session.begin():
@@ -284,7 +279,6 @@ def test_async_handlers(ledger: Ledger, engine: Engine, async_engine: AsyncEngin
     assert orders_in(engine) == ["pens"]
 
 
-@pytest.mark.parametrize("kind", ["sqlite"])
 def test_a_table_of_its_own(engine: Engine, url: str) -> None:
     """The tracker's records may be in another table, which a ledger has made."""
     with closing(open_ledger(url, table="tracked")) as tracked:
@@ -294,7 +288,6 @@ def test_a_table_of_its_own(engine: Engine, url: str) -> None:
         assert tracked.counts() == {(_CONSUMER, State.COMPLETED): 1}
 
 
-@pytest.mark.parametrize("kind", ["sqlite"])
 def test_what_cannot_be_tracked_in(async_engine: AsyncEngine, engine: Engine) -> None:
     """What is not a connection, or one of the other world, is refused, and said what to take."""
     with pytest.raises(ConfigError, match="use AsyncMessageTracker"):
@@ -308,7 +301,6 @@ def test_what_cannot_be_tracked_in(async_engine: AsyncEngine, engine: Engine) ->
 # ---- The four reasons --------------------------------------------------------------------------
 
 
-@everywhere
 def test_a_handler_that_succeeded_in_part(ledger: Ledger, another_ledger: OpenLedger) -> None:
     """Debited, then the log failed, then retried elsewhere: one debit, and its result is kept."""
     debits: list[str] = []
@@ -335,7 +327,6 @@ def test_a_handler_that_succeeded_in_part(ledger: Ledger, another_ledger: OpenLe
     assert len(debits) == 1
 
 
-@everywhere
 def test_a_message_that_the_broker_delivers_again(
     ledger: Ledger, another_ledger: OpenLedger
 ) -> None:
@@ -351,7 +342,6 @@ def test_a_message_that_the_broker_delivers_again(
     assert runs == [MESSAGE.id]
 
 
-@everywhere
 def test_a_message_older_than_the_rows(ledger: Ledger, clock: ManualClock) -> None:
     """When its record is long purged, an old message is refused, and not run again."""
     message = replace(MESSAGE, time=datetime.fromtimestamp(clock.now, UTC))

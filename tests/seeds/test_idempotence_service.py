@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,16 +12,17 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
+from tests.conditions import LIMIT_S, wait_until
 from tests.logs import events_in
 from tests.meddling import MeddlingStore
-from tests.seeds.conftest import SQL, OpenLedger, open_real, orders_in
+from tests.seeds.conftest import OpenLedger, in_memory, on_a_server_too, open_real, orders_in
 
 from oncely._util.signals import told_to_stop
 from oncely.core.control import Retry, Unrecoverable
 from oncely.core.errors import FencedError, MessageError, RefusedError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.record import Key, State
+from oncely.core.record import Key, Record, State
 from oncely.ledger import Ledger
 from oncely.lifecycle import held_message
 from oncely.service import IdempotenceService, ProcessingStatus
@@ -31,11 +30,7 @@ from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock, at_once
 
 _CONSUMER = "inbox-work"
-_DEADLINE_S = 60.0
 _DYING = Path(__file__).with_name("dying.py")
-
-in_memory = pytest.mark.parametrize("kind", ["memory"])
-"""For what the store has no part in."""
 
 MESSAGE = Message("order-1", b'{"amount": 10}')
 INVOICE = Message("invoice-1", b"{}")
@@ -582,14 +577,14 @@ def test_crash_while_sending_sends_the_rest(
     assert successor.processing_status(MESSAGE) is IGNORE
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@on_a_server_too
 def test_killed_while_sending(url: str, tmp_path: Path) -> None:
     """A process that is killed between two sends leaves the rest for the next process."""
     diary = tmp_path / "sent"
     open_real(url).close()
     message = replace(MESSAGE, body=b"")
     worker = [sys.executable, str(_DYING), url, _CONSUMER, message.id, str(diary)]
-    assert subprocess.run(worker, timeout=_DEADLINE_S, check=False).returncode == -signal.SIGKILL
+    assert subprocess.run(worker, timeout=LIMIT_S, check=False).returncode == -signal.SIGKILL
     assert diary.read_text() == "deferred-0"
     with closing(open_real(url)) as ledger:
         service = IdempotenceService(ledger, _CONSUMER)
@@ -601,7 +596,7 @@ def test_killed_while_sending(url: str, tmp_path: Path) -> None:
 # ---- In the caller's transaction ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", SQL)
+@on_a_server_too
 def test_all_is_stored_together(ledger: Ledger, engine: Engine) -> None:
     """The claim, the handler's own writes and what it deferred commit in one transaction."""
     beating = _heartbeats()
@@ -623,7 +618,7 @@ def _heartbeats() -> int:
     return sum(thread.name == "oncely-heartbeat" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("kind", SQL)
+@on_a_server_too
 def test_nothing_is_left_of_a_handler_that_fails(ledger: Ledger, engine: Engine) -> None:
     """When the transaction is rolled back there is no claim, no write and nothing deferred."""
     with engine.connect() as connection, ledger.transaction(connection) as inbox:
@@ -642,30 +637,24 @@ def test_nothing_is_left_of_a_handler_that_fails(ledger: Ledger, engine: Engine)
 # ---- The lease ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sqlite"])
 def test_lease_is_extended_while_the_handler_runs(url: str) -> None:
     """A handler that takes longer than its lease keeps its claim until it ends."""
     with closing(open_real(url)) as ledger:
-        service = IdempotenceService(ledger, _CONSUMER, lease="300ms")
+        service = IdempotenceService(ledger, _CONSUMER, lease="1s")
         service.processing_status(MESSAGE)
-        begun = ledger.now()
-        _until(lambda: ledger.now() - begun > 0.6)
-        other = IdempotenceService(ledger, _CONSUMER)
-        assert other.processing_status(MESSAGE) is IGNORE
+        first = _found(ledger).lease_until
+        wait_until(lambda: _found(ledger).lease_until != first)
         service.message_handled(MESSAGE)
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def _found(ledger: Ledger) -> Record:
+    record = ledger.find(Key(_CONSUMER, MESSAGE.id))
+    assert record is not None
+    return record
 
 
 def _state(ledger: Ledger) -> State:
-    record = ledger.find(Key(_CONSUMER, MESSAGE.id))
-    assert record is not None
-    return record.state
+    return _found(ledger).state
 
 
 def test_claims_of_a_service_that_is_gone_run_out(ledger: Ledger, clock: ManualClock) -> None:

@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
+from tests.conditions import LIMIT_S
 from tests.records import granted
-from tests.seeds.conftest import EVERY, SQL, OpenLedger, orders_in
+from tests.seeds.conftest import OpenLedger, in_memory, on_a_server_too, orders_in
 
 from oncely.barrier import idempotent_consumer, message_context
 from oncely.core.errors import BusyError, ConfigError, MessageError, MismatchError
@@ -25,19 +26,8 @@ from oncely.testing import ManualClock, at_once
 
 _QUEUE = "orders"
 _KEY = Key(_QUEUE, "1")
-_DEADLINE_S = 30.0
 
 T = TypeVar("T")
-
-in_sql = pytest.mark.parametrize("kind", SQL)
-in_memory = pytest.mark.parametrize("kind", ["memory"])
-"""For what the store has no part in."""
-
-
-@pytest.fixture(params=EVERY)
-def kind(request: pytest.FixtureRequest) -> str:
-    """A kind of store: without a transaction the barrier works on every one."""
-    return str(request.param)
 
 
 class Handler:
@@ -265,7 +255,7 @@ def test_contexts_nest(ledger: Ledger, handler: Handler) -> None:
 def test_the_context_is_local_to_its_thread(ledger: Ledger, handler: Handler) -> None:
     """Another thread does not see it, and has its own at the same time."""
     on_order = idempotent_consumer(ledger)(handler.on_order)
-    both = threading.Barrier(2, timeout=_DEADLINE_S)
+    both = threading.Barrier(2, timeout=LIMIT_S)
 
     def deliver(message_id: str) -> None:
         with message_context(message_id, _QUEUE):
@@ -274,8 +264,8 @@ def test_the_context_is_local_to_its_thread(ledger: Ledger, handler: Handler) ->
 
     with message_context("main", _QUEUE), ThreadPoolExecutor(3) as pool:
         with pytest.raises(MessageError, match="message_context"):
-            pool.submit(on_order, "pens").result(_DEADLINE_S)
-        list(pool.map(deliver, ("1", "2"), timeout=_DEADLINE_S))
+            pool.submit(on_order, "pens").result(LIMIT_S)
+        list(pool.map(deliver, ("1", "2"), timeout=LIMIT_S))
     assert sorted(handler.orders) == ["1", "2"]
     assert {record.key.message_id for record in ledger.scan()} == {"1", "2"}
 
@@ -324,7 +314,7 @@ def buy(connection: Connection | Session, order: str = "pens") -> str:
     return order
 
 
-@in_sql
+@on_a_server_too
 def test_record_and_work_commit_together(
     ledger: Ledger, another_ledger: OpenLedger, engine: Engine
 ) -> None:
@@ -337,7 +327,6 @@ def test_record_and_work_commit_together(
     assert orders_in(engine) == ["pens"]
 
 
-@in_sql
 def test_an_error_rolls_both_back(ledger: Ledger, engine: Engine) -> None:
     """Where the function fails, neither its writes nor a record are left; it runs again."""
 
@@ -358,7 +347,7 @@ def test_an_error_rolls_both_back(ledger: Ledger, engine: Engine) -> None:
     assert orders_in(engine) == ["pens"]
 
 
-@in_sql
+@on_a_server_too
 def test_two_transactions_at_once(
     ledger: Ledger, another_ledger: OpenLedger, engine: Engine
 ) -> None:
@@ -374,7 +363,7 @@ def test_two_transactions_at_once(
     assert orders_in(engine) == ["pens"]
 
 
-@in_sql
+@on_a_server_too
 def test_async_sessions(ledger: Ledger, engine: Engine, async_engine: AsyncEngine) -> None:
     """The same in a transaction of asyncio."""
 
@@ -402,5 +391,5 @@ def test_async_sessions(ledger: Ledger, engine: Engine, async_engine: AsyncEngin
 
 
 async def _bounded(call: Callable[[], Awaitable[T]]) -> T:
-    async with asyncio.timeout(_DEADLINE_S):
+    async with asyncio.timeout(LIMIT_S):
         return await call()

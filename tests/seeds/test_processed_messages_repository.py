@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine, text
 from tests.logs import events_in
 from tests.records import granted
-from tests.seeds.conftest import EVERY, SQL, OpenLedger, orders_in
+from tests.seeds.conftest import OpenLedger, in_memory, on_a_server_too, orders_in
 
 from oncely.core.errors import ConfigError, MessageError, StoreError, StoreUnavailable
 from oncely.core.policy import Policy
@@ -21,12 +21,6 @@ from oncely.testing import ManualClock, at_once
 _ID = "0b0e2f9e-8a0c-4c1b-9f57-3d1f7a0b6a11"
 _PROVIDER = "sms-service"
 _DAY_S = 86_400.0
-
-
-@pytest.fixture(params=EVERY)
-def kind(request: pytest.FixtureRequest) -> str:
-    """A kind of store: the repository works on every one."""
-    return str(request.param)
 
 
 @pytest.fixture
@@ -246,7 +240,7 @@ def test_cleanup_removes_what_is_old(
 
 
 @pytest.mark.parametrize("message_id", [None, "", " "])
-@pytest.mark.parametrize("kind", ["memory"])
+@in_memory
 def test_two_messages_without_ids_never_match(
     repository: ProcessedMessageRepository, message_id: str
 ) -> None:
@@ -297,7 +291,7 @@ def test_a_store_that_is_away_lets_nothing_run() -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-@pytest.mark.parametrize("kind", SQL)
+@on_a_server_too
 def test_all_is_stored_together_or_nothing(ledger: Ledger, engine: Engine, commits: bool) -> None:
     """In the caller's transaction the rows and the caller's own writes share their fate."""
     with engine.connect() as connection:
@@ -315,7 +309,6 @@ def test_all_is_stored_together_or_nothing(ledger: Ledger, engine: Engine, commi
     assert ProcessedMessageRepository(ledger).is_already_processed(_ID, _PROVIDER) is commits
 
 
-@pytest.mark.parametrize("kind", ["sqlite"])
 def test_a_failure_in_a_transaction_raises(ledger: Ledger, engine: Engine) -> None:
     """There a mark that failed undoes all: whoever is about to commit must know."""
     with pytest.raises(StoreError):

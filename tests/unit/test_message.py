@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.conformance.store_suite import DISTINCT_IDS
+from tests.conformance.values import DISTINCT_IDS
 from tests.records import granted
 
 from oncely.barrier import idempotent_consumer, message_context

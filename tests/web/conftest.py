@@ -100,15 +100,11 @@ def reads_anew(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(app, "PAGES_FOR_S", 600.0 if shares else -1.0)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def trouble(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Trouble]:
-    """A ledger in memory, and one in SQLite, both with a clock that is moved by hand."""
-    if request.param == "memory":
-        store: Store = MemoryStore(clock)
-    else:
-        file = request.getfixturevalue("sqlite_ledger_url").removeprefix("sqlite:///")
-        store = SqlStore(sqlite_engine(Path(file)), clock=clock)
-    found = Trouble(store, clock)
+@pytest.fixture
+def trouble(sqlite_ledger_url: str, clock: ManualClock) -> Iterator[Trouble]:
+    """A ledger in a file, with a clock that is moved by hand."""
+    file = Path(sqlite_ledger_url.removeprefix("sqlite:///"))
+    found = Trouble(SqlStore(sqlite_engine(file), clock=clock), clock)
     with closing(found.ledger):
         yield found
 

@@ -23,8 +23,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 from tests.browsers import open_browser
+from tests.conditions import LIMIT_S
 from tests.records import granted
 from tests.server_fixtures import available
+from tests.turns import in_turn
 from tests.web.conftest import HOSTILE, PAGES, Trouble, as_user
 
 from oncely import Key, Ledger, Message, ops
@@ -48,7 +50,6 @@ SHOTS = os.environ.get("ONCELY_TEST_SCREENSHOTS")
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 WIDTHS = {360: 740, 1440: 900}
 RATES = ops.Rates(1, 0, 0, 0, 0, None, None, None)
-DEADLINE_S = 20
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +162,7 @@ def paths(crowd: Trouble) -> list[str]:
     return [*PAGES, f"/letter?id={letter}", one, "/message?id=order-5", "/messages?state=odd"]
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=in_turn("colours", ["light", "dark"]))
 def scheme(request: pytest.FixtureRequest, browser: "Chrome") -> str:
     """The colours that the browser's user prefers."""
     feature = {"name": "prefers-color-scheme", "value": request.param}
@@ -197,7 +198,7 @@ def violations(browser: "Chrome", axe: str) -> list[tuple[str, list[str]]]:
 def patiently(browser: "Chrome") -> "WebDriverWait[Chrome]":
     """Waits for what a page shows, also while one page takes the place of another."""
     gone = [StaleElementReferenceException, NoSuchElementException]
-    return WebDriverWait(browser, DEADLINE_S, ignored_exceptions=gone)
+    return WebDriverWait(browser, LIMIT_S, ignored_exceptions=gone)
 
 
 def test_nobody_is_kept_out(

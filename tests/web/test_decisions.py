@@ -414,7 +414,6 @@ def test_the_ledger_goes_away_in_the_middle(
     assert "The ledger cannot be reached: gone; 1 of 2 were changed before that" in refused
 
 
-@pytest.mark.parametrize("trouble", ["sqlite"], indirect=True)
 def test_a_change_that_is_not_in_the_audit(trouble: Trouble, tmp_path: Path) -> None:
     """Where the entry cannot be written, the page of each kind of change says that nothing was
     changed, and why. Where its counts cannot be, the page says that the change is done.

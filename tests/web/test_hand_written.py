@@ -1,12 +1,14 @@
 """Rows that people or other programs wrote into a ledger's tables: pages show them as they are."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.records import granted
+from tests.turns import in_turn
 from tests.web.conftest import PAGES, Reader, Trouble, as_user, text
 
 from oncely import Busy, Key, Ledger, Message, ops
@@ -44,15 +46,25 @@ def _look_back(ledger: Ledger) -> None:
     ops.reset(ledger, ops.find(ledger, "order-2"), by="anna", why="the bank is back")
 
 
-@pytest.mark.parametrize("raw", ["by hand", "[1]", "{", "[" * 100_000, b"\xff\xfe", ""])
-@pytest.mark.parametrize(
-    ("table", "column"),
-    [
-        *(("processed_messages", column) for column in ("result", "metadata", "fingerprint")),
-        ("message_steps", "result"),
-        *(("waiting_messages", column) for column in ("headers", "body", "sent_at")),
-    ],
-)
+_JSON = {
+    "processed_messages": ["result", "metadata", "fingerprint"],
+    "message_steps": ["result"],
+    "waiting_messages": ["headers", "body", "sent_at"],
+}
+_NO_JSON = ["by hand", "[1]", "{", "[" * 100_000, b"\xff\xfe", ""]
+
+
+def raw_in_turn(columns: Mapping[str, Sequence[str]], raws: Sequence[Any]) -> list[Any]:
+    """Each column of these tables, with one of the values in turn, or with each."""
+    return [
+        (table, column, raw)
+        for table in columns
+        for column in columns[table]
+        for raw in in_turn(f"{table}.{column}", raws)
+    ]
+
+
+@pytest.mark.parametrize(("table", "column", "raw"), raw_in_turn(_JSON, _NO_JSON))
 def test_every_page_is_shown(
     written: tuple[Path, Reader], table: str, column: str, raw: str | bytes
 ) -> None:
@@ -101,12 +113,10 @@ _NUMBERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "raw", ["by hand", b"\xff\xfe", "2026-11-26 01:00:00", float("inf"), -1e300]
-)
-@pytest.mark.parametrize(
-    ("table", "column"), [(table, column) for table in _NUMBERS for column in _NUMBERS[table]]
-)
+_NO_NUMBERS = ["by hand", b"\xff\xfe", "2026-11-26 01:00:00", float("inf"), -1e300]
+
+
+@pytest.mark.parametrize(("table", "column", "raw"), raw_in_turn(_NUMBERS, _NO_NUMBERS))
 def test_every_page_is_shown_whatever_its_numbers_are(
     written: tuple[Path, Reader], table: str, column: str, raw: str | bytes | float
 ) -> None:

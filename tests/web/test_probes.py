@@ -97,9 +97,6 @@ def test_what_is_known_is_asked_once(
 def test_whose_claims_they_were(trouble: Trouble) -> None:
     """Workers of these consumers that are silent and held claims are named, and no others."""
     trouble.doubt("order-1")
-    if not ops.keeps_activity(trouble.ledger):
-        assert "Which worker" not in reader(trouble).get("/in-doubt")
-        return
     for pid, consumer, claims in ((11, "billing", 2), (12, "billing", 0), (13, "other", 1)):
         worker = Worker(f"w{pid}", "consumer", consumer, "host-1", pid, "1.0", 0.0, 0.0, claims)
         trouble.ledger.operations.keep_worker(worker, [])
@@ -133,18 +130,16 @@ def test_a_probe_decides(trouble: Trouble) -> None:
     assert record(trouble, "order-1").state is State.COMPLETED
     assert record(trouble, "order-2").state is State.FAILED
     assert record(trouble, "order-3").state is State.PROCESSING
-    if ops.keeps_activity(trouble.ledger):
-        assert [
-            (each.by, each.action, each.message_id, each.changed, each.why)
-            for each in reversed(ops.audit(trouble.ledger))
-        ] == [
-            ("anna", "happened", "order-1", 1, "probe: happened; the log is back"),
-            ("anna", "reset", "order-2", 1, "probe: not happened; the log is back"),
-            ("anna", "probed", "order-3", 0, "probe: unknown; the log is back"),
-        ]
+    assert [
+        (each.by, each.action, each.message_id, each.changed, each.why)
+        for each in reversed(ops.audit(trouble.ledger))
+    ] == [
+        ("anna", "happened", "order-1", 1, "probe: happened; the log is back"),
+        ("anna", "reset", "order-2", 1, "probe: not happened; the log is back"),
+        ("anna", "probed", "order-3", 0, "probe: unknown; the log is back"),
+    ]
 
 
-@pytest.mark.parametrize("trouble", ["sqlite"], indirect=True)
 def test_what_the_audit_does_not_take_is_left(
     trouble: Trouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,11 +87,18 @@ def test_an_answer_of_long_ago_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> 
     later = time.monotonic() + 3_600
     monkeypatch.setattr(time, "monotonic", lambda: later)
     found: list[int] = []
-    visitors = [threading.Thread(target=lambda: found.append(remembered())) for _ in range(2)]
+    visits = threading.Semaphore(0)
+
+    def visit() -> None:
+        visits.release()
+        found.append(remembered())
+
+    visitors = [threading.Thread(target=visit) for _ in range(2)]
     visitors[0].start()
     assert asking.wait(60)
     visitors[1].start()
-    visitors[1].join(0.2)
+    for _ in visitors:
+        visits.acquire()
     assert found == []
     answered.set()
     for each in visitors:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.conditions import wait_until_async
 from tests.http.drivers import Reply, Site, asgi_client, django_client, django_settings
 
 from oncely.core.errors import ConfigError
@@ -306,9 +307,7 @@ def test_a_client_that_goes_away_does_not_stop_a_view(ledger: Ledger) -> None:
         scope = asgi_scope("POST", "/orders", "", [("Idempotency-Key", '"k"')])
         await handler(scope, receive, send)
         at["gone"].set()
-        async with asyncio.timeout(20):
-            while states(ledger) != [State.COMPLETED]:  # noqa: ASYNC110 - nobody sets an event.
-                await asyncio.sleep(0.001)
+        await wait_until_async(lambda: states(ledger) == [State.COMPLETED])
 
     with django_settings(view, ONCELY=oncely):
         handler: Any = ASGIHandler()
