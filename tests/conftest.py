@@ -35,6 +35,7 @@ from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
     redis_url,
     sqlite_ledger_url,
 )
+from tests.turns import fix_turn, report_line
 
 from oncely._util import clock as process_clock
 from oncely.core.record import Claim, Key
@@ -49,6 +50,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OpenSqlite = Callable[..., SqlStore]
+
+
+def pytest_configure() -> None:
+    """Before other processes are started, which are to collect the same tests."""
+    fix_turn()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Below the header, which `-q` leaves out."""
+    if terminal := session.config.pluginmanager.get_plugin("terminalreporter"):
+        terminal.write_line(report_line())
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum, auto
@@ -12,14 +11,16 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from tests.conditions import wait_until
 from tests.records import granted
 
 from oncely.core.commands import Busy
 from oncely.core.record import Key
 from oncely.ledger import Ledger
+from oncely.testing import ManualClock
 
 CONSUMER = "billing"
-_DEADLINE_S = 30
+_DEADLINE_S = 120
 
 
 class End(Enum):
@@ -37,6 +38,8 @@ class Scene(NamedTuple):
     """Where a handler is at work."""
 
     kind: str
+    clock: ManualClock
+    """The ledger's."""
     ledger: Ledger
     engine: Engine
     """The one that its transaction is of."""
@@ -129,11 +132,11 @@ def _await_lock(scene: Scene) -> None:
         " AND datname = current_database()",
         "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
     }[scene.kind]
-    deadline = time.monotonic() + _DEADLINE_S
     with scene.other.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        while not connection.exec_driver_sql(waiting).scalar_one():
-            assert time.monotonic() < deadline
-            time.sleep(0.15)  # MariaDB looks again only after a tenth of a second.
+        wait_until(
+            lambda: connection.exec_driver_sql(waiting).scalar_one(),
+            pause_s=0.15,  # MariaDB looks again only after a tenth of a second.
+        )
 
 
 def _lock_timeout(scene: Scene, connection: Connection) -> None:

@@ -1,6 +1,5 @@
 """Whatever a handler does to its transaction, effect and record agree."""
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -10,20 +9,25 @@ import pytest
 from sqlalchemy import text
 from tests.integration.hostile import CONSUMER, HANDLERS, End, Scene
 from tests.integration.joiners import engine_on
+from tests.turns import in_turn
 
+from oncely._util import clock as process_clock
 from oncely.consumer import Consumer
 from oncely.core.errors import InDoubtError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
-from oncely.ledger import open_ledger
+from oncely.ledger import Ledger
 from oncely.once import once
 from oncely.stores.memory_store import MemoryStore
+from oncely.stores.open_store import sqlite_file
+from oncely.stores.sql import SqlStore
+from oncely.stores.sql.engines import server_engine, sqlite_engine
+from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
+from oncely.transports.transport import Limits
 
-_LEASE = "800ms"
-_PACE = 3
-"""How much faster than ours the clock of the queue goes: what is busy comes back after a second."""
+_LEASE_S = 60.0
 _SETUP = (
     "CREATE TABLE effects (message VARCHAR(255), run INTEGER, part VARCHAR(10))",
     "CREATE TABLE accounts (id INTEGER PRIMARY KEY, total INTEGER)",
@@ -32,7 +36,12 @@ _SETUP = (
     "CREATE TABLE heavy (n INTEGER)",
     f"INSERT INTO heavy VALUES {', '.join(['(0)'] * 200)}",
 )
-_CASES = [(kind, name) for name, hostile in HANDLERS.items() for kind in hostile.ends]
+_WAYS = ("a call, repeated in doubt", "a call, held in doubt", "a consumer")
+_CASES = [
+    case
+    for name, hostile in HANDLERS.items()
+    for case in in_turn(name, [(kind, name, way) for way in _WAYS for kind in hostile.ends])
+]
 
 
 class Play:
@@ -115,37 +124,23 @@ class Play:
         assert self.effects(message_id) == {0: {"before"}}
         assert self.record(message_id).state is State.COMPLETED
 
-    def await_lease(self) -> None:
-        """Wait until the claim has run out."""
-        lease_until = self.record().lease_until
-        assert lease_until is not None
-        while self.scene.ledger.now() < lease_until:
-            time.sleep(0.05)
-
-
-@pytest.fixture(params=_CASES, ids=lambda case: f"{case[0]}, {case[1]}")
-def case(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """A kind of database, and what is hostile."""
-    kind, name = request.param
-    return kind, name
-
 
 @pytest.fixture
-def scene(case: tuple[str, str], request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """A database of that kind, and a program with a single connection."""
-    kind, name = case
+def scene(kind: str, name: str, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A database of that kind for what is hostile, and a program with a single connection."""
     url = str(request.getfixturevalue(f"{kind}_ledger_url"))
     engine, other = engine_on(url, pool_size=1, max_overflow=0), engine_on(url)
-    with closing(open_ledger(url)) as ledger:
+    clock = ManualClock()
+    store = SqlStore(
+        sqlite_engine(sqlite_file(url)) if kind == "sqlite" else server_engine(url), clock=clock
+    )
+    with closing(Ledger(store)) as ledger:
         with other.begin() as connection:
             for statement in _SETUP:
                 connection.execute(text(statement))
             if name == "SET ROLE":
                 connection.execute(text("CREATE ROLE nobody_else SUPERUSER"))
-        # No lease is to run out while the first connection is made.
-        ledger.counts()
-        engine.connect().close()
-        yield Scene(kind, ledger, engine, other, "abc-123")
+        yield Scene(kind, clock, ledger, engine, other, "abc-123")
     if name == "SET ROLE":
         with other.begin() as connection:
             connection.execute(text("DROP ROLE nobody_else"))
@@ -153,17 +148,27 @@ def scene(case: tuple[str, str], request: pytest.FixtureRequest) -> Iterator[Sce
     engine.dispose()
 
 
-@pytest.mark.parametrize("on_in_doubt", ["retry", "hold"])
-def test_once(case: tuple[str, str], scene: Scene, on_in_doubt: Any) -> None:
-    """`once(transaction=)`."""
-    policy = Policy(lease=_LEASE, on_in_doubt=on_in_doubt)
-    play = Play(scene, case[1], policy)
+@pytest.mark.parametrize(("kind", "name", "way"), _CASES, ids=str)
+def test_hostile_handler(scene: Scene, name: str, way: str) -> None:
+    """Handled by `once(transaction=)` or by a transactional consumer."""
+    match way:
+        case "a consumer":
+            check_consumer(Play(scene, name, Policy(lease=_LEASE_S)))
+        case "a call, held in doubt":
+            check_once(Play(scene, name, Policy(lease=_LEASE_S, on_in_doubt="hold")))
+        case _:
+            check_once(Play(scene, name, Policy(lease=_LEASE_S, on_in_doubt="retry")))
+
+
+def check_once(play: Play) -> None:
+    """Called again and again."""
+    scene = play.scene
     guard = once(
         scene.ledger,
         consumer=CONSUMER,
         key=lambda message, *_: message.id,
         transaction=scene.engine,
-        policy=policy,
+        policy=play.policy,
     )
     charge: Callable[..., Any] = guard(play.handle)
     message = Message(scene.message_id)
@@ -175,22 +180,33 @@ def test_once(case: tuple[str, str], scene: Scene, on_in_doubt: Any) -> None:
     play.check_first()
     charge(Message("next"))
     play.check_next("next")
-    if play.end is End.DOUBT:
-        play.await_lease()
-    with suppress(InDoubtError):
-        charge(message)
-    with suppress(InDoubtError):
-        charge(message)
+    scene.clock.advance(_LEASE_S)
+    for _ in range(2):
+        with suppress(InDoubtError):
+            charge(message)
     play.check_last()
 
 
-def test_consumer(case: tuple[str, str], scene: Scene) -> None:
-    """A transactional consumer, of which the queue holds more."""
-    policy = Policy(lease=_LEASE)
-    play = Play(scene, case[1], policy)
-    queue = StoreTransport(MemoryStore(lambda: _PACE * time.monotonic()))
+class Following(process_clock.Clock):
+    """The clock of a process in which as much time passes as for its ledger."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._clock.now
+
+
+def check_consumer(play: Play) -> None:
+    """The queue holds more. A lease passes whenever messages have ended."""
+    scene = play.scene
+    queue = StoreTransport(MemoryStore(), Limits(visibility_s=3600.0))
     queue.publish("in", [Message(scene.message_id), Message("next"), Message(scene.message_id)])
-    consumer = Consumer(queue, "in").idempotent(scene.ledger, CONSUMER, policy=policy)
-    consumer.transactional(scene.engine).backoff(0.01).consume(play.handle, drain=True)
+    consumer = Consumer(queue, "in").idempotent(scene.ledger, CONSUMER, policy=play.policy)
+    consumer.transactional(scene.engine).backoff(0.01)
+    with process_clock.replaced_by(Following(scene.clock)):
+        consumer.consume(
+            play.handle, drain=True, on_progress=lambda _: scene.clock.advance(_LEASE_S)
+        )
     play.check_last()
     play.check_next("next")

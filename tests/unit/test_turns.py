@@ -1,0 +1,50 @@
+"""What a run of the tests covers is chosen by the day, evenly."""
+
+import subprocess
+import sys
+
+import pytest
+from tests.turns import in_turn, is_whole_run
+
+TURN = "ONCELY_TEST_TURN"
+STORES = ("memory", "sqlite", "postgresql", "mysql", "redis")
+
+
+@pytest.fixture(autouse=True)
+def one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the run itself covers."""
+    monkeypatch.delenv("ONCELY_TEST_ALL", raising=False)
+
+
+@pytest.mark.parametrize(("count", "days"), [(1, 5), (2, 3)])
+def test_every_choice_has_its_turn(count: int, days: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In as many days as it takes, whatever the day they begin with; none twice in one."""
+    covered: list[str] = []
+    for day in range(20_784, 20_784 + days):
+        monkeypatch.setenv(TURN, str(day))
+        chosen = in_turn("a kill point", STORES, count)
+        assert len(set(chosen)) == count
+        covered += chosen
+    assert set(covered) == set(STORES)
+
+
+def test_names_have_turns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One day does not try everything on one store."""
+    monkeypatch.setenv(TURN, "20784")
+    assert len({store for point in range(20) for store in in_turn(f"{point}", STORES)}) > 1
+
+
+def test_all_choices_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The long campaign leaves nothing to the day."""
+    monkeypatch.setenv("ONCELY_TEST_ALL", "1")
+    assert is_whole_run()
+    assert in_turn("a kill point", STORES) == STORES
+
+
+def test_a_run_says_how_to_repeat_it(pytestconfig: pytest.Config) -> None:
+    """Where the header is left out, and other processes run the tests."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "--collect-only", __file__]
+    told = subprocess.run(
+        command, cwd=pytestconfig.rootpath, capture_output=True, text=True, check=True
+    ).stdout
+    assert f"{TURN}=" in told
