@@ -15,8 +15,8 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import httpx
 import pytest
+from tests.conditions import wait_until
 from tests.http.test_webhooks import by_asgi, by_function, by_github, by_slack, queued
-from tests.integration.others import wait_until
 
 from oncely import http
 from oncely.core.errors import ConfigError
@@ -187,7 +187,7 @@ def test_what_is_stored_after_its_answer(ledger: Ledger, file: Path) -> None:
     with locked(file):
         answer = delivered(hook, "d-1")
         assert (answer.status, answer.value_of("Retry-After")) == (503, "5")
-    wait_until(lambda: queued(ledger) != [], every_s=0.01)
+    wait_until(lambda: queued(ledger) != [], pause_s=0.01)
     assert delivered(github_hook(ledger), "d-1").status == 200
     assert [message.id for message in queued(ledger)] == ["d-1"]
 
@@ -205,7 +205,7 @@ def test_what_nobody_waits_for_is_dropped(
     with ThreadPoolExecutor(30) as threads:
         with locked(file):
             assert {*threads.map(deliver, range(30))} == {503}
-        wait_until(lambda: deliver(99) != 503, every_s=0.01)
+        wait_until(lambda: deliver(99) != 503, pause_s=0.01)
         known = {message.id for message in queued(ledger)}
         assert len(known) <= 10
         patient = github_hook(ledger, timeout="30s")

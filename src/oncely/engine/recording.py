@@ -14,6 +14,7 @@ from functools import cache
 from itertools import cycle, groupby, islice, repeat
 from uuid import uuid4
 
+from oncely._util import clock
 from oncely._util.forking import afresh_in_children
 from oncely._util.version import __version__
 from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, Worker, place_of
@@ -325,7 +326,7 @@ class Recorder:
 
 def _beat(recorder: "weakref.ref[Recorder]", closed: threading.Event) -> None:
     left = cycle(reversed(range(_ROUNDS)))
-    while not closed.wait(_ADD_UP_S):
+    while not clock.wait(closed, _ADD_UP_S):
         alive = recorder()
         if alive is None:
             return
