@@ -7,7 +7,7 @@ import asyncio
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,12 +17,12 @@ LIMIT_S = 120.0
 
 
 def wait_until(
-    holds: Callable[[], T],
+    holds: Callable[[], T | None],
     complaint: str | Callable[[], object] = "the condition never held",
     *,
     limit_s: float = LIMIT_S,
     pause_s: float = 0.01,
-    programs: Sequence["subprocess.Popen[bytes]"] = (),
+    programs: Sequence["subprocess.Popen[Any]"] = (),
 ) -> T:
     """What `holds` returns as soon as it is true. Fails the test with the complaint after the
     limit, and as soon as one of the programs ends on which the condition depends.
@@ -38,7 +38,7 @@ def wait_until(
 
 
 async def wait_until_async(
-    holds: Callable[[], T],
+    holds: Callable[[], T | None],
     complaint: str | Callable[[], object] = "the condition never held",
     *,
     limit_s: float = LIMIT_S,
@@ -50,6 +50,19 @@ async def wait_until_async(
             return result
         await asyncio.sleep(pause_s)
     raise AssertionError
+
+
+def ended_by(process: "subprocess.Popen[Any]", number: int) -> int:
+    """The exit status of a process that is sent a signal until it has ended: one that comes while
+    the one before is under way is lost.
+    """
+
+    def has_ended() -> bool:
+        process.send_signal(number)
+        return process.poll() is not None
+
+    wait_until(has_ended, pause_s=0.1)
+    return int(process.returncode)
 
 
 def _pauses(limit_s: float, complaint: str | Callable[[], object]) -> Iterator[None]:

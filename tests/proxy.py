@@ -4,7 +4,6 @@ import select
 import socket
 from contextlib import suppress
 from threading import Thread
-from time import monotonic
 from typing import Self
 
 _HOST = "127.0.0.1"
@@ -17,20 +16,19 @@ class Proxy:
         self._server_port = port
         self._word = b""
         self._delivers = False
-        self._away_s = 0.0
-        self._back_at = 0.0
+        self._refuses = self._refuses_then = 0
         self._listener = socket.create_server((_HOST, 0))
         self.port: int = self._listener.getsockname()[1]
         self.cuts = 0
         """How many connections were cut."""
 
-    def cut(self, word: bytes, *, delivers: bool, away_s: float = 0.0) -> None:
+    def cut(self, word: bytes, *, delivers: bool, refuses: int = 0) -> None:
         """Cut the connection of the next request that holds `word`.
 
-        Where it `delivers`, the server gets the request, and its reply is dropped. For `away_s`
-        after that every new connection is cut as well.
+        Where it `delivers`, the server gets the request, and its reply is dropped. The server is
+        away then: so many new connections after that are cut as well.
         """
-        self._word, self._delivers, self._away_s = word, delivers, away_s
+        self._word, self._delivers, self._refuses_then = word, delivers, refuses
 
     def __enter__(self) -> Self:
         Thread(target=self._accept, daemon=True).start()
@@ -45,7 +43,8 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                if monotonic() < self._back_at:
+                if self._refuses:
+                    self._refuses -= 1
                     client.close()
                     continue
                 Thread(target=self._serve, args=(client,), daemon=True).start()
@@ -65,7 +64,7 @@ class Proxy:
                 if source is client and self._word and self._word in data:
                     self._word = b""
                     self.cuts += 1
-                    self._back_at = monotonic() + self._away_s
+                    self._refuses = self._refuses_then
                     if not self._delivers:
                         return
                     is_last = True

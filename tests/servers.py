@@ -20,10 +20,10 @@ from sqlalchemy import make_url
 
 HOST = "127.0.0.1"
 
-_START_S = 60.0
-_STOP_S = 60.0
+_START_S = 300.0
+_STOP_S = 180.0
 _ASK_AGAIN_S = 0.02
-_ASK_TIMEOUT_S = 5
+_ASK_TIMEOUT_S = 60
 _PORT_TRIES = 5
 # Below the ports that the kernel gives to outgoing connections: one of those would take the port
 # of a server that is down for a moment, or a client that tries again would connect to itself.

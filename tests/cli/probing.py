@@ -15,7 +15,7 @@ class Got(NamedTuple):
 def got(url: str) -> Got:
     """What it answers, whatever its status."""
     try:
-        with urlopen(url, timeout=30) as answer:
+        with urlopen(url, timeout=60) as answer:
             return Got(answer.status, answer.read().decode())
     except HTTPError as refused:
         with refused:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.integration.others import wait_until
+from tests.conditions import wait_until
 from tests.records import granted
 
 from oncely import Key, Message, State, open_ledger, open_transport
@@ -65,7 +65,6 @@ def handle(message):
             parent = os.getppid()
             while os.getppid() == parent:
                 time.sleep(0.01)
-            time.sleep(1)
         case "kill" if not (FOLDER / "killed").exists():
             (FOLDER / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -244,22 +243,6 @@ def test_stopped(shop: Shop, start: Start, workers: str, number: signal.Signals)
     assert json.loads(out)["handled"] == sum(shop.log("done").values())
     assert shop.log("done")["a"] == 1
     assert shop.completed() == sum(shop.log("done").values())
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_second_signal(shop: Shop, start: Start, workers: str) -> None:
-    """It ends all at once, however long what runs may take."""
-    shop.publish("a", type_="wait")
-    process = start("--workers", workers)
-    wait_until(lambda: bool(shop.log("begun")))
-    process.terminate()
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.5)
-    process.terminate()
-    assert process.wait(20) == 128 + signal.SIGTERM
-    [pid] = shop.pids
-    wait_until(lambda: not Path(f"/proc/{pid}").exists())
-    assert shop.completed() == 0
 
 
 # ---- Several -----------------------------------------------------------------------------------

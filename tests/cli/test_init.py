@@ -13,7 +13,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from tests.integration.others import wait_until
+from tests.conditions import wait_until
 from tests.servers import free_port
 
 from oncely.cli.starters import STARTERS, STORES
@@ -75,7 +75,7 @@ class Written:
                 self.script(lines), env=surroundings(), stdout=out, stderr=subprocess.STDOUT
             )
         try:
-            wait_until(lambda: self.answers() or server.poll() is not None, every_s=0.05)
+            wait_until(lambda: self.answers() or server.poll() is not None, pause_s=0.05)
             assert server.poll() is None, log.read_text()
             yield log
         finally:

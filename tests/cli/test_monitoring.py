@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.probing import Got, got
-from tests.integration.others import wait_until
+from tests.conditions import wait_until
 from tests.logs import events_in, of_event
 
 from oncely import Consumer, Message

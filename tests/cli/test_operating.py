@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.cli.probing import Got, got
-from tests.integration.others import wait_until
+from tests.conditions import ended_by, wait_until
 from tests.records import granted
 
 from oncely import Key, Message, open_ledger, open_transport
@@ -352,18 +352,13 @@ def test_a_clean_stop(works: Works, workers: str) -> None:
     assert works.of("consumer_stopped")[0]["failed"] == 1
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("workers", "number"), [("1", signal.SIGTERM), ("2", signal.SIGINT)])
 def test_a_second_signal(works: Works, workers: str, number: signal.Signals) -> None:
     """It ends at once, in the midst of what runs, and its workers with it."""
     works.publish("long", type_="slow")
     process = works.consume("--workers", workers)
     wait_until(lambda: works.begun("long"))
-    process.send_signal(signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.5)
-    process.send_signal(number)
-    assert process.wait(10) == 128 + number
+    assert ended_by(process, number) == 128 + number
     pids = [each["pid"] for each in works.of("worker_started")]
     wait_until(lambda: not any(is_alive(pid) for pid in pids))
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import redis
+from tests.conditions import wait_until
 from tests.docs.celery_shop import BROKER, FOLDER, KEYS, LEDGER, RELEASE, application
-from tests.integration.adapting import Effects, process, wait_until
+from tests.integration.adapting import Effects, process
 from tests.records import granted
 
 import oncely

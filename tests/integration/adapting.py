@@ -1,12 +1,11 @@
-"""What tests of the adapters share: effects that are counted, a deadline, workers in processes."""
+"""What tests of the adapters share: effects that are counted, workers in processes."""
 
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from sqlalchemy import Engine, text
+from tests.conditions import LIMIT_S
 from tests.integration.joiners import engine_on
 
 from oncely.core.errors import StoreUnavailable
@@ -21,7 +21,6 @@ from oncely.core.record import Key, Record
 from oncely.ledger import Ledger, open_ledger
 
 ROOT = Path(__file__).parents[2]
-_DEADLINE_S = 60.0
 
 
 class Effects:
@@ -46,18 +45,8 @@ class Effects:
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
+        with closing(sqlite3.connect(self._path, timeout=LIMIT_S)) as connection, connection:
             yield connection
-
-
-def wait_until(
-    is_so: Callable[[], object], meanwhile: Callable[[], object] = lambda: time.sleep(0.02)
-) -> None:
-    """Return as soon as it is so. Raises AssertionError where it never is."""
-    deadline = time.monotonic() + _DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline, "it never came to be so"
-        meanwhile()
 
 
 def found(ledger: Ledger, consumer: str, message_id: str) -> Record:
@@ -165,4 +154,4 @@ def kill(started: subprocess.Popen[bytes]) -> None:
     """Kill a process and all that it has started, which say nothing to anybody any more."""
     with suppress(ProcessLookupError):
         os.killpg(started.pid, signal.SIGKILL)
-    started.wait(_DEADLINE_S)
+    started.wait(LIMIT_S)

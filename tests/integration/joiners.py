@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, make_url, text
+from tests.conditions import LIMIT_S
 
 from oncely.core.commands import Granted
 from oncely.core.errors import ContentionError
@@ -18,7 +19,6 @@ from oncely.ledger import Ledger, open_ledger
 ROOT = Path(__file__).parents[2]
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
 
-_DEADLINE_S = 240
 _TRIES = 100
 
 
@@ -69,7 +69,7 @@ def run_processes(url: str, processes: int, threads: int, messages: int) -> int:
         for _ in range(processes)
     ]
     try:
-        said = [process.communicate(timeout=_DEADLINE_S) for process in started]
+        said = [process.communicate(timeout=LIMIT_S) for process in started]
     finally:
         for process in started:
             process.kill()

@@ -10,7 +10,10 @@ from tests.proxy import Proxy
 from oncely.core.record import Key, Record
 from oncely.ledger import Ledger, open_ledger
 
-AWAY_S = 2.5
+REFUSES = 20
+"""How many connections a server refuses while it is away: more than a call tries, and those threads
+try that look after the ledger.
+"""
 MESSAGE_ID = "the-message"
 KEY = Key("billing", MESSAGE_ID)
 

@@ -1,24 +1,12 @@
 """Another program on the same database: it locks rows, and ends sessions."""
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pymysql
+from tests.conditions import wait_until
 from tests.integration.drivers import Psycopg, PyMysql, rows_of
 
 from oncely.core.record import Key
-
-_DEADLINE_S = 60.0
-
-
-def wait_until(condition: Callable[[], bool], every_s: float = 0.005) -> None:
-    """Return once it holds. Raises AssertionError where it does not come to that."""
-    deadline = time.monotonic() + _DEADLINE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError("it does not come to that")
-        time.sleep(every_s)
 
 
 class Other:
@@ -45,7 +33,7 @@ class Other:
     def await_waiters(self, count: int = 1) -> None:
         """Return once so many wait for what this program has locked."""
         # MariaDB looks anew only where it was not asked for a tenth of a second.
-        wait_until(lambda: self.run(self.waiting)[0][0] >= count, every_s=0.12)
+        wait_until(lambda: self.run(self.waiting)[0][0] >= count, pause_s=0.12)
 
     def end_one(self) -> int:
         """End one session of the others; how many were ended."""

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.conditions import LIMIT_S
 from tests.records import granted
 
 from oncely.core.message import Message
@@ -22,14 +23,13 @@ from oncely.transports.open_transport import open_transport
 ROOT = Path(__file__).parents[2]
 CONSUMER = "shop"
 DESTINATION = "out"
-_DEADLINE_S = 120
 
 
 class RelayProcess:
     """A process that relays. What it says on stderr is the test's."""
 
     def __init__(self, ledger: str, transport: str, environment: Mapping[str, str] = {}) -> None:
-        self._process = subprocess.Popen(
+        self.program = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.relaying", ledger, transport],
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -40,32 +40,32 @@ class RelayProcess:
 
     def await_ready(self) -> None:
         """Return when it is up and waits for the word."""
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "ready\n"
+        assert self.program.stdout is not None
+        assert self.program.stdout.readline() == "ready\n"
 
     def begin(self, **settings: Any) -> None:
         """Let it relay from now on."""
-        assert self._process.stdin is not None
-        print(json.dumps(settings), file=self._process.stdin, flush=True)
+        assert self.program.stdin is not None
+        print(json.dumps(settings), file=self.program.stdin, flush=True)
 
     def is_alive(self) -> bool:
         """Whether it has not ended, by itself or otherwise."""
-        return self._process.poll() is None
+        return self.program.poll() is None
 
     def end(self) -> int:
         """Let it end; return how many messages it has sent."""
-        out, _ = self._process.communicate(timeout=_DEADLINE_S)
-        assert self._process.returncode == 0
+        out, _ = self.program.communicate(timeout=LIMIT_S)
+        assert self.program.returncode == 0
         return int(out)
 
     def await_crash(self) -> int:
         """Return the signal that has ended it."""
-        return -self._process.wait(_DEADLINE_S)
+        return -self.program.wait(LIMIT_S)
 
     def close(self) -> None:
         """Nothing is left of it."""
-        self._process.kill()
-        self._process.communicate()
+        self.program.kill()
+        self.program.communicate()
 
 
 @contextmanager

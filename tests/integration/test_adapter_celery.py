@@ -10,7 +10,8 @@ from celery import Celery
 from celery.result import AsyncResult
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
-from tests.integration.adapting import WRITE, Effects, bank_at, found, process, wait_until
+from tests.conditions import LIMIT_S, wait_until
+from tests.integration.adapting import WRITE, Effects, bank_at, found, process
 from tests.integration.celery_app import FOLDER, URL, application, client, ledger_in
 from tests.records import granted
 
@@ -19,8 +20,6 @@ from oncely.adapters.celery import once_task
 from oncely.core.errors import ConfigError, ExhaustedError
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
-
-_DEADLINE_S = 60
 
 
 class Shop(NamedTuple):
@@ -40,7 +39,7 @@ class Shop(NamedTuple):
 
     def answer(self, task: str, message_id: str, *args: Any) -> Any:
         """The result of a task that is sent; its error is raised."""
-        return self.send(task, message_id, *args).get(timeout=_DEADLINE_S)
+        return self.send(task, message_id, *args).get(timeout=LIMIT_S)
 
 
 @pytest.fixture
@@ -113,7 +112,7 @@ def _busy(shop: Shop) -> None:
     assert shop.effects.count("f") == 0
     shop.ledger.release(claim)
     # It fails three times, and Celery retries three times.
-    assert result.get(timeout=_DEADLINE_S) == 4
+    assert result.get(timeout=LIMIT_S) == 4
 
 
 def _replaced(shop: Shop) -> None:
@@ -125,10 +124,10 @@ def _replaced(shop: Shop) -> None:
 
 def _keys(shop: Shop) -> None:
     """A key is made of what the task's function is called with: the task itself, if it is bound."""
-    results = [shop.app.send_task("bound", ["h"]).get(timeout=_DEADLINE_S) for _ in range(2)]
+    results = [shop.app.send_task("bound", ["h"]).get(timeout=LIMIT_S) for _ in range(2)]
     assert results == ["bound 1", "bound 1"]
     assert found(shop.ledger, "bound", "bound h").state is State.COMPLETED
-    results = [shop.app.send_task("numbered", [17]).get(timeout=_DEADLINE_S) for _ in range(2)]
+    results = [shop.app.send_task("numbered", [17]).get(timeout=LIMIT_S) for _ in range(2)]
     assert results == [1, 1]
     assert found(shop.ledger, "numbered", "17").state is State.COMPLETED
 
@@ -144,7 +143,7 @@ def test_deaths(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
         hanging = shop.send("hang", "c")
         wait_until(lambda: shop.effects.count("c"))
     with worker(rabbitmq_url, tmp_path):
-        assert hanging.get(timeout=_DEADLINE_S) is None
+        assert hanging.get(timeout=LIMIT_S) is None
     assert [shop.effects.count(name) for name in "abc"] == [1, 1, 1]
     assert found(shop.ledger, "die", "b").state is State.COMPLETED
 
@@ -182,7 +181,7 @@ def test_transactions(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no such account"):
             shop.answer("write", "c", 9)
         named = shop.app.send_task("write", kwargs={"name": "d"}, task_id="d")
-        assert named.get(timeout=_DEADLINE_S) == "d 0"
+        assert named.get(timeout=LIMIT_S) == "d 0"
         assert shop.answer("hand_on", "e") == "e 0"
         assert bank.rows() == ["a 0", "b 1", "d 0", "e 0", "e handed on"]
     records = {name: found(shop.ledger, "write", name) for name in "abcde"}
@@ -201,7 +200,7 @@ def test_killed_at_the_commit(shop: Shop, rabbitmq_url: str, tmp_path: Path, poi
             wait_until(lambda: shop.effects.count("a"))
             wait_until(lambda: point == "before_commit" or bank.rows())
         with worker(rabbitmq_url, tmp_path):
-            assert result.get(timeout=_DEADLINE_S) == "a 0"
+            assert result.get(timeout=LIMIT_S) == "a 0"
         assert bank.rows() == ["a 0"]
     assert (shop.effects.count("a") == 1) is (point == "after_commit")
     assert found(shop.ledger, "write", "a").state is State.COMPLETED

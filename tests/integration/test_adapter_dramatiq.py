@@ -13,13 +13,13 @@ from dramatiq.results.backends import StubBackend
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
+from tests.conditions import wait_until
 from tests.integration.adapting import (
     WRITE,
     Bank,
     bank_at,
     fail_to_store,
     found,
-    wait_until,
     waiting,
 )
 from tests.meddling import MeddlingStore

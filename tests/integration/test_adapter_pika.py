@@ -11,6 +11,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
+from tests.conditions import wait_until
 from tests.integration.adapting import (
     WRITE,
     Effects,
@@ -21,7 +22,6 @@ from tests.integration.adapting import (
     found,
     process,
     publish,
-    wait_until,
     waiting,
 )
 from tests.integration.pika_worker import callback_in, ledger_in
@@ -68,8 +68,18 @@ class Handler:
 def consume(channel: BlockingChannel, callback: Any, until: Callable[[], object]) -> None:
     """Handle what comes, until it is so; and what is unacknowledged then goes back."""
     tag = channel.basic_consume("work", callback)
-    wait_until(until, lambda: channel.connection.process_data_events(0.05))
+    serve(channel, until)
     channel.basic_cancel(tag)
+
+
+def serve(channel: BlockingChannel, until: Callable[[], object]) -> None:
+    """Let deliveries reach their callbacks until it is so."""
+
+    def is_so() -> object:
+        channel.connection.process_data_events(0)
+        return until()
+
+    wait_until(is_so)
 
 
 def settled(channel: BlockingChannel, url: str, dead: int = 0) -> bool:
@@ -203,10 +213,10 @@ def test_store_away(
         return meddling.calls.count("insert") >= 2
 
     tag = channel.basic_consume("work", callback)
-    wait_until(asked_twice, lambda: channel.connection.process_data_events(0.05))
+    serve(channel, asked_twice)
     assert not handler.given
     meddling.meddle = lambda: None
-    wait_until(lambda: handler.given, lambda: channel.connection.process_data_events(0.05))
+    serve(channel, lambda: handler.given)
     channel.basic_cancel(tag)
     assert found(ledger, "billing", "a").attempts == 1
     assert settled(channel, rabbitmq_url)

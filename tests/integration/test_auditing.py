@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conditions import wait_until
 from tests.conformance.conftest import url_of
 from tests.logs import events_in
 from tests.records import granted
@@ -46,8 +47,7 @@ def in_doubt(ledger: Ledger, message_id: str) -> tuple[Claim, Record]:
     """A claim whose lease is over, and its record."""
     key = Key("billing", message_id)
     claim = granted(ledger.claim(key, lease=0.001))
-    while ops.word_for(the(ledger, key), ledger.now()) != ops.IN_DOUBT:
-        pass
+    wait_until(lambda: ops.word_for(the(ledger, key), ledger.now()) == ops.IN_DOUBT)
     return claim, the(ledger, key)
 
 

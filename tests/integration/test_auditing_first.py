@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conditions import wait_until
 from tests.conformance.conftest import url_of
-from tests.integration.lines import line_to
+from tests.integration.lines import REFUSES, line_to
 from tests.records import granted
 
 from oncely import ops
@@ -77,8 +78,7 @@ class Full:
     def _doubt(self, id_: str) -> Record:
         key = Key("billing", id_)
         granted(self.ledger.claim(key, lease=0.001))
-        while ops.word_for(the(self.ledger, key), self.ledger.now()) != ops.IN_DOUBT:
-            pass
+        wait_until(lambda: ops.word_for(the(self.ledger, key), self.ledger.now()) == ops.IN_DOUBT)
         return the(self.ledger, key)
 
 
@@ -266,6 +266,7 @@ def test_killed_before_the_counts(
 # ---- The ledger is away ------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("hurried")
 def test_away_before_the_entry(postgresql_ledger_url: str) -> None:
     """The connection is lost when the entry is to be written: the change is refused in one line,
     and the record is as it was.
@@ -275,7 +276,7 @@ def test_away_before_the_entry(postgresql_ledger_url: str) -> None:
         line.other.fail(granted(line.other.claim(key)), "no", final=True)
         before = line.stored(key)
         assert before is not None
-        line.proxy.cut(b"message_audit", delivers=False, away_s=3.0)
+        line.proxy.cut(b"message_audit", delivers=False, refuses=REFUSES)
         with pytest.raises(StoreUnavailable) as raised:
             ops.reset(line.ledger, [before], by="ann")
         assert str(raised.value).startswith("nothing was changed, as the audit cannot be written: ")

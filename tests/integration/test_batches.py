@@ -1,7 +1,8 @@
 """Batches that are larger than a server's limits, and work that is broken off in the middle."""
 
 import threading
-import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from tests.processes import key_of
 from tests.records import granted
 
 from oncely import open_ledger
+from oncely._util import sqlite_files
 from oncely.core.commands import Busy, Written
 from oncely.core.errors import ConfigError, MessageError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.database import Database
+from oncely.testing import ManualClock
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -111,32 +114,28 @@ def test_what_is_broken_off_is_undone(
     other.close()
 
 
-def test_lease_begins_when_the_lock_is_had(tmp_path: Path) -> None:
+def test_lease_begins_when_the_lock_is_had(
+    open_sqlite: Callable[..., SqlStore], clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On SQLite a claim that waited longer than its lease for the file's lock has all of it."""
-    url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    ledger, other = open_ledger(url), open_ledger(url)
-    ledger.migrate()
-    store = ledger._store
-    assert isinstance(store, SqlStore)
-    claimed = threading.Event()
+    waits = threading.Event()
+    is_locked = sqlite_files.is_locked
 
-    def claim() -> None:
-        granted(other.claim(key_of(0), "1s"))
-        claimed.set()
+    def noted(error: Exception) -> bool:
+        waits.set()
+        return is_locked(error)
 
-    with store._connected() as connection, store._database.migrating(connection):
-        waiter = threading.Thread(target=claim)
-        waiter.start()
-        # Longer than the lease: that time has to pass.
-        time.sleep(1.2)
-        assert not claimed.is_set()
-    waiter.join(30)
+    monkeypatch.setattr(sqlite_files, "is_locked", noted)
+    store, ledger = open_sqlite(clock), Ledger(open_sqlite(clock))
+    with ThreadPoolExecutor(1) as pool:
+        with store._connected() as connection, store._database.migrating(connection):
+            claim = pool.submit(ledger.claim, key_of(0), "60s")
+            assert waits.wait(60)
+            clock.advance(61)
+        granted(claim.result(60))
     record = ledger.find(key_of(0))
     assert record is not None
-    assert record.lease_until is not None
-    assert record.lease_until > ledger.now()
-    ledger.close()
-    other.close()
+    assert record.lease_until == clock.now + 60
 
 
 def test_connections_that_always_break(meddling: MeddlingStore) -> None:

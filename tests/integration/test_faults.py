@@ -8,8 +8,9 @@ from threading import Event
 
 import pytest
 from sqlalchemy.event import listen
+from tests.conditions import LIMIT_S, wait_until
 from tests.integration.drivers import Psycopg
-from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql, wait_until
+from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql
 from tests.records import granted
 
 from oncely.core.commands import Busy, Duplicate, Fenced, Granted, Written
@@ -19,7 +20,6 @@ from oncely.ledger import Ledger, open_ledger
 from oncely.stores.sql import SqlStore, batches
 from oncely.testing import at_once
 
-_DEADLINE_S = 30.0
 _MESSAGES = int(os.environ.get("ONCELY_TEST_ENDED_SESSIONS", "500"))
 _CONSUMER = "billing"
 _A, _B = Key(_CONSUMER, "a"), Key(_CONSUMER, "b")
@@ -141,7 +141,7 @@ def test_locked_row(ledger: Ledger, other: Other) -> None:
         other.await_waiters()
         assert not completed.done()
         other.run("COMMIT")
-        completed.result(_DEADLINE_S)
+        completed.result(LIMIT_S)
     assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
 
 
@@ -155,7 +155,7 @@ def test_deadlock(ledger: Ledger, other: Other) -> None:
         # The ledger has the first and waits for the second.
         other.lock(_A)
         other.run("COMMIT")
-        outcomes = completed.result(_DEADLINE_S)
+        outcomes = completed.result(LIMIT_S)
     assert [type(outcome) for outcome in outcomes] == [Written] * 2
     assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 2}
 
@@ -177,7 +177,7 @@ def test_deadlock_in_a_later_batch(
         other.await_waiters()
         other.run(insert, "message-15")
         other.run("ROLLBACK")
-        outcomes = claimed.result(_DEADLINE_S)
+        outcomes = claimed.result(LIMIT_S)
     assert [type(outcome) for outcome in outcomes] == [Granted] * 20
     assert ledger.counts() == {(_CONSUMER, State.PROCESSING): 20}
 
@@ -242,7 +242,7 @@ def test_serialization_failure(strict_url: str, psql: Psycopg) -> None:
             )
             outcome = pool.submit(ledger.claim, _A)
             OtherOnPostgresql(psql).await_waiters()
-        assert isinstance(outcome.result(_DEADLINE_S), Busy)
+        assert isinstance(outcome.result(LIMIT_S), Busy)
 
 
 def test_races_under_strict_isolation(strict_url: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text
+from tests.conditions import LIMIT_S
 from tests.integration.callers import Place
 from tests.integration.test_joining_races import wait_for_waiting
 from tests.records import granted
@@ -19,7 +20,6 @@ from oncely.core.record import Key
 from oncely.ledger import open_ledger
 
 KEY = Key("billing", "abc-123")
-_DEADLINE_S = 30
 _RACERS = 6
 _ROUNDS = 10
 _LEVELS: dict[str, list[Any]] = {
@@ -112,7 +112,7 @@ def test_claim_that_waits_for_a_purge(
         if place.kind != "sqlite":
             wait_for_waiting(place, 1)
         purge.commit()
-        assert isinstance(claim.result(_DEADLINE_S), TooOld)
+        assert isinstance(claim.result(LIMIT_S), TooOld)
     assert place.ledger.find(KEY) is None
 
 
@@ -130,7 +130,7 @@ def test_claim_inside_that_waits_for_a_purge(
             if place.kind != "sqlite":
                 wait_for_waiting(place, 1)
             purge.commit()
-            assert isinstance(claim.result(_DEADLINE_S), TooOld)
+            assert isinstance(claim.result(LIMIT_S), TooOld)
         _start_over(place, turn)
 
 
@@ -166,7 +166,7 @@ def test_purge_waits_for_no_transaction(
             with place.ledger.transaction(connection) as inbox:
                 granted(inbox.claim(Key("billing", "long"), sent_at=place.ledger.now()))
             purged = pool.submit(place.ledger.purge, "0s")
-            assert purged.result(_DEADLINE_S) == 1
+            assert purged.result(LIMIT_S) == 1
             connection.rollback()
         assert isinstance(place.ledger.claim(KEY, sent_at=sent_at), TooOld)
         place.ledger.complete(granted(place.ledger.claim(KEY)))
@@ -183,12 +183,12 @@ def test_purges_and_claims(place: Place, pool: ThreadPoolExecutor) -> None:
     start = Barrier(_RACERS)
 
     def purge(number: int) -> list[ClaimOutcome]:
-        start.wait(_DEADLINE_S)
+        start.wait(LIMIT_S)
         ledgers[number].purge("0s")
         return []
 
     def claim(number: int, key: Key, sent_at: float) -> list[ClaimOutcome]:
-        start.wait(_DEADLINE_S)
+        start.wait(LIMIT_S)
         outcomes: list[ClaimOutcome] = []
         for turn in count():
             outcomes.append(_claim(place, ledgers[number], key, sent_at, is_inside=turn % 2 == 1))
@@ -202,7 +202,7 @@ def test_purges_and_claims(place: Place, pool: ThreadPoolExecutor) -> None:
         place.ledger.complete(granted(place.ledger.claim(key, sent_at=sent_at)))
         racing = [pool.submit(purge, number) for number in range(2)]
         racing += [pool.submit(claim, number, key, sent_at) for number in range(2, _RACERS)]
-        outcomes = [each for racer in racing for each in racer.result(_DEADLINE_S)]
+        outcomes = [each for racer in racing for each in racer.result(LIMIT_S)]
         assert not [each for each in outcomes if not isinstance(each, Duplicate | TooOld)]
     for ledger in ledgers:
         ledger.close()

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import DBAPIError
 from tests.integration.callers import Place, opened
 from tests.integration.joiners import engine_on
 from tests.records import granted
 
 from oncely.core.commands import Duplicate
-from oncely.core.errors import ConfigError, MessageError
+from oncely.core.errors import ConfigError
 from oncely.core.record import Key, State
 from oncely.engine.transaction import Inbox
 
@@ -59,28 +58,6 @@ def test_ids_are_kept_letter_by_letter(place: Place, engine: Engine, message_id:
 
 def _is_duplicate(inbox: Inbox, message_id: str) -> None:
     assert isinstance(inbox.claim(Key("billing", message_id)), Duplicate)
-
-
-def test_metadata(place: Place, engine: Engine) -> None:
-    """Whatever else is written with the claim is kept as well."""
-
-    def work(inbox: Inbox, _: Connection) -> None:
-        metadata = {"why": "it's 100% \\ größe"}
-        inbox.complete(granted(inbox.claim(KEY, metadata=metadata, fingerprint="f" * 64)))
-
-    transact(place, engine, work)
-    record = place.find(KEY)
-    assert record.metadata == {"why": "it's 100% \\ größe"}
-    assert record.fingerprint == "f" * 64
-
-
-def test_open_claim_has_its_lease(place: Place, engine: Engine) -> None:
-    """A claim that is not completed is stored with its lease."""
-    transact(place, engine, lambda inbox, _: inbox.claim(KEY, lease="10m"))
-    record = place.find(KEY)
-    assert record.state is State.PROCESSING
-    assert record.lease_until is not None
-    assert record.lease_until - place.ledger.now() == pytest.approx(600, abs=60)
 
 
 def test_isolation_level(place: Place) -> None:
@@ -134,24 +111,6 @@ def test_error_of_the_first_statement(place: Place, engine: Engine) -> None:
         connection.execute(text("ALTER TABLE elsewhere RENAME TO processed_messages"))
     transact(place, engine, lambda inbox, _: complete(inbox, "abc-123"))
     assert place.find(KEY).state is State.COMPLETED
-
-
-def test_error_after_the_claim(place: Place, engine: Engine) -> None:
-    """An error of the program's own statement takes the claim back with it."""
-
-    def work(inbox: Inbox, connection: Connection) -> None:
-        inbox.claim(KEY)
-        connection.execute(text("SELECT nonsense"))
-
-    with pytest.raises(DBAPIError):
-        transact(place, engine, work)
-    assert place.ledger.find(KEY) is None
-
-
-def test_bad_id_is_refused(place: Place, engine: Engine) -> None:
-    """An id that no database stores is refused before anything is sent."""
-    with pytest.raises(MessageError, match="surrogate"):
-        transact(place, engine, lambda inbox, _: complete(inbox, "\ud800"))
 
 
 def test_no_plan_reads_the_whole_table(place: Place, engine: Engine) -> None:

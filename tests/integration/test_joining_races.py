@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
+from tests.conditions import LIMIT_S, wait_until
 from tests.integration.callers import Place, insertion, opened
 from tests.records import granted
 
@@ -20,7 +21,6 @@ from oncely.core.errors import ContentionError, EndedError, StoreError
 from oncely.core.record import Key, State
 
 KEY = Key("billing", "abc-123")
-_DEADLINE_S = 30
 _RACERS = 8
 _WAITING = {
     "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
@@ -31,15 +31,12 @@ _WAITING = {
 
 def wait_for_waiting(place: Place, count: int) -> None:
     """Return when so many transactions wait for a lock. SQLite does not tell."""
-    deadline = time.monotonic() + _DEADLINE_S
+    if place.kind not in _WAITING:
+        return
+    asked = _WAITING[place.kind]
     with place.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        while place.kind in _WAITING:
-            if connection.exec_driver_sql(_WAITING[place.kind]).scalar_one() >= count:
-                return
-            assert time.monotonic() < deadline, "nobody waits"
-            time.sleep(
-                0.2
-            )  # MariaDB looks again only after a tenth of a second without a question.
+        # MariaDB looks again only after a tenth of a second without a question.
+        wait_until(lambda: connection.exec_driver_sql(asked).scalar_one() >= count, pause_s=0.2)
 
 
 def pay(place: Place, row: str, before: str | None = None) -> ClaimOutcome:
@@ -86,7 +83,7 @@ def test_one_is_granted(place: Place, pool: ThreadPoolExecutor) -> None:
     start = Barrier(_RACERS)
 
     def race(number: int) -> ClaimOutcome:
-        start.wait(_DEADLINE_S)
+        start.wait(LIMIT_S)
         return pay(place, str(number))
 
     outcomes = list(pool.map(race, range(_RACERS)))
@@ -101,7 +98,7 @@ def test_loser_of_one_that_commits(place: Place, pool: ThreadPoolExecutor) -> No
         loser = pool.submit(pay, place, "loser", "before")
         wait_for_waiting(place, 1)
         connection.commit()
-        assert isinstance(loser.result(_DEADLINE_S), Duplicate)
+        assert isinstance(loser.result(LIMIT_S), Duplicate)
     assert place.rows() == ["before", "loser"]
 
 
@@ -111,7 +108,7 @@ def test_loser_of_one_that_rolls_back(place: Place, pool: ThreadPoolExecutor) ->
         loser = pool.submit(pay, place, "loser", "before")
         wait_for_waiting(place, 1)
         connection.rollback()
-        assert isinstance(loser.result(_DEADLINE_S), Granted)
+        assert isinstance(loser.result(LIMIT_S), Granted)
     assert place.find(KEY).state is State.COMPLETED
 
 
@@ -123,7 +120,7 @@ def test_losers_of_one_that_rolls_back(place: Place, pool: ThreadPoolExecutor) -
         losers = [pool.submit(pay, place, str(number)) for number in range(4)]
         wait_for_waiting(place, 4)
         connection.rollback()
-        outcomes = [loser.result(_DEADLINE_S) for loser in losers]
+        outcomes = [loser.result(LIMIT_S) for loser in losers]
     assert kinds(outcomes) == ["Duplicate"] * 3 + ["Granted"]
     assert place.rows() == ["0", "1", "2", "3"]
 
@@ -143,7 +140,7 @@ def test_losers_that_have_worked_before(place: Place, pool: ThreadPoolExecutor) 
 
 def _again_if_lost(place: Place, number: int, loser: "Future[ClaimOutcome]") -> ClaimOutcome:
     try:
-        return loser.result(_DEADLINE_S)
+        return loser.result(LIMIT_S)
     except ContentionError:
         return pay(place, str(number), f"before {number}")
 
@@ -204,7 +201,7 @@ def test_deadlock_of_the_caller(
                 statement = text("UPDATE effects SET message = message WHERE message = :message")
                 connection.execute(statement, {"message": message})
                 if message == order[0]:
-                    start.wait(_DEADLINE_S)
+                    start.wait(LIMIT_S)
 
     with opened(kind, request) as place:
         with place.engine.begin() as connection:
@@ -213,7 +210,7 @@ def test_deadlock_of_the_caller(
                 connection.execute(text(insertion(message)))
         start = Barrier(2)
         racers = [pool.submit(update, order, start) for order in (["a", "b"], ["b", "a"])]
-        errors = [racer.exception(_DEADLINE_S) for racer in racers]
+        errors = [racer.exception(LIMIT_S) for racer in racers]
         [error] = [error for error in errors if error is not None]
         assert isinstance(error, DBAPIError)
         assert place.ledger.is_contention(error)
@@ -260,11 +257,14 @@ def test_more_patience_than_the_caller_has(file: Place, pool: ThreadPoolExecutor
     engine = create_engine(file.url, connect_args={"timeout": 0.001})
     with file.engine.connect() as other, engine.connect() as connection:
         other.exec_driver_sql("BEGIN IMMEDIATE")
+        asked: list[str] = []
+        driver: Any = connection.connection.driver_connection
+        driver.set_trace_callback(asked.append)
         joined = pool.submit(_claim, file, connection)
-        time.sleep(0.1)  # Longer than the caller would wait.
+        wait_until(lambda: "BEGIN IMMEDIATE" in asked)
         assert not joined.done()
         other.rollback()
-        assert isinstance(joined.result(_DEADLINE_S), Granted)
+        assert isinstance(joined.result(LIMIT_S), Granted)
         assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one() == 1
     engine.dispose()
 

@@ -54,6 +54,6 @@ def test_line_lost_while_waiting(other: Other, request: pytest.FixtureRequest) -
             proxy.sever()
             other.await_waiters(2)
             other.run("ROLLBACK")
-            claim = granted(outcome.result(30))
+            claim = granted(outcome.result(60))
             assert claim.attempts == 1
             ledger.complete(claim)

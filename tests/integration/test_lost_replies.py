@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
-from tests.integration.lines import AWAY_S, KEY, MESSAGE_ID, Line
+from tests.integration.lines import KEY, MESSAGE_ID, REFUSES, Line
 from tests.records import granted
 
 from oncely.core.commands import Busy, Duplicate
@@ -16,6 +16,8 @@ from oncely.ledger import Ledger
 T = TypeVar("T")
 
 _WORD = MESSAGE_ID.encode()
+
+pytestmark = pytest.mark.usefixtures("hurried")
 
 # ---- Claims ------------------------------------------------------------------------------------
 
@@ -51,7 +53,7 @@ def test_claims_of_many(line: Line, delivers: bool) -> None:
 
 def test_first_claim_while_the_server_is_away(line: Line, delivers: bool) -> None:
     """Whoever repeats a claim under its token until the server is back is granted the first."""
-    line.proxy.cut(_WORD, delivers=delivers, away_s=AWAY_S)
+    line.proxy.cut(_WORD, delivers=delivers, refuses=REFUSES)
     token = new_token()
     claim = granted(_until_back(lambda: line.ledger.claim(KEY, "60s", token=token)))
     _check_is_stored(line, claim, attempts=1)
@@ -60,7 +62,7 @@ def test_first_claim_while_the_server_is_away(line: Line, delivers: bool) -> Non
 def test_later_claim_while_the_server_is_away(line: Line, delivers: bool) -> None:
     """The same for a claim after a failure, which can be given back."""
     line.other.fail(granted(line.other.claim(KEY)), "no credit")
-    line.proxy.cut(b"no credit", delivers=delivers, away_s=AWAY_S)
+    line.proxy.cut(b"no credit", delivers=delivers, refuses=REFUSES)
     token = new_token()
     claim = granted(_until_back(lambda: line.ledger.claim(KEY, "60s", token=token)))
     assert (claim.fence, claim.attempts) == (2, 2)
@@ -74,7 +76,7 @@ def test_later_claim_while_the_server_is_away(line: Line, delivers: bool) -> Non
 def test_claims_of_many_while_the_server_is_away(line: Line, delivers: bool) -> None:
     """The same for many at once: each is granted once, and one that stands twice is busy."""
     keys = [Key("billing", f"message-{n}") for n in range(200)]
-    line.proxy.cut(b"message-100", delivers=delivers, away_s=AWAY_S)
+    line.proxy.cut(b"message-100", delivers=delivers, refuses=REFUSES)
     token = new_token()
     outcomes = _until_back(
         lambda: [*line.ledger.claim_many([*keys, keys[3]], "60s", token=token)],
@@ -88,7 +90,7 @@ def test_claims_of_many_while_the_server_is_away(line: Line, delivers: bool) -> 
 def test_release_while_the_server_is_away(line: Line, delivers: bool) -> None:
     """Whoever repeats a release is told that it is done, and not that the claim was lost."""
     claim = granted(line.ledger.claim(KEY))
-    line.proxy.cut(_WORD, delivers=delivers, away_s=AWAY_S)
+    line.proxy.cut(_WORD, delivers=delivers, refuses=REFUSES)
     _until_back(lambda: line.ledger.release(claim))
     assert line.stored() is None
 

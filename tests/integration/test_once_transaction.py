@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine, make_url, text
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
+from tests.conditions import LIMIT_S
 from tests.integration.joiners import as_a_program, engine_on
 from tests.proxy import Proxy
 
@@ -30,9 +31,9 @@ _ASYNC = {
     "mysql": "mysql+asyncmy",
 }
 _RACERS = 16
-_DEADLINE_S = 30
 
 Charge = Callable[..., Any]
+behind_a_pooler_too = pytest.mark.parametrize("bank", [*_ASYNC, "pooled"], indirect=True)
 
 
 class Bank(NamedTuple):
@@ -54,7 +55,7 @@ class Bank(NamedTuple):
         return record
 
 
-@pytest.fixture(params=[*_ASYNC, "pooled"])
+@pytest.fixture(params=_ASYNC)
 def bank(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bank]:
     """A bank in each kind of database."""
     if request.param == "sqlite":
@@ -88,6 +89,7 @@ def insert(connection: Connection | Session, message: Message = MESSAGE) -> None
     connection.execute(text("INSERT INTO effects (message) VALUES (:message)"), row)
 
 
+@behind_a_pooler_too
 def test_one_commit_for_all(bank: Bank) -> None:
     """The row, the record, its result and what was sent are stored together, once."""
 
@@ -119,6 +121,7 @@ def test_sessions(bank: Bank) -> None:
     assert bank.record().state is State.COMPLETED
 
 
+@behind_a_pooler_too
 def test_failure_undoes_all_and_is_recorded(bank: Bank) -> None:
     """What a failed function wrote, finished and sent is gone; its error and attempt are kept."""
     failures = iter([True, False])
@@ -190,6 +193,7 @@ def test_function_that_ends_the_transaction(bank: Bank, end: str, rows: int) -> 
         charge(MESSAGE)
 
 
+@behind_a_pooler_too
 def test_deliveries_at_once(bank: Bank) -> None:
     """Of racing deliveries one does the work; none meets an error, however the locks fall."""
 
@@ -218,7 +222,7 @@ def test_deadlock_of_the_work_itself(bank: Bank) -> None:
         first = int(message.id)
         _add_to(connection, first)
         if len(runs) <= 2:
-            both_hold_one.wait(_DEADLINE_S)
+            both_hold_one.wait(LIMIT_S)
         _add_to(connection, 1 - first)
 
     at_once(2, lambda n: charge(Message(str(n))))
@@ -234,6 +238,7 @@ def _add_to(connection: Connection, account: int) -> None:
     connection.execute(text(statement), {"id": account})
 
 
+@behind_a_pooler_too
 def test_async(bank: Bank) -> None:
     """Coroutines work in transactions of an async engine."""
     at, settings = as_a_program(bank.url)

@@ -1,7 +1,6 @@
 """Servers that are away, that take nobody more, or that never answer."""
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 import psycopg
 import pymysql
 import pytest
+from tests.conditions import LIMIT_S, wait_until
 from tests.integration.drivers import connect_mysql, connect_postgresql, rows_of
 from tests.records import granted
 from tests.servers import MariaDb, Postgresql, Server
@@ -21,7 +21,6 @@ from oncely.ledger import open_ledger
 from oncely.stores import retrying
 from oncely.stores.sql import engines
 
-_DEADLINE_S = 30.0
 _CONSUMER = "billing"
 _A, _B = Key(_CONSUMER, "a"), Key(_CONSUMER, "b")
 
@@ -35,17 +34,15 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 
 def test_server_away(server: Server) -> None:
-    """While the server is away every call says so within seconds; afterwards all goes on."""
+    """While the server is away every call says so; afterwards all goes on."""
     with closing(open_ledger(server.url)) as ledger:
         ledger.migrate()
         claim = granted(ledger.claim(_A, "none"))
         server.stop()
         calls: list[Callable[[], object]] = [lambda: ledger.complete(claim), ledger.counts]
         for call in calls:
-            before = time.monotonic()
             with pytest.raises(StoreUnavailable, match=r"^[^\n]*[Cc]onnect[^\n]*$") as raised:
                 call()
-            assert time.monotonic() - before < 5
             assert "secret" not in str(raised.value)
         server.start()
         ledger.complete(claim)
@@ -65,9 +62,9 @@ def test_server_restarted(server: Server) -> None:
             server.start()
 
         restarted = pool.submit(restart)
-        assert stopped.wait(_DEADLINE_S)
-        _once_available(lambda: ledger.complete(claim))
-        restarted.result(_DEADLINE_S)
+        assert stopped.wait(LIMIT_S)
+        wait_until(lambda: _is_available(lambda: ledger.complete(claim)))
+        restarted.result(LIMIT_S)
         assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
 
 
@@ -113,12 +110,9 @@ def test_server_that_never_answers(kind: str, monkeypatch: pytest.MonkeyPatch) -
             ledger.claim(_A)
 
 
-def _once_available(call: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while True:
-        try:
-            call()
-        except StoreUnavailable:
-            assert time.monotonic() < deadline
-        else:
-            return
+def _is_available(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except StoreUnavailable:
+        return False
+    return True

@@ -1,14 +1,14 @@
-"""A server that is away for seconds while a message is handled: nothing runs twice, no try is lost.
+"""A server that is away for a while as a message is handled: nothing runs twice, no try is lost.
 
 The line to the ledger is cut at one request, whose reply is lost, and the server is away for a
-while after that; the lease is longer than that.
+while after that, in which no lease ends.
 """
 
 from contextlib import closing
 from typing import Any
 
 import pytest
-from tests.integration.lines import AWAY_S, MESSAGE_ID, Line
+from tests.integration.lines import MESSAGE_ID, REFUSES, Line
 
 from oncely.consumer import Consumer
 from oncely.core.message import Message
@@ -17,10 +17,12 @@ from oncely.core.record import Record, State
 from oncely.once import once
 from oncely.transports.open_transport import open_transport
 
+pytestmark = pytest.mark.usefixtures("hurried")
+
 
 def go_away(line: Line) -> None:
     """The reply to the next request about the message is lost, and then the server is away."""
-    line.proxy.cut(MESSAGE_ID.encode(), delivers=True, away_s=AWAY_S)
+    line.proxy.cut(MESSAGE_ID.encode(), delivers=True, refuses=REFUSES)
 
 
 def stored(line: Line) -> Record:

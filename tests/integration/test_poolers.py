@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
+from tests.conditions import wait_until
 from tests.integration.joiners import engine_on
-from tests.integration.others import wait_until
 from tests.records import granted
 from tests.servers import PgBouncer
 

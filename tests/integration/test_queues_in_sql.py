@@ -1,7 +1,6 @@
 """A queue in the ledger's own database: what is done with, is so by one commit; and who is told."""
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from tests.conditions import LIMIT_S, wait_until
 
 from oncely import Consumer, Ledger, Message, at_least_once, open_ledger, open_transport
 from oncely.core.control import Unrecoverable
@@ -19,7 +19,6 @@ from oncely.stores.sql import SqlStore
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery, Transport
 
-_DEADLINE_S = 30.0
 _QUEUE = "jobs"
 
 
@@ -133,7 +132,7 @@ def test_put_in_a_transaction(url: str, ledger: Ledger, engine: Engine) -> None:
                     inbox.put(_QUEUE, [Message(ending, json.dumps({"to": "anna"}).encode())])
                 getattr(connection, ending)()
             assert transport.is_drained(_QUEUE) == (ending == "rollback")
-        [delivery] = transport.receive(_QUEUE, 9, _DEADLINE_S)
+        [delivery] = transport.receive(_QUEUE, 9, LIMIT_S)
         assert (delivery.message.id, delivery.message.json()) == ("commit", {"to": "anna"})
 
 
@@ -142,7 +141,7 @@ def test_large_bodies(url: str) -> None:
     body = bytes(range(256)) * 20_000
     with closing(open_transport(f"{url}?max_bytes=9000000")) as transport:
         transport.publish(_QUEUE, [Message("1", body), Message("2", body)])
-        deliveries = transport.receive(_QUEUE, 2, _DEADLINE_S)
+        deliveries = transport.receive(_QUEUE, 2, LIMIT_S)
         assert [delivery.message.body == body for delivery in deliveries] == [True, True]
 
 
@@ -167,7 +166,15 @@ def _of_another_process(url: str) -> Transport:
 
 def test_told_by_the_server(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL tells a receiver what another process has put in: it need not look."""
+    waits_s: list[float] = []
+    wait = news.Bell.wait
+
+    def noted(bell: news.Bell, seen: int, timeout_s: float) -> int:
+        waits_s.append(timeout_s)
+        return wait(bell, seen, timeout_s)
+
     monkeypatch.setattr(news, "_LOOK_WHILE_HEARING_S", 3_600.0)
+    monkeypatch.setattr(news.Bell, "wait", noted)
     store = open_store(postgresql_url)
     assert isinstance(store, SqlStore)
     with (
@@ -175,12 +182,11 @@ def test_told_by_the_server(postgresql_url: str, monkeypatch: pytest.MonkeyPatch
         closing(_of_another_process(postgresql_url)) as other,
         ThreadPoolExecutor(1) as pool,
     ):
-        waiting = pool.submit(transport.receive, _QUEUE, 1, 2 * _DEADLINE_S)
-        _wait_until(lambda: store.news.look_s == 3_600.0)
+        waiting = pool.submit(transport.receive, _QUEUE, 1, 3_600.0)
         # It looks now and then for a while after it was told, as it is when it begins to hear.
-        time.sleep(0.5)
+        wait_until(lambda: waits_s and waits_s[-1] > 60)
         other.publish(_QUEUE, [Message("1")])
-        [delivery] = waiting.result(_DEADLINE_S)
+        [delivery] = waiting.result(LIMIT_S)
         assert delivery.message.id == "1"
 
 
@@ -197,14 +203,7 @@ def test_not_told_behind_a_pooler(pooled_url: str, monkeypatch: pytest.MonkeyPat
         ThreadPoolExecutor(1) as pool,
     ):
         assert transport.receive(_QUEUE, 1, 0.5) == []
-        waiting = pool.submit(transport.receive, _QUEUE, 1, _DEADLINE_S)
+        waiting = pool.submit(transport.receive, _QUEUE, 1, LIMIT_S)
         other.publish(_QUEUE, [Message("1")])
-        assert len(waiting.result(_DEADLINE_S)) == 1
+        assert len(waiting.result(LIMIT_S)) == 1
         assert store.news.look_s < 1.0
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + _DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.01)

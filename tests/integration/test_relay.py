@@ -3,15 +3,15 @@
 import os
 import signal
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.relaying import CONSUMER, DESTINATION, RelayProcess, arrived, defer, relays
+from tests.conditions import LIMIT_S, wait_until
+from tests.integration.relaying import CONSUMER, DESTINATION, arrived, defer, relays
 from tests.servers import Postgresql
 
 from oncely.core.errors import PublishRefused
@@ -22,7 +22,6 @@ from oncely.outbox import Relay
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Transport
 
-_DEADLINE_S = 90.0
 _RELAYS = 4
 _MESSAGES = int(os.environ.get("ONCELY_TEST_RELAYED", "1000"))
 _LANES = _MESSAGES // 25
@@ -66,14 +65,6 @@ class Narrow:
             raise PublishRefused(long, set(long))
 
 
-def wait_until(condition: Callable[[], bool], working: Sequence[RelayProcess] = ()) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert all(relay.is_alive() for relay in working), "a relay has died"
-        assert time.monotonic() < deadline, "the relays do not get on"
-        time.sleep(0.02)
-
-
 def is_through(ledger: Ledger) -> bool:
     return ledger.mailbox.backlog().waiting == 0
 
@@ -92,7 +83,7 @@ def test_several_relays(ledger: Ledger, url: str, queues: str) -> None:
     with relays(_RELAYS, url, queues) as started:
         for relay in started:
             relay.begin(batch=20, poll="20ms")
-        wait_until(lambda: is_through(ledger), started)
+        wait_until(lambda: is_through(ledger), programs=[relay.program for relay in started])
         sent = [relay.end() for relay in started]
     assert sum(sent) == _MESSAGES
     assert sum(map(bool, sent)) > 1
@@ -122,7 +113,7 @@ def test_a_relay_is_killed(ledger: Ledger, url: str, queues: str, point: str) ->
     assert 1 <= published - (messages - waiting) <= batch
     with relays(1, url, queues) as [heir]:
         heir.begin(batch=batch, poll="20ms")
-        wait_until(lambda: is_through(ledger), [heir])
+        wait_until(lambda: is_through(ledger), programs=[heir.program])
         assert heir.end() == waiting
     copies = arrived(queues)
     assert len(copies) == published + waiting
@@ -178,11 +169,11 @@ def running(relay: Relay) -> Iterator[None]:
     thread = threading.Thread(target=relay.run, args=[stop, lambda _: has_looked.set()])
     thread.start()
     try:
-        assert has_looked.wait(_DEADLINE_S)
+        assert has_looked.wait(LIMIT_S)
         yield
     finally:
         stop.set()
-        thread.join(_DEADLINE_S)
+        thread.join(LIMIT_S)
         assert not thread.is_alive()
 
 

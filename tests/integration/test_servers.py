@@ -4,7 +4,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psycopg
@@ -12,11 +11,11 @@ import pymysql
 import pytest
 import redis
 from sqlalchemy import make_url
+from tests.conditions import wait_until
 from tests.server_fixtures import available
 from tests.servers import HOST, MariaDb, Postgresql, Rabbitmq, Redis, Server
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 60
 
 # Says where the server is, and goes on until it is killed.
 OWNER = """
@@ -151,10 +150,7 @@ def test_nothing_is_left_of_a_server_whose_owner_is_killed() -> None:
         assert owner.stdout is not None
         folder, url = owner.stdout.readline().split()
         owner.kill()
-    deadline = time.monotonic() + DEADLINE_S
-    while Path(folder).exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(folder).exists()
+    wait_until(lambda: not Path(folder).exists())
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(url)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.conditions import LIMIT_S, wait_until
 from tests.conformance.conftest import ledger_url_of, url_of
 from tests.integration.lines import Line
-from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql, wait_until
+from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql
 from tests.integration.test_schema import _run as run_by_hand
 from tests.integration.transacting import WAITING, handle
 from tests.records import PARENT, deferred, granted, ids_of
@@ -30,7 +31,6 @@ from oncely.stores.store import Inside
 ROOT = Path(__file__).parents[2]
 _KINDS = ("sqlite", "postgresql", "mysql")
 _WORKERS = 3
-_DEADLINE_S = 30.0
 
 
 @pytest.fixture(params=_KINDS)
@@ -258,7 +258,7 @@ class _Workers:
         for process in self._processes:
             process.kill()
         for reader in self._readers:
-            reader.join(_DEADLINE_S)
+            reader.join(LIMIT_S)
         for process in self._processes:
             process.communicate()
 
@@ -271,7 +271,7 @@ class _Workers:
         """Kill one of those that live, whatever it is doing."""
         process = next(process for process in self._processes if process.poll() is None)
         process.kill()
-        process.wait(_DEADLINE_S)
+        process.wait(LIMIT_S)
 
     def _count(self) -> int:
         return sum(map(len, list(self.handled.values())))
@@ -323,13 +323,13 @@ def test_own_process_is_told(
 
     def waits(bell: news.Bell, seen: int, _: float) -> int:
         pausing.set()
-        return wait(bell, seen, 10 * _DEADLINE_S)
+        return wait(bell, seen, 10 * LIMIT_S)
 
     wait = news.Bell.wait
     monkeypatch.setattr(news.Bell, "wait", waits)
     for store in _opened(url_of(kind, request, tmp_path)):
         waiter = _Waiter(store)
-        assert pausing.wait(_DEADLINE_S)
+        assert pausing.wait(LIMIT_S)
         # It may not pause yet: so it is told more than once.
         with closing(Ledger(store)) as ledger:
             assert any(_tells(ledger, number, waiter) for number in range(600))
@@ -348,11 +348,11 @@ class _Waiter:
         Thread(target=self._wait, args=(store,), daemon=True).start()
 
     def _wait(self, store: SqlStore) -> None:
-        store.wait_for_messages(10 * _DEADLINE_S)
+        store.wait_for_messages(10 * LIMIT_S)
         self._ended.set()
 
     def await_end(self) -> None:
-        assert self._ended.wait(_DEADLINE_S)
+        assert self._ended.wait(LIMIT_S)
 
     def has_ended(self, wait_s: float) -> bool:
         return self._ended.wait(wait_s)

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 
 import pytest
-from tests.integration.others import wait_until
+from tests.conditions import wait_until
 from tests.logs import of_event
 
 from oncely import Consumer, ConsumerReport, Message, Policy, open_ledger, open_transport
@@ -89,7 +89,6 @@ def _is_left(transport: Transport, ledger: Ledger | None) -> list[object]:
     return left + ([] if transport.is_drained(QUEUE) else ["some are in the queue"])
 
 
-@pytest.mark.timeout(120)
 def test_both_run(rabbitmq_url: str, connect: Connect, transport: Transport) -> None:
     """Of events that only the newer one takes, and that come to both, it handles each, once; and
     both go on with what both take.
@@ -105,7 +104,7 @@ def test_both_run(rabbitmq_url: str, connect: Connect, transport: Transport) -> 
 
     transport.subscribe(QUEUE, [PLACED, RETURNED])
     with old.at_work() as of_old, new.at_work() as of_new:
-        wait_until(both_handle, 0.05)
+        wait_until(both_handle, pause_s=0.05)
         _publish_returned(transport)
         wait_until(lambda: {*IDS} <= {*new.handled})
         wait_until(lambda: {*placed, *IDS} <= {*old.handled, *new.handled})
@@ -117,7 +116,6 @@ def test_both_run(rabbitmq_url: str, connect: Connect, transport: Transport) -> 
     assert _is_left(transport, connect()) == []
 
 
-@pytest.mark.timeout(120)
 def test_newer_starts_later(rabbitmq_url: str, connect: Connect, transport: Transport) -> None:
     """What has come to the older one alone, again and again, waits for the newer one."""
     old = Version(rabbitmq_url, connect(), PLACED)

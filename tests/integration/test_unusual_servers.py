@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 from sqlalchemy import Connection, Engine, create_engine, make_url
+from tests.conditions import wait_until
 from tests.integration.callers import CALLERS, Place, opened
 from tests.integration.drivers import (
     Psycopg,
@@ -207,8 +208,8 @@ def test_session_ended_while_its_handler_runs(
             if message.id == "slow":
                 session = connection.exec_driver_sql(f"SELECT {asked}()").scalar_one()
                 connection.exec_driver_sql(f"SET {limit} = 1")
-                while watching.exec_driver_sql(_IS_THERE[kind], (session,)).all():
-                    time.sleep(0.01)
+                there = _IS_THERE[kind]
+                wait_until(lambda: not watching.exec_driver_sql(there, (session,)).all())
 
         transport.subscribe("orders", [])
         transport.publish("orders", [Message(id_, b"{}") for id_ in ("a", "slow", "b")])

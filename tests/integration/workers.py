@@ -12,6 +12,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple, TextIO
 
+from tests.conditions import LIMIT_S
+
 from oncely.core.commands import Granted, Written
 from oncely.core.errors import StoreUnavailable
 from oncely.core.policy import Policy
@@ -30,7 +32,6 @@ _POLICIES = {
 _BATCH = 20
 _BACK = 3
 """How many batches a worker looks back for what others left in doubt."""
-_DEADLINE_S = 60
 
 
 class Grant(NamedTuple):
@@ -65,7 +66,7 @@ def working(url: str, folder: Path, workers: int) -> Iterator[None]:
     ]
     try:
         yield
-        complaints = [process.communicate(timeout=_DEADLINE_S)[1] for process in started]
+        complaints = [process.communicate(timeout=LIMIT_S)[1] for process in started]
         if any(complaints) or any(process.returncode for process in started):
             raise AssertionError("\n".join(complaints) or "a worker was killed")
     finally:

@@ -1,6 +1,6 @@
 """Fixtures of the tests of consumers."""
 
-import time
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -104,14 +104,6 @@ def queue(no_rest: None) -> Queue:
     return Queue()
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until it holds."""
-    until = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < until, "it never held"
-        time.sleep(0.002)
-
-
 Deliver = Callable[..., Verdict]
 
 
@@ -144,16 +136,20 @@ class Outage:
         self._store = store
         self._patched = patched
 
-    def begin(self) -> None:
-        self._patched.setattr(self._store, "meddle", _away)
-        self._patched.setattr(self._store, "load", _away)
+    def begin(self, calls: float = math.inf) -> None:
+        """From now on, or for so many calls."""
+        self._left = calls
+        self._patched.setattr(self._store, "meddle", self._fail)
+        self._patched.setattr(self._store, "load", self._fail)
 
     def end(self) -> None:
         self._patched.undo()
 
-
-def _away(*_: Any) -> Any:
-    raise StoreUnavailable("the store is away")
+    def _fail(self, *_: Any) -> Any:
+        self._left -= 1
+        if self._left <= 0:
+            self.end()
+        raise StoreUnavailable("the store is away")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import pytest
+from tests.conditions import LIMIT_S
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
@@ -37,15 +38,13 @@ from oncely.engine import batch as batching
 from oncely.ledger import Ledger
 from oncely.testing import ManualClock, at_once
 
-_DEADLINE_S = 30.0
-
 T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, no batch is taken for stalled unless the test wants it."""
-    monkeypatch.setattr(batching, "STALL_S", _DEADLINE_S)
+    monkeypatch.setattr(batching, "STALL_S", LIMIT_S)
 
 
 @pytest.fixture
@@ -96,21 +95,21 @@ class Stall:
 
     def hold(self) -> None:
         self.reached.set()
-        assert self.go_on.wait(_DEADLINE_S)
+        assert self.go_on.wait(LIMIT_S)
 
     async def is_reached(self) -> None:
-        assert await asyncio.to_thread(self.reached.wait, _DEADLINE_S)
+        assert await asyncio.to_thread(self.reached.wait, LIMIT_S)
 
 
 async def acquired(semaphore: threading.Semaphore) -> None:
-    assert await asyncio.to_thread(semaphore.acquire, timeout=_DEADLINE_S)
+    assert await asyncio.to_thread(semaphore.acquire, timeout=LIMIT_S)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """The result of `main` in a loop of its own, or an error when it takes too long."""
 
     async def within_deadline() -> T:
-        return await asyncio.wait_for(main, _DEADLINE_S)
+        return await asyncio.wait_for(main, LIMIT_S)
 
     return asyncio.run(within_deadline())
 
@@ -119,7 +118,7 @@ async def cancelled(task: "asyncio.Task[Any]") -> None:
     """Cancel the task, and see it end so."""
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, _DEADLINE_S)
+        await asyncio.wait_for(task, LIMIT_S)
 
 
 def keys_of(number: int) -> list[Key]:
@@ -335,13 +334,13 @@ def test_loops_and_threads_go_together(
 
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(lambda: [ledger.claim(first)])]
-        assert stall.reached.wait(_DEADLINE_S)
+        assert stall.reached.wait(LIMIT_S)
         futures += [pool.submit(run, claim_some(keys[:3])), pool.submit(run, claim_some(keys[3:6]))]
         futures += [pool.submit(lambda key: [ledger.claim(key)], key) for key in keys[6:]]
         for _ in keys:
-            assert waiting.acquire(timeout=_DEADLINE_S)
+            assert waiting.acquire(timeout=LIMIT_S)
         stall.go_on.set()
-        outcomes = [outcome for future in futures for outcome in future.result(_DEADLINE_S)]
+        outcomes = [outcome for future in futures for outcome in future.result(LIMIT_S)]
     assert [granted(outcome).key for outcome in outcomes] == [first, *keys]
     assert meddling.calls == ["insert", "insert"]
 
@@ -543,7 +542,7 @@ def test_cancelled_when_it_is_granted(
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         # The loop must not get to hear of it before the task is cancelled.
-        assert posted.wait(_DEADLINE_S)
+        assert posted.wait(LIMIT_S)
         await cancelled(task)
 
     run(main())
@@ -646,9 +645,9 @@ inserting, inserted, go_on = threading.Event(), threading.Event(), threading.Eve
 def hold():
     if store.calls == ["insert"]:
         inserting.set()
-        inserted.wait(30)
+        inserted.wait(60)
     else:
-        go_on.wait(30)
+        go_on.wait(60)
 
 store = MeddlingStore(MemoryStore())
 store.meddle = hold
@@ -657,7 +656,7 @@ ledger = oncely.Ledger(store)
 async def main():
     asyncio.get_running_loop().slow_callback_duration = 60  # What a busy machine takes is no fault.
     task = asyncio.ensure_future(oncely.AsyncLedger(ledger).claim(oncely.Key("billing", "1")))
-    await asyncio.to_thread(inserting.wait, 30)
+    await asyncio.to_thread(inserting.wait, 60)
     task.cancel()
 
 asyncio.run(main())
@@ -675,7 +674,7 @@ def printed(program: str) -> str:
         capture_output=True,
         check=False,
         text=True,
-        timeout=_DEADLINE_S,
+        timeout=LIMIT_S,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout

@@ -2,17 +2,17 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from tests.conditions import LIMIT_S
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
 from oncely.async_ledger import AsyncLedger
-from oncely.core.commands import Duplicate, Fenced, Handled, Written
+from oncely.core.commands import Duplicate, Fenced, Written
 from oncely.core.errors import ConfigError, FencedError, MessageError, RefusedError
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key, State
@@ -22,8 +22,6 @@ from oncely.stores.memory_store import MemoryStore
 from oncely.stores.memory_tables import MemoryTables
 from oncely.stores.store import Backlog, PutBack
 from oncely.testing import ManualClock
-
-_DEADLINE_S = 60.0
 
 
 class Awaited:
@@ -144,12 +142,6 @@ def test_handled_again_after_it_was_sent(calls: Ledger) -> None:
     assert calls.mailbox.deferred(ONE) == []
 
 
-def test_two_destinations(calls: Ledger) -> None:
-    """One message for two destinations is two that wait."""
-    handled(calls, "one", deferred(ONE, "a", "mails"), deferred(ONE, "a", "texts"))
-    assert [message.destination for message in calls.mailbox.deferred(ONE)] == ["mails", "texts"]
-
-
 def test_result_that_is_no_json(calls: Ledger) -> None:
     """A result that is not JSON is refused before anything is stored."""
     claim = granted(calls.claim(ONE))
@@ -181,44 +173,6 @@ def test_take_holds(calls: Ledger, clock: ManualClock) -> None:
     assert ids(calls.mailbox.take(10, "30s")) == ["a", "b"]
 
 
-def test_take_keeps_the_order_of_a_lane(calls: Ledger) -> None:
-    """Behind what is held its lane waits, and no other lane does."""
-    handled(calls, "one", deferred(ONE, "a", key="k"), deferred(ONE, "b", key="other"))
-    handled(calls, "two", deferred(TWO, "c", key="k"), deferred(TWO, "d"))
-    assert ids(calls.mailbox.take(1, "30s")) == ["a"]
-    assert ids(calls.mailbox.take(10, "30s")) == ["b", "d"]
-    calls.mailbox.sent(calls.mailbox.deferred(ONE))
-    assert ids(calls.mailbox.take(10, "30s")) == ["c"]
-
-
-def test_take_of_a_whole_lane(calls: Ledger) -> None:
-    """One who takes may be given the whole of a lane, in its order."""
-    handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b"), deferred(ONE, "c"))
-    assert ids(calls.mailbox.take(10, "30s")) == ["a", "b", "c"]
-
-
-def test_take_of_parents(calls: Ledger) -> None:
-    """Of the parents that are named, and none that would pass another's in its lane."""
-    handled(calls, "one", deferred(ONE, "a", key="k"), deferred(ONE, "b"))
-    handled(calls, "two", deferred(TWO, "c", key="k"), deferred(TWO, "d"))
-    assert calls.mailbox.take(10, "30s", []) == []
-    assert ids(calls.mailbox.take(10, "30s", [TWO])) == ["d"]
-    assert ids(calls.mailbox.take(10, "30s", [ONE, TWO])) == ["a", "b", "c"]
-
-
-def test_delay_counts_from_handled(calls: Ledger, clock: ManualClock) -> None:
-    """What has a delay is not given sooner, and nothing waits behind it."""
-    claim = granted(calls.claim(ONE, "60s"))
-    clock.advance(50)
-    messages = [deferred(ONE, "a", delay_s=20), deferred(ONE, "b"), deferred(ONE, "c", "texts")]
-    calls.handled(claim, None, messages)
-    assert ids(calls.mailbox.take(10, "1s")) == ["b", "c"]
-    clock.advance(19)
-    assert ids(calls.mailbox.take(10, "1s")) == ["b", "c"]
-    clock.advance(1)
-    assert ids(calls.mailbox.take(10, "1s")) == ["a", "b", "c"]
-
-
 # ---- Sent, and refused -------------------------------------------------------------------------
 
 
@@ -245,35 +199,6 @@ def test_sent_of_many_parents(calls: Ledger) -> None:
     assert (state(calls, ONE), state(calls, TWO)) == (State.COMPLETED, State.HANDLED)
 
 
-def test_sent_by_two_at_once(ledger: Ledger) -> None:
-    """Of two who send the last two at the same time one completes the message."""
-    for n in range(50):
-        key = Key("billing", str(n))
-        handled(ledger, str(n), deferred(key, "a"), deferred(key, "b", "texts"))
-        both = ledger.mailbox.take(2, "30s", [key])
-        threads = [
-            threading.Thread(target=ledger.mailbox.sent, args=([message],)) for message in both
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_DEADLINE_S)
-        assert state(ledger, key) is State.COMPLETED
-
-
-def test_refused_is_tried_again(calls: Ledger, clock: ManualClock) -> None:
-    """What a transport refused waits for its time, with the reason, and its lane behind it."""
-    handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b"))
-    first, _ = calls.mailbox.take(10, "30s")
-    calls.mailbox.put_back([PutBack(first, "no such queue", 40.0)])
-    waiting = calls.mailbox.deferred(ONE)[0]
-    assert (waiting.attempts, waiting.error) == (1, "no such queue")
-    clock.advance(39)
-    assert calls.mailbox.take(10, "1s") == []
-    clock.advance(1)
-    assert ids(calls.mailbox.take(10, "1s")) == ["a", "b"]
-
-
 def test_set_aside(calls: Ledger, clock: ManualClock) -> None:
     """What is set aside is given to nobody, keeps its message handled, and holds up no other;
     until an operator lets it be sent after all.
@@ -294,62 +219,7 @@ def test_set_aside(calls: Ledger, clock: ManualClock) -> None:
     assert state(calls, ONE) is State.COMPLETED
 
 
-def test_refused_after_it_was_sent(calls: Ledger) -> None:
-    """What another has sent meanwhile does not come back."""
-    handled(calls, "one", deferred(ONE, "a"))
-    taken = calls.mailbox.take(10, "30s")
-    calls.mailbox.sent(taken)
-    calls.mailbox.put_back([PutBack(taken[0], "late", 0.0)])
-    assert calls.mailbox.deferred(ONE) == []
-
-
-def test_finish(calls: Ledger) -> None:
-    """What is handled is completed where nothing waits, and stays where something does."""
-    handled(calls, "one")
-    handled(calls, "two", deferred(TWO, "a"))
-    running = granted(calls.claim(Key("billing", "three")))
-    keys = [ONE, TWO, running.key, Key("billing", "unknown")]
-    calls.mailbox.finish(keys)
-    assert [state(calls, key) for key in keys[:3]] == [
-        State.COMPLETED,
-        State.HANDLED,
-        State.PROCESSING,
-    ]
-
-
-def test_backlog(calls: Ledger, clock: ManualClock) -> None:
-    """The backlog counts what waits, and for how long the oldest that could be sent has."""
-    assert calls.mailbox.backlog() == Backlog(waiting=0, set_aside=0, lag_s=0.0)
-    handled(calls, "one", deferred(ONE, "a", delay_s=10), deferred(ONE, "b", "texts", delay_s=99))
-    assert calls.mailbox.backlog() == Backlog(waiting=2, set_aside=0, lag_s=0.0)
-    clock.advance(25)
-    assert calls.mailbox.backlog() == Backlog(waiting=2, set_aside=0, lag_s=15.0)
-
-
-def test_whoever_asks_may_send(calls: Ledger) -> None:
-    """A redelivery of what is handled finds what is not sent yet, and completes it."""
-    former = handled(calls, "one", deferred(ONE, "a"))
-    outcome = calls.claim(ONE)
-    assert isinstance(outcome, Handled)
-    calls.mailbox.sent(calls.mailbox.take(10, "30s", [ONE]))
-    calls.complete(outcome.claim)
-    with pytest.raises(FencedError):
-        calls.complete(former)
-    assert state(calls, ONE) is State.COMPLETED
-
-
 # ---- What becomes of it ------------------------------------------------------------------------
-
-
-def test_forget_takes_all_along(calls: Ledger) -> None:
-    """A record that is forgotten takes its steps and its deferred messages along."""
-    claim = granted(calls.claim(ONE))
-    calls.keep_step(claim, "charge", 7)
-    calls.handled(claim, None, [deferred(ONE, "a")])
-    handled(calls, "two", deferred(TWO, "b"))
-    calls.forget(ONE)
-    assert (calls.find(ONE), calls.steps(ONE), calls.mailbox.deferred(ONE)) == (None, {}, [])
-    assert ids(calls.mailbox.deferred(TWO)) == ["b"]
 
 
 def test_refused_forget_takes_nothing(calls: Ledger) -> None:
@@ -358,20 +228,6 @@ def test_refused_forget_takes_nothing(calls: Ledger) -> None:
     with pytest.raises(RefusedError):
         calls.forget(ONE)
     assert calls.steps(ONE) == {"charge": 7}
-
-
-def test_purge_waits_for_what_is_deferred(calls: Ledger, clock: ManualClock) -> None:
-    """A record stays while a message of its own waits; then it goes, and its steps with it."""
-    claim = granted(calls.claim(ONE))
-    calls.keep_step(claim, "charge", 7)
-    calls.complete(calls.handled(claim, None, [deferred(ONE, "a")]))
-    calls.complete(granted(calls.claim(TWO)))
-    clock.advance(31 * 86_400)
-    assert calls.purge("30d", batch=1) == 1
-    assert calls.find(ONE) is not None
-    calls.mailbox.sent(calls.mailbox.take(1, "30s"))
-    assert calls.purge("30d") == 1
-    assert (calls.find(ONE), calls.steps(ONE)) == (None, {})
 
 
 # ---- Steps -------------------------------------------------------------------------------------
@@ -432,7 +288,7 @@ def test_waiting_is_over_when_something_is_deferred(clock: ManualClock) -> None:
     handled(ledger, "one", deferred(ONE, "a"))
     after.start()
     for waiter in (before, after):
-        waiter.join(_DEADLINE_S)
+        waiter.join(LIMIT_S)
         assert not waiter.is_alive()
 
 
@@ -440,21 +296,14 @@ def test_waiting_goes_on_beside_other_calls(clock: ManualClock) -> None:
     """Calls that defer nothing do not end the wait: two relays would keep each other awake."""
     ledger = Ledger(MemoryStore(clock))
     handled(ledger, "one", deferred(ONE, "a", delay_s=60))
-    over = threading.Event()
-
-    def call() -> None:
-        while not over.is_set():
-            ledger.find(ONE)
-            ledger.mailbox.take(10, "1s")
-
-    caller = threading.Thread(target=call)
-    caller.start()
-    began = time.monotonic()
-    ledger.mailbox.wait("200ms")
-    took_s = time.monotonic() - began
-    over.set()
-    caller.join(_DEADLINE_S)
-    assert took_s >= 0.2
+    store = ledger._store
+    assert isinstance(store, MemoryStore)
+    before = store.news.rung
+    ledger.find(ONE)
+    ledger.mailbox.take(10, "1s")
+    assert store.news.rung == before
+    handled(ledger, "two", deferred(TWO, "b"))
+    assert store.news.rung > before
 
 
 # ---- Transactions ------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from collections import defaultdict
 from typing import cast
 
 import pytest
-from tests.unit.conftest import Queue, eventually
+from tests.conditions import wait_until
+from tests.unit.conftest import Queue
 
 from oncely.consumer import Consumer
 from oncely.consuming.lanes import Lanes
@@ -198,7 +199,7 @@ def turn_of(message_id: str) -> DeliveryTurn:
 def test_others_are_not_ordered(queue: Queue, ledger: Ledger) -> None:
     """Messages without a key do not wait for each other, nor any where order is not asked for."""
     queue.put("1", "2")
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=60)
     consumer_of(queue, ledger).ordered().consume(lambda _: both.wait(), drain=True)
     queue.put("3", "4", key="a")
     consumer_of(queue, ledger).consume(lambda _: both.wait(), drain=True)
@@ -210,7 +211,7 @@ def test_others_are_not_ordered(queue: Queue, ledger: Ledger) -> None:
 def test_so_many_at_a_time(queue: Queue, ledger: Ledger) -> None:
     """As many threads work as are asked for, and no more."""
     queue.put(*map(str, range(40)))
-    four = threading.Barrier(4, timeout=20)
+    four = threading.Barrier(4, timeout=60)
     running = most = 0
     lock = threading.Lock()
 
@@ -226,7 +227,7 @@ def test_so_many_at_a_time(queue: Queue, ledger: Ledger) -> None:
     consumer_of(queue, ledger).consume(handle, drain=True)
     assert most <= 8  # Those that have met, and those that are to meet.
     names = {thread.name for thread in threading.enumerate()}
-    eventually(lambda: not any("handler-5" in name for name in names))
+    wait_until(lambda: not any("handler-5" in name for name in names))
 
 
 def test_so_many_tasks_at_a_time(queue: Queue, ledger: Ledger) -> None:
@@ -269,7 +270,7 @@ def test_a_slow_handler_keeps_nothing_back(queue: Queue, ledger: Ledger) -> None
 
     def handle(message: Message) -> None:
         if message.id == "199":
-            eventually(lambda: queue.verdicts == [Ack()] * 199)
+            wait_until(lambda: queue.verdicts == [Ack()] * 199)
 
     consumer.consume(handle, drain=True)
     assert not queue.put_aside()

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.conftest import Outage, Queue, Sql, eventually
+from tests.conditions import ended_by, wait_until
+from tests.unit.conftest import Outage, Queue, Sql
 
 from oncely.consumer import Consumer
 from oncely.consuming.consumer_report import ConsumerReport
@@ -42,6 +43,17 @@ def waiting(queue: Queue) -> list[str]:
     return [delivery.message.id for delivery in queue.receive("in", 100, 0)]
 
 
+def telling() -> tuple[threading.Event, Middleware]:
+    """An event that is set when a consumer with this middleware tells those who wait to stop."""
+    stopped = threading.Event()
+
+    def told(message: Message, call_next: CallNext) -> Any:
+        return call_next(message)
+
+    told.stop = stopped.set  # type: ignore[attr-defined]  # As a middleware that waits has it.
+    return stopped, told
+
+
 # ---- Told to stop ------------------------------------------------------------------------------
 
 
@@ -63,20 +75,15 @@ def test_stopped_by_a_handler(queue: Queue, ledger: Ledger) -> None:
 def test_claimed_and_not_begun(queue: Queue, ledger: Ledger) -> None:
     """What is claimed when the consumer stops, and has not begun, does not begin any more."""
     queue.put("1", "2")
-    stopped = threading.Event()
-
-    def told(message: Message, call_next: CallNext) -> None:
-        call_next(message)
-
-    told.stop = stopped.set  # type: ignore[attr-defined]  # As a middleware that waits has it.
+    stopped, told = telling()
     consumer = consumer_of(queue, ledger).middleware(told)
     handled = []
 
     def handle(message: Message) -> None:
         handled.append(message.id)
-        eventually(lambda: ledger.find(Key("billing", "2")) is not None)
+        wait_until(lambda: ledger.find(Key("billing", "2")) is not None)
         consumer.stop()
-        assert stopped.wait(20)
+        assert stopped.wait(60)
 
     consumer.consume(handle)
     assert handled == ["1"]
@@ -126,25 +133,22 @@ def test_a_second_signal() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         process.terminate()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.5)
-        process.terminate()
-        assert process.wait(20) == 128 + signal.SIGTERM
+        assert ended_by(process, signal.SIGTERM) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_runs_to_its_end(queue: Queue, ledger: Ledger, is_async: bool) -> None:
     """Within the grace a handler that runs is waited for, and what it did is stored."""
     queue.put("1")
-    consumer = consumer_of(queue, ledger)
+    stopped, told = telling()
+    consumer = consumer_of(queue, ledger).middleware(told)
 
     def handle(message: Message) -> None:
         consumer.stop()
-        threading.Event().wait(0.2)
+        assert stopped.wait(60)
 
     async def handle_async(message: Message) -> None:
-        consumer.stop()
-        await asyncio.sleep(0.2)
+        await asyncio.to_thread(handle, message)
 
     report = consumer.consume(handle_async if is_async else handle)
     assert (report.handled, queue.verdicts) == (1, [Ack()])
@@ -183,7 +187,7 @@ def test_what_may_not_repeat_stays_claimed(
 
     def handle(message: Message) -> None:
         handled.append(message.id)
-        eventually(lambda: ledger.find(Key("billing", "2")) is not None)
+        wait_until(lambda: ledger.find(Key("billing", "2")) is not None)
         consumer.stop()
         hang.wait()
 
@@ -224,9 +228,8 @@ def test_stopped_while_the_store_is_away(queue: Queue, ledger: Ledger, outage: O
     consumer = consumer_of(queue, ledger)
 
     def handle(_: Message) -> None:
-        outage.begin()
+        outage.begin(calls=3)
         consumer.stop()
-        threading.Timer(0.4, outage.end).start()
 
     assert consumer.consume(handle).handled == 1
 
@@ -261,7 +264,7 @@ def test_transactions_that_run_on(queue: Queue, sql: Sql, hang: threading.Event)
     assert consumer.consume(handle).handled == 0
     hang.set()
     ended.wait()
-    eventually(lambda: sql.record("1") is not None)
+    wait_until(lambda: sql.record("1") is not None)
     assert consumer.consume(handle, drain=True).duplicates == 1
 
 
@@ -341,7 +344,7 @@ def test_a_handler_forks(queue: Queue, ledger: Ledger) -> None:
     def handle(message: Message) -> None:
         os.write(write, f"{message.id} in {os.getpid()}\n".encode())
         if message.id == "1":
-            eventually(lambda: ledger.find(Key("billing", "2")) is not None)
+            wait_until(lambda: ledger.find(Key("billing", "2")) is not None)
             child = os.fork()
             if child:
                 children.append(child)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
-from tests.unit.conftest import Queue, Sql, eventually
+from tests.conditions import wait_until
+from tests.unit.conftest import Queue, Sql
 from tests.unit.test_consumer_transactional import INSERT
 
 from oncely.consumer import Consumer
@@ -58,7 +59,7 @@ class Counting(Queue):
         """Put messages, and return once they were delivered."""
         expected = self.taken + len(ids)
         self.put(*ids)
-        eventually(lambda: self.taken == expected)
+        wait_until(lambda: self.taken == expected)
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
         deliveries = super().receive(queue, max_messages, wait_s)

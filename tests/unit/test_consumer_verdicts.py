@@ -1,15 +1,16 @@
 """Consumer: what becomes of a delivery, whatever its handler and its ledger do."""
 
 import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.conditions import wait_until
 from tests.records import granted
-from tests.unit.conftest import Deliver, Outage, Queue, eventually
+from tests.unit.conftest import Deliver, Outage, Queue
 
+from oncely._util import clock as process_clock
 from oncely.consumer import Consumer
 from oncely.core.control import Reject, Retry, Unrecoverable
 from oncely.core.errors import (
@@ -320,8 +321,7 @@ def test_store_back_after(deliver: Deliver, ledger: Ledger, outage: Outage) -> N
     """The end of a handler is stored as soon as the store is back, while its lease lasts."""
 
     def handle(_: Message) -> None:
-        outage.begin()
-        threading.Timer(0.3, outage.end).start()
+        outage.begin(calls=3)
 
     assert deliver(handle) == Ack()
     assert found(ledger).state is State.COMPLETED
@@ -356,6 +356,7 @@ def test_taken_over_comes_again(
     assert deliver(never) == Ack()
 
 
+@pytest.mark.usefixtures("hurried")
 def test_not_begun_when_the_lease_may_be_over(queue: Queue, ledger: Ledger, outage: Outage) -> None:
     """What was claimed, and waits in a process that stands still, is not begun afterwards: another
     worker may have it by then.
@@ -372,12 +373,12 @@ def test_not_begun_when_the_lease_may_be_over(queue: Queue, ledger: Ledger, outa
 
     def handle(message: Message) -> None:
         handled.append(message.id)
-        eventually(lambda: ledger.find(Key("billing", "2")) is not None)
+        wait_until(lambda: ledger.find(Key("billing", "2")) is not None)
         outage.begin()  # No claim can be extended from now on.
-        time.sleep(0.3)
+        process_clock.sleep(301)
 
     consumer = Consumer(queue, "in").middleware(watch)
-    consumer.idempotent(ledger, "billing", policy=Policy(lease="200ms"))
+    consumer.idempotent(ledger, "billing")
     consumer.consume(
         handle, on_progress=lambda _: consumer.stop() if len(queue.verdicts) == 2 else None
     )

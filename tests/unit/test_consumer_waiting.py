@@ -1,7 +1,6 @@
 """What of a consumer's messages waits in its ledger: to be tried again, for others, for people."""
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.conftest import Queue, eventually
+from tests.conditions import wait_until
+from tests.unit.conftest import Queue
 
+from oncely._util import clock as process_clock
 from oncely.consumer import Consumer
 from oncely.consuming.put_off import PutOff
 from oncely.consuming.retries import Retries
@@ -133,7 +134,6 @@ def test_completed_by_another_delivery(queue: Queue, ledger: Ledger, clock: Manu
     assert [*ledger.waiting()] == []
 
 
-@pytest.mark.timeout(60)
 def test_fair(no_rest: None, live: Ledger) -> None:
     """A worker that is busy leaves to others what is due."""
     busy, idle = Queue(), Queue()
@@ -147,7 +147,7 @@ def test_fair(no_rest: None, live: Ledger) -> None:
             failed.append(message.id)
             raise ValueError("not yet")
         if message.id == "long":
-            goes_on.wait(30)
+            goes_on.wait(60)
         else:
             done["busy"].append(message.id)
 
@@ -155,10 +155,10 @@ def test_fair(no_rest: None, live: Ledger) -> None:
     second = consumer_of(idle, live)
     with ThreadPoolExecutor(2) as threads:
         running = [threads.submit(first.consume, handle)]
-        eventually(lambda: len(failed) == 5)
+        wait_until(lambda: len(failed) == 5)
         busy.put("long")
         running.append(threads.submit(second.consume, lambda m: done["idle"].append(m.id)))
-        eventually(lambda: len(done["idle"]) == 5)
+        wait_until(lambda: len(done["idle"]) == 5)
         assert done["busy"] == []
         goes_on.set()
         first.stop()
@@ -185,10 +185,10 @@ def test_order_over_a_restart(
     again = consumer_of(queue, ledger, backoff="10s").ordered()
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(again.consume, handle)
-        eventually(lambda: queue.is_drained("in"))
+        wait_until(lambda: queue.is_drained("in"))
         assert done == (["other"] if new_ones else [])
         clock.advance(11)
-        eventually(lambda: len(done) >= 3 + 2 * new_ones)
+        wait_until(lambda: len(done) >= 3 + 2 * new_ones)
         again.stop()
         running.result()
     assert [each for each in done if each != "other"] == ["m1", "m2", "m3", "m4"][: 3 + new_ones]
@@ -201,7 +201,7 @@ def test_other_content_behind(queue: Queue, ledger: Ledger) -> None:
     consumer = consumer_of(queue, ledger, backoff="10s").ordered()
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(consumer.consume, failing("m1"))
-        eventually(lambda: queue.is_drained("in"))
+        wait_until(lambda: queue.is_drained("in"))
         consumer.stop()
         running.result()
     assert [(each.id, each.message.body) for each in ledger.waiting()] == [
@@ -326,7 +326,7 @@ def test_error_queue(queue: Queue, live: Ledger) -> None:
     consumer = consumer_of(queue, live, tries=1).error_queue("in.error")
     queue.receive("in.error", 1, 0)
     consumer.consume(failing("1"), drain=True)
-    eventually(lambda: not live.mailbox.backlog().waiting)
+    wait_until(lambda: not live.mailbox.backlog().waiting)
     [copy] = queue.receive("in.error", 9, 1)
     assert (copy.message.id, copy.message.body, copy.message.type) == ("1", b"body", "mail")
     assert copy.message.headers == {
@@ -353,7 +353,7 @@ def test_error_queue_where_keeping_fails(
     queue.publish("in", [Message("")])
     queue.receive("in.error", 1, 0)
     consumer_of(queue, live).error_queue("in.error").consume(failing(), drain=True)
-    eventually(lambda: not live.mailbox.backlog().waiting)
+    wait_until(lambda: not live.mailbox.backlog().waiting)
     assert len(queue.receive("in.error", 9, 1)) == len([*live.dead()]) == 1
 
 
@@ -374,7 +374,7 @@ def test_a_letter_that_cannot_be_kept(
         consumer = consumer_of(queue, live).concurrency(4)
         running = thread.submit(consumer.consume, failing())
         try:
-            eventually(lambda: len([*live.dead()]) == 3)
+            wait_until(lambda: len([*live.dead()]) == 3)
         finally:
             consumer.stop()
         running.result()
@@ -389,7 +389,7 @@ def test_unusable_of_an_unknown_type(queue: Queue, live: Ledger) -> None:
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(consumer.consume, failing())
         try:
-            eventually(lambda: bool([*live.dead()]))
+            wait_until(lambda: bool([*live.dead()]))
         finally:
             consumer.stop()
         running.result()
@@ -416,10 +416,10 @@ def test_two_versions(queue: Queue, live: Ledger, monkeypatch: pytest.MonkeyPatc
     old.handler("order.placed")(lambda message: done["old"].append(message.id))
     with ThreadPoolExecutor(2) as threads:
         running = [threads.submit(old.consume)]
-        eventually(lambda: queue.is_drained("in"))
+        wait_until(lambda: queue.is_drained("in"))
         new.handler("order.*")(lambda message: done["new"].append(message.id))
         running.append(threads.submit(new.consume))
-        eventually(lambda: len(done["old"] + done["new"]) == 10)
+        wait_until(lambda: len(done["old"] + done["new"]) == 10)
         old.stop()
         new.stop()
         reports = [each.result() for each in running]
@@ -473,7 +473,7 @@ def test_nobody_takes_it_without_a_ledger(queue: Queue, monkeypatch: pytest.Monk
     consumer._policy = Policy(wait_unknown="300ms")
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(consumer.consume, failing())
-        eventually(lambda: bool(queue.put_aside()))
+        wait_until(lambda: bool(queue.put_aside()))
         consumer.stop()
         report = running.result()
     assert (report.dead_lettered, report.handled) == (1, 0)
@@ -485,22 +485,33 @@ def test_nobody_takes_it_without_a_ledger(queue: Queue, monkeypatch: pytest.Monk
 # ---- Without a ledger --------------------------------------------------------------------------
 
 
+class _Ticking(process_clock.Clock):
+    """A clock that goes on by a second each time that it is read."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1
+        return self.now
+
+
 def test_without_a_ledger(queue: Queue) -> None:
     """What failed is held, and tried again after its delay; what is given up is rejected."""
     queue.put("1", "2")
-    began = time.monotonic()
     tried: list[tuple[str, float]] = []
 
     def handle(message: Message) -> None:
-        tried.append((message.id, time.monotonic() - began))
+        tried.append((message.id, process_clock.monotonic()))
         if message.id == "1":
             raise ValueError("no")
 
-    report = Consumer(queue, "in").tries(3).backoff(["100ms", "200ms"]).consume(handle, drain=True)
+    consumer = Consumer(queue, "in").tries(3).backoff(["1m", "2m"])
+    with process_clock.replaced_by(_Ticking()):
+        report = consumer.consume(handle, drain=True)
     assert (report.handled, report.retried, report.failed) == (1, 2, 1)
     first, second, third = [at for id_, at in tried if id_ == "1"]
-    assert second - first >= 0.1
-    assert third - second >= 0.2
+    assert second - first >= 60
+    assert third - second >= 120
     [dead] = queue.receive("in.dead", 9, 1)
     assert dead.message.id == "1"
 

@@ -284,13 +284,11 @@ def test_threads(under_once: Callable[[Handler], Handler]) -> None:
 
     @under_once
     def charge(_: oncely.Message) -> None:
-        threading.Thread(target=time.sleep, args=(60,)).start()
+        threading.Thread(target=time.sleep, args=(3_600,)).start()
 
-    begun = time.monotonic()
     kill_at("before_completed", charge, ORDER)
     with pytest.raises(AssertionError, match=r"without coming there"):
         kill_at("before_commit", charge, oncely.Message("another"))
-    assert time.monotonic() - begun < 30
     over.set()
     thread.join()
 
@@ -322,12 +320,10 @@ def test_children_of_handlers(under_once: Callable[[Handler], Handler], tmp_path
         if os.fork() == 0:
             reached("in_the_child")
             os._exit(0)
-        started.write_text(str(subprocess.Popen(["sleep", "60"]).pid))
+        started.write_text(str(subprocess.Popen(["sleep", "3600"]).pid))
 
-    begun = time.monotonic()
     with pytest.raises(AssertionError, match=f"ended without coming there; {CAME_TO}$"):
         kill_at("in_the_child", charge, ORDER)
-    assert time.monotonic() - begun < 30
     os.kill(int(started.read_text()), signal.SIGKILL)
 
 

@@ -223,12 +223,12 @@ def test_cancelled_while_a_call_fails(ledger: Ledger) -> None:
 
     def fail() -> None:
         asked.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         raise StoreUnavailable("the store is away")
 
     async def main() -> None:
         task = asyncio.create_task(SteadyLedger(ledger).run(fail))
-        await asyncio.to_thread(asked.wait, 20)
+        await asyncio.to_thread(asked.wait, 60)
         task.cancel()
         await asyncio.sleep(0)
         go_on.set()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from tests.conditions import LIMIT_S
 from tests.logs import events_in
 from tests.meddling import MeddlingStore
 from tests.records import granted
@@ -21,7 +22,6 @@ from oncely.lifecycle.work import claimed
 from oncely.stores.store import Change
 from oncely.testing import ManualClock
 
-_DEADLINE_S = 30.0
 _LEASE_S = 0.06
 
 
@@ -48,7 +48,7 @@ class WatchedLedger(Ledger):
         while not self.extended.empty():
             self.extended.get_nowait()
         for _ in range(number):
-            claims = self.extended.get(timeout=_DEADLINE_S)
+            claims = self.extended.get(timeout=LIMIT_S)
         return claims
 
 
@@ -295,7 +295,7 @@ def test_claimed_again_during_a_beat(
 
     ledger.afterwards = fail_and_claim_again
     heartbeat.hold([claim], 0.0)
-    ledger.extended.get(timeout=_DEADLINE_S)
+    ledger.extended.get(timeout=LIMIT_S)
     heartbeat.close()
     held = heartbeat.let_go(newer[0])
     assert held.fence == 2

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.conditions import LIMIT_S
 
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.middleware.chain import BothWays, CallNext, Middleware, chained, chained_async
 
 MESSAGE = Message("abc-123", b"{}")
-TIMEOUT_S = 30.0
 
 Noted = list[str]
 
@@ -78,7 +78,7 @@ def run(call: Callable[[Message], Awaitable[Any]]) -> Any:
     """What `call` comes to with the message."""
 
     async def main() -> Any:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(LIMIT_S):
             return await call(MESSAGE)
 
     return asyncio.run(main())
@@ -234,14 +234,14 @@ def test_waiting_threads_starve_nobody() -> None:
     """However many messages wait in threads for what needs further threads, all arrive."""
     nothing: Noted = []
     steps = [noting(nothing, "a"), noting_async(nothing, "b"), noting(nothing, "c")]
-    all_wait = threading.Barrier(50, timeout=TIMEOUT_S)
+    all_wait = threading.Barrier(50, timeout=LIMIT_S)
 
     def handler(message: Message) -> int:
         return all_wait.wait()
 
     async def main() -> list[int]:
         call = chained_async(steps, handler)
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(LIMIT_S):
             return list(await asyncio.gather(*(call(MESSAGE) for _ in range(50))))
 
     assert sorted(asyncio.run(main())) == [*range(50)]
@@ -263,7 +263,7 @@ def test_threads_are_used_again() -> None:
         return chain_threads() - before
 
     [thread] = asyncio.run(main())
-    thread.join(TIMEOUT_S)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
 
 
@@ -278,7 +278,7 @@ def test_threads_do_not_keep_the_process() -> None:
         "loop = asyncio.new_event_loop()\n"
         "task = loop.create_task(chained_async([], handler)(Message('1')))\n"
         "loop.run_until_complete(asyncio.sleep(0))\n"
-        "assert began.wait(30)\n"
+        "assert began.wait(60)\n"
         "asyncio.set_event_loop(None)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
@@ -319,7 +319,7 @@ def cancelled_inside(middlewares: list[Middleware], noted: Noted) -> None:
 
     async def main() -> None:
         task = asyncio.ensure_future(chained_async(middlewares, handler)(MESSAGE))
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(LIMIT_S):
             await began.wait()
             task.cancel()
             await asyncio.wait([task])
@@ -356,7 +356,7 @@ def test_cancelled_middleware_cannot_go_on() -> None:
 
     def slow(message: Message, call_next: CallNext) -> Any:
         began.set()
-        assert may_go_on.wait(TIMEOUT_S)
+        assert may_go_on.wait(LIMIT_S)
         return call_next(message)
 
     async def handler(message: Message) -> None:
@@ -364,12 +364,12 @@ def test_cancelled_middleware_cannot_go_on() -> None:
 
     async def main() -> None:
         task = asyncio.ensure_future(chained_async([slow], handler)(MESSAGE))
-        assert await asyncio.to_thread(began.wait, TIMEOUT_S)
+        assert await asyncio.to_thread(began.wait, LIMIT_S)
         task.cancel()
         await asyncio.sleep(0)
         may_go_on.set()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, TIMEOUT_S)
+            await asyncio.wait_for(task, LIMIT_S)
 
     asyncio.run(main())
 
@@ -380,18 +380,18 @@ def test_thread_is_waited_for() -> None:
 
     def handler(message: Message) -> str:
         began.set()
-        assert may_end.wait(TIMEOUT_S)
+        assert may_end.wait(LIMIT_S)
         return "done"
 
     async def main() -> str:
         task = asyncio.ensure_future(chained_async([], handler)(MESSAGE))
-        assert await asyncio.to_thread(began.wait, TIMEOUT_S)
+        assert await asyncio.to_thread(began.wait, LIMIT_S)
         for _ in range(3):
             task.cancel()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             assert not task.done()
         may_end.set()
-        return str(await asyncio.wait_for(task, TIMEOUT_S))
+        return str(await asyncio.wait_for(task, LIMIT_S))
 
     assert asyncio.run(main()) == "done"
 

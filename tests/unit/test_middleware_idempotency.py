@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.conditions import LIMIT_S
 
 import oncely
 from oncely.core.errors import BusyError, ConfigError, MessageError, MismatchError
@@ -17,7 +18,6 @@ from oncely.middleware.chain import chained, chained_async
 
 MESSAGE = Message("abc-123", b"{}")
 KEY = Key("billing", "abc-123")
-TIMEOUT_S = 30.0
 
 Run = Callable[..., Any]
 Handler = Callable[[Message], Any]
@@ -36,7 +36,7 @@ def run_async(middleware: Idempotent, handler: Handler, message: Message = MESSA
         return handler(message)
 
     async def main() -> Any:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(LIMIT_S):
             return await chained_async([middleware], handle)(message)
 
     return asyncio.run(main())
@@ -49,7 +49,7 @@ def run_mixed(middleware: Idempotent, handler: Handler, message: Message = MESSA
         return await call_next(message)
 
     async def main() -> Any:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(LIMIT_S):
             return await chained_async([pass_on, middleware], handler)(message)
 
     return asyncio.run(main())

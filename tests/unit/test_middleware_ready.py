@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 from prometheus_client import CollectorRegistry
+from tests.conditions import LIMIT_S
 from tests.logs import events_in
 
 from oncely import middleware as ready
@@ -24,7 +25,6 @@ from oncely.middleware.chain import chained, chained_async
 from oncely.testing import ManualClock, at_once
 
 MESSAGE = Message("abc-123", b'{"secret": 1}', "order.placed", {"token": "secret"})
-TIMEOUT_S = 30.0
 
 Run = Callable[..., Any]
 
@@ -42,7 +42,7 @@ def run_async(middleware: Middleware, handler: CallNext, message: Message = MESS
         return handler(message)
 
     async def main() -> Any:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(LIMIT_S):
             return await chained_async([middleware], handle)(message)
 
     return asyncio.run(main())
@@ -90,7 +90,7 @@ def test_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
         *("abc-123", "order.placed"),
         "handled",
     )
-    assert 0 <= said["took_s"] < TIMEOUT_S
+    assert 0 <= said["took_s"] < LIMIT_S
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_waiting_can_be_stopped() -> None:
 
     def wait(stopping: threading.Event, seconds: float) -> bool:
         waiting.set()
-        return stopping.wait(TIMEOUT_S)
+        return stopping.wait(LIMIT_S)
 
     def handler(message: Message) -> None:
         ran.append(message.id)
@@ -281,7 +281,7 @@ def test_waiting_can_be_stopped() -> None:
             with pytest.raises(asyncio.CancelledError):
                 run_sync(limited, handler)
         else:
-            assert waiting.wait(TIMEOUT_S)
+            assert waiting.wait(LIMIT_S)
             limited.stop()
 
     at_once(2, call)
@@ -306,7 +306,7 @@ def test_waiting_in_a_task_can_be_cancelled() -> None:
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, TIMEOUT_S)
+            await asyncio.wait_for(task, LIMIT_S)
 
     asyncio.run(main())
     assert ran == ["abc-123"]

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import time
 from dataclasses import replace
 from datetime import timedelta
 
@@ -97,14 +96,12 @@ def test_status_adds_up(ledger: Ledger, clock: ManualClock) -> None:
 
 def test_status_of_many_consumers(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger with a consumer for each customer: the time grows with their number, not with its
-    square, which would be half a minute.
+    square, with which this would not come to its end.
     """
     tally = Tally(1, 0, 0.0, 0)
-    tallies = {(f"customer-{n}", State.COMPLETED): tally for n in range(20_000)}
+    tallies = {(f"customer-{n}", State.COMPLETED): tally for n in range(200_000)}
     monkeypatch.setattr(ledger, "tallies", lambda _: tallies)
-    began = time.process_time()
-    assert len(ops.status(ledger).consumers) == 20_000
-    assert time.process_time() - began < 5
+    assert len(ops.status(ledger).consumers) == 200_000
 
 
 def test_status_has_the_backlog(ledger: Ledger, clock: ManualClock) -> None:

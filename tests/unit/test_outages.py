@@ -11,10 +11,11 @@ from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.conditions import wait_until
 from tests.logs import events_in, of_event
 from tests.meddling import MeddlingStore
 from tests.records import granted
-from tests.unit.conftest import Queue, Sql, eventually
+from tests.unit.conftest import Queue, Sql
 
 from oncely import http
 from oncely.consumer import Consumer
@@ -114,7 +115,7 @@ def test_sending(
     send: Any = SimpleNamespace(send_waiting=failing(3, LOST, lambda _: RelayReport(sent=1)))
     sending = Sending(send, ledger.mailbox, "billing")
     sending.send([Key("billing", "1")])
-    eventually(lambda: not sending.is_unsent)
+    wait_until(lambda: not sending.is_unsent)
     sending.close(60.0)
     assert events_in(caplog) == ["sending_failed", "sending_recovered"]
 
@@ -186,7 +187,7 @@ def test_notifications(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
         listening.begin()
         return bool(heard)
 
-    eventually(begin)
+    wait_until(begin)
     listening.close()
     assert events_in(caplog)[:2] == ["listening_ended", "listening_resumed"]
     assert len(of_event(caplog, "listening_ended")) == 1

@@ -3,7 +3,6 @@
 import logging
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.conditions import LIMIT_S, wait_until
 from tests.logs import of_event
 from tests.meddling import MeddlingStore
 from tests.records import granted
@@ -32,8 +32,6 @@ from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Limits
-
-_DEADLINE_S = 30.0
 
 Defer = Callable[..., list[WaitingMessage]]
 
@@ -121,7 +119,7 @@ def running(relay: Relay) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(_DEADLINE_S)
+        thread.join(LIMIT_S)
         assert not thread.is_alive()
 
 
@@ -443,13 +441,6 @@ def test_marked_when_stopped(ledger: Ledger, broker: Broker, defer: Defer) -> No
 # ---- Running -----------------------------------------------------------------------------------
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_runs_until_stopped(ledger: Ledger, broker: Broker, defer: Defer) -> None:
     """A running relay sends what comes."""
     with running(Relay(ledger, broker)):
@@ -478,7 +469,6 @@ def test_waits_for_the_broker(ledger: Ledger, broker: Broker, defer: Defer) -> N
     assert "TransportError: the broker is away" in errors
 
 
-@pytest.mark.timeout(60)
 def test_ends_where_the_broker_refuses(ledger: Ledger, broker: Broker, defer: Defer) -> None:
     """A relay does not wait for what only people can mend; what was published is marked."""
     defer("order-1", "a", "b")
@@ -508,9 +498,9 @@ def test_stops_promptly(ledger: Ledger, broker: Broker) -> None:
     relay = Relay(ledger, broker, poll="1h")
     thread = threading.Thread(target=relay.run, args=[stop, lambda _: began.set()])
     thread.start()
-    assert began.wait(_DEADLINE_S)
+    assert began.wait(LIMIT_S)
     stop.set()
-    thread.join(_DEADLINE_S)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
 
 

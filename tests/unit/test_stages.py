@@ -2,12 +2,12 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.conditions import LIMIT_S
 
 from oncely.consuming.stages import Stage
-
-_DEADLINE_S = 10.0
 
 
 class Work:
@@ -19,7 +19,7 @@ class Work:
         self.rings: list[str] = []
 
     def __call__(self, batch: Sequence[int]) -> None:
-        assert self.may_go_on.acquire(timeout=_DEADLINE_S)
+        assert self.may_go_on.acquire(timeout=LIMIT_S)
         if 13 in batch:
             raise ValueError("not that one")
         self.done += batch
@@ -58,13 +58,15 @@ def test_no_more_than_two_under_way(stage: Stage[int], work: Work) -> None:
     """Who puts a third waits for the first, which is collected with the others."""
     stage.put([1])
     stage.put([2])
-    third = threading.Thread(target=stage.put, args=[[3]])
-    third.start()
-    third.join(0.05)
-    assert third.is_alive()
-    work.may_go_on.release()
-    third.join(_DEADLINE_S)
-    assert not third.is_alive()
+
+    def put_third() -> list[int]:
+        stage.put([3])
+        return [*work.done]
+
+    with ThreadPoolExecutor(1) as pool:
+        third = pool.submit(put_third)
+        work.may_go_on.release()
+        assert third.result(LIMIT_S)[0] == 1
     work.may_go_on.release(2)
     assert stage.wait() == [1, 2, 3]
 

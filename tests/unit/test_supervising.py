@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.integration.others import wait_until
+from tests.conditions import wait_until
 
 from oncely._util import pauses
 from oncely._util.pauses import Backoff

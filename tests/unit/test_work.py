@@ -4,7 +4,6 @@
 import asyncio
 import os
 import threading
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
@@ -12,6 +11,7 @@ from tests.conftest import OpenSqlite
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
+from oncely._util import clock as process_clock
 from oncely.core.errors import ConfigError, FencedError, MessageError, StoreUnavailable
 from oncely.core.message import Message, current
 from oncely.core.policy import Finding, Policy
@@ -290,28 +290,30 @@ def test_finding_about_another_doubt(
         pytest.fail("it ran")
 
 
+@pytest.mark.usefixtures("hurried")
 def test_lease_counts_from_after_the_probe(ledger: Ledger, clock: ManualClock, key: Key) -> None:
     """A probe may take longer than a lease; what it lets run has all of its own."""
     granted(ledger.claim(key, "60s"))
     clock.advance(61)
 
     def probe(_: Message) -> Finding:
-        time.sleep(0.3)  # Longer than the lease below, which is what this is about.
+        process_clock.sleep(61)  # Longer than the lease below, which is what this is about.
         return "not_happened"
 
-    with claimed(ledger, key, lease="200ms", policy=Policy(on_in_doubt=probe)) as work:
+    with claimed(ledger, key, lease="60s", policy=Policy(on_in_doubt=probe)) as work:
         assert work.processing.step("debit", lambda: 1) == 1
 
 
+@pytest.mark.usefixtures("hurried")
 def test_step_is_not_begun_under_a_lost_claim(
     meddling: MeddlingStore, ledger: Ledger, key: Key
 ) -> None:
     """A worker whose lease may be over by its own clock begins no step."""
     with (
         pytest.raises(FencedError, match="may have run out"),
-        claimed(ledger, key, lease="50ms") as work,
+        claimed(ledger, key, lease="60s") as work,
     ):
         assert work.processing.step("first", lambda: 1) == 1
         meddling.meddle = away  # It cannot be extended any more.
-        time.sleep(0.2)  # Longer than the lease, which is what this is about.
+        process_clock.sleep(61)  # Longer than the lease, which is what this is about.
         work.processing.step("debit", pytest.fail)

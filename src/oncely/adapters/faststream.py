@@ -1,6 +1,5 @@
 """A middleware for FastStream that handles each message once."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -170,7 +169,7 @@ async def _wait(delay_s: float, subscriber: Any) -> None:
     """Wait. Raises NackMessage if the subscriber stops during that: others may have the message."""
     until = clock.monotonic() + delay_s
     while (left_s := until - clock.monotonic()) > 0:
-        await asyncio.sleep(min(left_s, _LONGEST_SLEEP_S))
+        await clock.pause(min(left_s, _LONGEST_SLEEP_S))
         if not subscriber.running:
             raise NackMessage
 

@@ -13,6 +13,7 @@ from functools import cache
 from itertools import cycle, groupby, islice, repeat
 from uuid import uuid4
 
+from oncely._util import clock
 from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
@@ -331,7 +332,7 @@ class Recorder:
 
 def _beat(recorder: "weakref.ref[Recorder]", closed: threading.Event) -> None:
     left = cycle(reversed(range(_ROUNDS)))
-    while not closed.wait(_ADD_UP_S):
+    while not clock.wait(closed, _ADD_UP_S):
         alive = recorder()
         if alive is None:
             return

@@ -141,7 +141,7 @@ class Heartbeat:
         self._thread = thread
 
     def _beat_until(self, closed: threading.Event, pause_s: float) -> None:
-        while not closed.wait(pause_s):
+        while not process_clock.wait(closed, pause_s):
             self.beat()
 
     def _extend_all(self, lease_s: float) -> None:

@@ -1,9 +1,9 @@
 """Patience with a server that is away for a moment."""
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from oncely._util import clock
 from oncely._util.chance import CHANCE
 from oncely.core.errors import StoreUnavailable
 
@@ -32,7 +32,7 @@ def patiently(call: Callable[[], T]) -> T:
             return call()
         except TryAgain:
             # Many workers lost the server at the same moment: they must not all return at once.
-            time.sleep(_FIRST_DELAY_S * 2**failures * CHANCE.uniform(0.5, 1.0))
+            clock.sleep(_FIRST_DELAY_S * 2**failures * CHANCE.uniform(0.5, 1.0))
     try:
         return call()
     except TryAgain as error:
