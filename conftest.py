@@ -16,7 +16,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 _SHARING_SPARK = {
-    *("test_pipeline_modes.py", "test_pipeline_runs.py", "test_reconcile.py"),
+    *("test_pipeline_modes.py", "test_pipeline_runs.py"),
     *(
         "test_archive.py",
         "test_batches.py",

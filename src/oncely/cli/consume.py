@@ -1,182 +1,88 @@
 """`oncely consume`: runs a consumer, in this process or in several that are supervised."""
 
-import argparse
-import json
-import logging
-import os
 import sys
-import threading
-import time
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict
-from typing import Any
+from typing import NamedTuple
 
-from oncely._util.signals import end_at_once, on_signals
-from oncely.cli.loading import loaded_consumer
-from oncely.cli.logs import logged, write_line
-from oncely.cli.monitoring import forget_dead, monitored, observed, shared_metrics
-from oncely.cli.progress import Progress
-from oncely.cli.tables import counts_table, put, words
-from oncely.consumer import Consumer
-from oncely.consuming.consumer_report import ConsumerReport
-from oncely.consuming.health import Health, Pulse
-from oncely.consuming.lifeline import Lifeline
-from oncely.consuming.supervising import Supervisor
-from oncely.core.errors import ConfigError, OncelyError
+import click
 
-_log = logging.getLogger(__name__)
-
-_MARGIN_S = 5.0
-"""How long a process may take to stop, in addition to the grace time of its handlers."""
-_PASSED_ON = ("ledger", "table", "schema", "transport", "log_level", "log_format", "metrics_port")
-"""The options of the command line that are handed to the workers."""
+from oncely.cli import values
+from oncely.cli.options import (
+    LedgerName,
+    Running,
+    example,
+    json_option,
+    running_options,
+    schema_option,
+    table_option,
+)
+from oncely.cli.tables import counts_table, put
+from oncely.cli.terminal import put_json
 
 
-def consume(parsed: argparse.Namespace) -> int:
-    """Run the consumer; return 1 if, with --drain, a message failed or was dead-lettered.
+class ConsumeOptions(NamedTuple):
+    """What was typed, but for --json."""
 
-    Without --drain the user stops it, and that is success: the failures are in the report.
-    """
+    consumer: str
+    ledger: LedgerName
+    transport: str | None
+    workers: int
+    drain: bool
+    running: Running
+
+
+@click.command(
+    "consume", epilog=example("oncely consume app:consumer --workers 4 --metrics-port 9464")
+)
+@click.argument("consumer", metavar="module:consumer", help="importable from the current folder")
+@click.option(
+    "--workers",
+    type=values.NUMBER,
+    default=1,
+    help="worker processes; one that dies is restarted",
+)
+@click.option("--drain", is_flag=True, help="end when nothing is waiting, delayed or in flight")
+@running_options
+@json_option
+# Not from the environment: a ledger that is set there for the other commands would replace the
+# consumer's own without a word, and with it all that the consumer knows.
+@click.option(
+    "--ledger", metavar="URL", help="instead of the module's own, such as env:NAME or file:PATH"
+)
+@table_option
+@schema_option
+@click.option(
+    "--transport", metavar="URL", help="instead of the module's own, such as env:NAME or file:PATH"
+)
+# Between a supervisor and its workers.
+@click.option("--lifeline", type=int, hidden=True)
+@click.option("--worker", type=int, hidden=True)
+def consume(
+    consumer: str,
+    workers: int,
+    drain: bool,
+    running: Running,
+    as_json: bool,
+    ledger: str | None,
+    table: str,
+    schema: str | None,
+    transport: str | None,
+    lifeline: int | None,
+    worker: int | None,
+) -> int:
+    """Run a consumer until stopped, or until its queue is empty."""
+    from oncely.cli.consuming import run, work
+
+    at = LedgerName(ledger, table, schema)
+    options = ConsumeOptions(consumer, at, transport, workers, drain, running)
     # Handlers' own output goes to stderr: stdout is for the one JSON object.
-    with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
-        if parsed.lifeline is not None:
-            return _work(parsed)
-        with logged(parsed), loaded_consumer(parsed) as consumer:
-            _check_shared(consumer, parsed.workers)
-            report = _followed(parsed, consumer)
-    if parsed.json:
-        print(json.dumps(asdict(report)))
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        if lifeline is not None:
+            return work(options, lifeline, worker)
+        counts = run(options, as_json=as_json)
+    if as_json:
+        put_json(counts)
     else:
-        put(counts_table(asdict(report)))
-    return int(parsed.drain and bool(report.failed or report.dead_lettered))
-
-
-def _followed(parsed: argparse.Namespace, consumer: Consumer) -> ConsumerReport:
-    began = time.monotonic()
-    names = {"consumer": parsed.consumer, "queue": consumer.queue}
-    pulse = Pulse(lambda: _log.info("consumer_started", extra={**names, "workers": parsed.workers}))
-    with Progress(is_quiet=parsed.log_format == "json") as progress:
-        run = _supervise if parsed.workers > 1 else _run
-        report = run(parsed, consumer, progress, pulse)
-    took_s = round(time.monotonic() - began, 1)
-    _log.info("consumer_stopped", extra={**names, **asdict(report), "took_s": took_s})
-    return report
-
-
-def _run(
-    parsed: argparse.Namespace, consumer: Consumer, progress: Progress, pulse: Pulse
-) -> ConsumerReport:
-    with (
-        on_signals(consumer.stop, end_at_once),
-        monitored(parsed, consumer.ledger, lambda: {"": pulse.health()}),
-    ):
-        consumer.pulse = pulse
-        return consumer.consume(
-            drain=parsed.drain, on_progress=lambda report: progress.show(_line(report))
-        )
-
-
-def _check_shared(consumer: Consumer, workers: int) -> None:
-    if workers > 1 and consumer.ledger is not None and not consumer.ledger.is_shared:
-        raise ConfigError(
-            'ledger: "memory://" is seen by one process only; for --workers write '
-            '"sqlite:///ledger.db"'
-        )
-    if consumer.url is None or not consumer.url.startswith("memory:"):
-        return
-    if workers > 1:
-        raise ConfigError(
-            '"memory://" is seen by one process only; for --workers write "sqlite:///queue.db"'
-        )
-    _log.warning("queue_in_memory", extra={"note": "no other process can publish to it"})
-
-
-# ---- Several processes -------------------------------------------------------------------------
-
-
-def _work(parsed: argparse.Namespace) -> int:
-    """Run as one of several workers: its log and its report go to the supervisor."""
-    line = Lifeline(parsed.lifeline)
-
-    def write(text: str) -> None:
-        if not line.log(text):
-            write_line(text)
-
-    with logged(parsed, write):
-        try:
-            report = _report_of_work(parsed, line)
-        except OncelyError as error:
-            line.fail(str(error))
-            return 2 if isinstance(error, ConfigError) else 1
-        _log.info("worker_stopped", extra=asdict(report))
-    line.end(report)
-    return 0
-
-
-def _report_of_work(parsed: argparse.Namespace, line: Lifeline) -> ConsumerReport:
-    pulse = Pulse(lambda: _log.info("worker_started"))
-    line.show_health(pulse.health)
-    # A second signal does not end this process at once, as the first may come twice: from the
-    # supervisor, and from whoever stops all processes of a service. It ends the supervisor, which
-    # kills this process.
-    with loaded_consumer(parsed) as consumer, on_signals(consumer.stop):
-        line.grace_s = _grace_s(consumer)
-        if parsed.metrics_port is not None:
-            observed(consumer.ledger)
-        consumer.pulse = pulse
-        return consumer.consume(drain=parsed.drain, on_progress=line.show)
-
-
-def _supervise(
-    parsed: argparse.Namespace, consumer: Consumer, progress: Progress, pulse: Pulse
-) -> ConsumerReport:
-    stop = threading.Event()
-    pulse.reached()
-
-    def show(report: ConsumerReport) -> None:
-        pulse.beat()
-        progress.show(_line(report))
-
-    def healths() -> dict[str, Health]:
-        return {"supervisor": pulse.health(), **supervisor.health}
-
-    def end(number: int) -> None:
-        supervisor.kill()
-        end_at_once(number)
-
-    def tell(event: str, /, *, worker: int, **details: Any) -> None:
-        _log.warning(event, extra={"worker": worker, **details})
-        if event == "worker_died":
-            forget_dead(shared, details["pid"])
-
-    with shared_metrics(parsed) as shared:
-        supervisor = Supervisor(
-            _command(parsed),
-            parsed.workers,
-            drains=parsed.drain,
-            grace_s=_grace_s(consumer),
-            tell=tell,
-            on_line=write_line,
-            env={**os.environ, **shared},
-        )
-        with (
-            on_signals(stop.set, end),
-            monitored(parsed, consumer.ledger, healths, shared),
-        ):
-            return supervisor.run(stop, show)
-
-
-def _command(parsed: argparse.Namespace) -> list[str]:
-    """The command line that starts a worker."""
-    command = [sys.executable, "-m", "oncely", "consume", parsed.consumer]
-    command += [f"--{name}" for name in ("drain", "json") if getattr(parsed, name)]
-    typed = {name.replace("_", "-"): getattr(parsed, name) for name in _PASSED_ON}
-    return command + [f"--{name}={value}" for name, value in typed.items() if value is not None]
-
-
-def _grace_s(consumer: Consumer) -> float:
-    return consumer.grace_s + _MARGIN_S
-
-
-def _line(report: ConsumerReport) -> str:
-    return "  ".join(f"{words(name)} {count:,}" for name, count in asdict(report).items())
+        put(counts_table(counts))
+    # Without --drain the user stops it, and that is success: the failures are in the report.
+    return int(drain and bool(counts["failed"] or counts["dead_lettered"]))

@@ -1,8 +1,6 @@
-"""`oncely web`: serves the dashboard of a ledger, until it is stopped."""
+"""Serves the dashboard of `oncely web`, until it is stopped."""
 
-import argparse
 import asyncio
-import getpass
 import json
 import socket
 import sys
@@ -16,10 +14,11 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncely._util.signals import end_at_once, on_signals
-from oncely.cli.ledger_arguments import opened
 from oncely.cli.loading import load_probe
+from oncely.cli.opening import opened
+from oncely.cli.web import WebOptions
 from oncely.core.errors import ConfigError
-from oncely.web import Auth, PasswordAuth, ProxyAuth, Role, dashboard, password_line
+from oncely.web import Auth, ProxyAuth, dashboard
 from oncely.web.proxies import THIS_MACHINE
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -32,21 +31,18 @@ two, who else send one into a connection that is just being closed.
 """
 
 
-def web(parsed: argparse.Namespace) -> int:
-    """Serve it until SIGINT or SIGTERM; or print a line for the file of passwords."""
-    if parsed.make_password is not None:
-        print(password_line(parsed.make_password, _typed(), Role(parsed.role)))
-        return 0
+def serve(parsed: WebOptions) -> None:
+    """Serve it until SIGINT or SIGTERM."""
     auth = _auth(parsed)
     probes = {consumer: load_probe(name) for consumer, name in parsed.probe}
-    with opened(parsed) as ledger:
+    with opened(parsed.ledger) as ledger:
         # Before anything is served: the schema may be an old one.
         ledger.of_message("oncely")
         hosts = _hosts(parsed.host, auth)
         app = dashboard(
             ledger,
             auth=auth,
-            name=parsed.ledger,
+            name=parsed.ledger.url or "",
             hosts=hosts,
             probes=probes,
             proxies=parsed.trusted_proxy or None,
@@ -54,31 +50,16 @@ def web(parsed: argparse.Namespace) -> int:
         with closing(_listening(parsed.host, parsed.port)) as listening:
             _say(parsed, listening)
             _serve(_below(parsed.root_path, app), listening)
-    return 0
 
 
-def _typed() -> str:
-    """A password, from a terminal without an echo, else a line of stdin."""
-    if not sys.stdin.isatty():
-        return sys.stdin.readline().rstrip("\n")
-    password = getpass.getpass("password: ")
-    if getpass.getpass("once more: ") != password:
-        raise ConfigError("password: the two are not the same; type it twice")
-    return password
-
-
-def _auth(parsed: argparse.Namespace) -> Auth | None:
-    """Who asks, as it was typed how to find out. Raises ConfigError for two ways at once."""
+def _auth(parsed: WebOptions) -> Auth | None:
+    """Who asks, as it was typed how to find out. Raises ConfigError where that is half said."""
     if parsed.user_header is None:
         if parsed.operator:
             raise ConfigError("web: --operator needs --user-header NAME")
-        if parsed.passwords is not None:
-            return PasswordAuth(parsed.passwords)
         if parsed.trusted_proxy:
-            raise ConfigError("web: --trusted-proxy needs --user-header NAME or --passwords FILE")
+            raise ConfigError("web: --trusted-proxy needs --user-header NAME")
         return None
-    if parsed.passwords is not None:
-        raise ConfigError("web: --passwords and --user-header are two ways; leave one out")
     trusted = parsed.trusted_proxy or THIS_MACHINE
     return ProxyAuth(parsed.user_header, trusted=trusted, operators=parsed.operator)
 
@@ -89,8 +70,8 @@ def _hosts(host: str, auth: Auth | None) -> Collection[str] | None:
         return None
     if not _is_local(host):
         raise ConfigError(
-            f"web: others can reach {host}, and nobody is asked who they are; add --passwords FILE "
-            "(a line of it: oncely web --make-password NAME), or --user-header NAME behind a proxy"
+            f"web: others can reach {host}, and nobody is asked who they are; add "
+            "--user-header NAME behind a proxy"
         )
     return {*_LOCAL, host}
 
@@ -117,7 +98,7 @@ def _listening(host: str, port: int) -> socket.socket:
         raise ConfigError(f"web: {host}:{port} cannot be had ({reason}); {advice}") from error
 
 
-def _say(parsed: argparse.Namespace, listening: socket.socket) -> None:
+def _say(parsed: WebOptions, listening: socket.socket) -> None:
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{parsed.root_path}/"
     print(json.dumps({"url": url}) if parsed.json else f"oncely: the dashboard is at {url}")
