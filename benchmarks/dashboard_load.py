@@ -11,6 +11,8 @@ import argparse
 import asyncio
 import json
 import logging
+import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -39,6 +41,7 @@ PAGES = (
     *("/", "/in-doubt", "/failed", "/waiting", "/outbox", "/queues", "/consumers", "/messages"),
     *("/workers", "/runs", "/audit", "/message?id=trouble-0"),
 )
+TOKEN = secrets.token_urlsafe()
 TROUBLE = 200
 """Messages in doubt, and as many dead letters: pages have something to show."""
 FASTEST = 15_000
@@ -157,7 +160,8 @@ def trouble(url: str) -> None:
 def served(url: str) -> Iterator[str]:
     """`oncely web`, and where it is."""
     command = [sys.executable, "-m", "oncely", "web", "--json", "--port", "0", "--ledger", url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "ONCELY_WEB_TOKEN": TOKEN}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         try:
             yield json.loads(process.stdout.readline())["url"].rstrip("/")
@@ -185,7 +189,10 @@ async def burst_after_burst(
     limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
     pages = cycle(PAGES)
     # Certificates, which loopback does not need, would take their time to be read.
-    async with httpx.AsyncClient(limits=limits, timeout=60, verify=False) as client:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    async with httpx.AsyncClient(
+        headers=headers, limits=limits, timeout=60, verify=False
+    ) as client:
         until = time.monotonic() + seconds
         while (began := time.monotonic()) < until:
             asked = [ask(client, site + page, found) for page in islice(pages, at_once)]

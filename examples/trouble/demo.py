@@ -174,20 +174,6 @@ def served(web: Sequence[str], others: Sequence[Sequence[str]]) -> int:
             processes.end()
 
 
-def passwords(folder: Path) -> Path:
-    """A file with one operator, for this demo alone."""
-    line = subprocess.run(
-        command("web", "--make-password", "demo", "--role", "operator"),
-        input="demo\n",
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    file = folder / "passwords"
-    file.write_text(line, encoding="utf-8")
-    return file
-
-
 def main() -> int:
     """Make the trouble, then serve the dashboard."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -212,11 +198,10 @@ def main() -> int:
     producing = threading.Thread(target=produce, args=(stop, first + 91))
     workers = [command("consume", f"shop:{name}") for name in WORKERS]
     relay = command("relay", "--transport", os.environ["TROUBLE_QUEUES"])
-    web = command("web", "--port", parsed.port, "--passwords", str(passwords(folder)))
+    web = command("web", "--port", parsed.port)
     try:
         end_in_good_order()
         producing.start()
-        print("demo: sign in as demo, with the password demo", flush=True)
         return served(web, [*workers, relay])
     except KeyboardInterrupt:
         return 0

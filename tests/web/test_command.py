@@ -7,15 +7,12 @@ import select
 import signal
 import subprocess
 import sys
-import urllib.request
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from html import unescape
 from http import HTTPStatus
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import StringIO
 from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
@@ -26,7 +23,8 @@ from tests.cli.conftest import OnFile, ran_here
 from tests.web.conftest import forms
 
 from oncely import Key, State
-from oncely.web import PasswordAuth, Role, password_line
+
+TOKEN = "a-token-of-the-tests"
 
 
 @pytest.fixture
@@ -36,6 +34,7 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnFile]:
     at.claim("billing", "order-1")
     at.age(7_200)
     monkeypatch.setenv("ONCELY_LEDGER", at.url)
+    monkeypatch.delenv("ONCELY_WEB_TOKEN", raising=False)
     yield at
     at.ledger.close()
 
@@ -53,30 +52,33 @@ def served(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
             process.kill()
 
 
-def refusal(request: str | urllib.request.Request) -> int:
-    """The status of what is not answered otherwise."""
-    with (
-        pytest.raises(urllib.error.HTTPError) as caught,
-        urllib.request.urlopen(request, timeout=60),
-    ):
-        pass
-    with caught.value:
-        return caught.value.code
+@contextmanager
+def client_of(site: str, token: str | None = None) -> Iterator[httpx.Client]:
+    """A browser, or a program that sends the token with each request."""
+    headers = {"origin": site} | ({"authorization": f"Bearer {token}"} if token else {})
+    with httpx.Client(base_url=site, headers=headers, timeout=60, follow_redirects=True) as client:
+        yield client
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serves_until_stopped(at: OnFile, number: signal.Signals) -> None:
     """It says where it is, answers there, and ends in good order."""
     with served() as (process, said):
-        [url] = re.findall(r"the dashboard is at (http://127\.0\.0\.1:\d+/)$", said)
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            page = answer.read().decode()
+        found = r"the dashboard is at ((http://127\.0\.0\.1:\d+)/\?token=[\w-]{43})$"
+        [(url, site)] = re.findall(found, said)
+        with client_of(site) as browser:
+            answer = browser.get(url)
+            assert answer.url == f"{site}/"
             assert answer.headers["x-frame-options"] == "DENY"
-            assert "server" not in {name.lower() for name in answer.headers}
-        assert "1 in doubt" in page
+            assert "server" not in answer.headers
+            assert "1 in doubt" in answer.text
+            assert "order-1" in browser.get("/in-doubt").text
+            assert browser.get("/?token=wrong-wrong-wrong").status_code == 200
+        assert httpx.get(f"{site}/?token=wrong-wrong-wrong", timeout=60).status_code == 401
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (0, "")
+        # The token is in no log.
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 0
 
 
 def test_a_signal_to_another_thread(at: OnFile) -> None:
@@ -84,8 +86,8 @@ def test_a_signal_to_another_thread(at: OnFile) -> None:
     does for a process that was halted meanwhile.
     """
     with served() as (process, said):
-        [url] = re.findall(r"(http://\S+)$", said)
-        urllib.request.urlopen(url, timeout=60).close()
+        # It answers, so a signal does not simply kill it any more.
+        httpx.get(said.split()[-1], timeout=60)
         thread = max(int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir())
         assert ctypes.CDLL(None).tgkill(process.pid, thread, signal.SIGTERM) == 0
         _, err = process.communicate(timeout=60)
@@ -95,12 +97,12 @@ def test_a_signal_to_another_thread(at: OnFile) -> None:
 def test_keeps_connections(at: OnFile) -> None:
     """A connection stays open for longer than a browser pauses: its next request would be lost."""
     with served() as (_, said):
-        [port] = re.findall(r":(\d+)/$", said)
-        connection = HTTPConnection("127.0.0.1", int(port), timeout=60)
+        own = urlsplit(said.split()[-1])
+        connection = HTTPConnection("127.0.0.1", own.port or 0, timeout=60)
         with closing(connection):
-            connection.request("GET", "/queues")
+            connection.request("GET", f"/queues?{own.query}")
             with connection.getresponse() as answer:
-                assert answer.status == 200
+                assert answer.status == 303
                 answer.read()
             # It can be read as soon as the other side closes it.
             closed, _, _ = select.select([connection.sock], [], [], 6.0)
@@ -146,29 +148,29 @@ def proxied(port: int, root: str, *, cuts: bool) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("cuts", [True, False])
-def test_below_a_path(at: OnFile, tmp_path: Path, cuts: bool) -> None:
-    """Behind a proxy that serves it below a path, links, files, redirects, forms and the cookie
+def test_below_a_path(at: OnFile, cuts: bool) -> None:
+    """Behind a proxy that serves it below a path, links, files, redirects, forms and the cookies
     stay below it, whether the proxy cuts the path off or not.
     """
-    (tmp_path / "passwords").write_text(password_line("anna", "geheim", Role.OPERATOR) + "\n")
-    options = ["--root-path", "/ops/oncely", "--passwords", str(tmp_path / "passwords"), "--json"]
-    with served(*options) as (_, said):
+    with served("--root-path", "/ops/oncely", "--json") as (_, said):
         own = urlsplit(json.loads(said)["url"])
         assert own.path == "/ops/oncely/"
-        with proxied(own.port or 0, "/ops/oncely", cuts=cuts) as port:
-            site = f"http://127.0.0.1:{port}"
-            client = httpx.Client(base_url=site, auth=("anna", "geheim"), headers={"origin": site})
-            with client:
-                seen = follow_links(client, "/ops/oncely/")
-                assert {"/ops/oncely/failed", "/ops/oncely/message"} <= seen
-                moved = client.get("/ops/oncely/failed/")
-                assert (moved.status_code, moved.headers["location"]) == (307, "/ops/oncely/failed")
-                assert [cookie.path for cookie in client.cookies.jar] == ["/ops/oncely"]
-                page = client.get("/ops/oncely/in-doubt").text
-                for fields in ({"decision": "happened", "every": "yes"}, {"why": "a test"}):
-                    [(to, hidden)] = forms(page).items()
-                    page = client.post(to, data={**hidden, **fields}).text
-                assert "completed" in page
+        with (
+            proxied(own.port or 0, "/ops/oncely", cuts=cuts) as port,
+            client_of(f"http://127.0.0.1:{port}") as client,
+        ):
+            came = client.get(f"/ops/oncely/failed?{own.query}")
+            assert (came.status_code, came.url.path) == (200, "/ops/oncely/failed")
+            seen = follow_links(client, "/ops/oncely/")
+            assert {"/ops/oncely/failed", "/ops/oncely/message"} <= seen
+            moved = client.get("/ops/oncely/failed/", follow_redirects=False)
+            assert (moved.status_code, moved.headers["location"]) == (307, "/ops/oncely/failed")
+            assert [cookie.path for cookie in client.cookies.jar] == ["/ops/oncely"] * 2
+            page = client.get("/ops/oncely/in-doubt").text
+            for fields in ({"decision": "happened", "every": "yes"}, {"why": "a test"}):
+                [(to, hidden)] = forms(page).items()
+                page = client.post(to, data={**hidden, **fields}).text
+            assert "completed" in page
     found = at.ledger.find(Key("billing", "order-1"))
     assert found is not None
     assert found.state is State.COMPLETED
@@ -195,38 +197,77 @@ def test_probes(at: OnFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """A probe that is named by its module is asked about its consumer's messages in doubt."""
     (tmp_path / "own_probes.py").write_text("def asked(message):\n    return 'unknown'\n")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "passwords").write_text(password_line("anna", "geheim", Role.OPERATOR) + "\n")
-    with served("--passwords", "passwords", "--probe", "billing=own_probes:asked") as (_, said):
-        [url] = re.findall(r"(http://\S+)$", said)
-        sign_in = b64encode(b"anna:geheim").decode()
-        request = urllib.request.Request(
-            f"{url}in-doubt", headers={"authorization": f"Basic {sign_in}"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            assert "Probe now…" in answer.read().decode()
+    monkeypatch.setenv("ONCELY_WEB_TOKEN", TOKEN)
+    with (
+        served("--probe", "billing=own_probes:asked") as (_, said),
+        client_of(said.split()[-1], TOKEN) as client,
+    ):
+        assert "Probe now…" in client.get("/in-doubt").text
 
 
-def test_says_where_as_json(at: OnFile) -> None:
-    """For a program that starts it; another name than its own is refused."""
+def test_token_of_the_environment(at: OnFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for, and is not printed; a program sends it with each request."""
+    monkeypatch.setenv("ONCELY_WEB_TOKEN", TOKEN)
     with served("--json") as (_, said):
         url = json.loads(said)["url"]
-        request = urllib.request.Request(url, headers={"host": "evil.example"})
-        assert refusal(request) == 421
+        assert urlsplit(url).query == ""
+        with client_of(url, TOKEN) as program:
+            assert "1 in doubt" in program.get("/").text
+        for wrong in (None, TOKEN.upper()):
+            with client_of(url, wrong) as program:
+                assert program.get("/").status_code == 401
+
+
+def test_a_new_token_at_each_start(at: OnFile) -> None:
+    """The token of one start, and the cookie that a browser got for it, open no other."""
+    with served("--json") as (_, said):
+        first = urlsplit(json.loads(said)["url"])
+        with client_of(f"http://{first.netloc}") as browser:
+            assert browser.get(f"/?{first.query}").status_code == 200
+            with served("--json") as (_, says):
+                second = urlsplit(json.loads(says)["url"])
+                assert second.query != first.query
+                site = f"http://{second.netloc}"
+                assert browser.get(f"{site}/").status_code == 401
+                assert browser.get(f"{site}/?{first.query}").status_code == 401
+                assert browser.get(f"{site}/?{second.query}").status_code == 200
+            # The cookies of two ports are beside one another.
+            assert browser.get("/").status_code == 200
+
+
+def test_a_proxy_says_who(at: OnFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a proxy names the user no token is asked for, nor taken."""
+    monkeypatch.setenv("ONCELY_WEB_TOKEN", "")
+    with served("--user-header", "X-User", "--operator", "anna") as (_, said):
+        url = said.split()[-1]
+        assert urlsplit(url).query == ""
+        with client_of(url) as proxy:
+            for name, role in (("anna", "operator"), ("ben", "viewer")):
+                assert f"{name} ({role})" in proxy.get("/", headers={"x-user": name}).text
+            assert proxy.get("/").status_code == 403
+
+
+def test_no_websocket(at: OnFile) -> None:
+    """Whoever asks for a websocket needs the token as well."""
+    upgrade = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    with served() as (_, said):
+        url = said.split()[-1].partition("?")[0]
+        assert httpx.get(f"{url}static/x", headers=upgrade, timeout=60).status_code == 401
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--host", "0.0.0.0"], "others can reach 0.0.0.0, .* add --passwords FILE"),
-        (["--host", "db.example"], "others can reach db.example"),
-        (["--passwords", "nowhere"], "passwords: 'nowhere' cannot be read"),
-        (["--passwords", "p", "--user-header", "X-User"], "are two ways; leave one out"),
         (["--operator", "anna"], "--operator needs --user-header NAME"),
-        (["--trusted-proxy", "10.0.0.7"], "needs --user-header NAME or --passwords FILE"),
         (["--user-header", "X-User", "--trusted-proxy", "x"], "write an address such as"),
+        (["--trusted-proxy", "x"], "write an address such as"),
         (["--port", "99999"], "--port: '99999' is not a port: write 8470"),
         (["--ledger", "sqlite:///nowhere.db"], "there is no file 'nowhere.db'"),
-        (["--make-password", "a:b"], "'a:b' is not a name"),
         (["--root-path", "oncely"], "--root-path: 'oncely' is not a path of a URL; write /oncely"),
         (["--root-path", "//evil.example"], "is not a path of a URL; write /oncely"),
         (["--probe", "billing"], "--probe: 'billing' names no consumer; write"),
@@ -235,14 +276,25 @@ def test_says_where_as_json(at: OnFile) -> None:
         (["--probe", "billing=json:__name__"], "json:__name__ is not a probe; write a function"),
     ],
 )
-def test_mistakes(
-    at: OnFile, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], said: str
-) -> None:
+def test_mistakes(at: OnFile, arguments: Sequence[str], said: str) -> None:
     """One line says what is wrong and what to type instead."""
-    monkeypatch.setattr(sys, "stdin", StringIO("x\n"))
     ran = ran_here("web", *arguments)
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert re.search(said, ran.err)
+
+
+@pytest.mark.parametrize("token", ["", " " * 20, "x" * 15, "geheim&geheim&geheim", f"{TOKEN}\n"])
+def test_tokens_that_can_be_guessed(
+    at: OnFile, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    """A blank or short token, or one that an address cannot hold, is refused and not printed."""
+    monkeypatch.setenv("ONCELY_WEB_TOKEN", token)
+    # A token that is taken would serve the dashboard for ever, were there a ledger.
+    ran = ran_here("web", "--ledger", "sqlite:///nowhere.db")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "the value of ONCELY_WEB_TOKEN is not a token of at least 16 letters" in ran.err
+    assert "openssl rand -hex 32" in ran.err
+    assert "geheim" not in ran.err
 
 
 def test_port_that_is_taken(at: OnFile) -> None:
@@ -254,26 +306,9 @@ def test_port_that_is_taken(at: OnFile) -> None:
     assert f"127.0.0.1:{port} cannot be had (Address already in use); name another" in ran.err
 
 
-def test_address_of_another_machine(at: OnFile, tmp_path: Path) -> None:
+def test_address_of_another_machine(at: OnFile) -> None:
     """An address that this machine does not have: said in a line, with the option to change."""
-    (tmp_path / "passwords").write_text(
-        password_line("anna", "secret", Role.OPERATOR), encoding="utf-8"
-    )
-    ran = ran_here("web", "--host", "192.0.2.1", "--passwords", str(tmp_path / "passwords"))
+    ran = ran_here("web", "--host", "192.0.2.1")
     assert ran.code == 2
     assert "192.0.2.1:8470 cannot be had (Cannot assign requested address)" in ran.err
     assert ran.err.endswith("; name an address of this machine with --host\n")
-
-
-def test_make_password(at: OnFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line that it prints is one that it takes; the password is read from stdin."""
-    monkeypatch.setattr(sys, "stdin", StringIO("geheim\n"))
-    ran = ran_here("web", "--make-password", "anna", "--role", "operator")
-    assert ran.code == 0
-    assert ran.out.startswith("anna:operator:scrypt:")
-    file = tmp_path / "passwords"
-    file.write_text(ran.out)
-    PasswordAuth(file)
-    with served("--passwords", str(file)) as (_, said):
-        url = said.split()[-1]
-        assert refusal(url) == 401

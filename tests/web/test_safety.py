@@ -1,9 +1,7 @@
 """Who may come in, who may change, and what browsers are kept from."""
 
-import base64
 import hashlib
 import re
-from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
@@ -13,7 +11,7 @@ from tests.web.conftest import PAGES, SITE, Reader, Trouble, as_user, forms, tex
 from oncely import Key, Ledger
 from oncely.core.errors import ConfigError
 from oncely.stores.memory_store import MemoryStore
-from oncely.web import PasswordAuth, ProxyAuth, Role, Scope, User, dashboard, password_line
+from oncely.web import ProxyAuth, Role, Scope, User, dashboard
 from oncely.web.rendering import STATIC
 
 HTMX = "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
@@ -254,85 +252,6 @@ def test_first_visit_is_light(operator: Reader) -> None:
 
 
 # ---- Who asks ----------------------------------------------------------------------------------
-
-
-def basic(name: str, password: str) -> dict[str, str]:
-    """The header of a browser in which these were typed."""
-    return {"authorization": f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"}
-
-
-@pytest.fixture(scope="module")
-def passwords(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An operator and a viewer."""
-    file = tmp_path_factory.mktemp("passwords") / "passwords"
-    lines = [password_line("anna", "pass:wörd", Role.OPERATOR), password_line("ben", "other")]
-    file.write_text("# The dashboard's\n\n" + "\n".join(lines))
-    return file
-
-
-def test_passwords(passwords: Path, filled: Trouble) -> None:
-    """Who is in the file and knows the password comes in, with the role that stands there."""
-    client = TestClient(dashboard(filled.ledger, auth=PasswordAuth(passwords)), base_url=SITE)
-    for _ in range(2):
-        assert "anna (operator)" in client.get("/", headers=basic("anna", "pass:wörd")).text
-        assert "ben (viewer)" in client.get("/", headers=basic("ben", "other")).text
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        basic("anna", "wrong"),
-        basic("anna", "other"),
-        basic("anna", ""),
-        basic("nobody", "pass:wörd"),
-        {"authorization": "Basic !!!"},
-        {"authorization": "Basic " + base64.b64encode(b"\xff:\xff").decode()},
-        {"authorization": "Basic " + base64.b64encode(b"anna").decode()},
-        {"authorization": "Bearer anna"},
-    ],
-)
-def test_wrong_passwords(passwords: Path, filled: Trouble, headers: dict[str, str]) -> None:
-    """Everybody else is asked for them, and sees nothing; also after somebody has come in."""
-    client = TestClient(dashboard(filled.ledger, auth=PasswordAuth(passwords)), base_url=SITE)
-    assert client.get("/", headers=basic("anna", "pass:wörd")).status_code == 200
-    answer = client.get("/in-doubt", headers=headers)
-    assert answer.status_code == 401
-    assert answer.headers["www-authenticate"].startswith("Basic realm=")
-    assert "order-1" not in answer.text
-
-
-def test_passwords_are_hashed(passwords: Path) -> None:
-    """The file has no password, and two users with one password have different lines."""
-    assert "wörd" not in passwords.read_text()
-    assert password_line("a", "x").split(":")[3:] != password_line("b", "x").split(":")[3:]
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("", "nobody is in"),
-        ("anna:geheim", "line 1: it is not of the form"),
-        ("anna:chief:scrypt:AAAA:AAAA", "line 1: it is not of the form"),
-        ("anna:viewer:md5:AAAA:AAAA", "line 1: it is not of the form"),
-    ],
-)
-def test_mistakes_in_passwords(tmp_path: Path, content: str, said: str) -> None:
-    """A line that cannot be meant is named, and not printed: it may have a password."""
-    file = tmp_path / "passwords"
-    file.write_text(content)
-    with pytest.raises(ConfigError, match=said) as caught:
-        PasswordAuth(file)
-    assert "geheim" not in str(caught.value)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        PasswordAuth(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize(("name", "password"), [("a:b", "x"), ("", "x"), ("a\n", "x"), ("a", "")])
-def test_lines_that_cannot_be(name: str, password: str) -> None:
-    """A name that would end its line, and no password, are refused."""
-    with pytest.raises(ConfigError):
-        password_line(name, password)
 
 
 def asked_by(client: tuple[str, int] | None, *headers: tuple[bytes, bytes]) -> Scope:

@@ -22,7 +22,7 @@ class WebOptions(NamedTuple):
     json: bool
 
 
-@click.command("web", epilog=example("oncely web --ledger sqlite:///ledger.db --port 8470"))
+@click.command("web", epilog=example("oncely web --ledger sqlite:///ledger.db --port 8471"))
 @click.option(
     "--host",
     metavar="HOST",
@@ -41,7 +41,8 @@ class WebOptions(NamedTuple):
 @click.option(
     "--user-header",
     metavar="NAME",
-    help="believe the name that a proxy writes into this header, such as X-Forwarded-User",
+    help="instead of asking for a token, believe the name that a proxy writes into this header, "
+    "such as X-Forwarded-User",
 )
 @click.option(
     "--trusted-proxy",

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import os
+import re
+import secrets
 import socket
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Sequence
 from contextlib import closing
 from errno import EADDRNOTAVAIL
-from ipaddress import ip_address
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,10 +20,13 @@ from oncely.cli.loading import load_probe
 from oncely.cli.opening import opened
 from oncely.cli.web import WebOptions
 from oncely.core.errors import ConfigError
-from oncely.web import Auth, ProxyAuth, dashboard
-from oncely.web.proxies import THIS_MACHINE
+from oncely.web import ProxyAuth, dashboard
+from oncely.web.proxies import THIS_MACHINE, TrustedProxies
+from oncely.web.token_gate import FIELD, TokenGate, token_holder
 
-_LOCAL = ("localhost", "127.0.0.1", "::1")
+_VARIABLE = "ONCELY_WEB_TOKEN"
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,}")
+"""A token of the user's: long enough that nobody guesses it, and as it is in an address."""
 _GRACE_S = 5
 """For what is being answered when it is stopped."""
 _LOOK_S = 0.5
@@ -33,54 +38,51 @@ two, who else send one into a connection that is just being closed.
 
 def serve(parsed: WebOptions) -> None:
     """Serve it until SIGINT or SIGTERM."""
-    auth = _auth(parsed)
+    trusted = parsed.trusted_proxy or THIS_MACHINE
+    auth = _proxy_auth(parsed, trusted)
+    token, query = _token() if auth is None else (None, "")
     probes = {consumer: load_probe(name) for consumer, name in parsed.probe}
     with opened(parsed.ledger) as ledger:
         # Before anything is served: the schema may be an old one.
         ledger.of_message("oncely")
-        hosts = _hosts(parsed.host, auth)
         app = dashboard(
             ledger,
-            auth=auth,
+            auth=auth or token_holder,
             name=parsed.ledger.url or "",
-            hosts=hosts,
             probes=probes,
-            proxies=parsed.trusted_proxy or None,
+            proxies=trusted,
         )
+        if token is not None:
+            app = TokenGate(app, token, TrustedProxies(trusted))
         with closing(_listening(parsed.host, parsed.port)) as listening:
-            _say(parsed, listening)
+            _say(parsed, listening, query)
             _serve(_below(parsed.root_path, app), listening)
 
 
-def _auth(parsed: WebOptions) -> Auth | None:
-    """Who asks, as it was typed how to find out. Raises ConfigError where that is half said."""
-    if parsed.user_header is None:
-        if parsed.operator:
-            raise ConfigError("web: --operator needs --user-header NAME")
-        if parsed.trusted_proxy:
-            raise ConfigError("web: --trusted-proxy needs --user-header NAME")
-        return None
-    trusted = parsed.trusted_proxy or THIS_MACHINE
-    return ProxyAuth(parsed.user_header, trusted=trusted, operators=parsed.operator)
+def _proxy_auth(parsed: WebOptions, trusted: Sequence[str]) -> ProxyAuth | None:
+    """Who asks, as a proxy says; None where nobody says so and a token is asked for instead."""
+    if parsed.user_header is not None:
+        return ProxyAuth(parsed.user_header, trusted=trusted, operators=parsed.operator)
+    if parsed.operator:
+        raise ConfigError("web: --operator needs --user-header NAME")
+    return None
 
 
-def _hosts(host: str, auth: Auth | None) -> Collection[str] | None:
-    """By which names it may be asked. Raises ConfigError where strangers could ask."""
-    if auth is not None:
-        return None
-    if not _is_local(host):
+def _token() -> tuple[str, str]:
+    """The token, and what the printed address says of it: all of a new token, which nobody knows
+    yet; nothing of the user's own, because logs keep what a service prints. Raises ConfigError for
+    a token that can be guessed.
+    """
+    token = os.environ.get(_VARIABLE)
+    if token is None:
+        token = secrets.token_urlsafe()
+        return token, f"?{FIELD}={token}"
+    if not _TOKEN.fullmatch(token):
         raise ConfigError(
-            f"web: others can reach {host}, and nobody is asked who they are; add "
-            "--user-header NAME behind a proxy"
+            f"the value of {_VARIABLE} is not a token of at least 16 letters and digits "
+            "(or - . _ ~); set it to what this prints: openssl rand -hex 32, or unset it"
         )
-    return {*_LOCAL, host}
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return token, ""
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -98,9 +100,9 @@ def _listening(host: str, port: int) -> socket.socket:
         raise ConfigError(f"web: {host}:{port} cannot be had ({reason}); {advice}") from error
 
 
-def _say(parsed: WebOptions, listening: socket.socket) -> None:
+def _say(parsed: WebOptions, listening: socket.socket, query: str) -> None:
     host, port = listening.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{parsed.root_path}/"
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{parsed.root_path}/{query}"
     print(json.dumps({"url": url}) if parsed.json else f"oncely: the dashboard is at {url}")
     sys.stdout.flush()
 
@@ -124,7 +126,10 @@ def _serve(app: ASGIApp, listening: socket.socket) -> None:
         app,
         lifespan="off",
         log_level="warning",
+        # It would show the token of an address.
         access_log=False,
+        # The dashboard has no websockets.
+        ws="none",
         server_header=False,
         # Who asks is the peer itself: ProxyAuth believes a trusted one alone.
         proxy_headers=False,

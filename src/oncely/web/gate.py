@@ -6,12 +6,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncely.web.csrf import COOKIE, FIELD, is_from_elsewhere, parts_of
 from oncely.web.forms import FormError, read_form
-from oncely.web.passwords import PasswordAuth
 from oncely.web.site import Site
 from oncely.web.users import asked, header
 from oncely.web.visit import Visit
 
-_LOOKING = ("GET", "HEAD")
+LOOKING = ("GET", "HEAD")
 _STATIC = "/static/"
 
 
@@ -40,20 +39,13 @@ class Gate:
             # A page of another site, whose name was made to point here, could read all of this.
             return visit.refusal(421, f"Ask by one of these names: {', '.join(site.hosts)}.")
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path.startswith(_STATIC) and scope["method"] in _LOOKING:
+        if path.startswith(_STATIC) and scope["method"] in LOOKING:
             return None
         if site.auth is not None:
             scope["oncely.user"] = await asked(site.auth, scope)
             if visit.user is None:
-                return self._unknown(visit)
-        return None if scope["method"] in _LOOKING else await self._refused_change(visit)
-
-    def _unknown(self, visit: Visit) -> Response:
-        if not isinstance(self._site.auth, PasswordAuth):
-            return visit.refusal(403, "You are not signed in, or may not look at this.")
-        response = visit.refusal(401, "Sign in with your name and password.")
-        response.headers["www-authenticate"] = self._site.auth.challenge
-        return response
+                return visit.refusal(403, "You are not signed in, or may not look at this.")
+        return None if scope["method"] in LOOKING else await self._refused_change(visit)
 
     async def _refused_change(self, visit: Visit) -> Response | None:
         request = visit.request

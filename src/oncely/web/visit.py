@@ -15,6 +15,7 @@ from oncely.core.ids import check_text
 from oncely.core.shown import shown
 from oncely.ledger import Ledger
 from oncely.web.contents import LIMIT
+from oncely.web.cookies import set_cookie
 from oncely.web.csrf import COOKIE
 from oncely.web.forms import Form
 from oncely.web.rendering import render
@@ -142,16 +143,7 @@ class Visit:
         html = html.replace(_NAME.encode(), escape(shown(self.by)).encode())
         response = HTMLResponse(html, status)
         if is_new:
-            scope = self.request.scope
-            response.set_cookie(
-                COOKIE,
-                cookie,
-                path=scope.get("root_path", "").rstrip("/") or "/",
-                httponly=True,
-                samesite="strict",
-                # Whether the browser asks over TLS, here or at a proxy.
-                secure=self.request.url.scheme == "https" or self.site.proxies.is_secure(scope),
-            )
+            set_cookie(response, self.request.scope, self.site.proxies, COOKIE, cookie, "strict")
         return response
 
     def refusal(self, status: int, text: str) -> Response:
