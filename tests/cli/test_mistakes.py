@@ -166,6 +166,9 @@ def test_missing_packages(filled: "OnFile") -> None:
     assert ran.stderr.endswith("is not installed; type: pip install 'oncely[cli]'\n")
     assert ran.stderr.count("\n") == 1
     assert "\n  list " in without("rich", "--help").stdout
+    ran = without("click", "--help")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "oncely: click is not installed; type: pip install 'oncely[cli]'\n"
 
 
 def test_nobody_reads_on(filled: "OnFile", monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from oncely.cli.options import (
 )
 from oncely.cli.progress import Progress
 from oncely.cli.records import one_record
-from oncely.cli.terminal import agreed, put_json, tell, tell_audit
+from oncely.cli.terminal import agreed, put_json, say, tell_audit
 from oncely.core.errors import ConfigError
 from oncely.core.shown import shown
 from oncely.core.state_words import RESETTABLE, STATES
@@ -113,9 +113,9 @@ def _change(
             )
             records = selected.records
             if selected.more:
-                tell(f"only the first {limit:,}; more records match, see --limit")
+                say(f"only the first {limit:,}; more records match, see --limit")
         if not records:
-            tell("no matching records")
+            say("no matching records")
         if len(records) > 1 and not yes and not _agreed(verb, records):
             if as_json:
                 put_json(_as_dict(ops.Changed([], [], "", ""), done))
@@ -192,7 +192,7 @@ def _probed(found: "ops.Probed", *, as_json: bool) -> int:
         put_json(_as_dict(found.changed, done) | told)
     elif found.finding == "unknown":
         error = "" if found.error is None else f": {found.error}"
-        tell(f"oncely: the probe does not know{error}")
+        say(f"oncely: the probe does not know{error}")
     else:
         _tell(found.changed, done)
     tell_audit(found.changed.audit_error)
@@ -240,9 +240,9 @@ def _tell(changed: "ops.Changed", done: str) -> None:
     for key in changed.done:
         print(shown(f"{done} {key.message_id!r} ({key.consumer}) by {changed.by}{why}"))
     for refusal in changed.refused:
-        tell(f"oncely: {refusal.reason}")
+        say(f"oncely: {refusal.reason}")
     if len(changed.done) + len(changed.refused) > 1:
-        tell(f"{done} {len(changed.done):,}, refused {len(changed.refused):,}")
+        say(f"{done} {len(changed.done):,}, refused {len(changed.refused):,}")
 
 
 def _as_dict(changed: "ops.Changed", done: str) -> dict[str, Any]:

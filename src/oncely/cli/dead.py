@@ -47,7 +47,7 @@ from oncely.cli.tables import (
     put_found,
     unbroken,
 )
-from oncely.cli.terminal import agreed, put_json, tell, tell_changed
+from oncely.cli.terminal import agreed, put_json, say, tell_changed
 from oncely.core.errors import ConfigError, RefusedError, mask_passwords
 from oncely.core.shown import moment, span
 
@@ -216,7 +216,7 @@ def export(
                 fields = ops.letter_as_dict(letter, is_whole=True, masked=False)
                 print(json.dumps(fields), file=to)
     if file == "-":
-        tell(f"exported {count:,}")
+        say(f"exported {count:,}")
     elif as_json:
         put_json({"exported": count})
     else:
@@ -311,7 +311,7 @@ def edit(
             others["body"] = _from_editor(message)
         edited = replace(message, **others)
         if edited == message:
-            tell("nothing was changed")
+            say("nothing was changed")
             return 1
         _retry(ledger, [number], note, as_json=as_json, message=edited)
     return None
@@ -330,7 +330,7 @@ def _chosen(ledger: "Ledger", letters: _Letters, verb: str) -> Sequence[int]:
         of_group = ops.letter_group(ledger, group, consumer, limit)
         if of_group.more:
             looked_at = f"of the first {of_group.looked_at:,} dead letters only"
-            tell(f"{looked_at}; there are more, see --limit")
+            say(f"{looked_at}; there are more, see --limit")
         return of_group.group.ids
     if numbers:
         if consumer is not None:
@@ -338,9 +338,9 @@ def _chosen(ledger: "Ledger", letters: _Letters, verb: str) -> Sequence[int]:
         return numbers
     found = ops.dead_letters(ledger, consumer, limit, with_bodies=False)
     if not found.letters:
-        tell("no dead letters")
+        say("no dead letters")
     if found.more:
-        tell(f"the first {limit:,} only; there are more, see --limit")
+        say(f"the first {limit:,} only; there are more, see --limit")
     return [letter.id for letter in found.letters]
 
 

@@ -13,7 +13,7 @@ import click
 from oncely.cli import values
 from oncely.cli.options import example
 from oncely.cli.starters import LOAD, SETTINGS, STARTERS, STORES, contents
-from oncely.cli.terminal import tell
+from oncely.cli.terminal import say
 from oncely.core.errors import ConfigError
 from oncely.core.shown import shown
 
@@ -85,9 +85,9 @@ def _asked(question: str, choices: Mapping[str, str]) -> str:
     """One of the choices, by its number or name. Raises ConfigError if there is no answer."""
     names = list(choices)
     # On stderr: stdout may be read by a program.
-    tell(question)
+    say(question)
     for number, (name, text) in enumerate(choices.items(), 1):
-        tell(f"  {number}  {name:<10}  {text}")
+        say(f"  {number}  {name:<10}  {text}")
     numbers = {str(number): name for number, name in enumerate(names, 1)}
     while True:
         print(f"Number or name [{names[0]}]: ", end="", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ import click
 from oncely.cli import values
 from oncely.cli.options import Commands, example, json_option, url_option
 from oncely.cli.progress import Progress
-from oncely.cli.terminal import put_json, tell
+from oncely.cli.terminal import put_json, say
 from oncely.core.errors import ConfigError
 from oncely.core.shown import shown
 from oncely.stores.names import TABLE_NAME
@@ -83,7 +83,7 @@ def run(
     else:
         Console().print(report_table(config.pipeline.name, report))
     if report.stopped:
-        tell("stopped; the next run continues with the messages that are left")
+        say("stopped; the next run continues with the messages that are left")
     return int(report.has_failures)
 
 

@@ -20,7 +20,7 @@ from oncely.cli.options import (
 )
 from oncely.cli.progress import Progress
 from oncely.cli.tables import counts_table, put
-from oncely.cli.terminal import put_json, tell, tell_audit
+from oncely.cli.terminal import put_json, say, tell_audit
 from oncely.core.shown import span
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def relay(
         began = time.monotonic()
         if retry_set_aside:
             found = ops.send_every_again(ledger, **note)
-            tell(f"set-aside messages to retry: {found.freed:,}")
+            say(f"set-aside messages to retry: {found.freed:,}")
             tell_audit(found.audit_error)
         if running.metrics_port is not None:
             observed(ledger)

@@ -8,7 +8,7 @@ import click
 from oncely.cli import values
 from oncely.cli.opening import opened, to_migrate
 from oncely.cli.options import LedgerName, example, ledger_options, time_option
-from oncely.cli.terminal import put_json, tell
+from oncely.cli.terminal import put_json, say
 from oncely.core.errors import ConfigError, StoreUnavailable, mask_passwords
 from oncely.core.policy import Policy
 from oncely.core.shown import shown
@@ -31,7 +31,7 @@ def migrate(at: LedgerName, only_print: bool, as_json: bool) -> None:
     elif only_print and sql:
         print(sql.rstrip("\n"))
     else:
-        tell("migrated" if applied else "nothing to do: the schema is up to date")
+        say("migrated" if applied else "nothing to do: the schema is up to date")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
-from oncely.cli.terminal import tell
+from oncely.cli.terminal import say
 from oncely.core.shown import shown
 
 if TYPE_CHECKING:
@@ -135,11 +135,11 @@ def put_found(table: "Table", none: str, more: str | None = None) -> None:
     `more` below where there is more.
     """
     if not table.rows:
-        tell(none)
+        say(none)
         return
     put(table, last_gives_way=True)
     if more is not None:
-        tell(more)
+        say(more)
 
 
 def put(table: "Table", *, last_gives_way: bool = False) -> None:

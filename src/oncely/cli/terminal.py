@@ -16,7 +16,7 @@ def put_json(found: object) -> None:
     print(json.dumps(found))
 
 
-def tell(text: str) -> None:
+def say(text: str) -> None:
     """A line on stderr: stdout may be read by a program."""
     print(shown(text), file=sys.stderr, flush=True)
 
@@ -24,7 +24,7 @@ def tell(text: str) -> None:
 def tell_audit(error: str | None) -> None:
     """Say where the counts of a change are not in the audit."""
     if error is not None:
-        tell(f"oncely: done, but the audit does not say how many were changed: {error}")
+        say(f"oncely: done, but the audit does not say how many were changed: {error}")
 
 
 def tell_changed(changed: "LettersChanged", done: str, what: str, *, as_json: bool) -> None:
@@ -56,5 +56,5 @@ def agreed(what: str) -> bool:
     print(f"{what}? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() in {"y", "yes"}:
         return True
-    tell("nothing was changed")
+    say("nothing was changed")
     return False
