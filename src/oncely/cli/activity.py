@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oncely.cli import values
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
 from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName, example, ledger_options, limit_option
+from oncely.cli.options import LedgerName
 from oncely.cli.tables import (
     aligned,
     cell,
@@ -25,16 +26,13 @@ from oncely.core.shown import moment, span
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oncely import ops
     from oncely.core.activity import AuditEntry, Run
 
 
-@click.command("activity", epilog=example("oncely activity --json"))
-@ledger_options
+@click.command("activity", epilog=options.example("oncely activity --json"))
+@options.ledger
 def activity(at: LedgerName, as_json: bool) -> None:
     """Show what came of the messages of each consumer in the last hour and day."""
-    from oncely import ops
-
     with opened(at) as ledger:
         ops.check_kept(ledger)
         found = ops.activity(ledger)
@@ -45,12 +43,10 @@ def activity(at: LedgerName, as_json: bool) -> None:
         put_found(table, "no activity in the last day")
 
 
-@click.command("workers", epilog=example("oncely workers"))
-@ledger_options
+@click.command("workers", epilog=options.example("oncely workers"))
+@options.ledger
 def workers(at: LedgerName, as_json: bool) -> None:
     """List the processes that work with the ledger, those that were killed among them."""
-    from oncely import ops
-
     with opened(at) as ledger:
         ops.check_kept(ledger)
         found, now = ops.workers(ledger), ledger.now()
@@ -60,13 +56,11 @@ def workers(at: LedgerName, as_json: bool) -> None:
         put_found(_workers_table(found, now), "no workers")
 
 
-@click.command("runs", epilog=example("oncely runs --limit 10"))
-@limit_option(50)
-@ledger_options
+@click.command("runs", epilog=options.example("oncely runs --limit 10"))
+@options.limit(50)
+@options.ledger
 def runs(at: LedgerName, limit: int, as_json: bool) -> None:
     """List the runs on Spark, the newest first."""
-    from oncely import ops
-
     with opened(at) as ledger:
         ops.check_kept(ledger)
         found, now = ops.runs(ledger, limit), ledger.now()
@@ -76,14 +70,12 @@ def runs(at: LedgerName, limit: int, as_json: bool) -> None:
         put_found(_runs_table(found, now), "no runs")
 
 
-@click.command("audit", epilog=example("oncely audit --limit 20"))
-@limit_option()
+@click.command("audit", epilog=options.example("oncely audit --limit 20"))
+@options.limit()
 @click.option("--before", type=values.NUMBER, help="only entries numbered below this")
-@ledger_options
+@options.ledger
 def audit(at: LedgerName, limit: int, before: int | None, as_json: bool) -> None:
     """List what people have changed, the newest first."""
-    from oncely import ops
-
     with opened(at) as ledger:
         ops.check_kept(ledger)
         found, now = ops.audit(ledger, limit, before), ledger.now()

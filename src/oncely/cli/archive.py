@@ -5,16 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oncely.cli import values
+from oncely.cli import options, values
 from oncely.cli.opening import opened
-from oncely.cli.options import (
-    LedgerName,
-    Note,
-    example,
-    ledger_options,
-    note_options,
-    retention_options,
-)
+from oncely.cli.options import LedgerName, Note, Past
 from oncely.cli.progress import Progress
 from oncely.cli.tables import consumers_table, put
 from oncely.cli.terminal import put_json, tell_audit
@@ -23,27 +16,15 @@ if TYPE_CHECKING:
     from oncely.archive.writing import Archived
 
 
-@click.command("archive", epilog=example("oncely archive --to s3://bucket/ledger"))
+@click.command("archive", epilog=options.example("oncely archive --to s3://bucket/ledger"))
 @click.option(
-    "--to",
-    type=values.FOLDER,
-    required=True,
-    help="a path, or a URI such as s3://bucket/folder",
+    "--to", type=values.FOLDER, required=True, help="a path, or a URI such as s3://bucket/folder"
 )
-@retention_options
+@options.retention
 @click.option("--batch", type=values.NUMBER, default=50_000, help="records held in memory at once")
-@note_options
-@ledger_options
-def archive(
-    at: LedgerName,
-    to: str,
-    older_than: str | None,
-    consumer: str | None,
-    retention: tuple[tuple[str, str], ...],
-    batch: int,
-    note: Note,
-    as_json: bool,
-) -> None:
+@options.note
+@options.ledger
+def archive(at: LedgerName, to: str, past: Past, batch: int, note: Note, as_json: bool) -> None:
     """Write records that were completed or failed long ago to Parquet, then remove them."""
     from oncely.archive.writing import Archived
     from oncely.archive.writing import archive as move
@@ -53,16 +34,7 @@ def archive(
         def show(consumer: str, so_far: Archived) -> None:
             progress.show(f"archived {so_far.archived:,} of {consumer}  {progress.took_s:.0f} s")
 
-        archived = move(
-            ledger,
-            to,
-            older_than,
-            consumer=consumer,
-            retention=dict(retention),
-            batch=batch,
-            on_batch=show,
-            **note,
-        )
+        archived = move(ledger, to, **past, batch=batch, on_batch=show, **note)
     tell_audit(archived.audit_error)
     total = Archived()
     for each in archived.counts.values():

@@ -6,24 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options
 from oncely.cli.opening import opened
-from oncely.cli.options import (
-    MANY,
-    Command,
-    Filters,
-    LedgerName,
-    Note,
-    bundled,
-    consumer_option,
-    example,
-    filter_options,
-    id_argument,
-    ledger_options,
-    limit_option,
-    note_options,
-    optional_id_argument,
-    yes_option,
-)
+from oncely.cli.options import Filters, LedgerName, Note
 from oncely.cli.progress import Progress
 from oncely.cli.records import one_record
 from oncely.cli.terminal import agreed, put_json, say, tell_audit
@@ -32,54 +18,52 @@ from oncely.core.shown import shown
 from oncely.core.state_words import RESETTABLE, STATES
 
 if TYPE_CHECKING:
-    from oncely import ops
     from oncely.core.record import Record
 
 _NAMED = 3
 
 
-def _one_record_options(command: Command) -> Command:
-    return bundled(command, id_argument, consumer_option(), note_options, ledger_options)
+def _one_record_options(command: options.Command) -> options.Command:
+    return options.bundled(
+        command, options.message_id, options.consumer(), options.note, options.ledger
+    )
 
 
-def _many_options(states: Sequence[str]) -> Callable[[Command], Command]:
+def _many_options(states: Sequence[str]) -> Callable[[options.Command], options.Command]:
     """A record by its ID, or several by filters."""
-    most = limit_option(MANY)
-    return lambda command: bundled(
+    most = options.limit(options.MANY)
+    return lambda command: options.bundled(
         command,
-        optional_id_argument,
-        filter_options(states),
+        options.optional_message_id,
+        options.filters(states),
         most,
-        yes_option,
-        note_options,
-        ledger_options,
+        options.yes,
+        options.note,
+        options.ledger,
     )
 
 
 @click.command(
     "reset",
-    epilog=example("oncely reset --consumer billing --state failed --why 'fixed in 2.1'"),
+    epilog=options.example("oncely reset --consumer billing --state failed --why 'fixed in 2.1'"),
 )
 @_many_options(RESETTABLE)
 def reset(filters: Filters, **typed: Any) -> int:
     """Allow failed and in-doubt messages to run again: at once if the ledger has the message,
     waiting or as a dead letter, else with its next delivery.
     """
-    from oncely import ops
-
     return _change("reset", "reset", ops.reset, RESETTABLE, filters=filters, **typed)
 
 
 @click.command(
-    "forget", epilog=example("oncely forget order-17 --consumer billing --why 'sent by mistake'")
+    "forget",
+    epilog=options.example("oncely forget order-17 --consumer billing --why 'sent by mistake'"),
 )
 @_many_options(tuple(STATES))
 def forget(filters: Filters, **typed: Any) -> int:
     """Remove records that no worker is processing; the next delivery is treated as new, and so is a
     message that waits in the ledger, which stays there.
     """
-    from oncely import ops
-
     return _change("forget", "forgotten", ops.forget, (), filters=filters, **typed)
 
 
@@ -100,8 +84,6 @@ def _change(
     """Change records; return 1 if one is refused, or if the user answers no. `states` are those to
     look in where no --state is typed.
     """
-    from oncely import ops
-
     with opened(at) as ledger:
         _check_chosen(verb, message_id, filters)
         if message_id is not None:
@@ -142,7 +124,7 @@ def _agreed(verb: str, records: "Sequence[Record]") -> bool:
 
 
 @click.command(
-    "settle", epilog=example("oncely settle order-17 --happened --why 'it is on the bill'")
+    "settle", epilog=options.example("oncely settle order-17 --happened --why 'it is on the bill'")
 )
 @click.option(
     "--happened",
@@ -169,7 +151,6 @@ def settle(
     as_json: bool,
 ) -> int:
     """Say of a message in doubt whether its effect has happened."""
-    from oncely import ops
     from oncely.cli.loading import load_probe
 
     if sum((happened, not_happened, probe is not None)) != 1:
@@ -199,26 +180,24 @@ def _probed(found: "ops.Probed", *, as_json: bool) -> int:
     return int(not found.changed.done)
 
 
-@click.command("run-now", epilog=example("oncely run-now order-21 --why 'the bank is back'"))
+@click.command(
+    "run-now", epilog=options.example("oncely run-now order-21 --why 'the bank is back'")
+)
 @_one_record_options
 def run_now(
     at: LedgerName, message_id: str, consumer: str | None, note: Note, as_json: bool
 ) -> int:
     """Let a message that waits for its retry be due at once."""
-    from oncely import ops
-
     with opened(at) as ledger:
         key = ops.waiting_key(ledger, message_id, consumer)
         changed = ops.run_now(ledger, [key], **note)
     return _told(changed, "due now", as_json=as_json)
 
 
-@click.command("cancel", epilog=example("oncely cancel order-21 --why 'withdrawn'"))
+@click.command("cancel", epilog=options.example("oncely cancel order-21 --why 'withdrawn'"))
 @_one_record_options
 def cancel(at: LedgerName, message_id: str, consumer: str | None, note: Note, as_json: bool) -> int:
     """Make a dead letter of a message that waits for its retry."""
-    from oncely import ops
-
     with opened(at) as ledger:
         key = ops.waiting_key(ledger, message_id, consumer)
         changed = ops.cancel(ledger, [key], **note)

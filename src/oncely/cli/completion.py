@@ -3,13 +3,15 @@
 import click
 from click.shell_completion import get_completion_class
 
-from oncely.cli.options import example
+from oncely.cli import options
 
 COMPLETE_VARIABLE = "_ONCELY_COMPLETE"
 """Set by the script when it asks for completions."""
 
 
-@click.command("completion", epilog=example("oncely completion bash > ~/.oncely-completion"))
+@click.command(
+    "completion", epilog=options.example("oncely completion bash > ~/.oncely-completion")
+)
 @click.argument(
     "shell", type=click.Choice(("bash", "zsh", "fish")), metavar="SHELL", help="bash, zsh, fish"
 )

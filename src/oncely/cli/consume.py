@@ -6,16 +6,8 @@ from typing import NamedTuple
 
 import click
 
-from oncely.cli import values
-from oncely.cli.options import (
-    LedgerName,
-    Running,
-    example,
-    json_option,
-    running_options,
-    schema_option,
-    table_option,
-)
+from oncely.cli import options, values
+from oncely.cli.options import LedgerName, Running
 from oncely.cli.tables import counts_table, put
 from oncely.cli.terminal import put_json
 
@@ -32,25 +24,22 @@ class ConsumeOptions(NamedTuple):
 
 
 @click.command(
-    "consume", epilog=example("oncely consume app:consumer --workers 4 --metrics-port 9464")
+    "consume", epilog=options.example("oncely consume app:consumer --workers 4 --metrics-port 9464")
 )
 @click.argument("consumer", metavar="module:consumer", help="importable from the current folder")
 @click.option(
-    "--workers",
-    type=values.NUMBER,
-    default=1,
-    help="worker processes; one that dies is restarted",
+    "--workers", type=values.NUMBER, default=1, help="worker processes; one that dies is restarted"
 )
 @click.option("--drain", is_flag=True, help="end when nothing is waiting, delayed or in flight")
-@running_options
-@json_option
+@options.running
+@options.json_output
 # Not from the environment: a ledger that is set there for the other commands would replace the
 # consumer's own without a word, and with it all that the consumer knows.
 @click.option(
     "--ledger", metavar="URL", help="instead of the module's own, such as env:NAME or file:PATH"
 )
-@table_option
-@schema_option
+@options.table
+@options.schema
 @click.option(
     "--transport", metavar="URL", help="instead of the module's own, such as env:NAME or file:PATH"
 )
@@ -74,12 +63,12 @@ def consume(
     from oncely.cli.consuming import run, work
 
     at = LedgerName(ledger, table, schema)
-    options = ConsumeOptions(consumer, at, transport, workers, drain, running)
+    chosen = ConsumeOptions(consumer, at, transport, workers, drain, running)
     # Handlers' own output goes to stderr: stdout is for the one JSON object.
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         if lifeline is not None:
-            return work(options, lifeline, worker)
-        counts = run(options, as_json=as_json)
+            return work(chosen, lifeline, worker)
+        counts = run(chosen, as_json=as_json)
     if as_json:
         put_json(counts)
     else:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from functools import wraps
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,22 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
-from oncely.cli import values
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
 from oncely.cli.opening import opened
-from oncely.cli.options import (
-    MANY,
-    Command,
-    Commands,
-    LedgerName,
-    Note,
-    bundled,
-    consumer_option,
-    example,
-    ledger_options,
-    limit_option,
-    note_options,
-    yes_option,
-)
+from oncely.cli.options import LedgerName, Note
 from oncely.cli.progress import Progress
 from oncely.cli.tables import (
     Cell,
@@ -54,7 +41,6 @@ from oncely.core.shown import moment, span
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oncely import ops
     from oncely.core.message import Message
     from oncely.core.waiting import DeadLetter
     from oncely.ledger import Ledger
@@ -63,10 +49,7 @@ _SHOWN = 2_000
 """Characters of a body."""
 
 _letter_argument = click.argument(
-    "number",
-    metavar="ID",
-    type=values.LETTER,
-    help="the number of a dead letter, as list shows it",
+    "number", metavar="ID", type=values.LETTER, help="the number of a dead letter, as list shows it"
 )
 _group_option = click.option(
     "--group",
@@ -85,58 +68,42 @@ class _Letters(NamedTuple):
     limit: int
 
 
-def _letters_options(command: Command) -> Command:
-    """ID..., --all, --group, --consumer and --limit as `letters`."""
-
-    @wraps(command)
-    def run(
-        *,
-        numbers: tuple[int, ...],
-        has_all: bool,
-        group: str | None,
-        consumer: str | None,
-        limit: int,
-        **others: Any,
-    ) -> int | None:
-        return command(letters=_Letters(numbers, has_all, group, consumer, limit), **others)
-
-    return bundled(
-        run,
-        click.argument(
-            "numbers",
-            metavar="[ID...]",
-            nargs=-1,
-            type=values.LETTER,
-            help="the numbers of dead letters, as list shows them",
-        ),
-        click.option("--all", "has_all", is_flag=True, help="all, or all of --consumer"),
-        _group_option,
-        consumer_option("with --all or --group: of this consumer only"),
-        limit_option(MANY, "with --all or --group: how many are looked at, at most"),
-    )
+_letters_options = options.bundle(
+    "letters",
+    _Letters,
+    click.argument(
+        "numbers",
+        metavar="[ID...]",
+        nargs=-1,
+        type=values.LETTER,
+        help="the numbers of dead letters, as list shows them",
+    ),
+    click.option("--all", "has_all", is_flag=True, help="all, or all of --consumer"),
+    _group_option,
+    options.consumer("with --all or --group: of this consumer only"),
+    options.limit(options.MANY, "with --all or --group: how many are looked at, at most"),
+)
 
 
-@click.group("dead", cls=Commands, no_args_is_help=False)
+@click.group("dead", cls=options.Commands, no_args_is_help=False)
 def dead() -> None:
     """List, show, retry, edit, export and discard dead letters."""
 
 
-@dead.command("list", epilog=example("oncely dead list --consumer billing --sort newest"))
-@consumer_option()
-@limit_option()
+@dead.command("list", epilog=options.example("oncely dead list --consumer billing --sort newest"))
+@options.consumer()
+@options.limit()
 @click.option(
     "--sort",
     type=click.Choice(("oldest", "newest")),
     default="oldest",
     help="which to list first; --limit leaves out the rest",
 )
-@ledger_options
+@options.ledger
 def list_letters(
     at: LedgerName, consumer: str | None, limit: int, sort: str, as_json: bool
 ) -> None:
     """List dead letters, the oldest or the newest first."""
-    from oncely import ops
-
     with opened(at) as ledger:
         newest = sort == "newest"
         found = ops.dead_letters(ledger, consumer, limit, newest=newest, with_bodies=False)
@@ -149,14 +116,12 @@ def list_letters(
         put_found(_letters_table(found, now), "no dead letters", more)
 
 
-@dead.command("groups", epilog=example("oncely dead groups --consumer billing"))
-@consumer_option()
-@limit_option(MANY, "how many dead letters are looked at, at most")
-@ledger_options
+@dead.command("groups", epilog=options.example("oncely dead groups --consumer billing"))
+@options.consumer()
+@options.limit(options.MANY, "how many dead letters are looked at, at most")
+@options.ledger
 def list_groups(at: LedgerName, consumer: str | None, limit: int, as_json: bool) -> None:
     """Count dead letters by consumer and error, those that failed alike together."""
-    from oncely import ops
-
     with opened(at) as ledger:
         found = ops.letter_groups(ledger, consumer, limit)
         now = ledger.now()
@@ -168,13 +133,11 @@ def list_groups(at: LedgerName, consumer: str | None, limit: int, as_json: bool)
         put_found(_groups_table(found, now), "no dead letters", looked_at if found.more else None)
 
 
-@dead.command("show", epilog=example("oncely dead show 42"))
+@dead.command("show", epilog=options.example("oncely dead show 42"))
 @_letter_argument
-@ledger_options
+@options.ledger
 def show(at: LedgerName, number: int, as_json: bool) -> None:
     """Show a dead letter in full, with headers, body and error; passwords are masked."""
-    from oncely import ops
-
     with opened(at) as ledger:
         letter = ops.letter(ledger, number)
         now = ledger.now()
@@ -184,24 +147,22 @@ def show(at: LedgerName, number: int, as_json: bool) -> None:
         put(fields_table(_fields(letter, now)))
 
 
-@dead.command("export", epilog=example("oncely dead export dead.jsonl --consumer billing"))
+@dead.command("export", epilog=options.example("oncely dead export dead.jsonl --consumer billing"))
 @click.argument(
     "file",
     metavar="FILE",
     type=values.FILE,
     help="the file to write, - for stdout; an existing file is replaced",
 )
-@consumer_option()
+@options.consumer()
 @_group_option
-@ledger_options
+@options.ledger
 def export(
     at: LedgerName, file: str, consumer: str | None, group: str | None, as_json: bool
 ) -> None:
     """Write dead letters to a file, one JSON object a line, as they came: passwords are not masked;
     the dead letters stay in the ledger.
     """
-    from oncely import ops
-
     count = 0
     with opened(at) as ledger:
         letters = (
@@ -224,26 +185,25 @@ def export(
 
 
 @dead.command(
-    "retry", epilog=example("oncely dead retry --all --consumer billing --why 'the bank is back'")
+    "retry",
+    epilog=options.example("oncely dead retry --all --consumer billing --why 'the bank is back'"),
 )
 @_letters_options
-@note_options
-@ledger_options
+@options.note
+@options.ledger
 def retry(at: LedgerName, letters: _Letters, note: Note, as_json: bool) -> None:
     """Retry dead letters at once; their attempts are counted from zero."""
     with opened(at) as ledger:
         _retry(ledger, _chosen(ledger, letters, "retry"), note, as_json=as_json)
 
 
-@dead.command("discard", epilog=example("oncely dead discard 42 43 --why 'test messages'"))
+@dead.command("discard", epilog=options.example("oncely dead discard 42 43 --why 'test messages'"))
 @_letters_options
-@yes_option
-@note_options
-@ledger_options
+@options.yes
+@options.note
+@options.ledger
 def discard(at: LedgerName, letters: _Letters, yes: bool, note: Note, as_json: bool) -> int | None:
     """Remove dead letters permanently; their records stay as they are."""
-    from oncely import ops
-
     with opened(at) as ledger:
         numbers = _chosen(ledger, letters, "discard")
         what = f"discard {len(numbers):,} dead letters permanently"
@@ -261,27 +221,22 @@ def discard(at: LedgerName, letters: _Letters, yes: bool, note: Note, as_json: b
     return None
 
 
-@dead.command("edit", epilog=example("oncely dead edit 42 --body order.json --why 'wrong amount'"))
+@dead.command(
+    "edit", epilog=options.example("oncely dead edit 42 --body order.json --why 'wrong amount'")
+)
 @_letter_argument
 @click.option(
     "--body", metavar="FILE", type=values.FILE, help="the file of the new body; - for stdin"
 )
 @click.option(
-    "--header",
-    "headers",
-    type=values.HEADER,
-    multiple=True,
-    help="set one header; may be repeated",
+    "--header", "headers", type=values.HEADER, multiple=True, help="set one header; may be repeated"
 )
 @click.option("--type", "type_", metavar="TYPE", help="the new type")
 @click.option(
-    "--id",
-    "new_id",
-    type=values.MESSAGE_ID,
-    help="the message id, for a message that has none",
+    "--id", "new_id", type=values.MESSAGE_ID, help="the message id, for a message that has none"
 )
-@note_options
-@ledger_options
+@options.note
+@options.ledger
 def edit(
     at: LedgerName,
     number: int,
@@ -295,8 +250,6 @@ def edit(
     """Retry a dead letter with other content: what the options name, or the body as you edit it in
     $EDITOR.
     """
-    from oncely import ops
-
     with opened(at) as ledger:
         message = ops.letter(ledger, number).message
         if not message.id and new_id is None:
@@ -319,8 +272,6 @@ def edit(
 
 def _chosen(ledger: "Ledger", letters: _Letters, verb: str) -> Sequence[int]:
     """The numbers of the dead letters to change."""
-    from oncely import ops
-
     numbers, has_all, group, consumer, limit = letters
     if sum((bool(numbers), has_all, group is not None)) != 1:
         raise ConfigError(
@@ -352,8 +303,6 @@ def _retry(
     as_json: bool,
     message: "Message | None" = None,
 ) -> None:
-    from oncely import ops
-
     with Progress() as progress:
         count = progress.counter(len(numbers))
         changed = ops.retry_letters(ledger, numbers, on_each=count, message=message, **note)
@@ -447,8 +396,6 @@ def _groups_table(found: "ops.FoundGroups", now: float) -> "Table":
 
 
 def _fields(letter: "DeadLetter", now: float) -> dict[str, Cell]:
-    from oncely import ops
-
     # From the JSON form, in which passwords are masked.
     shown = ops.letter_as_dict(letter, is_whole=True)
     message = letter.message

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import click
 
-from oncely.cli import values
-from oncely.cli.options import example
+from oncely.cli import options, values
 from oncely.cli.starters import LOAD, SETTINGS, STARTERS, STORES, contents
 from oncely.cli.terminal import say
 from oncely.core.errors import ConfigError
 from oncely.core.shown import shown
 
 
-@click.command("init", epilog=example("oncely init webhooks --delivery webhook --store postgresql"))
+@click.command(
+    "init", epilog=options.example("oncely init webhooks --delivery webhook --store postgresql")
+)
 @click.argument(
     "folder",
     metavar="[FOLDER]",

@@ -4,6 +4,7 @@ import getpass
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from inspect import signature
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import click
@@ -35,8 +36,16 @@ class Note(TypedDict):
     why: str
 
 
+class Past(TypedDict):
+    """Which records are past their retention."""
+
+    older_than: str | None
+    consumer: str | None
+    retention: Mapping[str, str]
+
+
 class Filters(TypedDict):
-    """Which records are meant."""
+    """Which records are meant: the arguments of ops.Selection."""
 
     consumer: str | None
     states: tuple[str, ...]
@@ -74,79 +83,83 @@ def example(text: str) -> str:
     return f"\b\n{EXAMPLE}{text}"
 
 
-def bundled(run: Command, *options: Option[Any]) -> Command:
+def bundled(command: Command, *decorators: Option[Any]) -> Command:
     """The function with these options, in this order."""
-    for option in reversed(options):
-        run = option(run)
-    return run
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+def bundle(
+    name: str, make: Callable[..., Any], *decorators: Option[Any]
+) -> Callable[[Command], Command]:
+    """Options that become one argument of the function: what `make` makes of their values, which
+    have the names of its parameters.
+    """
+    own = [*signature(make).parameters]
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(**typed: Any) -> int | None:
+            made = make(**{each: typed.pop(each) for each in own})
+            return command(**{name: made}, **typed)
+
+        return bundled(run, *decorators)
+
+    return decorate
 
 
 # ---- Single options ------------------------------------------------------------------------------
 
-json_option = click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
 _ID_HELP = "the message id; write -- before an id that begins with a dash"
-id_argument = click.argument("message_id", metavar="ID", type=values.MESSAGE_ID, help=_ID_HELP)
-optional_id_argument = click.argument(
+
+json_output = click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
+message_id = click.argument("message_id", metavar="ID", type=values.MESSAGE_ID, help=_ID_HELP)
+optional_message_id = click.argument(
     "message_id", metavar="[ID]", required=False, type=values.MESSAGE_ID, help=_ID_HELP
 )
-yes_option = click.option("--yes", is_flag=True, help="do not ask before many are changed")
-table_option = click.option(
-    "--table", metavar="NAME", default=TABLE_NAME, help="the ledger's table"
-)
-schema_option = click.option(
+yes = click.option("--yes", is_flag=True, help="do not ask before many are changed")
+table = click.option("--table", metavar="NAME", default=TABLE_NAME, help="the ledger's table")
+schema = click.option(
     "--schema", metavar="NAME", help="the table's schema  [default: the database's]"
 )
 
 
-def consumer_option(text: str = "of this consumer only") -> Option[Any]:
+def consumer(text: str = "of this consumer only") -> Option[Any]:
     """--consumer."""
     return click.option("--consumer", type=values.CONSUMER, help=text)
 
 
-def limit_option(default: int = 100, text: str = "how many at most") -> Option[Any]:
+def limit(default: int = 100, text: str = "how many at most") -> Option[Any]:
     """--limit."""
     return click.option("--limit", type=values.NUMBER, default=default, help=text)
 
 
-def time_option(name: str, text: str) -> Option[Any]:
+def time(name: str, text: str) -> Option[Any]:
     """An option for a length of time."""
     return click.option(name, type=values.TIME, help=f"{text}, such as 12h or 30d")
 
 
-def url_option(name: str, example: str, variable: str) -> Option[Any]:
+def url(name: str, param: str, example: str, variable: str) -> Option[Any]:
     """A URL, which may also come from the environment."""
     text = f"such as {example}, env:NAME or file:PATH"
-    return click.option(name, metavar="URL", envvar=variable, show_envvar=True, help=text)
+    return click.option(name, param, metavar="URL", envvar=variable, show_envvar=True, help=text)
 
 
 # ---- Bundles -------------------------------------------------------------------------------------
 
-
-def ledger_options(command: Command) -> Command:
-    """--ledger, --table and --schema as `at`; --json as `as_json`."""
-
-    @wraps(command)
-    def run(*, ledger: str | None, table: str, schema: str | None, **others: Any) -> int | None:
-        return command(at=LedgerName(ledger, table, schema), **others)
-
-    ledger = url_option("--ledger", "sqlite:///ledger.db", "ONCELY_LEDGER")
-    return bundled(run, json_option, ledger, table_option, schema_option)
+_ledger_name = bundle(
+    "at", LedgerName, url("--ledger", "url", "sqlite:///ledger.db", "ONCELY_LEDGER"), table, schema
+)
 
 
-def note_options(command: Command) -> Command:
-    """--why and --by as `note`."""
+def ledger(command: Command) -> Command:
+    """--ledger, --table and --schema as `at`, a LedgerName; --json as `as_json`."""
+    return bundled(command, json_output, _ledger_name)
 
-    @wraps(command)
-    def run(*, why: str | None, by: str | None, **others: Any) -> int | None:
-        return command(note=Note(by=by or _login_name(), why=why or ""), **others)
 
-    return bundled(
-        run,
-        click.option("--why", metavar="TEXT", help="the reason, which is logged with the change"),
-        click.option(
-            "--by", metavar="NAME", help="who makes the change  [default: your login name]"
-        ),
-    )
+def _note(why: str | None, by: str | None) -> Note:
+    return Note(by=by or _login_name(), why=why or "")
 
 
 def _login_name() -> str:
@@ -157,100 +170,89 @@ def _login_name() -> str:
         return str(os.getuid())
 
 
-def running_options(command: Command) -> Command:
-    """--log-level, --log-format, --metrics-port and --metrics-host as `running`."""
-
-    @wraps(command)
-    def run(
-        *,
-        log_level: str,
-        log_format: str,
-        metrics_port: int | None,
-        metrics_host: str,
-        **others: Any,
-    ) -> int | None:
-        click.get_current_context().obj.is_json = log_format == "json"
-        running = Running(log_level, log_format, metrics_port, metrics_host)
-        return command(running=running, **others)
-
-    return bundled(
-        run,
-        click.option(
-            "--log-level",
-            type=click.Choice(("debug", "info", "warning", "error")),
-            default=Running().log_level,
-            help="the lowest level that is logged on stderr",
-        ),
-        click.option(
-            "--log-format",
-            type=click.Choice(("text", "json")),
-            default=Running().log_format,
-            help="a line for people, or a JSON object, for each event",
-        ),
-        click.option(
-            "--metrics-port",
-            type=values.port(9464),
-            help="serve /metrics, /live and /ready on this port; 0: any free port, which is logged",
-        ),
-        click.option(
-            "--metrics-host",
-            metavar="HOST",
-            default=Running().metrics_host,
-            help="the address of that port; 0.0.0.0: all interfaces",
-        ),
-    )
+note = bundle(
+    "note",
+    _note,
+    click.option("--why", metavar="TEXT", help="the reason, which is logged with the change"),
+    click.option("--by", metavar="NAME", help="who makes the change  [default: your login name]"),
+)
 
 
-def filter_options(states: Iterable[str]) -> Callable[[Command], Command]:
-    """--state (one of these), --consumer, --older-than and --id-contains as `filters`: the keyword
-    arguments of ops.Selection.
-    """
+def _running(
+    log_level: str, log_format: str, metrics_port: int | None, metrics_host: str
+) -> Running:
+    click.get_current_context().obj.is_json = log_format == "json"
+    return Running(log_level, log_format, metrics_port, metrics_host)
+
+
+running = bundle(
+    "running",
+    _running,
+    click.option(
+        "--log-level",
+        type=click.Choice(("debug", "info", "warning", "error")),
+        default="info",
+        help="the lowest level that is logged on stderr",
+    ),
+    click.option(
+        "--log-format",
+        type=click.Choice(("text", "json")),
+        default="text",
+        help="a line for people, or a JSON object, for each event",
+    ),
+    click.option(
+        "--metrics-port",
+        type=values.port(9464),
+        help="serve /metrics, /live and /ready on this port; 0: any free port, which is logged",
+    ),
+    click.option(
+        "--metrics-host",
+        metavar="HOST",
+        default="127.0.0.1",
+        help="the address of that port; 0.0.0.0: all interfaces",
+    ),
+)
+
+
+def _filters(
+    state: str | None, consumer: str | None, older_than: str | None, text: str | None
+) -> Filters:
+    states = () if state is None else (state,)
+    return Filters(consumer=consumer, states=states, older_than=older_than, text=text)
+
+
+def filters(states: Iterable[str]) -> Callable[[Command], Command]:
+    """--state (one of these), --consumer, --older-than and --id-contains as `filters`."""
     words = [*states]
-
-    def decorate(command: Command) -> Command:
-        @wraps(command)
-        def run(
-            *,
-            state: str | None,
-            consumer: str | None,
-            older_than: str | None,
-            text: str | None,
-            **others: Any,
-        ) -> int | None:
-            filters = Filters(
-                consumer=consumer,
-                states=() if state is None else (state,),
-                older_than=older_than,
-                text=text,
-            )
-            return command(filters=filters, **others)
-
-        text = "only message ids with this text in them"
-        return bundled(
-            run,
-            click.option("--state", type=values.state(words), help=", ".join(words)),
-            consumer_option(),
-            time_option("--older-than", "last seen longer ago than this"),
-            click.option("--id-contains", "text", type=values.TEXT, help=text),
-        )
-
-    return decorate
-
-
-def retention_options(command: Command) -> Command:
-    """--older-than, --consumer and --retention: which records are past their retention."""
-    return bundled(
-        command,
-        time_option(
-            "--older-than",
-            f"last seen longer ago, instead of each consumer's own retention (else "
-            f"{Policy().retention})",
-        ),
-        consumer_option(),
-        click.option(
-            "--retention",
-            type=values.RETENTION,
-            multiple=True,
-            help="for this consumer, instead of --older-than; may be repeated",
-        ),
+    text = "only message ids with this text in them"
+    return bundle(
+        "filters",
+        _filters,
+        click.option("--state", type=values.state(words), help=", ".join(words)),
+        consumer(),
+        time("--older-than", "last seen longer ago than this"),
+        click.option("--id-contains", "text", type=values.TEXT, help=text),
     )
+
+
+def _past(
+    older_than: str | None, consumer: str | None, retention: Iterable[tuple[str, str]]
+) -> Past:
+    return Past(older_than=older_than, consumer=consumer, retention=dict(retention))
+
+
+_PAST_HELP = (
+    f"last seen longer ago, instead of each consumer's own retention (else {Policy().retention})"
+)
+retention = bundle(
+    "past",
+    _past,
+    time("--older-than", _PAST_HELP),
+    consumer(),
+    click.option(
+        "--retention",
+        type=values.RETENTION,
+        multiple=True,
+        help="for this consumer, instead of --older-than; may be repeated",
+    ),
+)

@@ -4,18 +4,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oncely.cli import values
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
 from oncely.cli.opening import opened
-from oncely.cli.options import (
-    Command,
-    Commands,
-    LedgerName,
-    Note,
-    example,
-    ledger_options,
-    limit_option,
-    note_options,
-)
+from oncely.cli.options import LedgerName, Note
 from oncely.cli.tables import aligned, cell, cut, folded, new_table, put_found, unbroken
 from oncely.cli.terminal import put_json, tell_changed
 from oncely.core.errors import mask_passwords
@@ -24,15 +16,13 @@ from oncely.core.shown import span
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oncely import ops
 
-
-@click.group("outbox", cls=Commands, no_args_is_help=False)
+@click.group("outbox", cls=options.Commands, no_args_is_help=False)
 def outbox() -> None:
     """Look at messages to be sent, and say what becomes of those that were refused."""
 
 
-def _change_options(command: Command) -> Command:
+def _change_options(command: options.Command) -> options.Command:
     numbers = click.argument(
         "numbers",
         metavar="ID...",
@@ -41,15 +31,13 @@ def _change_options(command: Command) -> Command:
         type=values.LETTER,
         help="the numbers of messages, as list --refused shows them",
     )
-    return numbers(note_options(ledger_options(command)))
+    return numbers(options.note(options.ledger(command)))
 
 
-@outbox.command("status", epilog=example("oncely outbox status"))
-@ledger_options
+@outbox.command("status", epilog=options.example("oncely outbox status"))
+@options.ledger
 def status(at: LedgerName, as_json: bool) -> None:
     """Count messages to be sent by destination, and those that were refused."""
-    from oncely import ops
-
     with opened(at) as ledger:
         found, now = ops.unsent(ledger), ledger.now()
     if as_json:
@@ -60,17 +48,15 @@ def status(at: LedgerName, as_json: bool) -> None:
         put_found(_destinations_table(found, now), "nothing is to be sent", more)
 
 
-@outbox.command("list", epilog=example("oncely outbox list --refused --destination mails"))
+@outbox.command("list", epilog=options.example("oncely outbox list --refused --destination mails"))
 @click.option("--destination", metavar="NAME", help="to this destination only")
 @click.option("--refused", is_flag=True, help="those that were refused, instead")
-@limit_option()
-@ledger_options
+@options.limit()
+@options.ledger
 def list_messages(
     at: LedgerName, destination: str | None, refused: bool, limit: int, as_json: bool
 ) -> None:
     """List messages to be sent, in the order in which they came."""
-    from oncely import ops
-
     with opened(at) as ledger:
         found = ops.unsent_messages(
             ledger, destination, limit, is_refused=refused, with_bodies=False
@@ -80,37 +66,32 @@ def list_messages(
 
 
 @outbox.command(
-    "send-again", epilog=example("oncely outbox send-again 7 9 --why 'the queue is there now'")
+    "send-again",
+    epilog=options.example("oncely outbox send-again 7 9 --why 'the queue is there now'"),
 )
 @_change_options
 def send_again(at: LedgerName, numbers: tuple[int, ...], note: Note, as_json: bool) -> None:
     """Let messages that were refused be sent after all."""
-    from oncely import ops
-
     with opened(at) as ledger:
         changed = ops.send_again(ledger, numbers, **note)
     tell_changed(changed, "sent again", "refused message", as_json=as_json)
 
 
-@outbox.command("discard", epilog=example("oncely outbox discard 7 --why 'sent by hand'"))
+@outbox.command("discard", epilog=options.example("oncely outbox discard 7 --why 'sent by hand'"))
 @_change_options
 def discard(at: LedgerName, numbers: tuple[int, ...], note: Note, as_json: bool) -> None:
     """Remove messages that were refused, which are never sent then."""
-    from oncely import ops
-
     with opened(at) as ledger:
         changed = ops.discard_unsent(ledger, numbers, **note)
     tell_changed(changed, "discarded", "refused message", as_json=as_json)
 
 
-@click.command("queue", epilog=example("oncely queue webhooks --limit 10"))
+@click.command("queue", epilog=options.example("oncely queue webhooks --limit 10"))
 @click.argument("name", metavar="NAME", help="of the queue, as status shows it")
-@limit_option()
-@ledger_options
+@options.limit()
+@options.ledger
 def queue(at: LedgerName, name: str, limit: int, as_json: bool) -> None:
     """List the messages that wait in a queue of the ledger."""
-    from oncely import ops
-
     with opened(at) as ledger:
         found, now = ops.queued(ledger, name, limit), ledger.now()
     _put_messages(found, now, limit, f"nothing waits in queue {name!r}", as_json=as_json)
@@ -119,8 +100,6 @@ def queue(at: LedgerName, name: str, limit: int, as_json: bool) -> None:
 def _put_messages(
     found: "ops.FoundMessages", now: float, limit: int, none: str, *, as_json: bool
 ) -> None:
-    from oncely import ops
-
     if as_json:
         messages = [ops.unsent_as_dict(message) for message in found.messages]
         put_json({"messages": messages, "more": found.more})

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oncely.cli import values
-from oncely.cli.options import Commands, example, json_option, url_option
+from oncely.cli import options, values
 from oncely.cli.progress import Progress
 from oncely.cli.terminal import put_json, say
 from oncely.core.errors import ConfigError
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
     from oncely.spark.spark_report import Report
 
 
-@click.group("pipeline", cls=Commands, no_args_is_help=False)
+@click.group("pipeline", cls=options.Commands, no_args_is_help=False)
 def pipeline() -> None:
     """Run a pipeline on Spark."""
 
 
-@pipeline.command("run", epilog=example("oncely pipeline run pipeline.toml --drain"))
+@pipeline.command("run", epilog=options.example("oncely pipeline run pipeline.toml --drain"))
 @click.argument("file", metavar="FILE.toml", type=values.FILE, help="the pipeline file")
 @click.option(
     "--drain", is_flag=True, help="go on until no message of the consumer waits for a retry"
@@ -35,12 +34,10 @@ def pipeline() -> None:
     is_flag=True,
     help="if the run ends with an error, print its tracebacks, of Python and of Java",
 )
-@json_option
-@url_option("--ledger", "sqlite:///ledger.db", "ONCELY_LEDGER")
+@options.json_output
+@options.url("--ledger", "ledger", "sqlite:///ledger.db", "ONCELY_LEDGER")
 @click.option(
-    "--table",
-    metavar="NAME",
-    help=f"the ledger's table  [default: the file's, else {TABLE_NAME}]",
+    "--table", metavar="NAME", help=f"the ledger's table  [default: the file's, else {TABLE_NAME}]"
 )
 @click.option(
     "--schema",

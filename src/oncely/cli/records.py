@@ -8,18 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oncely.cli import values
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
 from oncely.cli.opening import opened
-from oncely.cli.options import (
-    Filters,
-    LedgerName,
-    consumer_option,
-    example,
-    filter_options,
-    id_argument,
-    ledger_options,
-    limit_option,
-)
+from oncely.cli.options import Filters, LedgerName
 from oncely.cli.tables import (
     Cell,
     aligned,
@@ -42,7 +34,6 @@ from oncely.core.state_words import IN_DOUBT, STATES
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oncely import ops
     from oncely.core.waiting import WaitingMessage
     from oncely.ledger import Ledger
 
@@ -51,10 +42,10 @@ _NONE = "no matching records"
 
 
 @click.command(
-    "list", epilog=example("oncely list --state failed --consumer billing --older-than 1h")
+    "list", epilog=options.example("oncely list --state failed --consumer billing --older-than 1h")
 )
-@filter_options(STATES)
-@limit_option()
+@options.filters(STATES)
+@options.limit()
 @click.option(
     "--sort",
     type=click.Choice(("oldest", "newest", "id")),
@@ -73,7 +64,7 @@ _NONE = "no matching records"
     metavar="ID",
     help="with --sort id: go on after this message id, where the list before has ended",
 )
-@ledger_options
+@options.ledger
 def list_records(
     at: LedgerName,
     filters: Filters,
@@ -95,8 +86,6 @@ def list_records(
 
 def _select(ledger: "Ledger", filters: Filters, limit: int, *, newest: bool, as_json: bool) -> None:
     """Print the records that match, by when they were last seen."""
-    from oncely import ops
-
     selected = ops.select(ledger, ops.Selection(**filters), limit, newest=newest)
     now = ledger.now()
     if as_json:
@@ -119,8 +108,6 @@ def _search(
     as_json: bool,
 ) -> None:
     """Print the records that match, in the order of their ids."""
-    from oncely import ops
-
     searched = ops.search(
         ledger, ops.Selection(**filters), limit, begins=begins, after=after, within_s=math.inf
     )
@@ -134,24 +121,20 @@ def _search(
 
 
 def _as_dicts(records: Sequence[Record], now: float) -> Sequence[dict[str, Any]]:
-    from oncely import ops
-
     return [ops.record_as_dict(each, now) for each in records]
 
 
-@click.command("show", epilog=example("oncely show order-17 --consumer billing"))
-@id_argument
-@consumer_option()
+@click.command("show", epilog=options.example("oncely show order-17 --consumer billing"))
+@options.message_id
+@options.consumer()
 @click.option(
     "--story",
     is_flag=True,
     help="and all that is known of it in the order of time, people's changes among it",
 )
-@ledger_options
+@options.ledger
 def show(at: LedgerName, message_id: str, consumer: str | None, story: bool, as_json: bool) -> None:
     """Show all fields of a message's record, of each consumer that has one."""
-    from oncely import ops
-
     with opened(at) as ledger:
         records = _records_of(ledger, message_id, consumer)
         found = [(record, ops.details(ledger, record.key)) for record in records]
@@ -214,8 +197,6 @@ def one_record(ledger: "Ledger", message_id: str, consumer: str | None) -> Recor
 
 def _records_of(ledger: "Ledger", message_id: str, consumer: str | None) -> Sequence[Record]:
     """The records of a message, at least one. Raises RefusedError if there are none."""
-    from oncely import ops
-
     found = ops.find(ledger, message_id, consumer)
     if not found:
         of = "" if consumer is None else f" ({consumer})"
@@ -225,8 +206,6 @@ def _records_of(ledger: "Ledger", message_id: str, consumer: str | None) -> Sequ
 
 def records_table(records: Sequence[Record], now: float) -> "Table":
     """A row for each record."""
-    from oncely import ops
-
     texts = (folded("consumer"), folded("id"), unbroken("state"))
     table = new_table(*texts, *map(aligned, ("attempts", "fence", "last seen")), "error")
     for record in records:
@@ -275,8 +254,6 @@ def _story_table(story: "ops.Story", now: float) -> "Table":
 
 
 def _fields(record: Record, now: float) -> dict[str, Cell]:
-    from oncely import ops
-
     lease_until = record.lease_until
     word = ops.word_for(record, now)
     return {

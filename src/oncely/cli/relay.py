@@ -6,18 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oncely.cli import values
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
 from oncely.cli.opening import opened, opened_transport
-from oncely.cli.options import (
-    LedgerName,
-    Note,
-    Running,
-    example,
-    ledger_options,
-    note_options,
-    running_options,
-    url_option,
-)
+from oncely.cli.options import LedgerName, Note, Running
 from oncely.cli.progress import Progress
 from oncely.cli.tables import counts_table, put
 from oncely.cli.terminal import put_json, say, tell_audit
@@ -35,9 +27,10 @@ _LOOK_EVERY_S = 1.0
 
 
 @click.command(
-    "relay", epilog=example("oncely relay --ledger env:LEDGER_URL --transport env:BROKER_URL")
+    "relay",
+    epilog=options.example("oncely relay --ledger env:LEDGER_URL --transport env:BROKER_URL"),
 )
-@url_option("--transport", "sqlite:///queue.db", "ONCELY_TRANSPORT")
+@options.url("--transport", "transport", "sqlite:///queue.db", "ONCELY_TRANSPORT")
 @click.option("--drain", is_flag=True, help="end when nothing more can be sent")
 @click.option("--batch", type=values.NUMBER, default=100, help="messages taken in one batch")
 @click.option(
@@ -47,10 +40,7 @@ _LOOK_EVERY_S = 1.0
     help="how often to look for messages, also without a notification",
 )
 @click.option(
-    "--tries",
-    type=values.NUMBER,
-    default=10,
-    help="attempts before a refused message is set aside",
+    "--tries", type=values.NUMBER, default=10, help="attempts before a refused message is set aside"
 )
 @click.option(
     "--retry-set-aside",
@@ -62,9 +52,9 @@ _LOOK_EVERY_S = 1.0
     is_flag=True,
     help="create missing queues, instead of setting their messages aside",
 )
-@note_options
-@running_options
-@ledger_options
+@options.note
+@options.running
+@options.ledger
 def relay(
     at: LedgerName,
     transport: str | None,
@@ -79,7 +69,6 @@ def relay(
     as_json: bool,
 ) -> int:
     """Send deferred messages until stopped, or until nothing more can be sent."""
-    from oncely import ops
     from oncely.cli.logs import logged
     from oncely.cli.monitoring import observed
     from oncely.outbox import Relay

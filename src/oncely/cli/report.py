@@ -5,15 +5,16 @@ from uuid import uuid4
 
 import click
 
-from oncely.cli import values
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
 from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName, example, ledger_options
+from oncely.cli.options import LedgerName
 from oncely.cli.terminal import put_json
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.stores.names import TABLE_NAME
 
 
-@click.command("report", epilog=example("oncely report --to report.html"))
+@click.command("report", epilog=options.example("oncely report --to report.html"))
 @click.option(
     "--to",
     metavar="FILE.html",
@@ -21,10 +22,9 @@ from oncely.stores.names import TABLE_NAME
     required=True,
     help="the file to write; an existing one is replaced",
 )
-@ledger_options
+@options.ledger
 def report(at: LedgerName, to: str, as_json: bool) -> None:
     """Write the pages of the dashboard to one HTML file."""
-    from oncely import ops
     from oncely.web.report import report as pages
 
     _check_writable(Path(to))

@@ -5,18 +5,19 @@ from contextlib import contextmanager
 
 import click
 
-from oncely.cli import values
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
 from oncely.cli.opening import opened, to_migrate
-from oncely.cli.options import LedgerName, example, ledger_options, time_option
+from oncely.cli.options import LedgerName
 from oncely.cli.terminal import put_json, say
 from oncely.core.errors import ConfigError, StoreUnavailable, mask_passwords
 from oncely.core.policy import Policy
 from oncely.core.shown import shown
 
 
-@click.command("migrate", epilog=example("oncely migrate --ledger sqlite:///ledger.db"))
+@click.command("migrate", epilog=options.example("oncely migrate --ledger sqlite:///ledger.db"))
 @click.option("--sql", "only_print", is_flag=True, help="print the SQL and change nothing")
-@ledger_options
+@options.ledger
 def migrate(at: LedgerName, only_print: bool, as_json: bool) -> None:
     """Create or upgrade the schema."""
     with to_migrate(at, only_look=only_print) as ledger, _reaching():
@@ -45,14 +46,16 @@ def _reaching() -> Iterator[None]:
         ) from error
 
 
-@click.command("check", epilog=example("oncely check --replay-window 7d --broker-timeout 30m"))
-@time_option("--replay-window", "how long a message may be delivered again")
-@time_option("--retention", "how long records are kept, instead of each consumer's own retention")
-@time_option("--broker-timeout", "how long the broker waits for an acknowledgement")
+@click.command(
+    "check", epilog=options.example("oncely check --replay-window 7d --broker-timeout 30m")
+)
+@options.time("--replay-window", "how long a message may be delivered again")
+@options.time("--retention", "how long records are kept, instead of each consumer's own retention")
+@options.time("--broker-timeout", "how long the broker waits for an acknowledgement")
 @click.option(
     "--lease", type=values.LEASE, default=Policy().lease, help="a claim's time limit, or none"
 )
-@ledger_options
+@options.ledger
 def check(
     at: LedgerName,
     replay_window: str | None,
@@ -62,8 +65,6 @@ def check(
     as_json: bool,
 ) -> int:
     """Find what can lose or repeat messages: the schema, store settings, retention, lease."""
-    from oncely import ops
-
     with opened(at) as ledger:
         found = ops.problems(
             ledger,

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oncely.cli import values
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
 from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName, example, ledger_options
+from oncely.cli.options import LedgerName
 from oncely.cli.tables import Cell, consumers_table, loud, put
 from oncely.cli.terminal import put_json
 from oncely.core.record import State
@@ -20,7 +21,6 @@ from oncely.core.state_words import IN_DOUBT
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oncely import ops
     from oncely.ledger import Ledger
     from oncely.stores.store import Backlog
 
@@ -30,7 +30,7 @@ _ABOUT = "~"
 _WAITING_COLUMNS = ["waiting for\na retry", "overdue\nfor", "dead\nletters"]
 
 
-@click.command("status", epilog=example("oncely status --watch 5"))
+@click.command("status", epilog=options.example("oncely status --watch 5"))
 @click.option(
     "--watch",
     type=values.PAUSE,
@@ -38,7 +38,7 @@ _WAITING_COLUMNS = ["waiting for\na retry", "overdue\nfor", "dead\nletters"]
     flag_value="2",
     help="count again every so many seconds until stopped; 2 if no number follows",
 )
-@ledger_options
+@options.ledger
 def status(at: LedgerName, watch: float | None, as_json: bool) -> None:
     """Count records by consumer and state."""
     with opened(at) as ledger:
@@ -53,7 +53,6 @@ def _watch(ledger: "Ledger", pause_s: float, *, as_json: bool) -> None:
     from rich.console import Console, Group
     from rich.live import Live
 
-    from oncely import ops
     from oncely._util.signals import end_at_once, on_signals
 
     stop = threading.Event()
@@ -73,8 +72,6 @@ def _watch(ledger: "Ledger", pause_s: float, *, as_json: bool) -> None:
 
 
 def _print(ledger: "Ledger", *, as_json: bool) -> None:
-    from oncely import ops
-
     if as_json:
         put_json(ops.overview(ledger).as_dict())
         return
@@ -107,8 +104,6 @@ def _tables(found: "ops.Status") -> Iterator["Table"]:
 
 def _lines(found: "ops.Status") -> Iterator[str]:
     from rich.filesize import decimal
-
-    from oncely import ops
 
     if found.total.is_estimate:
         yield f"{_ABOUT}: estimated from a sample, since there are more than {ops.EXACT:,} records"

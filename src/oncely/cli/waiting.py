@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options
 from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName, consumer_option, example, ledger_options, limit_option
+from oncely.cli.options import LedgerName
 from oncely.cli.tables import aligned, cell, cut, folded, new_table, put_found, unbroken
 from oncely.cli.terminal import put_json
 from oncely.core.shown import span
@@ -13,17 +15,13 @@ from oncely.core.shown import span
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oncely import ops
 
-
-@click.command("waiting", epilog=example("oncely waiting --consumer billing --json"))
-@consumer_option()
-@limit_option()
-@ledger_options
+@click.command("waiting", epilog=options.example("oncely waiting --consumer billing --json"))
+@options.consumer()
+@options.limit()
+@options.ledger
 def waiting(at: LedgerName, consumer: str | None, limit: int, as_json: bool) -> None:
     """List failed messages that wait in the ledger for a retry, and when they are due."""
-    from oncely import ops
-
     with opened(at) as ledger:
         found = ops.waiting(ledger, consumer, limit, with_bodies=False)
         now = ledger.now()

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from oncely.cli import values
-from oncely.cli.options import LedgerName, example, ledger_options
+from oncely.cli import options, values
+from oncely.cli.options import LedgerName
 
 
 class WebOptions(NamedTuple):
@@ -22,7 +22,7 @@ class WebOptions(NamedTuple):
     json: bool
 
 
-@click.command("web", epilog=example("oncely web --ledger sqlite:///ledger.db --port 8471"))
+@click.command("web", epilog=options.example("oncely web --ledger sqlite:///ledger.db --port 8471"))
 @click.option(
     "--host",
     metavar="HOST",
@@ -65,7 +65,7 @@ class WebOptions(NamedTuple):
     help="the function that operators may ask about this consumer's messages in doubt; may be "
     "repeated",
 )
-@ledger_options
+@options.ledger
 def web(at: LedgerName, as_json: bool, **typed: Any) -> None:
     """Serve a dashboard: what is stuck, why, and what operators decide about it."""
     from oncely.cli.web_command import serve
