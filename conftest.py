@@ -19,7 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 pytest.register_assert_rewrite("tests.conformance")
 
 _SHARING_SPARK = {
-    *("test_pipeline_modes.py", "test_pipeline_runs.py", "test_reconcile.py"),
+    *("test_pipeline_modes.py", "test_pipeline_runs.py"),
     *(
         "test_archive.py",
         "test_batches.py",

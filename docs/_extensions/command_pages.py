@@ -1,16 +1,14 @@
-"""Sphinx extension: a page with the line `[commands]` has every command, made from the parser."""
+"""Sphinx extension: a page with the line `[commands]` has every command, made from the commands."""
 
-import argparse
 import inspect
 import re
 from collections.abc import Iterator
 
+import click
 from sphinx.application import Sphinx
 
-from oncely.cli import arguments
-from oncely.cli.examples import EXAMPLES
-from oncely.cli.overview import GROUPS
-from oncely.cli.parsers import CommandParser
+from oncely.cli import commands
+from oncely.cli.options import EXAMPLE
 
 _PLACE = "[commands]"
 _MARKUP = re.compile(r"([\\`*_|<>\[\]])")
@@ -18,46 +16,39 @@ _MARKUP = re.compile(r"([\\`*_|<>\[\]])")
 
 def _insert(app: Sphinx, _: str, source: list[str]) -> None:
     if f"\n{_PLACE}\n" in source[0]:
-        app.env.note_dependency(inspect.getfile(arguments))
+        app.env.note_dependency(inspect.getfile(commands))
         source[0] = source[0].replace(_PLACE, "\n".join(_lines()))
 
 
 def _lines() -> Iterator[str]:
-    commands = arguments.command_parser().subcommands
-    for title, names in GROUPS.items():
-        yield from (f"## {title.capitalize()}", "")
-        for name in names:
-            yield from _command(commands[name], "###")
+    root = click.Context(commands.oncely, info_name="oncely", show_default=True)
+    for title, section in commands.SECTIONS.items():
+        yield from (f"## {title}", "")
+        for command in section:
+            yield from _command(_within(command, root), "###")
 
 
-def _command(parser: CommandParser, level: str) -> Iterator[str]:
-    text = _plain(parser.description or "")
-    yield from (f"{level} {parser.prog}", "", text[:1].upper() + text[1:], "")
-    for action in parser.subcommands.values():
-        yield from _command(action, f"{level}#")
-    if parser.subcommands:
-        return
-    yield from ("```sh", EXAMPLES[parser.prog], "```", "")
-    shown = [each for each in parser.arguments if each.help != argparse.SUPPRESS]
-    yield from ("| argument | meaning |", "|---|---|")
-    # Those without dashes first, as they are typed.
-    for each in sorted(shown, key=lambda action: bool(action.option_strings)):
-        if each.dest != "help":
-            yield f"| {_name(each)} | {_plain(each.help or '')}{_need(each)} |"
+def _within(command: click.Command, parent: click.Context) -> click.Context:
+    return click.Context(command, info_name=command.name, parent=parent)
+
+
+def _command(context: click.Context, level: str) -> Iterator[str]:
+    command = context.command
+    yield from (f"{level} {context.command_path}", "", _plain(inspect.cleandoc(command.help or "")))
     yield ""
-
-
-def _name(action: argparse.Action) -> str:
-    """What is typed, as code."""
-    value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
-    is_optional = action.nargs in ("?", "*")
-    value = f"[{value}]" if value and is_optional else str(value)
-    typed = " ".join(filter(None, ["/".join(action.option_strings), value]))
-    return f"`{typed}`".replace("|", r"\|")
-
-
-def _need(action: argparse.Action) -> str:
-    return " (required)" if action.option_strings and action.required else ""
+    if isinstance(command, click.Group):
+        for action in command.commands.values():
+            yield from _command(_within(action, context), f"{level}#")
+        return
+    yield from ("```sh", (command.epilog or "").partition(EXAMPLE)[2], "```", "")
+    yield from ("| argument | meaning |", "|---|---|")
+    for param in command.params:
+        record = param.get_help_record(context)
+        if record is not None:
+            typed, text = record
+            typed = typed.replace("|", r"\|")
+            yield f"| `{typed}` | {_plain(' '.join(text.split()))} |"
+    yield ""
 
 
 def _plain(text: str) -> str:

@@ -5,7 +5,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
-from oncely._util.event_log import EventLog
 from oncely._util.garbage import rarely_collecting
 from oncely._util.signals import StopEvent, end_at_once, on_signals
 from oncely.consuming.consumer_report import ConsumerReport
@@ -14,10 +13,9 @@ from oncely.consuming.health import Pulse
 from oncely.consuming.loop import Consuming
 from oncely.consuming.running import Parts, check_together
 from oncely.consuming.settings import ConsumerSettings, Listener, MetadataOf
-from oncely.core.binding import Binding
 from oncely.core.destination import check_destination
 from oncely.core.durations import Duration, seconds
-from oncely.core.errors import ConfigError, ContentionError, MessageError, StoreUnavailable
+from oncely.core.errors import ConfigError, MessageError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.ledger import Ledger
@@ -31,8 +29,6 @@ from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_log = EventLog(__name__)
 
 _MOST = 10_000
 
@@ -77,11 +73,6 @@ class Consumer:
     def ledger(self) -> Ledger | None:
         """The ledger of `idempotent`; None without it."""
         return self._ledger
-
-    @property
-    def topics(self) -> Sequence[str]:
-        """The types of events that it takes; none where it takes whatever comes into its queue."""
-        return self._handlers.topics
 
     # ---- What it takes -------------------------------------------------------------------------
 
@@ -265,10 +256,11 @@ class Consumer:
         settings = self._settings(handler)
         try:
             signals = on_signals(self._stop.set, end_at_once) if stop_on_signals else nullcontext()
-            with self.opened() as transport, signals:
+            with self._opened() as transport, signals:
                 # The loop asks on every turn.
                 self._stop.on_asked = self.pulse.beat
-                self._subscribe(transport, settings.parts.handlers.topics)
+                topics = settings.parts.handlers.topics
+                transport.subscribe(self.queue, topics, alone=self._is_ordered)
                 if self._ledger is not None:
                     self._ledger.recorder.works_as("consumer", self._name)
                 consuming = Consuming(
@@ -286,8 +278,8 @@ class Consumer:
         self._stop.set()
 
     @contextmanager
-    def opened(self) -> Iterator[Transport]:
-        """Its transport, for use by others; closed at the end, unless it was handed over."""
+    def _opened(self) -> Iterator[Transport]:
+        """Its transport; closed at the end, unless it was handed over."""
         if self._transport is not None:
             yield self._transport
             return
@@ -296,27 +288,6 @@ class Consumer:
             yield transport
         finally:
             transport.close()
-
-    def _subscribe(self, transport: Transport, topics: Sequence[str]) -> None:
-        exchange = transport.features.exchange
-        if self._ledger is not None and exchange:
-            # Before they are made: a binding that the ledger does not have would never be pruned.
-            bindings = [Binding(self.queue, exchange, topic) for topic in topics]
-            self._remember(self._ledger, bindings)
-        transport.subscribe(self.queue, topics, alone=self._is_ordered)
-
-    def _remember(self, ledger: Ledger, bindings: Sequence[Binding]) -> None:
-        try:
-            ledger.mailbox.bind(bindings)
-        except (StoreUnavailable, ContentionError):
-            # `on_outage` deals with that later. The next start stores them.
-            names = {"queue": self.queue, "consumer": self._name}
-            _log.warning(
-                "the bindings of queue '%(queue)s' could not be stored: %(reason)s; the next start "
-                "stores them",
-                exc_info=True,
-                extra={"event": "bindings_not_stored", **names},
-            )
 
     def _settings(self, handler: Handler | None) -> ConsumerSettings:
         handlers = self._handlers.with_rest(handler)

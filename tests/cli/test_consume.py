@@ -326,7 +326,7 @@ def test_a_mistake_of_all_workers(shop: Shop, in_process: "InProcess") -> None:
         (["shop:forgetful", "--workers", "2"], 'ledger: "memory://" is seen by one process only'),
         (["shop:unhandled"], "nothing handles the messages"),
         (["shop:consumer", "--workers", "0"], "--workers: '0' is not a whole number from 1"),
-        ([], "the following arguments are required: module:consumer; see: oncely consume --help"),
+        ([], "missing argument 'module:consumer'; see: oncely consume --help"),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -365,8 +365,8 @@ def test_the_current_folder(shop: Shop, tmp_path: Path) -> None:
 def test_help(command: "Command") -> None:
     """`oncely --help` names both commands; what workers are told is nobody's option."""
     told = command("--help").out
-    assert "\n    consume " in told
-    assert "\n    dead " in told
+    assert "\n  consume " in told
+    assert "\n  dead " in told
     assert "lifeline" not in command("consume", "--help").out
 
 

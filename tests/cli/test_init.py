@@ -303,7 +303,10 @@ def test_stores_that_fit(command: "Command", monkeypatch: pytest.MonkeyPatch) ->
             ["--delivery", "queue", "--store", "redis"],
             "init: Redis keeps no queues, which --delivery queue needs; take --store sqlite, ",
         ),
-        (["--delivery", "smoke"], "argument --delivery: invalid choice: 'smoke'"),
+        (
+            ["--delivery", "smoke"],
+            "invalid value for '--delivery': 'smoke' is not one of 'function'",
+        ),
         (
             ["--delivery", "function"],
             "init: already there: app.py; name another folder, or add --force to overwrite",

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tests.logs import events_in, of_event
 from oncely import Consumer, Message
 from oncely._util.signals import told_to_stop
 from oncely.cli.monitoring import _Monitor, monitored
+from oncely.cli.options import Running
 from oncely.consuming import loop
 from oncely.consuming.health import BrokerOutage, Health, Pulse
 from oncely.core.errors import StoreUnavailable, TransportError
@@ -65,8 +65,11 @@ def ask(caplog: pytest.LogCaptureFixture) -> Ask:
         workers: dict[str, str] | None = None,
     ) -> Got:
         caplog.clear()
-        parsed = Namespace(metrics_host="127.0.0.1", metrics_port=0)
-        with caplog.at_level("INFO", "oncely"), monitored(parsed, ledger, lambda: healths, workers):
+        running = Running(metrics_port=0)
+        with (
+            caplog.at_level("INFO", "oncely"),
+            monitored(running, ledger, lambda: healths, workers),
+        ):
             [served] = of_event(caplog, "metrics_served")
             return got(f"http://127.0.0.1:{vars(served)['port']}{path}")
 

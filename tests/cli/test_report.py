@@ -135,7 +135,7 @@ def test_whole_or_not_at_all(
         (["--to", "none/report.html"], "there is no folder 'none'"),
         (["--to", "."], "is a folder; name a file"),
         ([], "--to"),
-        (["--to", "r.html", "--archive", "none"], "unrecognized arguments: --archive"),
+        (["--to", "r.html", "--archive", "none"], "no such option: --archive; see: "),
         (["--to", "r.html", "--ledger", "sqlite:///none.db"], "there is no file 'none.db'"),
     ],
 )

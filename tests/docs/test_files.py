@@ -8,14 +8,14 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import click
 import pytest
 import yaml
+from tests.docs.commands import typed
 from tests.docs.pages import DOCS, codes, rows
 
-from oncely.cli import arguments
 from oncely.cli.monitoring import _Monitor
 from oncely.consumer import Consumer
-from oncely.core.errors import ConfigError
 from oncely.metrics import _NAMES
 
 FILES = DOCS / "how-to" / "files"
@@ -54,10 +54,10 @@ def test_commands() -> None:
     seen = set()
     for name, words in every("command"):
         assert words[0] == "oncely", name
-        parsed = arguments.parse([str(word) for word in words[1:]])
-        seen.add(parsed.parser.prog)
+        parsed = typed([str(word) for word in words[1:]])
+        seen.add(parsed.info_name)
         for option in ("ledger", "transport"):
-            assert str(getattr(parsed, option, None) or "env:").startswith("env:"), name
+            assert str(parsed.params.get(option) or "env:").startswith("env:"), name
     assert seen == {f"oncely {each}" for each in ("migrate", "consume", "relay", "purge", "check")}
 
 
@@ -67,9 +67,9 @@ def test_commands_on_the_page() -> None:
     commands = re.findall(r"-- oncely (.*)", page)
     assert commands
     for command in commands:
-        arguments.parse(shlex.split(command))
-    with pytest.raises(ConfigError):
-        arguments.parse(["relay", "--metrics-prot=9464"])
+        typed(shlex.split(command))
+    with pytest.raises(click.NoSuchOption):
+        typed(["relay", "--metrics-prot=9464"])
 
 
 def test_probes() -> None:
@@ -84,10 +84,10 @@ def test_probes() -> None:
     assert monitor.answer("/health").status == 404
     for name, containers in every("containers"):
         for each in containers:
-            opened = arguments.parse(each["command"][1:])
+            opened = typed(each["command"][1:]).params
             ports = [port["containerPort"] for port in each.get("ports", ())]
-            assert ports == ([opened.metrics_port] if "livenessProbe" in each else []), name
-            assert not ports or opened.metrics_host == "0.0.0.0", name
+            assert ports == ([opened["metrics_port"]] if "livenessProbe" in each else []), name
+            assert not ports or opened["metrics_host"] == "0.0.0.0", name
 
 
 def test_time_to_stop() -> None:

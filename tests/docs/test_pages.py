@@ -8,13 +8,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
+import click
 import pytest
+from tests.docs.commands import every_command, typed
 from tests.docs.pages import DOCS
-from tests.docs.test_reference import commands
 
-from oncely.cli import arguments
-from oncely.cli.examples import EXAMPLES
-from oncely.core.errors import ConfigError
+from oncely.cli.options import EXAMPLE
 
 PACKAGES = (
     *("oncely", "oncely.http", "oncely.middleware", "oncely.spark", "oncely.testing"),
@@ -59,17 +58,17 @@ def test_api() -> None:
 
 def test_examples_of_commands() -> None:
     """Every command has an example, which can be typed."""
-    assert set(EXAMPLES) == {each.prog for each in commands(arguments.command_parser())}
-    for name, example in EXAMPLES.items():
+    for name, command in every_command():
+        example = (command.epilog or "").partition(EXAMPLE)[2]
         [program, *words] = shlex.split(example.partition(" > ")[0])
         assert program == "oncely"
-        assert arguments.parse(words).parser.prog == name
+        assert typed(words).info_name == name
 
 
 def test_examples_that_cannot_be_typed_are_found() -> None:
     """An option that is gone is a mistake also in an example."""
-    with pytest.raises(ConfigError):
-        arguments.parse(["dead", "show", "42", "--everything"])
+    with pytest.raises(click.NoSuchOption):
+        typed(["dead", "show", "42", "--everything"])
 
 
 def test_command_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,11 +78,12 @@ def test_command_page(monkeypatch: pytest.MonkeyPatch) -> None:
     sections = {
         part.partition("\n")[0]: part for part in re.split(r"^#+ ", made, flags=re.MULTILINE)
     }
-    for parser in commands(arguments.command_parser()):
-        for action in parser.arguments:
-            if action.dest != "help" and action.help != "==SUPPRESS==":
-                [typed] = action.option_strings or [str(action.metavar)]
-                row = rf"^\| `\[?{re.escape(typed)}\b"
-                found = re.findall(row, sections[parser.prog], flags=re.MULTILINE)
-                assert len(found) == 1, (parser.prog, typed)
+    for name, command in every_command():
+        for param in command.params:
+            if not getattr(param, "hidden", False):
+                is_option = isinstance(param, click.Option)
+                word = param.opts[0] if is_option else param.human_readable_name
+                row = rf"^\| `{re.escape(word)}(?!-)\b|^\| `{re.escape(word)}`"
+                found = re.findall(row, sections[name], flags=re.MULTILINE)
+                assert len(found) == 1, (name, word)
     assert "[commands]" in (DOCS / "reference" / "cli.md").read_text()

@@ -8,12 +8,12 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from prometheus_client import CollectorRegistry, Metric
+from tests.docs.commands import every_command
 from tests.docs.pages import DOCS, codes, named, rows
 
 import oncely
 from oncely import http, spark
-from oncely.cli import DONE, FAILURES, WRONG, arguments
-from oncely.cli.parsers import CommandParser
+from oncely.cli import DONE, FAILURES, WRONG
 from oncely.core.durations import seconds
 from oncely.core.policy import _CHOICES, POLICY_FIELDS, Policy
 from oncely.metrics import LedgerGauges, Metrics
@@ -248,15 +248,9 @@ def test_metrics() -> None:
 # ---- The command -------------------------------------------------------------------------------
 
 
-def commands(parser: CommandParser) -> Iterator[CommandParser]:
-    """Those that do something."""
-    for each in parser.subcommands.values():
-        yield from commands(each) if each.subcommands else [each]
-
-
 def test_exit_codes() -> None:
     """Every command has its row; the codes are those that are returned."""
-    names = {parser.prog for parser in commands(arguments.command_parser())}
+    names = {name for name, _ in every_command()}
     said = named("exit-codes.md", "By command")
     assert sorted(said) == sorted(names)
     assert [row[0] for row in rows("exit-codes.md")][:3] == [

@@ -13,7 +13,6 @@ from tests.records import granted
 
 from oncely import ops
 from oncely.core.activity import AuditEntry
-from oncely.core.binding import Binding
 from oncely.core.commands import Duplicate, Granted
 from oncely.core.errors import ConfigError, FencedError, StoreUnavailable
 from oncely.core.message import Message
@@ -22,8 +21,6 @@ from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import WaitingMessage, retries_of, retry_name
 from oncely.ledger import Ledger, open_ledger
 from oncely.ops import Chapter
-from oncely.stores.sql import SqlStore
-from oncely.transports.store_transport import StoreTransport
 
 _KINDS = ("sqlite", "postgresql")
 
@@ -172,20 +169,14 @@ def test_dead_letters(ledger: Ledger) -> None:
 
 
 def test_upkeep(ledger: Ledger) -> None:
-    """A purge and the bindings that were pruned are noted, also a purge that came to nothing."""
+    """A purge is noted, also one that came to nothing."""
     failed(ledger, "1")
     failed(ledger, "2", "mail")
-    store = ledger.operations
-    assert isinstance(store, SqlStore)
-    transport = StoreTransport(store)
     assert ops.purge(ledger, by="ann").counts == {"billing": 0, "mail": 0}
-    assert ops.prune_bindings(transport, [], ledger, by="ann") is None
     ops.purge(ledger, "0s", by="ann", why="full")
-    ops.prune_bindings(transport, [Binding("in", "", "a"), Binding("in", "", "b")], ledger, by="b")
     assert noted(ledger) == [
         ("ann", "purged", "", "", 0, 0, ""),
         ("ann", "purged", "", "", 2, 0, "full"),
-        ("b", "bindings_pruned", "", "in", 2, 0, ""),
     ]
 
 

@@ -19,14 +19,12 @@ from tests.records import granted
 from oncely import ops
 from oncely.archive.writing import archive
 from oncely.core.activity import AuditEntry
-from oncely.core.binding import Binding
 from oncely.core.errors import ConfigError, MessageError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage, retries_of, retry_name
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.sql import SqlStore
-from oncely.transports.store_transport import StoreTransport
 
 _NOT_KNOWN = "begun; how many were changed is not known"
 
@@ -43,9 +41,6 @@ class Full:
         self.ledger.mailbox.keep(
             [_retry("dead", is_set_aside=True), _retry("waits"), _unsent("refused")]
         )
-        self.ledger.mailbox.bind(self.bindings)
-
-    bindings = (Binding("in", "", "a"), Binding("in", "", "b"))
 
     @property
     def dead(self) -> Sequence[int]:
@@ -57,13 +52,6 @@ class Full:
         """The numbers of the messages that were refused."""
         found = ops.unsent_messages(self.ledger, is_refused=True).messages
         return [each.number or 0 for each in found]
-
-    @property
-    def transport(self) -> StoreTransport:
-        """The queues of the ledger."""
-        store = self.ledger.operations
-        assert isinstance(store, SqlStore)
-        return StoreTransport(store)
 
     def rows(self) -> str:
         """All that the database holds, but for the audit."""
@@ -127,9 +115,6 @@ CHANGES: Mapping[str, Sequence[_Change]] = {
     "run_now": [lambda at: ops.run_now(at.ledger, [_WAITS], by="ann")],
     "cancel": [lambda at: ops.cancel(at.ledger, [_WAITS], by="ann")],
     "purge": [lambda at: ops.purge(at.ledger, "0s", by="ann")],
-    "prune_bindings": [
-        lambda at: ops.prune_bindings(at.transport, at.bindings, at.ledger, by="ann")
-    ],
     "probe": [
         lambda at: ops.probe(at.ledger, at.doubt, lambda _: "happened", by="ann"),
         lambda at: ops.probe(at.ledger, at.doubt, lambda _: "not_happened", by="ann"),

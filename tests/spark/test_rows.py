@@ -664,8 +664,10 @@ def test_a_source_whose_columns_need_backticks(spark: "SparkSession", tmp_path: 
         '[columns]\n"x`y" = "`a.b`"\nz = "`a``b`"\n'
     )
     config = read_config(file)
-    messages = read_messages(spark, config, streaming=False, columns=config.columns)
-    good, bad = messages.orderBy("z").collect()
+    messages = read_messages(spark, config, columns=config.columns)
+    query = messages.writeStream.format("memory").queryName("odd").trigger(availableNow=True)
+    assert query.start().awaitTermination(120)
+    good, bad = spark.table("odd").orderBy("z").collect()
     assert (good["id"], good["x`y"], good["z"], good["oncely_broken"]) == ("m1", 1, "x", None)
     assert json.loads(good["oncely_row"]) == {"the `id`": "m1", "a.b": 1, "a`b": "x"}
     assert (bad["oncely_broken"], json.loads(bad["oncely_row"])["the `id`"]) == (

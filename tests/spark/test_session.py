@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from oncely.core.errors import OncelyError
-from oncely.spark.session import on_disk, session
+from oncely.spark.session import session
 
 _ANSI = "spark.sql.ansi.enabled"
 _PARTITIONS = "spark.sql.shuffle.partitions"
@@ -86,18 +86,3 @@ def test_what_spark_raises_is_told_and_leaves_it(spark: SparkSession) -> None:
     with pytest.raises(OncelyError), session("another", {}) as beside:
         beside.sql("SELECT no_such_column").collect()
     assert SparkSession.getActiveSession().conf.get(_ANSI) == spark.conf.get(_ANSI)  # type: ignore[union-attr]
-
-
-def test_nothing_stays_on_its_disk(spark: SparkSession) -> None:
-    """What is kept for a while is given back, also where something fails."""
-
-    def fail(frame: DataFrame) -> None:
-        with on_disk(frame) as kept:
-            assert kept.count() == 10
-            assert kept.is_cached
-            raise ValueError("no")
-
-    frame = spark.range(10)
-    with pytest.raises(ValueError, match="no"):
-        fail(frame)
-    assert not frame.is_cached

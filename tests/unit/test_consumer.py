@@ -9,22 +9,19 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
-from tests.logs import events_in
-from tests.meddling import MeddlingStore
 from tests.records import granted
 from tests.unit.conftest import Queue, Sql
 
 from oncely import open_ledger, open_transport
 from oncely.consumer import Consumer
 from oncely.consuming.handlers import Handlers
-from oncely.core.errors import ConfigError, StoreUnavailable
+from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.middleware import TimeLimit
 from oncely.middleware.chain import CallNext
-from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
 
 # ---- A flow ------------------------------------------------------------------------------------
@@ -52,23 +49,6 @@ def test_each_message_once(tmp_path: Path, queue_url: str, ledger_url: str) -> N
         assert (report.failed, report.retried, report.dead_lettered) == (0, 0, 0)
         assert transport.is_drained("in")
         assert ledger.counts() == {("billing", State.COMPLETED): 100}
-
-
-def test_ledger_away_at_the_start(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
-    """Where the ledger cannot be told what is bound, that is logged, and what comes is handled."""
-    queue.features = queue.features._replace(exchange="oncely")
-    store = MeddlingStore(MemoryStore())
-
-    def away() -> None:
-        raise StoreUnavailable("no route")
-
-    store.once(away)
-    queue.put("1", type="order.placed")
-    consumer = Consumer(queue, "in").idempotent(Ledger(store), "billing").events("order.*")
-    assert consumer.consume(lambda _: None, drain=True).handled == 1
-    assert events_in(caplog) == ["bindings_not_stored"]
-    [binding] = queue.bindings("in")
-    assert binding.pattern == "order.*"
 
 
 def test_without_a_ledger(queue: Queue) -> None:

@@ -27,6 +27,13 @@ for name in oncely.__all__:
     getattr(oncely, name)
 print(json.dumps({"modules": sorted(sys.modules)}))
 """
+HELP = """
+import contextlib, io, json, sys
+from oncely.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    main(["dead", "list", "--help"])
+print(json.dumps({"modules": sorted(sys.modules)}))
+"""
 
 
 def in_fresh_process(program: str) -> Any:
@@ -50,6 +57,12 @@ def test_import_is_quick() -> None:
 def test_import_is_light(program: str) -> None:
     """Neither the import nor any public name brings in a driver, Spark, or what the CLI needs."""
     assert not set(HEAVY) & set(in_fresh_process(program)["modules"])
+
+
+def test_help_is_light() -> None:
+    """The help of a command imports nothing that commands work with."""
+    modules = set(in_fresh_process(HELP)["modules"])
+    assert not {*HEAVY, "oncely.ops", "oncely.consumer", "oncely.spark"} & modules
 
 
 def test_names() -> None:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import pytest
 from tests.bounded import BoundedStore
+from tests.docs.commands import typed
 from tests.records import granted
 from tests.web.conftest import HOSTILE, PAGES, Reader, Trouble, as_user, text
 
@@ -381,12 +382,10 @@ def test_twins(
     path: str, filled: Trouble, operator: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every page names the command that prints the same as JSON, which is one that there is."""
-    from oncely.cli.arguments import command_parser
-
     [command] = re.findall(r"on the command line: <code>(.*?)</code>", operator.get(path))
     words = command.split()
     assert words[0] == "oncely"
-    assert command_parser().parse_args(words[1:]).json
+    assert typed(words[1:]).params["as_json"]
 
 
 def test_nothing_of_others_is_markup(trouble: Trouble) -> None:

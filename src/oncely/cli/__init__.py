@@ -1,20 +1,35 @@
 """The `oncely` command: arguments in, exit codes out."""
 
-import argparse
 import io
 import logging
 import os
-import pkgutil
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from oncely.cli.arguments import parse
-from oncely.cli.logs import told_as_json
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
 from oncely.core.shown import shown
 
 DONE, FAILURES, WRONG = 0, 1, 2
+
+_EXTRAS: Mapping[str, str] = {
+    **dict.fromkeys(("click", "rich", "pydantic"), "cli"),
+    **dict.fromkeys(("starlette", "uvicorn"), "web"),
+    "jinja2": "report",
+    "pyarrow": "archive",
+    "pyspark": "spark",
+}
+"""The packages that commands import, and the extra that brings each."""
+
+
+@dataclass
+class ErrorStyle:
+    """How an error of the command is reported; a command with options for that sets it."""
+
+    is_json: bool = False
+    verbose: bool | None = None
+    """Whether the traceback is printed; None where the command has no --verbose."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,18 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # An id may have characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
-    parsed = None
+    style = ErrorStyle()
     try:
-        parsed = parse(arguments)
-        code = _run(parsed)
+        code = _run(sys.argv[1:] if arguments is None else arguments, style)
         # Now: an error in the flush at Python's exit could not be reported.
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
     except ConfigError as error:
-        return _say(error, WRONG, parsed)
+        return _say(error, WRONG, style)
     except OncelyError as error:
-        return _say(error, FAILURES, parsed)
+        return _say(error, FAILURES, style)
     except KeyboardInterrupt:
         print("oncely: stopped", file=sys.stderr)
         return FAILURES
@@ -46,38 +60,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # For example, stdout is a file on a full disk.
         _leave_stdout()
-        return _say(error, FAILURES, parsed)
+        return _say(error, FAILURES, style)
 
 
 def _leave_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def _run(arguments: Sequence[str], style: ErrorStyle) -> int:
     try:
-        run = pkgutil.resolve_name(parsed.run)
+        from oncely.cli.commands import run
+
+        return run(arguments, style)
     except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
         raise ConfigError(
-            f"{error.name} is not installed; type: pip install 'oncely[{parsed.extra}]'"
+            f"{package} is not installed; type: pip install 'oncely[{_EXTRAS[package]}]'"
         ) from error
-    return int(run(parsed))
 
 
-def _say(error: Exception, code: int, parsed: argparse.Namespace | None) -> int:
+def _say(error: Exception, code: int, style: ErrorStyle) -> int:
     text = mask_passwords(shown(" ".join(str(error).split())))
-    if getattr(parsed, "log_format", None) == "json":
+    if style.is_json:
+        from oncely.cli.logs import told_as_json
+
         # Then every line on stderr is an object.
         text = told_as_json("command_failed", error=text, exit_code=code)
     else:
-        text = f"oncely: {text}{_where_more_is(error, code, parsed)}"
+        text = f"oncely: {text}{_where_more_is(error, code, style)}"
     print(text, file=sys.stderr)
-    if getattr(parsed, "verbose", False):
+    if style.verbose:
         print(mask_passwords(_whole(error)), file=sys.stderr)
     return code
 
 
-def _where_more_is(error: Exception, code: int, parsed: argparse.Namespace | None) -> str:
-    has_more = error.__cause__ is not None and getattr(parsed, "verbose", None) is False
+def _where_more_is(error: Exception, code: int, style: ErrorStyle) -> str:
+    has_more = error.__cause__ is not None and style.verbose is False
     return "; run with --verbose for the traceback" if has_more and code == FAILURES else ""
 
 

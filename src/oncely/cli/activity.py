@@ -1,84 +1,94 @@
 """`oncely activity`, `workers`, `runs` and `audit`: what went on, and who changed what."""
 
-import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Column, Table
+import click
 
-from oncely import ops
-from oncely.cli.ledger_arguments import opened
-from oncely.cli.tables import aligned, cell, cut, folded, loud, new_table, put, words
-from oncely.core.activity import AuditEntry, Run
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
+from oncely.cli.opening import opened
+from oncely.cli.options import LedgerName
+from oncely.cli.tables import (
+    aligned,
+    cell,
+    cut,
+    folded,
+    loud,
+    new_table,
+    put_found,
+    unbroken,
+    words,
+)
+from oncely.cli.terminal import put_json
 from oncely.core.shown import moment, span
 
+if TYPE_CHECKING:
+    from rich.table import Table
 
-def activity(parsed: argparse.Namespace) -> int:
-    """Print the rates of each consumer in the last hour and day."""
-    with opened(parsed) as ledger:
+    from oncely.core.activity import AuditEntry, Run
+
+
+@click.command("activity", epilog=options.example("oncely activity --json"))
+@options.ledger
+def activity(at: LedgerName, as_json: bool) -> None:
+    """Show what came of the messages of each consumer in the last hour and day."""
+    with opened(at) as ledger:
         ops.check_kept(ledger)
         found = ops.activity(ledger)
-    if parsed.json:
-        print(json.dumps(found.as_dict()))
-        return 0
-    if not found.day:
-        print("no activity in the last day", file=sys.stderr)
-        return 0
-    put(_rates_table({"hour": found.hour, "day": found.day}))
-    return 0
+    if as_json:
+        put_json(found.as_dict())
+    else:
+        table = _rates_table({"hour": found.hour, "day": found.day})
+        put_found(table, "no activity in the last day")
 
 
-def workers(parsed: argparse.Namespace) -> int:
-    """Print the processes that work with the ledger."""
-    with opened(parsed) as ledger:
+@click.command("workers", epilog=options.example("oncely workers"))
+@options.ledger
+def workers(at: LedgerName, as_json: bool) -> None:
+    """List the processes that work with the ledger, those that were killed among them."""
+    with opened(at) as ledger:
         ops.check_kept(ledger)
         found, now = ops.workers(ledger), ledger.now()
-    if parsed.json:
-        print(json.dumps({"workers": [each.as_dict() for each in found]}))
-        return 0
-    if not found:
-        print("no workers", file=sys.stderr)
-        return 0
-    put(_workers_table(found, now))
-    return 0
+    if as_json:
+        put_json({"workers": [each.as_dict() for each in found]})
+    else:
+        put_found(_workers_table(found, now), "no workers")
 
 
-def runs(parsed: argparse.Namespace) -> int:
-    """Print the runs on Spark."""
-    with opened(parsed) as ledger:
+@click.command("runs", epilog=options.example("oncely runs --limit 10"))
+@options.limit(50)
+@options.ledger
+def runs(at: LedgerName, limit: int, as_json: bool) -> None:
+    """List the runs on Spark, the newest first."""
+    with opened(at) as ledger:
         ops.check_kept(ledger)
-        found, now = ops.runs(ledger, parsed.limit), ledger.now()
-    if parsed.json:
-        print(json.dumps({"runs": [run._asdict() for run in found]}))
-        return 0
-    if not found:
-        print("no runs", file=sys.stderr)
-        return 0
-    put(_runs_table(found, now), last_gives_way=True)
-    return 0
+        found, now = ops.runs(ledger, limit), ledger.now()
+    if as_json:
+        put_json({"runs": [run._asdict() for run in found]})
+    else:
+        put_found(_runs_table(found, now), "no runs")
 
 
-def audit(parsed: argparse.Namespace) -> int:
-    """Print what people have changed."""
-    with opened(parsed) as ledger:
+@click.command("audit", epilog=options.example("oncely audit --limit 20"))
+@options.limit()
+@click.option("--before", type=values.NUMBER, help="only entries numbered below this")
+@options.ledger
+def audit(at: LedgerName, limit: int, before: int | None, as_json: bool) -> None:
+    """List what people have changed, the newest first."""
+    with opened(at) as ledger:
         ops.check_kept(ledger)
-        found, now = ops.audit(ledger, parsed.limit, parsed.before), ledger.now()
-    if parsed.json:
-        print(json.dumps({"audit": [entry._asdict() for entry in found]}))
-        return 0
-    if not found:
-        print("nobody has changed anything", file=sys.stderr)
-        return 0
-    put(_audit_table(found, now), last_gives_way=True)
-    return 0
+        found, now = ops.audit(ledger, limit, before), ledger.now()
+    if as_json:
+        put_json({"audit": [entry._asdict() for entry in found]})
+    else:
+        put_found(_audit_table(found, now), "nobody has changed anything")
 
 
 # ---- In words ----------------------------------------------------------------------------------
 
 
-def _rates_table(times: Mapping[str, Mapping[str, ops.Rates]]) -> Table:
+def _rates_table(times: Mapping[str, Mapping[str, "ops.Rates"]]) -> "Table":
     failed = ("failed\nattempts", "failed\npermanently")
     counts = ("handled", "duplicates", *failed, "in\ndoubt", "p50", "p95", "attempts")
     table = new_table(folded("consumer"), "last", *map(aligned, counts))
@@ -100,7 +110,7 @@ def _took(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:g} s"
 
 
-def _workers_table(found: Sequence[ops.SeenWorker], now: float) -> Table:
+def _workers_table(found: Sequence["ops.SeenWorker"], now: float) -> "Table":
     texts = ("kind", folded("consumer"), folded("host"))
     ages = (aligned("started"), aligned("last seen"))
     table = new_table(*texts, aligned("pid"), aligned("claims"), *ages, "version", "")
@@ -118,8 +128,8 @@ def _workers_table(found: Sequence[ops.SeenWorker], now: float) -> Table:
     return table
 
 
-def _runs_table(found: Sequence[Run], now: float) -> Table:
-    began = Column("began", no_wrap=True)
+def _runs_table(found: Sequence["Run"], now: float) -> "Table":
+    began = unbroken("began")
     table = new_table(folded("name"), folded("consumer"), began, aligned("took"), "totals")
     for run in found:
         table.add_row(
@@ -142,8 +152,8 @@ def _totals_in_words(totals: Mapping[str, Any]) -> str:
     return ", ".join(f"{words(name)} {count:,}" for name, count in counted.items() if count)
 
 
-def _audit_table(found: Sequence[AuditEntry], now: float) -> Table:
-    texts = (Column("when", no_wrap=True), folded("by"), "action", folded("consumer"))
+def _audit_table(found: Sequence["AuditEntry"], now: float) -> "Table":
+    texts = (unbroken("when"), folded("by"), "action", folded("consumer"))
     counts = (folded("message id"), aligned("changed"), aligned("refused"))
     table = new_table(aligned("id"), *texts, *counts, "why")
     for entry in found:

@@ -1,48 +1,52 @@
 """`oncely archive`: moves old completed and failed records from the ledger to Parquet."""
 
-import argparse
-import json
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from oncely.archive.writing import Archived
-from oncely.archive.writing import archive as move
-from oncely.cli.changes import login_name, tell_audit
-from oncely.cli.ledger_arguments import opened
+import click
+
+from oncely.cli import options, values
+from oncely.cli.opening import opened
+from oncely.cli.options import LedgerName, Note, Past
 from oncely.cli.progress import Progress
 from oncely.cli.tables import consumers_table, put
+from oncely.cli.terminal import put_json, tell_audit
+
+if TYPE_CHECKING:
+    from oncely.archive.writing import Archived
 
 
-def archive(parsed: argparse.Namespace) -> int:
-    """Archive in batches, and print what became of each consumer's records."""
-    with opened(parsed) as ledger, Progress("reading the ledger") as progress:
+@click.command("archive", epilog=options.example("oncely archive --to s3://bucket/ledger"))
+@click.option(
+    "--to", type=values.FOLDER, required=True, help="a path, or a URI such as s3://bucket/folder"
+)
+@options.retention
+@click.option("--batch", type=values.NUMBER, default=50_000, help="records held in memory at once")
+@options.note
+@options.ledger
+def archive(at: LedgerName, to: str, past: Past, batch: int, note: Note, as_json: bool) -> None:
+    """Write records that were completed or failed long ago to Parquet, then remove them."""
+    from oncely.archive.writing import Archived
+    from oncely.archive.writing import archive as move
+
+    with opened(at) as ledger, Progress("reading the ledger") as progress:
 
         def show(consumer: str, so_far: Archived) -> None:
             progress.show(f"archived {so_far.archived:,} of {consumer}  {progress.took_s:.0f} s")
 
-        archived = move(
-            ledger,
-            parsed.to,
-            parsed.older_than,
-            consumer=parsed.consumer,
-            retention=dict(parsed.retention),
-            batch=parsed.batch,
-            on_batch=show,
-            by=parsed.by or login_name(),
-            why=parsed.why,
-        )
+        archived = move(ledger, to, **past, batch=batch, on_batch=show, **note)
     tell_audit(archived.audit_error)
     total = Archived()
     for each in archived.counts.values():
         total.add(each)
-    if parsed.json:
+    if as_json:
         consumers = {name: asdict(each) for name, each in archived.counts.items()}
-        told = {"consumers": consumers, "total": asdict(total), "audit_error": archived.audit_error}
-        print(json.dumps(told))
-        return 0
+        error = archived.audit_error
+        put_json({"consumers": consumers, "total": asdict(total), "audit_error": error})
+        return
     shown = {name: _shown(each) for name, each in archived.counts.items()}
     put(consumers_table([*asdict(total)], shown, _shown(total)))
-    return 0
 
 
-def _shown(counts: Archived) -> list[str]:
+def _shown(counts: "Archived") -> list[str]:
     return [f"{count:,}" for count in asdict(counts).values()]

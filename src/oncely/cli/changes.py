@@ -1,179 +1,230 @@
-"""`oncely reset` and `oncely forget`: one record by its id, or many by filters; and `settle`."""
+"""`oncely settle`, `reset`, `run-now`, `cancel` and `forget`: decisions about records."""
 
-import argparse
-import getpass
-import json
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oncely import ops
-from oncely.cli.ledger_arguments import opened
-from oncely.cli.loading import load_probe
+import click
+
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options
+from oncely.cli.opening import opened
+from oncely.cli.options import Filters, LedgerName, Note
 from oncely.cli.progress import Progress
-from oncely.cli.record_commands import one_record, read_filters
+from oncely.cli.records import one_record
+from oncely.cli.terminal import agreed, put_json, say, tell_audit
 from oncely.core.errors import ConfigError
-from oncely.core.record import Record
 from oncely.core.shown import shown
-from oncely.ledger import Ledger
+from oncely.core.state_words import RESETTABLE, STATES
 
-_Change = Callable[..., ops.Changed]
+if TYPE_CHECKING:
+    from oncely.core.record import Record
 
 _NAMED = 3
 
 
-def reset(parsed: argparse.Namespace) -> int:
-    """Allow records to run again; return 1 if one is refused."""
-    return _change(parsed, "reset", "reset", ops.reset)
+def _one_record_options(command: options.Command) -> options.Command:
+    return options.bundled(
+        command, options.message_id, options.consumer(), options.note, options.ledger
+    )
 
 
-def forget(parsed: argparse.Namespace) -> int:
-    """Remove records; return 1 if one is refused."""
-    return _change(parsed, "forget", "forgotten", ops.forget)
+def _many_options(states: Sequence[str]) -> Callable[[options.Command], options.Command]:
+    """A record by its ID, or several by filters."""
+    most = options.limit(options.MANY)
+    return lambda command: options.bundled(
+        command,
+        options.optional_message_id,
+        options.filters(states),
+        most,
+        options.yes,
+        options.note,
+        options.ledger,
+    )
 
 
-def _change(parsed: argparse.Namespace, verb: str, done: str, change: _Change) -> int:
-    with opened(parsed) as ledger:
-        records = _chosen(parsed, ledger, verb)
+@click.command(
+    "reset",
+    epilog=options.example("oncely reset --consumer billing --state failed --why 'fixed in 2.1'"),
+)
+@_many_options(RESETTABLE)
+def reset(filters: Filters, **typed: Any) -> int:
+    """Allow failed and in-doubt messages to run again: at once if the ledger has the message,
+    waiting or as a dead letter, else with its next delivery.
+    """
+    return _change("reset", "reset", ops.reset, RESETTABLE, filters=filters, **typed)
+
+
+@click.command(
+    "forget",
+    epilog=options.example("oncely forget order-17 --consumer billing --why 'sent by mistake'"),
+)
+@_many_options(tuple(STATES))
+def forget(filters: Filters, **typed: Any) -> int:
+    """Remove records that no worker is processing; the next delivery is treated as new, and so is a
+    message that waits in the ledger, which stays there.
+    """
+    return _change("forget", "forgotten", ops.forget, (), filters=filters, **typed)
+
+
+def _change(
+    verb: str,
+    done: str,
+    change: "Callable[..., ops.Changed]",
+    states: Sequence[str],
+    *,
+    at: LedgerName,
+    message_id: str | None,
+    filters: Filters,
+    limit: int,
+    yes: bool,
+    note: Note,
+    as_json: bool,
+) -> int:
+    """Change records; return 1 if one is refused, or if the user answers no. `states` are those to
+    look in where no --state is typed.
+    """
+    with opened(at) as ledger:
+        _check_chosen(verb, message_id, filters)
+        if message_id is not None:
+            records: Sequence[Record] = [one_record(ledger, message_id, filters["consumer"])]
+        else:
+            selection = ops.Selection(**filters)
+            selected = ops.select(
+                ledger, replace(selection, states=selection.states or states), limit
+            )
+            records = selected.records
+            if selected.more:
+                say(f"only the first {limit:,}; more records match, see --limit")
         if not records:
-            print("no matching records", file=sys.stderr)
-        if len(records) > 1 and not parsed.yes and not _agreed(verb, records):
-            if parsed.json:
-                print(json.dumps(_as_dict(ops.Changed([], [], "", ""), done)))
+            say("no matching records")
+        if len(records) > 1 and not yes and not _agreed(verb, records):
+            if as_json:
+                put_json(_as_dict(ops.Changed([], [], "", ""), done))
             return 1
         with Progress() as progress:
-            changed = change(
-                ledger,
-                records,
-                by=parsed.by or login_name(),
-                why=parsed.why,
-                on_each=lambda turn: progress.show(f"{turn:,} of {len(records):,}"),
-            )
-    return _told(parsed, changed, done)
+            changed = change(ledger, records, on_each=progress.counter(len(records)), **note)
+    return _told(changed, done, as_json=as_json)
 
 
-def settle(parsed: argparse.Namespace) -> int:
-    """Say of a message in doubt whether its effect has happened, or have a probe say so; return 1
-    where that is refused, or the probe does not know.
-    """
-    probe = None if parsed.probe is None else load_probe(parsed.probe)
-    with opened(parsed) as ledger:
-        record = one_record(ledger, parsed.id, parsed.consumer)
-        note = {"by": parsed.by or login_name(), "why": parsed.why}
-        if probe is not None:
-            return _probed(parsed, ops.probe(ledger, record, probe, **note))
-        decide = ops.happened if parsed.happened else ops.not_happened
+def _check_chosen(verb: str, message_id: str | None, filters: Filters) -> None:
+    others = [filters["states"], filters["older_than"], filters["text"]]
+    if message_id is not None and any(others):
+        raise ConfigError(f"{verb}: an ID takes no filters but --consumer; leave one out")
+    if message_id is None and not any([*others, filters["consumer"]]):
+        raise ConfigError(
+            f"{verb}: name an ID, or filters such as --consumer billing --state failed"
+        )
+
+
+def _agreed(verb: str, records: "Sequence[Record]") -> bool:
+    consumers = sorted({record.key.consumer for record in records})
+    names = ", ".join(consumers) if len(consumers) <= _NAMED else f"{len(consumers):,} consumers"
+    return agreed(f"{verb} {len(records):,} records of {names}")
+
+
+@click.command(
+    "settle", epilog=options.example("oncely settle order-17 --happened --why 'it is on the bill'")
+)
+@click.option(
+    "--happened",
+    is_flag=True,
+    help="it has: the message is completed, and nothing of it runs again",
+)
+@click.option(
+    "--not-happened", is_flag=True, help="it has not: the message runs again, as after reset"
+)
+@click.option(
+    "--probe",
+    metavar="module:function",
+    help="ask this function, as a policy's on_in_doubt, importable from the current folder",
+)
+@_one_record_options
+def settle(
+    at: LedgerName,
+    message_id: str,
+    consumer: str | None,
+    happened: bool,
+    not_happened: bool,
+    probe: str | None,
+    note: Note,
+    as_json: bool,
+) -> int:
+    """Say of a message in doubt whether its effect has happened."""
+    from oncely.cli.loading import load_probe
+
+    if sum((happened, not_happened, probe is not None)) != 1:
+        raise ConfigError("settle: add --happened, --not-happened or --probe, and one of them only")
+    asked = None if probe is None else load_probe(probe)
+    with opened(at) as ledger:
+        record = one_record(ledger, message_id, consumer)
+        if asked is not None:
+            return _probed(ops.probe(ledger, record, asked, **note), as_json=as_json)
+        decide = ops.happened if happened else ops.not_happened
         changed = decide(ledger, [record], **note)
-    return _told(parsed, changed, "completed" if parsed.happened else "reset")
+    return _told(changed, "completed" if happened else "reset", as_json=as_json)
 
 
-def _probed(parsed: argparse.Namespace, found: ops.Probed) -> int:
+def _probed(found: "ops.Probed", *, as_json: bool) -> int:
+    """Report what a probe has found; return 1 where it does not know, or that is refused."""
     done = "completed" if found.finding == "happened" else "reset"
-    if parsed.json:
+    if as_json:
         told = {"finding": found.finding, "error": found.error}
-        print(json.dumps(_as_dict(found.changed, done) | told))
+        put_json(_as_dict(found.changed, done) | told)
     elif found.finding == "unknown":
         error = "" if found.error is None else f": {found.error}"
-        print(shown(f"oncely: the probe does not know{error}"), file=sys.stderr)
+        say(f"oncely: the probe does not know{error}")
     else:
         _tell(found.changed, done)
     tell_audit(found.changed.audit_error)
     return int(not found.changed.done)
 
 
-def run_now(parsed: argparse.Namespace) -> int:
-    """Make a waiting retry due at once; return 1 where that is refused."""
-    return _change_waiting(parsed, ops.run_now, "due now")
+@click.command(
+    "run-now", epilog=options.example("oncely run-now order-21 --why 'the bank is back'")
+)
+@_one_record_options
+def run_now(
+    at: LedgerName, message_id: str, consumer: str | None, note: Note, as_json: bool
+) -> int:
+    """Let a message that waits for its retry be due at once."""
+    with opened(at) as ledger:
+        key = ops.waiting_key(ledger, message_id, consumer)
+        changed = ops.run_now(ledger, [key], **note)
+    return _told(changed, "due now", as_json=as_json)
 
 
-def cancel(parsed: argparse.Namespace) -> int:
-    """Make a waiting retry a dead letter; return 1 where that is refused."""
-    return _change_waiting(parsed, ops.cancel, "cancelled")
+@click.command("cancel", epilog=options.example("oncely cancel order-21 --why 'withdrawn'"))
+@_one_record_options
+def cancel(at: LedgerName, message_id: str, consumer: str | None, note: Note, as_json: bool) -> int:
+    """Make a dead letter of a message that waits for its retry."""
+    with opened(at) as ledger:
+        key = ops.waiting_key(ledger, message_id, consumer)
+        changed = ops.cancel(ledger, [key], **note)
+    return _told(changed, "cancelled", as_json=as_json)
 
 
-def _change_waiting(parsed: argparse.Namespace, change: _Change, done: str) -> int:
-    with opened(parsed) as ledger:
-        key = ops.waiting_key(ledger, parsed.id, parsed.consumer)
-        changed = change(ledger, [key], by=parsed.by or login_name(), why=parsed.why)
-    return _told(parsed, changed, done)
-
-
-def _told(parsed: argparse.Namespace, changed: ops.Changed, done: str) -> int:
-    if parsed.json:
-        print(json.dumps(_as_dict(changed, done)))
+def _told(changed: "ops.Changed", done: str, *, as_json: bool) -> int:
+    """Report a change; return 1 where some was refused."""
+    if as_json:
+        put_json(_as_dict(changed, done))
     else:
         _tell(changed, done)
     tell_audit(changed.audit_error)
     return int(bool(changed.refused))
 
 
-def tell_audit(error: str | None) -> None:
-    """Say where the counts of a change are not in the audit."""
-    if error is not None:
-        told = f"oncely: done, but the audit does not say how many were changed: {error}"
-        print(shown(told), file=sys.stderr)
-
-
-def _chosen(parsed: argparse.Namespace, ledger: Ledger, verb: str) -> Sequence[Record]:
-    others = [parsed.state, parsed.older_than, parsed.text]
-    if parsed.id is not None:
-        if any(others):
-            raise ConfigError(f"{verb}: an ID takes no filters but --consumer; leave one out")
-        return [one_record(ledger, parsed.id, parsed.consumer)]
-    if not any([*others, parsed.consumer]):
-        raise ConfigError(
-            f"{verb}: name an ID, or filters such as --consumer billing --state failed"
-        )
-    selection = read_filters(parsed)
-    if verb == "reset" and not selection.states:
-        selection = replace(selection, states=ops.RESETTABLE)
-    selected = ops.select(ledger, selection, parsed.limit)
-    if selected.more:
-        print(f"only the first {parsed.limit:,}; more records match, see --limit", file=sys.stderr)
-    return selected.records
-
-
-def _agreed(verb: str, records: Sequence[Record]) -> bool:
-    consumers = sorted({record.key.consumer for record in records})
-    names = ", ".join(consumers) if len(consumers) <= _NAMED else f"{len(consumers):,} consumers"
-    return agreed(f"{verb} {len(records):,} records of {names}")
-
-
-def agreed(what: str) -> bool:
-    """Ask at the terminal whether to do that. Raises ConfigError if stdin is not a terminal."""
-    what = shown(what)
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{what}? not a terminal: add --yes to confirm")
-    # On stderr: stdout may be read by a program.
-    print(f"{what}? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() in {"y", "yes"}:
-        return True
-    print("nothing was changed", file=sys.stderr)
-    return False
-
-
-def login_name() -> str:
-    """The login name of the user."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        # A container may run under a user id that has no name.
-        return str(os.getuid())
-
-
-def _tell(changed: ops.Changed, done: str) -> None:
+def _tell(changed: "ops.Changed", done: str) -> None:
     why = f": {changed.why}" if changed.why else ""
     for key in changed.done:
         print(shown(f"{done} {key.message_id!r} ({key.consumer}) by {changed.by}{why}"))
     for refusal in changed.refused:
-        print(shown(f"oncely: {refusal.reason}"), file=sys.stderr)
+        say(f"oncely: {refusal.reason}")
     if len(changed.done) + len(changed.refused) > 1:
-        print(f"{done} {len(changed.done):,}, refused {len(changed.refused):,}", file=sys.stderr)
+        say(f"{done} {len(changed.done):,}, refused {len(changed.refused):,}")
 
 
-def _as_dict(changed: ops.Changed, done: str) -> dict[str, Any]:
+def _as_dict(changed: "ops.Changed", done: str) -> dict[str, Any]:
     return {
         done.replace(" ", "_"): [key._asdict() for key in changed.done],
         "refused": [{**key._asdict(), "reason": reason} for key, reason in changed.refused],

@@ -1,28 +1,23 @@
 """`oncely completion`: the script with which a shell completes commands and options."""
 
-import argparse
+import click
+from click.shell_completion import get_completion_class
 
-import shtab
+from oncely.cli import options
 
-from oncely.cli.arguments import command_parser
-from oncely.cli.parsers import CommandParser
-
-
-def completion(parsed: argparse.Namespace) -> int:
-    """Print the script for a shell."""
-    parser = command_parser()
-    _complete_files(parser)
-    print(shtab.complete(parser, parsed.shell))
-    return 0
+COMPLETE_VARIABLE = "_ONCELY_COMPLETE"
+"""Set by the script when it asks for completions."""
 
 
-def _complete_files(parser: CommandParser) -> None:
-    """Let shells offer files and folders as the values of options that take one."""
-    for argument in parser.arguments:
-        name = argument.metavar if isinstance(argument.metavar, str) else ""
-        if name.partition(".")[0] == "FILE":
-            argument.complete = shtab.FILE  # type: ignore[attr-defined]
-        elif name == "FOLDER":
-            argument.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-    for command in parser.subcommands.values():
-        _complete_files(command)
+@click.command(
+    "completion", epilog=options.example("oncely completion bash > ~/.oncely-completion")
+)
+@click.argument(
+    "shell", type=click.Choice(("bash", "zsh", "fish")), metavar="SHELL", help="bash, zsh, fish"
+)
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print a script with which a shell completes commands and options."""
+    found = get_completion_class(shell)
+    assert found is not None  # noqa: S101 - click has all that are offered.
+    print(found(ctx.find_root().command, {}, "oncely", COMPLETE_VARIABLE).source())

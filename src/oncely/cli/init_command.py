@@ -1,6 +1,5 @@
 """`oncely init`: asks what to process and where, and writes a first program that runs."""
 
-import argparse
 import io
 import os
 import shlex
@@ -9,28 +8,51 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+import click
+
+from oncely.cli import options, values
 from oncely.cli.starters import LOAD, SETTINGS, STARTERS, STORES, contents
+from oncely.cli.terminal import say
 from oncely.core.errors import ConfigError
 from oncely.core.shown import shown
 
 
-def init(parsed: argparse.Namespace) -> int:
-    """Write the files, and print what to type next."""
-    delivery, store = _answers(parsed)
-    folder = Path(parsed.folder)
+@click.command(
+    "init", epilog=options.example("oncely init webhooks --delivery webhook --store postgresql")
+)
+@click.argument(
+    "folder",
+    metavar="[FOLDER]",
+    type=values.FOLDER,
+    default=".",
+    help="the folder to write it to  [default: the current folder]",
+)
+@click.option(
+    "--delivery",
+    type=click.Choice([*STARTERS]),
+    help=f"what to process once: {'; '.join(f'{n}: {s.text}' for n, s in STARTERS.items())}",
+)
+@click.option(
+    "--store",
+    type=click.Choice([*STORES]),
+    help=f"where to keep the ledger: {'; '.join(f'{n}: {s.text}' for n, s in STORES.items())}"
+    "  [default: sqlite]",
+)
+@click.option("--force", is_flag=True, help="overwrite existing files")
+def init(folder: str, delivery: str | None, store: str | None, force: bool) -> None:
+    """Write a first program that runs."""
+    delivery, store = _answers(delivery, store)
     texts = contents(delivery, store)
-    _write(folder, texts, force=parsed.force)
-    print(shown(f"wrote {', '.join(str(folder / name) for name in texts)}"))
-    print("\n".join(_told(folder, delivery, store)))
-    return 0
+    _write(Path(folder), texts, force=force)
+    print(shown(f"wrote {', '.join(str(Path(folder, name)) for name in texts)}"))
+    print("\n".join(_told(Path(folder), delivery, store)))
 
 
 # ---- Questions ---------------------------------------------------------------------------------
 
 
-def _answers(parsed: argparse.Namespace) -> tuple[str, str]:
+def _answers(delivery: str | None, store: str | None) -> tuple[str, str]:
     """The way in which work arrives, and the store; asked for if no option says it."""
-    delivery, store = parsed.delivery, parsed.store
     if delivery is None:
         if not sys.stdin.isatty():
             raise ConfigError(
@@ -64,9 +86,9 @@ def _asked(question: str, choices: Mapping[str, str]) -> str:
     """One of the choices, by its number or name. Raises ConfigError if there is no answer."""
     names = list(choices)
     # On stderr: stdout may be read by a program.
-    print(question, file=sys.stderr)
+    say(question)
     for number, (name, text) in enumerate(choices.items(), 1):
-        print(f"  {number}  {name:<10}  {text}", file=sys.stderr)
+        say(f"  {number}  {name:<10}  {text}")
     numbers = {str(number): name for number, name in enumerate(names, 1)}
     while True:
         print(f"Number or name [{names[0]}]: ", end="", file=sys.stderr, flush=True)

@@ -1,6 +1,5 @@
 """Imports the consumer, or the probe, that module:name names; each error is one line."""
 
-import argparse
 import importlib
 import inspect
 import sys
@@ -12,7 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import oncely
-from oncely.cli.ledger_arguments import opened, opened_transport
+from oncely.cli.opening import opened, opened_transport
+from oncely.cli.options import LedgerName
 from oncely.consumer import Consumer
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Probe
@@ -21,17 +21,14 @@ _LIBRARIES = (str(Path(oncely.__file__).parent), "site-packages", "<frozen ")
 
 
 @contextmanager
-def loaded_consumer(parsed: argparse.Namespace, *, only_look: bool = False) -> Iterator[Consumer]:
-    """The consumer, with the ledger and the transport of the options, else its own; `only_look` as
-    in `opened_transport`.
-    """
-    consumer = load_consumer(parsed.consumer)
+def loaded_consumer(name: str, ledger: LedgerName, transport: str | None) -> Iterator[Consumer]:
+    """The consumer, with that ledger and that transport if they are named, else its own."""
+    consumer = load_consumer(name)
     with ExitStack() as stack:
-        if parsed.ledger is not None:
-            consumer.redirect(ledger=stack.enter_context(opened(parsed)))
-        if parsed.transport is not None:
-            transport = opened_transport(parsed, only_look=only_look)
-            consumer.redirect(transport=stack.enter_context(transport))
+        if ledger.url is not None:
+            consumer.redirect(ledger=stack.enter_context(opened(ledger)))
+        if transport is not None:
+            consumer.redirect(transport=stack.enter_context(opened_transport(transport)))
         yield consumer
 
 

@@ -1,6 +1,5 @@
 """The log of a long-running command: on stderr, a line or a JSON object for each event."""
 
-import argparse
 import json
 import logging
 import os
@@ -11,11 +10,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from oncely.cli.options import Running
 from oncely.core.errors import mask_passwords
 from oncely.core.shown import shown
-
-LEVELS = ("debug", "info", "warning", "error")
-FORMATS = ("text", "json")
 
 _ORDINARY = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 """The attributes of every log record; all others are its `extra` fields."""
@@ -26,15 +23,19 @@ Write = Callable[[str], object]
 
 
 @contextmanager
-def logged(parsed: argparse.Namespace, write: Write | None = None) -> Iterator[None]:
-    """Log as --log-level and --log-format say, on stderr or by `write`, which takes whole lines."""
+def logged(
+    running: Running, write: Write | None = None, worker: int | None = None
+) -> Iterator[None]:
+    """Log as --log-level and --log-format say, on stderr or by `write`, which takes whole lines;
+    each line has the number of the worker, if this is one.
+    """
     logger = logging.getLogger("oncely")
-    fixed = {} if parsed.worker is None else {"worker": parsed.worker, "pid": os.getpid()}
+    fixed = {} if worker is None else {"worker": worker, "pid": os.getpid()}
     handler = _LineHandler(write or write_line)
-    handler.setFormatter(_FORMATTERS[parsed.log_format](fixed))
+    handler.setFormatter(_FORMATTERS[running.log_format](fixed))
     former = logger.level, logger.propagate
     logger.addHandler(handler)
-    logger.setLevel(parsed.log_level.upper())
+    logger.setLevel(running.log_level.upper())
     # The log that the user's module has set up would print each event once more.
     logger.propagate = False
     try:

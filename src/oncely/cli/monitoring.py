@@ -1,6 +1,5 @@
 """The port of a long-running command: /metrics, and /live and /ready for probes."""
 
-import argparse
 import socket
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from oncely._util.event_log import EventLog
 from oncely._util.signals import is_process_stopping
+from oncely.cli.options import Running
 from oncely.consuming.health import Health
 from oncely.core.errors import ConfigError, OncelyError, describe
 from oncely.ledger import Ledger
@@ -59,9 +59,9 @@ def observed(ledger: Ledger | None) -> None:
 
 
 @contextmanager
-def shared_metrics(parsed: argparse.Namespace) -> Iterator[Mapping[str, str]]:
+def shared_metrics(running: Running) -> Iterator[Mapping[str, str]]:
     """The environment for workers, so that this process can show the sums of their metrics."""
-    if parsed.metrics_port is None:
+    if running.metrics_port is None:
         yield {}
         return
     with TemporaryDirectory(prefix="oncely-metrics-") as folder:
@@ -78,7 +78,7 @@ def forget_dead(shared: Mapping[str, str], pid: int) -> None:
 
 @contextmanager
 def monitored(
-    parsed: argparse.Namespace,
+    running: Running,
     ledger: Ledger | None,
     healths: Healths,
     workers: Mapping[str, str] | None = None,
@@ -86,11 +86,11 @@ def monitored(
     """Within the block, serve --metrics-port if the user named it; `workers` is from
     `shared_metrics`. Raises ConfigError if the port cannot be opened.
     """
-    if parsed.metrics_port is None:
+    if running.metrics_port is None:
         yield
         return
     monitor = _Monitor(ledger, healths, (workers or {}).get(_MULTIPROCESS))
-    server = _server(parsed.metrics_host, parsed.metrics_port, monitor)
+    server = _server(running.metrics_host, running.metrics_port, monitor)
     host, port = server.server_address[:2]
     _log.info(
         "metrics are served on %(host)s, port %(port)s",

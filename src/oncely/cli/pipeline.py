@@ -1,48 +1,90 @@
 """`oncely pipeline run`: progress while it works, a table or JSON at the end."""
 
-import argparse
-import json
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import click
 
+from oncely.cli import options, values
 from oncely.cli.progress import Progress
+from oncely.cli.terminal import put_json, say
 from oncely.core.errors import ConfigError
 from oncely.core.shown import shown
-from oncely.spark.pipeline.config import read_config
-from oncely.spark.pipeline.run import WHOLE_ERRORS, run_pipeline
-from oncely.spark.sink.counts import Counts
-from oncely.spark.spark_report import Report
+from oncely.stores.names import TABLE_NAME
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from oncely.spark.sink.counts import Counts
+    from oncely.spark.spark_report import Report
 
 
-def run(parsed: argparse.Namespace) -> int:
-    """Run the pipeline; return 1 if messages failed or are in doubt, else 0."""
-    config = read_config(Path(parsed.file), parsed.ledger, parsed.table, parsed.schema)
-    if parsed.drain and config.pipeline.handler_batch is not None:
+@click.group("pipeline", cls=options.Commands, no_args_is_help=False)
+def pipeline() -> None:
+    """Run a pipeline on Spark."""
+
+
+@pipeline.command("run", epilog=options.example("oncely pipeline run pipeline.toml --drain"))
+@click.argument("file", metavar="FILE.toml", type=values.FILE, help="the pipeline file")
+@click.option(
+    "--drain", is_flag=True, help="go on until no message of the consumer waits for a retry"
+)
+@click.option(
+    "--verbose",
+    is_flag=True,
+    help="if the run ends with an error, print its tracebacks, of Python and of Java",
+)
+@options.json_output
+@options.url("--ledger", "ledger", "sqlite:///ledger.db", "ONCELY_LEDGER")
+@click.option(
+    "--table", metavar="NAME", help=f"the ledger's table  [default: the file's, else {TABLE_NAME}]"
+)
+@click.option(
+    "--schema",
+    metavar="NAME",
+    help="the table's schema  [default: the file's, else the database's]",
+)
+def run(
+    file: str,
+    drain: bool,
+    verbose: bool,
+    as_json: bool,
+    ledger: str | None,
+    table: str | None,
+    schema: str | None,
+) -> int:
+    """Run the pipeline that a TOML file describes; --ledger, --table and --schema replace the
+    file's.
+    """
+    from rich.console import Console
+
+    from oncely.spark.pipeline.config import read_config
+    from oncely.spark.pipeline.run import WHOLE_ERRORS, run_pipeline
+
+    click.get_current_context().obj.verbose = verbose
+    config = read_config(Path(file), ledger, table, schema)
+    if drain and config.pipeline.handler_batch is not None:
         raise ConfigError(
             "--drain: the next run retries a failed batch of handler_batch; drop --drain"
         )
-    if parsed.verbose:
+    if verbose:
         config.spark |= WHOLE_ERRORS
     with Progress("starting Spark") as progress:
         report = run_pipeline(
             config,
             lambda counts: progress.show(_progress_line(counts, progress.took_s)),
-            drains=parsed.drain,
+            drains=drain,
         )
-    if parsed.json:
-        print(json.dumps(report.as_dict()))
+    if as_json:
+        put_json(report.as_dict())
     else:
         Console().print(report_table(config.pipeline.name, report))
     if report.stopped:
-        print("stopped; the next run continues with the messages that are left", file=sys.stderr)
+        say("stopped; the next run continues with the messages that are left")
     return int(report.has_failures)
 
 
-def _progress_line(counts: Counts, took_s: float) -> str:
+def _progress_line(counts: "Counts", took_s: float) -> str:
     if counts.received == 0:
         return f"Spark has started; no messages yet  {took_s:.0f} s"
     duplicates = counts.duplicates_input + counts.duplicates_ledger
@@ -55,8 +97,11 @@ def _progress_line(counts: Counts, took_s: float) -> str:
     )
 
 
-def report_table(name: str, report: Report) -> Table:
+def report_table(name: str, report: "Report") -> "Table":
     """The report as a table for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
     counts = report.counts
     table = Table(title=Text(shown(name)), title_justify="left", show_header=False)
     table.add_column()

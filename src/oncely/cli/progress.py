@@ -2,11 +2,7 @@
 
 import sys
 import time
-
-from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
-from rich.text import Text
+from collections.abc import Callable
 
 from oncely.core.shown import shown
 
@@ -21,6 +17,10 @@ class Progress:
     """
 
     def __init__(self, first: str = "", *, is_quiet: bool = False) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+
         self._first = first
         self._is_quiet = is_quiet
         self._console = Console(stderr=True)
@@ -47,6 +47,8 @@ class Progress:
 
     def show(self, text: str) -> None:
         """Show where the work stands."""
+        from rich.text import Text
+
         now = time.monotonic()
         if self._is_quiet:
             return
@@ -56,3 +58,7 @@ class Progress:
         elif now - self._said_at >= _LINE_EVERY_S:
             self._said_at = now
             print(shown(text), file=sys.stderr, flush=True)
+
+    def counter(self, total: int) -> Callable[[int], None]:
+        """A function that shows how many of `total` are done."""
+        return lambda done: self.show(f"{done:,} of {total:,}")

@@ -1,41 +1,39 @@
 """`oncely purge`: removes completed and failed records after their consumer's retention."""
 
-import argparse
-import json
 from collections import Counter
 
-from oncely import ops
-from oncely.cli.changes import login_name, tell_audit
-from oncely.cli.ledger_arguments import opened
+import click
+
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
+from oncely.cli.opening import opened
+from oncely.cli.options import LedgerName, Note, Past
 from oncely.cli.progress import Progress
 from oncely.cli.tables import consumers_table, put
+from oncely.cli.terminal import put_json, tell_audit
 
 
-def purge(parsed: argparse.Namespace) -> int:
-    """Purge in batches, and print how many records of each consumer were removed."""
+@click.command(
+    "purge", epilog=options.example("oncely purge --older-than 30d --retention billing=90d")
+)
+@options.retention
+@click.option("--batch", type=values.NUMBER, default=1_000, help="records in one transaction")
+@options.note
+@options.ledger
+def purge(at: LedgerName, past: Past, batch: int, note: Note, as_json: bool) -> None:
+    """Remove records that were completed or failed long ago."""
     so_far: Counter[str] = Counter()
-    with opened(parsed) as ledger, Progress() as progress:
+    with opened(at) as ledger, Progress() as progress:
 
         def show(consumer: str, batch: int) -> None:
             so_far[consumer] += batch
             progress.show(f"purged {so_far[consumer]:,} of {consumer}  {progress.took_s:.0f} s")
 
-        purged = ops.purge(
-            ledger,
-            parsed.older_than,
-            consumer=parsed.consumer,
-            retention=dict(parsed.retention),
-            batch=parsed.batch,
-            on_batch=show,
-            by=parsed.by or login_name(),
-            why=parsed.why,
-        )
+        purged = ops.purge(ledger, **past, batch=batch, on_batch=show, **note)
     tell_audit(purged.audit_error)
     total = sum(purged.counts.values())
-    if parsed.json:
-        told = {"purged": purged.counts, "total": total, "audit_error": purged.audit_error}
-        print(json.dumps(told))
-        return 0
+    if as_json:
+        put_json({"purged": purged.counts, "total": total, "audit_error": purged.audit_error})
+        return
     shown = {consumer: [f"{count:,}"] for consumer, count in purged.counts.items()}
     put(consumers_table(["purged"], shown, [f"{total:,}"]))
-    return 0

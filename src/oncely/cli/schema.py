@@ -1,33 +1,38 @@
 """`oncely migrate` and `oncely check`: the schema, and problems of the ledger or its settings."""
 
-import argparse
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from oncely import ops
-from oncely.cli.ledger_arguments import opened, to_migrate
+import click
+
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
+from oncely.cli.opening import opened, to_migrate
+from oncely.cli.options import LedgerName
+from oncely.cli.terminal import put_json, say
 from oncely.core.errors import ConfigError, StoreUnavailable, mask_passwords
+from oncely.core.policy import Policy
 from oncely.core.shown import shown
 
 
-def migrate(parsed: argparse.Namespace) -> int:
-    """Create or upgrade the schema, or print how."""
-    with to_migrate(parsed, only_look=parsed.sql) as ledger, _reaching():
+@click.command("migrate", epilog=options.example("oncely migrate --ledger sqlite:///ledger.db"))
+@click.option("--sql", "only_print", is_flag=True, help="print the SQL and change nothing")
+@options.ledger
+def migrate(at: LedgerName, only_print: bool, as_json: bool) -> None:
+    """Create or upgrade the schema."""
+    with to_migrate(at, only_look=only_print) as ledger, _reaching():
         sql = ledger.migration_sql()
-        if not parsed.sql:
+        if not only_print:
             ledger.migrate()
             # A store without a schema has not been reached so far.
             ledger.now()
-    applied = bool(sql) and not parsed.sql
-    if parsed.json:
-        print(json.dumps({"applied": applied, "sql": sql}))
-    elif parsed.sql and sql:
+    applied = bool(sql) and not only_print
+    if as_json:
+        put_json({"applied": applied, "sql": sql})
+    elif only_print and sql:
         print(sql.rstrip("\n"))
     else:
-        print("migrated" if applied else "nothing to do: the schema is up to date", file=sys.stderr)
-    return 0
+        say("migrated" if applied else "nothing to do: the schema is up to date")
 
 
 @contextmanager
@@ -41,19 +46,36 @@ def _reaching() -> Iterator[None]:
         ) from error
 
 
-def check(parsed: argparse.Namespace) -> int:
-    """Print the problems that can lose or repeat messages; return 1 if there are any."""
-    with opened(parsed) as ledger:
+@click.command(
+    "check", epilog=options.example("oncely check --replay-window 7d --broker-timeout 30m")
+)
+@options.time("--replay-window", "how long a message may be delivered again")
+@options.time("--retention", "how long records are kept, instead of each consumer's own retention")
+@options.time("--broker-timeout", "how long the broker waits for an acknowledgement")
+@click.option(
+    "--lease", type=values.LEASE, default=Policy().lease, help="a claim's time limit, or none"
+)
+@options.ledger
+def check(
+    at: LedgerName,
+    replay_window: str | None,
+    retention: str | None,
+    broker_timeout: str | None,
+    lease: str,
+    as_json: bool,
+) -> int:
+    """Find what can lose or repeat messages: the schema, store settings, retention, lease."""
+    with opened(at) as ledger:
         found = ops.problems(
             ledger,
-            lease=parsed.lease,
-            broker_timeout=parsed.broker_timeout,
-            replay_window=parsed.replay_window,
-            retention=parsed.retention,
+            lease=lease,
+            broker_timeout=broker_timeout,
+            replay_window=replay_window,
+            retention=retention,
         )
     sentences = [mask_passwords(sentence) for sentence in found]
-    if parsed.json:
-        print(json.dumps({"problems": sentences}))
+    if as_json:
+        put_json({"problems": sentences})
     else:
         print("\n".join(shown(sentence) for sentence in sentences) or "no problems")
     return int(bool(sentences))

@@ -1,25 +1,28 @@
 """`oncely status`: how many records there are, by consumer and state."""
 
-import argparse
-import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.filesize import decimal
-from rich.live import Live
-from rich.table import Table
+import click
 
-from oncely import ops
-from oncely._util.signals import end_at_once, on_signals
-from oncely.cli.ledger_arguments import opened
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
+from oncely.cli.opening import opened
+from oncely.cli.options import LedgerName
 from oncely.cli.tables import Cell, consumers_table, loud, put
+from oncely.cli.terminal import put_json
 from oncely.core.record import State
 from oncely.core.shown import shown, span
-from oncely.ledger import Ledger
-from oncely.stores.store import Backlog
+from oncely.core.state_words import IN_DOUBT
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from oncely.ledger import Ledger
+    from oncely.stores.store import Backlog
 
 _COLUMNS = [*(state.word for state in State), "in\ndoubt", "duplicates", "oldest\nprocessing"]
 _COMPLETED = State.COMPLETED.word
@@ -27,21 +30,34 @@ _ABOUT = "~"
 _WAITING_COLUMNS = ["waiting for\na retry", "overdue\nfor", "dead\nletters"]
 
 
-def status(parsed: argparse.Namespace) -> int:
-    """Print the counts of the ledger; with --watch again and again, until SIGINT or SIGTERM."""
-    with opened(parsed) as ledger:
-        if parsed.watch is None:
-            _print(parsed, ledger)
+@click.command("status", epilog=options.example("oncely status --watch 5"))
+@click.option(
+    "--watch",
+    type=values.PAUSE,
+    is_flag=False,
+    flag_value="2",
+    help="count again every so many seconds until stopped; 2 if no number follows",
+)
+@options.ledger
+def status(at: LedgerName, watch: float | None, as_json: bool) -> None:
+    """Count records by consumer and state."""
+    with opened(at) as ledger:
+        if watch is None:
+            _print(ledger, as_json=as_json)
         else:
-            _watch(parsed, ledger)
-    return 0
+            _watch(ledger, watch, as_json=as_json)
 
 
-def _watch(parsed: argparse.Namespace, ledger: Ledger) -> None:
-    """In place on a terminal, elsewhere one below another."""
+def _watch(ledger: "Ledger", pause_s: float, *, as_json: bool) -> None:
+    """Until SIGINT or SIGTERM: in place on a terminal, elsewhere one below another."""
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    from oncely._util.signals import end_at_once, on_signals
+
     stop = threading.Event()
     console = Console()
-    in_place = console.is_terminal and not parsed.json
+    in_place = console.is_terminal and not as_json
     live = Live(console=console, auto_refresh=False)
     with on_signals(stop.set, end_at_once), live if in_place else nullcontext():
         while not stop.is_set():
@@ -50,14 +66,14 @@ def _watch(parsed: argparse.Namespace, ledger: Ledger) -> None:
                 tables = [part for table in _tables(found) for part in (table, "")]
                 live.update(Group(*tables, *_lines(found), _as_of()), refresh=True)
             else:
-                _print(parsed, ledger)
-                print("" if parsed.json else f"{_as_of()}\n\n", end="", flush=True)
-            stop.wait(parsed.watch)
+                _print(ledger, as_json=as_json)
+                print("" if as_json else f"{_as_of()}\n\n", end="", flush=True)
+            stop.wait(pause_s)
 
 
-def _print(parsed: argparse.Namespace, ledger: Ledger) -> None:
-    if parsed.json:
-        print(json.dumps(ops.overview(ledger).as_dict()))
+def _print(ledger: "Ledger", *, as_json: bool) -> None:
+    if as_json:
+        put_json(ops.overview(ledger).as_dict())
         return
     found = ops.status(ledger)
     for turn, table in enumerate(_tables(found)):
@@ -73,7 +89,7 @@ def _as_of() -> str:
     return f"as of {time.strftime('%H:%M:%S')}"
 
 
-def _tables(found: ops.Status) -> Iterator[Table]:
+def _tables(found: "ops.Status") -> Iterator["Table"]:
     """The records; and below them the waiting messages and dead letters, if there are any."""
     consumers = {name: _cells(summary) for name, summary in found.consumers.items()}
     yield consumers_table(_COLUMNS, consumers, _cells(found.total))
@@ -86,7 +102,9 @@ def _tables(found: ops.Status) -> Iterator[Table]:
         yield consumers_table(_WAITING_COLUMNS, waiting, _waiting_cells(found.total))
 
 
-def _lines(found: ops.Status) -> Iterator[str]:
+def _lines(found: "ops.Status") -> Iterator[str]:
+    from rich.filesize import decimal
+
     if found.total.is_estimate:
         yield f"{_ABOUT}: estimated from a sample, since there are more than {ops.EXACT:,} records"
     yield from _backlog(found.backlog)
@@ -96,21 +114,21 @@ def _lines(found: ops.Status) -> Iterator[str]:
         yield f"size {decimal(found.size_bytes)}"
 
 
-def _backlog(backlog: Backlog) -> Iterator[str]:
+def _backlog(backlog: "Backlog") -> Iterator[str]:
     """How many deferred messages wait; nothing if none do."""
     if backlog.waiting or backlog.set_aside:
         yield f"deferred messages: {_waiting(backlog)}; {backlog.set_aside:,} set aside"
 
 
-def _waiting(backlog: Backlog) -> str:
+def _waiting(backlog: "Backlog") -> str:
     oldest = f" (oldest: {span(backlog.lag_s)})" if backlog.lag_s else ""
     return f"{backlog.waiting:,} waiting{oldest}"
 
 
-def _cells(summary: ops.Summary) -> list[Cell]:
+def _cells(summary: "ops.Summary") -> list[Cell]:
     oldest_s = summary.oldest_processing_s
     counts = {state.word: summary.counts.get(state, 0) for state in State}
-    counts[ops.IN_DOUBT] = summary.in_doubt
+    counts[IN_DOUBT] = summary.in_doubt
     about = _ABOUT if summary.is_estimate else ""
     return [
         *(
@@ -122,7 +140,7 @@ def _cells(summary: ops.Summary) -> list[Cell]:
     ]
 
 
-def _waiting_cells(summary: ops.Summary) -> list[Cell]:
+def _waiting_cells(summary: "ops.Summary") -> list[Cell]:
     return [
         f"{summary.waiting:,}",
         span(summary.waiting_lag_s) if summary.waiting_lag_s else "-",

@@ -1,15 +1,19 @@
-"""Tables of the commands, all in one style."""
+"""Tables of the commands, all in one style.
+
+rich is imported when a table is made: the help of the commands needs none.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
-from rich import box
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Column, Table
-from rich.text import Text
-
+from oncely.cli.terminal import say
 from oncely.core.shown import shown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
 
 _ENDLESS = 100_000
 _NARROW = 24
@@ -23,7 +27,7 @@ _LOUD: Mapping[str, str] = {
     "in doubt": "yellow",
 }
 
-Cell = str | Text
+Cell: TypeAlias = Union[str, "Text"]
 
 
 def shortened(text: str, limit: int = 200) -> str:
@@ -31,8 +35,11 @@ def shortened(text: str, limit: int = 200) -> str:
     return shown(text if len(text) <= limit else f"{text[: limit - 1]}…")
 
 
-def new_table(*columns: Column | str, show_header: bool = True) -> Table:
+def new_table(*columns: "Column | str", show_header: bool = True) -> "Table":
     """A table without rows yet."""
+    from rich import box
+    from rich.table import Table
+
     return Table(
         *columns,
         box=box.SIMPLE_HEAD,
@@ -43,17 +50,28 @@ def new_table(*columns: Column | str, show_header: bool = True) -> Table:
     )
 
 
-def folded(name: str = "") -> Column:
+def folded(name: str = "") -> "Column":
     """A column of texts that are shown in full."""
-    return Column(name, overflow="fold")
+    return _column(name, overflow="fold")
 
 
-def aligned(name: str = "") -> Column:
+def unbroken(name: str = "") -> "Column":
+    """A column of texts in one line each."""
+    return _column(name, no_wrap=True)
+
+
+def aligned(name: str = "") -> "Column":
     """A column of numbers, or of times."""
-    return Column(name, justify="right", no_wrap=True)
+    return _column(name, justify="right", no_wrap=True)
 
 
-def counts_table(counts: Mapping[str, int]) -> Table:
+def _column(name: str, **how: Any) -> "Column":
+    from rich.table import Column
+
+    return Column(name, **how)
+
+
+def counts_table(counts: Mapping[str, int]) -> "Table":
     """A row for each count, under its name in words."""
     table = new_table("", aligned(), show_header=False)
     for name, count in counts.items():
@@ -61,9 +79,9 @@ def counts_table(counts: Mapping[str, int]) -> Table:
     return table
 
 
-def fields_table(fields: Mapping[str, Cell]) -> Table:
+def fields_table(fields: Mapping[str, Cell]) -> "Table":
     """A row for each field."""
-    table = new_table(Column(no_wrap=True), folded(), show_header=False)
+    table = new_table(unbroken(), folded(), show_header=False)
     for name, value in fields.items():
         table.add_row(name, cell(value) if isinstance(value, str) else value)
     return table
@@ -71,7 +89,7 @@ def fields_table(fields: Mapping[str, Cell]) -> Table:
 
 def consumers_table(
     names: Sequence[str], consumers: Mapping[str, Sequence[Cell]], total: Sequence[Cell]
-) -> Table:
+) -> "Table":
     """A row for each consumer, and the total; `names` are those of the columns."""
     table = new_table(folded("consumer"), *map(aligned, names))
     for consumer, cells in consumers.items():
@@ -86,32 +104,52 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def loud(text: str, word: str) -> Text:
+def loud(text: str, word: str) -> "Text":
     """`text`, coloured if `word` is a state that needs attention; not coloured in a pipe."""
-    return Text(text, style=_LOUD.get(word, ""))
+    return _text(text, style=_LOUD.get(word, ""))
 
 
-def cell(text: str) -> Text:
+def cell(text: str) -> "Text":
     """Text of others, printed as it is: markup and escape sequences have no effect."""
-    return Text(shown(text), overflow="fold")
+    return _text(shown(text), overflow="fold")
 
 
-def lines(text: str) -> Text:
+def lines(text: str) -> "Text":
     """As `cell`, for text that may have several lines."""
-    return Text("\n".join(map(shown, text.split("\n"))), overflow="fold")
+    return _text("\n".join(map(shown, text.split("\n"))), overflow="fold")
 
 
-def cut(text: str) -> Text:
+def cut(text: str) -> "Text":
     """As `cell`, for text that may be long: in one line, cut if there is not enough room."""
-    return Text(shortened(text), no_wrap=True, overflow="ellipsis")
+    return _text(shortened(text), no_wrap=True, overflow="ellipsis")
 
 
-def put(table: Table, *, last_gives_way: bool = False) -> None:
+def _text(text: str, **how: Any) -> "Text":
+    from rich.text import Text
+
+    return Text(text, **how)
+
+
+def put_found(table: "Table", none: str, more: str | None = None) -> None:
+    """Print a table of what was found, whose last column gives way; `none` where nothing was, and
+    `more` below where there is more.
+    """
+    if not table.rows:
+        say(none)
+        return
+    put(table, last_gives_way=True)
+    if more is not None:
+        say(more)
+
+
+def put(table: "Table", *, last_gives_way: bool = False) -> None:
     """Print a table on stdout: as wide as the terminal, and in a pipe as wide as it gets.
 
     Where `last_gives_way`, the last column is cut to what the others leave. A table that does not
     fit even so has several lines for each row, and as many above the rule.
     """
+    from rich.console import Console
+
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         # A line for each row, so that grep and its like find whole ids.
@@ -128,10 +166,14 @@ def put(table: Table, *, last_gives_way: bool = False) -> None:
         console.print(table)
 
 
-def _put_in_lines(console: Console, table: Table) -> None:
+def _put_in_lines(console: "Console", table: "Table") -> None:
     """Print several lines for each row, all but the first indented: each has as many columns as fit
     beside each other.
     """
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
     columns = [
         [Text(str(each.header).replace("\n", " ")), *map(_as_text, each.cells)]
         for each in table.columns
@@ -171,5 +213,5 @@ def _side_by_side(widths: Sequence[int], room: int) -> list[list[int]]:
     return lines
 
 
-def _as_text(content: object) -> Text:
-    return content if isinstance(content, Text) else Text(str(content))
+def _as_text(content: Any) -> "Text":
+    return _text(content) if isinstance(content, str) else content

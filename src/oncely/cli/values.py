@@ -1,12 +1,17 @@
-"""Values of options, checked when they are parsed: each raises ConfigError for a wrong value."""
+"""Types of arguments and options: a wrong value is told in one line, when it is parsed."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
-from oncely import ops
+import click
+from click.shell_completion import CompletionItem
+
 from oncely.core.durations import lease_seconds, positive_seconds, seconds
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import check_id
+from oncely.core.state_words import state_word
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _LETTER = re.compile(r"[1-9][0-9]{0,17}")
@@ -16,7 +21,46 @@ _LAST_PORT = 65_535
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+")
 
 
-def name(where: str, what: str, text: str) -> str:
+class Value(click.ParamType[Any]):
+    """A value that a function makes of the name of the option and the text that was typed.
+
+    The function raises ConfigError. In help, `name` stands for the value, in capitals.
+    """
+
+    def __init__(self, name: str, read: Callable[[str, str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,  # noqa: ARG002 - the option says enough.
+    ) -> Any:
+        """The value; one that is a default already is returned as it is."""
+        if not isinstance(value, str) or param is None:
+            return value
+        is_option = isinstance(param, click.Option)
+        where = param.opts[0] if is_option else param.human_readable_name.strip("[].")
+        return self._read(where, value)
+
+
+class Folder(click.ParamType[str]):
+    """A folder, which shells complete."""
+
+    name = "folder"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Folders only."""
+        return [CompletionItem(incomplete, type="dir")]
+
+
+def _name(where: str, text: str, what: str) -> str:
     """A message id or, if `what` says so, the name of a consumer."""
     try:
         return check_id(text, what)
@@ -24,35 +68,31 @@ def name(where: str, what: str, text: str) -> str:
         raise ConfigError(f"{where}: {error}; no record can have it") from error
 
 
-def state(words: Sequence[str], text: str) -> str:
+def _state(where: str, text: str, words: Sequence[str]) -> str:
     """A state of records: one of these words."""
-    word = ops.state_word(text, "--state")
+    word = state_word(text, where)
     if word not in words:
-        raise ConfigError(f"--state: {text!r} is none of {', '.join(words)}")
+        raise ConfigError(f"{where}: {text!r} is none of {', '.join(words)}")
     return word
 
 
-def duration(where: str, text: str) -> str:
-    """A length of time, such as 12h."""
+def _duration(where: str, text: str) -> str:
     seconds(text, where)
     return text
 
 
-def lease(text: str) -> str:
-    """A length of time, or none."""
+def _lease(_: str, text: str) -> str:
     lease_seconds(text)
     return text
 
 
-def number(where: str, text: str) -> int:
-    """A whole number from 1."""
+def _number(where: str, text: str) -> int:
     if not _NUMBER.fullmatch(text):
         raise ConfigError(f"{where}: {text!r} is not a whole number from 1 to 999999999")
     return int(text)
 
 
-def letter(text: str) -> int:
-    """The number of a dead letter."""
+def _letter(_: str, text: str) -> int:
     if not _LETTER.fullmatch(text):
         raise ConfigError(
             f"ID: {text!r} is not the number of a dead letter; type: oncely dead list"
@@ -60,49 +100,74 @@ def letter(text: str) -> int:
     return int(text)
 
 
-def header(text: str) -> tuple[str, str]:
-    """A header of a message: trace=on."""
+def _header(where: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise ConfigError(f'--header: {text!r} is not a header; write "NAME=VALUE"')
+        raise ConfigError(f'{where}: {text!r} is not a header; write "NAME=VALUE"')
     return name, value
 
 
-def port(where: str, example: int, text: str) -> int:
-    """The number of a port; 0 for any."""
+def _port(where: str, text: str, example: int) -> int:
     if not _PORT.fullmatch(text) or int(text) > _LAST_PORT:
         raise ConfigError(f"{where}: {text!r} is not a port: write {example}, or 0 for any")
     return int(text)
 
 
-def root_path(text: str) -> str:
+def _root_path(where: str, text: str) -> str:
     """The path below which a site is served: /oncely; empty for /."""
     path = text.rstrip("/")
     if text != "/" and not _ROOT_PATH.fullmatch(path):
-        raise ConfigError(f"--root-path: {text!r} is not a path of a URL; write /oncely")
+        raise ConfigError(f"{where}: {text!r} is not a path of a URL; write /oncely")
     return path
 
 
-def pause(text: str) -> float:
-    """Seconds between two counts, from a number of seconds or a duration."""
+def _pause(where: str, text: str) -> float:
+    """Seconds, from a number of them or a duration."""
     if _SECONDS.fullmatch(text):
         text = f"{text}s"
-    return positive_seconds(text, "--watch", "never come to an end of looking; write 2")
+    return positive_seconds(text, where, "never come to an end of looking; write 2")
 
 
-def retention(text: str) -> tuple[str, str]:
-    """A consumer and how long its records are kept: billing=90d."""
-    # A consumer's name may hold an equals sign; a duration never does.
-    consumer, equals, kept = text.rpartition("=")
+def _for_consumer(where: str, text: str, example: str) -> tuple[str, str]:
+    """A consumer, and what is said for it: billing=90d."""
+    # A consumer's name may hold an equals sign; a duration or a function's name never does.
+    consumer, equals, value = text.rpartition("=")
     if not equals:
-        raise ConfigError(f'--retention: {text!r} names no consumer; write "billing=90d"')
-    return name("--retention", "consumer", consumer), duration("--retention", kept)
+        raise ConfigError(f'{where}: {text!r} names no consumer; write "billing={example}"')
+    return _name(where, consumer, "consumer"), value
 
 
-def probe(text: str) -> tuple[str, str]:
-    """A consumer and its probe: billing=app:asked_the_bank."""
-    # A consumer's name may hold an equals sign; that of a function never does.
-    consumer, equals, function = text.rpartition("=")
-    if not equals:
-        raise ConfigError(f'--probe: {text!r} names no consumer; write "billing=module:function"')
-    return name("--probe", "consumer", consumer), function
+def _retention(where: str, text: str) -> tuple[str, str]:
+    consumer, kept = _for_consumer(where, text, "90d")
+    return consumer, _duration(where, kept)
+
+
+def state(words: Sequence[str]) -> Value:
+    """A state of records that is one of these words."""
+    return Value("state", partial(_state, words=words))
+
+
+def port(example: int) -> Value:
+    """The number of a port; 0 for any."""
+    return Value("port", partial(_port, example=example))
+
+
+MESSAGE_ID = Value("id", partial(_name, what="id"))
+CONSUMER = Value("name", partial(_name, what="consumer"))
+TEXT = Value("text", partial(_name, what="text"))
+"""A part of a message id."""
+TIME = Value("time", _duration)
+"""Text such as 12h."""
+LEASE = Value("time", _lease)
+"""A length of time, or none."""
+NUMBER = Value("n", _number)
+"""A whole number from 1."""
+LETTER = Value("id", _letter)
+"""The number of a dead letter."""
+HEADER = Value("name=value", _header)
+ROOT_PATH = Value("path", _root_path)
+PAUSE = Value("seconds", _pause)
+RETENTION = Value("consumer=time", _retention)
+PROBE = Value("consumer=module:function", partial(_for_consumer, example="module:function"))
+FILE = click.Path()
+FOLDER = Folder()

@@ -1,38 +1,41 @@
 """`oncely waiting`: the messages that wait for a retry, and when they are due."""
 
-import argparse
-import json
-import sys
+from typing import TYPE_CHECKING
 
-from rich.table import Column, Table
+import click
 
-from oncely import ops
-from oncely.cli.ledger_arguments import opened
-from oncely.cli.tables import aligned, cell, cut, folded, new_table, put
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options
+from oncely.cli.opening import opened
+from oncely.cli.options import LedgerName
+from oncely.cli.tables import aligned, cell, cut, folded, new_table, put_found, unbroken
+from oncely.cli.terminal import put_json
 from oncely.core.shown import span
 
+if TYPE_CHECKING:
+    from rich.table import Table
 
-def waiting(parsed: argparse.Namespace) -> int:
-    """Print the messages that wait for a retry."""
-    with opened(parsed) as ledger:
-        found = ops.waiting(ledger, parsed.consumer, parsed.limit, with_bodies=False)
+
+@click.command("waiting", epilog=options.example("oncely waiting --consumer billing --json"))
+@options.consumer()
+@options.limit()
+@options.ledger
+def waiting(at: LedgerName, consumer: str | None, limit: int, as_json: bool) -> None:
+    """List failed messages that wait in the ledger for a retry, and when they are due."""
+    with opened(at) as ledger:
+        found = ops.waiting(ledger, consumer, limit, with_bodies=False)
         now = ledger.now()
-    if parsed.json:
+    if as_json:
         messages = [ops.waiting_as_dict(message, now) for message in found.messages]
-        print(json.dumps({"waiting": messages, "more": found.more}))
-        return 0
-    if not found.messages:
-        print("no messages wait for a retry", file=sys.stderr)
-        return 0
-    put(_table(found, now), last_gives_way=True)
-    if found.more:
-        print(f"the first {parsed.limit:,}; there are more, see --limit", file=sys.stderr)
-    return 0
+        put_json({"waiting": messages, "more": found.more})
+    else:
+        more = f"the first {limit:,}; there are more, see --limit" if found.more else None
+        put_found(_table(found, now), "no messages wait for a retry", more)
 
 
-def _table(found: ops.FoundWaiting, now: float) -> Table:
+def _table(found: "ops.FoundWaiting", now: float) -> "Table":
     texts = (folded("consumer"), folded("message id"))
-    table = new_table(*texts, aligned("attempts"), Column("due", no_wrap=True), "error")
+    table = new_table(*texts, aligned("attempts"), unbroken("due"), "error")
     for message in found.messages:
         table.add_row(
             cell(message.key.consumer),

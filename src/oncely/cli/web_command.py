@@ -1,6 +1,5 @@
-"""`oncely web`: serves the dashboard of a ledger, until it is stopped."""
+"""Serves the dashboard of `oncely web`, until it is stopped."""
 
-import argparse
 import asyncio
 import json
 import os
@@ -17,8 +16,9 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncely._util.signals import end_at_once, on_signals
-from oncely.cli.ledger_arguments import opened
 from oncely.cli.loading import load_probe
+from oncely.cli.opening import opened
+from oncely.cli.web import WebOptions
 from oncely.core.errors import ConfigError
 from oncely.web import ProxyAuth, dashboard
 from oncely.web.proxies import THIS_MACHINE, TrustedProxies
@@ -36,19 +36,19 @@ two, who else send one into a connection that is just being closed.
 """
 
 
-def web(parsed: argparse.Namespace) -> int:
+def serve(parsed: WebOptions) -> None:
     """Serve it until SIGINT or SIGTERM."""
     trusted = parsed.trusted_proxy or THIS_MACHINE
     auth = _proxy_auth(parsed, trusted)
     token, query = _token() if auth is None else (None, "")
     probes = {consumer: load_probe(name) for consumer, name in parsed.probe}
-    with opened(parsed) as ledger:
+    with opened(parsed.ledger) as ledger:
         # Before anything is served: the schema may be an old one.
         ledger.of_message("oncely")
         app = dashboard(
             ledger,
             auth=auth or token_holder,
-            name=parsed.ledger,
+            name=parsed.ledger.url or "",
             probes=probes,
             proxies=trusted,
         )
@@ -57,10 +57,9 @@ def web(parsed: argparse.Namespace) -> int:
         with closing(_listening(parsed.host, parsed.port)) as listening:
             _say(parsed, listening, query)
             _serve(_below(parsed.root_path, app), listening)
-    return 0
 
 
-def _proxy_auth(parsed: argparse.Namespace, trusted: Sequence[str]) -> ProxyAuth | None:
+def _proxy_auth(parsed: WebOptions, trusted: Sequence[str]) -> ProxyAuth | None:
     """Who asks, as a proxy says; None where nobody says so and a token is asked for instead."""
     if parsed.user_header is not None:
         return ProxyAuth(parsed.user_header, trusted=trusted, operators=parsed.operator)
@@ -101,7 +100,7 @@ def _listening(host: str, port: int) -> socket.socket:
         raise ConfigError(f"web: {host}:{port} cannot be had ({reason}); {advice}") from error
 
 
-def _say(parsed: argparse.Namespace, listening: socket.socket, query: str) -> None:
+def _say(parsed: WebOptions, listening: socket.socket, query: str) -> None:
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{parsed.root_path}/{query}"
     print(json.dumps({"url": url}) if parsed.json else f"oncely: the dashboard is at {url}")

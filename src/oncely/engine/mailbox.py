@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from oncely.core.binding import Binding
 from oncely.core.commands import (
     Cancel,
     ClaimOutcome,
@@ -246,20 +245,6 @@ class LedgerMailbox(Mailbox):
             return cast(ClaimOutcome, outcome)
 
         return self._means._transact(work)
-
-    # ---- Bindings of a broker --------------------------------------------------------------------
-
-    def bind(self, bindings: Collection[Binding]) -> None:
-        """Store these bindings of a broker's queues: the broker itself does not list them."""
-        self._store.bind(bindings)
-
-    def unbind(self, bindings: Collection[Binding]) -> None:
-        """Remove these bindings from the ledger."""
-        self._store.unbind(bindings)
-
-    def bindings(self, queue: str) -> Sequence[Binding] | None:
-        """The stored bindings of a queue; None where the ledger is not in SQL."""
-        return self._store.bindings(queue)
 
     # ---- For operators -------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 line and the dashboard.
 """
 
+from oncely.core.state_words import EXHAUSTED, IN_DOUBT, RESETTABLE, STATES, state_word
 from oncely.ops.activity import (
     FoundActivity,
     Point,
@@ -13,12 +14,6 @@ from oncely.ops.activity import (
     keeps_activity,
     runs,
     workers,
-)
-from oncely.ops.bindings import (
-    FoundBindings,
-    bindings,
-    prune_bindings,
-    unneeded_bindings,
 )
 from oncely.ops.decisions import (
     Changed,
@@ -52,10 +47,6 @@ from oncely.ops.letters import (
 from oncely.ops.overview import LATE_S, LedgerOverview, Snag, StuckMessages, overview
 from oncely.ops.probing import PROBE_S, Probed, probe
 from oncely.ops.records import (
-    EXHAUSTED,
-    IN_DOUBT,
-    RESETTABLE,
-    STATES,
     Details,
     Selected,
     Selection,
@@ -63,7 +54,6 @@ from oncely.ops.records import (
     find,
     record_as_dict,
     select,
-    state_word,
     word_for,
 )
 from oncely.ops.search import PATIENCE_S, Searched, search
@@ -113,7 +103,6 @@ __all__ = [
     "Details",
     "Doubt",
     "FoundActivity",
-    "FoundBindings",
     "FoundGroup",
     "FoundGroups",
     "FoundLetters",
@@ -142,7 +131,6 @@ __all__ = [
     "activity",
     "audit",
     "backlogs",
-    "bindings",
     "cancel",
     "check_kept",
     "check_known",
@@ -169,7 +157,6 @@ __all__ = [
     "policy_retentions",
     "probe",
     "problems",
-    "prune_bindings",
     "purge",
     "queued",
     "record_as_dict",
@@ -187,7 +174,6 @@ __all__ = [
     "status",
     "story",
     "told",
-    "unneeded_bindings",
     "unsent",
     "unsent_as_dict",
     "unsent_messages",

@@ -6,26 +6,15 @@ from heapq import nlargest
 from typing import Any, NamedTuple
 
 from oncely.core.durations import Duration, seconds
-from oncely.core.errors import ConfigError
-from oncely.core.record import Key, Record, State
+from oncely.core.record import Key, Record
 from oncely.core.rules import Standing, standing
+from oncely.core.state_words import EXHAUSTED, IN_DOUBT, STATES, state_word
 from oncely.core.waiting import DeadLetter, WaitingMessage
 from oncely.ledger import Ledger
 from oncely.ops.known import check_known
 from oncely.ops.letters import letter_as_dict
 from oncely.ops.waiting import waiting_as_dict
 from oncely.stores.store import Query, Wanted
-
-IN_DOUBT = "in doubt"
-EXHAUSTED = "exhausted"
-STATES: Mapping[str, State] = {
-    **{state.word: state for state in State},
-    IN_DOUBT: State.PROCESSING,
-    EXHAUSTED: State.FAILED,
-}
-"""The words for where a record stands, and the state that each is about."""
-RESETTABLE = ("failed", EXHAUSTED, IN_DOUBT)
-"""The words for the records that `reset` accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,16 +107,6 @@ def _oldest(ledger: Ledger, query: Query, limit: int) -> Iterator[Record]:
         lease_over=query.lease_over,
         exhausted=query.exhausted,
     )
-
-
-def state_word(text: str, where: str = "state") -> str:
-    """The word of `STATES` that somebody has typed. Raises ConfigError for any other text."""
-    word = text.replace("-", " ").replace("_", " ")
-    stored = {state.value: state.word for state in State}
-    word = stored.get(word, word)
-    if word not in STATES:
-        raise ConfigError(f"{where}: {text!r} is none of {', '.join(STATES)}")
-    return word
 
 
 def word_for(record: Record, now: float) -> str:

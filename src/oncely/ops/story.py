@@ -9,10 +9,11 @@ from oncely.core.activity import AuditEntry
 from oncely.core.errors import mask_passwords
 from oncely.core.record import Key, Record
 from oncely.core.shown import moment
+from oncely.core.state_words import EXHAUSTED
 from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.ledger import Ledger
 from oncely.ops.letters import LETTERS_DISCARDED
-from oncely.ops.records import EXHAUSTED, word_for
+from oncely.ops.records import word_for
 
 _PAGE = 500
 _LOOKED_AT = 5_000

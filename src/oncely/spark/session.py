@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from py4j.protocol import Py4JError
-from pyspark import SparkConf, SparkContext, StorageLevel
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from oncely.core.errors import OncelyError
 from oncely.spark.failures import as_own
@@ -122,14 +122,3 @@ def make_active(spark: SparkSession) -> None:
     """
     # This public call has that effect, and no other.
     spark.createDataFrame([], "nothing INT")
-
-
-@contextmanager
-def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
-    """The frame, computed once and cached on disk within the block."""
-    kept = frame.persist(StorageLevel.DISK_ONLY)
-    try:
-        yield kept
-    finally:
-        with suppress(Py4JError, OSError):
-            kept.unpersist()

@@ -24,19 +24,15 @@ _SCHEMA_FROM_FILES = frozenset({"json", "csv", "xml", "parquet", "orc", "avro"})
 
 
 def read_messages(
-    spark: SparkSession,
-    config: SourceConfig,
-    *,
-    streaming: bool = True,
-    columns: Mapping[str, str] = MappingProxyType({}),
+    spark: SparkSession, config: SourceConfig, *, columns: Mapping[str, str] = MappingProxyType({})
 ) -> DataFrame:
-    """A DataFrame of messages, as a stream or as a batch, with each original row and the reason if
-    it is broken. `columns` are further columns, by their expressions.
+    """A stream of messages, with each original row and the reason if it is broken.
+    `columns` are further columns, by their expressions.
 
     Raises ConfigError, which names the file and the key, for an expression or a source that Spark
     does not understand.
     """
-    rows = _read_rows(spark, config, streaming=streaming)
+    rows = _read_rows(spark, config)
     parts = [
         _column(rows, config, name, expression)
         for name, expression in config.message.model_dump(exclude_none=True).items()
@@ -45,15 +41,14 @@ def read_messages(
     return rows.select(*parts, *_diagnosis(rows, config))
 
 
-def _read_rows(spark: SparkSession, config: SourceConfig, *, streaming: bool) -> DataFrame:
+def _read_rows(spark: SparkSession, config: SourceConfig) -> DataFrame:
     source = config.source
     options = dict(config.source_options)
     if source.path is not None:
         # A file stream skips files that are a week older than the newest one that it has seen.
         options.setdefault("maxFileAge", _FOR_EVER)
     try:
-        reader = (spark.readStream if streaming else spark.read).format(source.format)
-        reader = reader.options(**options)
+        reader = spark.readStream.format(source.format).options(**options)
         schema = _schema(spark, config, options)
         if schema is not None:
             reader = reader.schema(schema)

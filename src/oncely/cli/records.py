@@ -1,17 +1,17 @@
 """`oncely list` and `oncely show`: looking at records."""
 
-import argparse
 import json
 import math
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Column, Table
+import click
 
-from oncely import ops
-from oncely.cli.ledger_arguments import opened
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
+from oncely.cli.opening import opened
+from oncely.cli.options import Filters, LedgerName
 from oncely.cli.tables import (
     Cell,
     aligned,
@@ -22,87 +22,133 @@ from oncely.cli.tables import (
     loud,
     new_table,
     put,
+    put_found,
+    unbroken,
 )
+from oncely.cli.terminal import put_json
 from oncely.core.errors import ConfigError, RefusedError, mask_passwords
 from oncely.core.record import Record
 from oncely.core.shown import moment, shown, span
-from oncely.core.waiting import WaitingMessage
-from oncely.ledger import Ledger
+from oncely.core.state_words import IN_DOUBT, STATES
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from oncely.core.waiting import WaitingMessage
+    from oncely.ledger import Ledger
 
 _NAMED = 5
+_NONE = "no matching records"
 
 
-def list_records(parsed: argparse.Namespace) -> int:
-    """Print the records that match the filters."""
-    if parsed.sort == "id":
-        return _search(parsed)
-    if parsed.begins is not None or parsed.after is not None:
+@click.command(
+    "list", epilog=options.example("oncely list --state failed --consumer billing --older-than 1h")
+)
+@options.filters(STATES)
+@options.limit()
+@click.option(
+    "--sort",
+    type=click.Choice(("oldest", "newest", "id")),
+    default="oldest",
+    help="which to list first: oldest and newest read all records that match; id reads until "
+    "--limit are found",
+)
+@click.option(
+    "--id-begins",
+    "begins",
+    type=values.TEXT,
+    help="with --sort id: only message ids that begin with this text",
+)
+@click.option(
+    "--after",
+    metavar="ID",
+    help="with --sort id: go on after this message id, where the list before has ended",
+)
+@options.ledger
+def list_records(
+    at: LedgerName,
+    filters: Filters,
+    limit: int,
+    sort: str,
+    begins: str | None,
+    after: str | None,
+    as_json: bool,
+) -> None:
+    """List records, the least recently seen first, or in the order of their ids."""
+    if sort != "id" and (begins is not None or after is not None):
         raise ConfigError("list: --id-begins and --after need --sort id")
-    with opened(parsed) as ledger:
-        newest = parsed.sort == "newest"
-        selected = ops.select(ledger, read_filters(parsed), parsed.limit, newest=newest)
-        now = ledger.now()
-        doubts = ops.doubts(ledger, selected.records) if parsed.state == ops.IN_DOUBT else []
-    if parsed.json:
+    with opened(at) as ledger:
+        if sort == "id":
+            _search(ledger, filters, limit, begins, after, as_json=as_json)
+        else:
+            _select(ledger, filters, limit, newest=sort == "newest", as_json=as_json)
+
+
+def _select(ledger: "Ledger", filters: Filters, limit: int, *, newest: bool, as_json: bool) -> None:
+    """Print the records that match, by when they were last seen."""
+    selected = ops.select(ledger, ops.Selection(**filters), limit, newest=newest)
+    now = ledger.now()
+    if as_json:
+        is_doubt = filters["states"] == (IN_DOUBT,)
+        doubts = ops.doubts(ledger, selected.records) if is_doubt else []
         found = [each.as_dict(now) for each in doubts] or _as_dicts(selected.records, now)
-        print(json.dumps({"records": found, "more": selected.more}))
+        put_json({"records": found, "more": selected.more})
     else:
-        cut = f"the first {parsed.limit:,}; more records match, see --limit"
-        _print_table(selected.records, now, cut if selected.more else None)
-    return 0
+        more = f"the first {limit:,}; more records match, see --limit" if selected.more else None
+        put_found(records_table(selected.records, now), _NONE, more)
 
 
-def _search(parsed: argparse.Namespace) -> int:
-    """Print the records that match the filters, in the order of their ids."""
-    with opened(parsed) as ledger:
-        searched = ops.search(
-            ledger,
-            read_filters(parsed),
-            parsed.limit,
-            begins=parsed.begins,
-            after=parsed.after,
-            within_s=math.inf,
-        )
-        now = ledger.now()
-    end = searched.end
-    if parsed.json:
+def _search(
+    ledger: "Ledger",
+    filters: Filters,
+    limit: int,
+    begins: str | None,
+    after: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the records that match, in the order of their ids."""
+    searched = ops.search(
+        ledger, ops.Selection(**filters), limit, begins=begins, after=after, within_s=math.inf
+    )
+    now, end = ledger.now(), searched.end
+    if as_json:
         said = {"more": end is not None, "looked_at": searched.looked_at, "end": end}
-        print(json.dumps({"records": _as_dicts(searched.records, now), **said}))
+        put_json({"records": _as_dicts(searched.records, now), **said})
     else:
         go_on = f"more records may match; go on with: --after={shlex.quote(end or '')}"
-        _print_table(searched.records, now, None if end is None else go_on)
-    return 0
+        put_found(records_table(searched.records, now), _NONE, None if end is None else go_on)
 
 
 def _as_dicts(records: Sequence[Record], now: float) -> Sequence[dict[str, Any]]:
     return [ops.record_as_dict(each, now) for each in records]
 
 
-def _print_table(records: Sequence[Record], now: float, said: str | None) -> None:
-    if not records:
-        print("no matching records", file=sys.stderr)
-        return
-    put(records_table(records, now), last_gives_way=True)
-    if said is not None:
-        print(shown(said), file=sys.stderr)
-
-
-def show(parsed: argparse.Namespace) -> int:
-    """Print all fields of a message's records, its waiting messages, and its finished steps."""
-    with opened(parsed) as ledger:
-        records = _records_of(ledger, parsed.id, parsed.consumer)
+@click.command("show", epilog=options.example("oncely show order-17 --consumer billing"))
+@options.message_id
+@options.consumer()
+@click.option(
+    "--story",
+    is_flag=True,
+    help="and all that is known of it in the order of time, people's changes among it",
+)
+@options.ledger
+def show(at: LedgerName, message_id: str, consumer: str | None, story: bool, as_json: bool) -> None:
+    """Show all fields of a message's record, of each consumer that has one."""
+    with opened(at) as ledger:
+        records = _records_of(ledger, message_id, consumer)
         found = [(record, ops.details(ledger, record.key)) for record in records]
-        stories = [ops.story(ledger, record.key) for record in records if parsed.story]
+        stories = [ops.story(ledger, record.key) for record in records if story]
         now = ledger.now()
-    if parsed.json:
+    if as_json:
         dicts = [
             ops.record_as_dict(record, now) | details.as_dict(now) for record, details in found
         ]
         if stories:
             pairs = zip(dicts, stories, strict=True)
             dicts = [fields | story.as_dict() for fields, story in pairs]
-        print(json.dumps(dicts[0] if len(dicts) == 1 else {"records": dicts}))
-        return 0
+        put_json(dicts[0] if len(dicts) == 1 else {"records": dicts})
+        return
     for turn, (record, details) in enumerate(found):
         if turn:
             print()
@@ -110,10 +156,9 @@ def show(parsed: argparse.Namespace) -> int:
         if stories:
             print()
             put(_story_table(stories[turn], now), last_gives_way=True)
-    return 0
 
 
-def _show(record: Record, details: ops.Details, now: float) -> None:
+def _show(record: Record, details: "ops.Details", now: float) -> None:
     put(fields_table(_fields(record, now)))
     if details.deferred:
         print()
@@ -126,7 +171,7 @@ def _show(record: Record, details: ops.Details, now: float) -> None:
         print("", *lines, sep="\n")
 
 
-def _waiting_lines(details: ops.Details, now: float) -> Iterator[str]:
+def _waiting_lines(details: "ops.Details", now: float) -> Iterator[str]:
     """Where the message itself is kept, and what shows it."""
     if details.retry is not None:
         due = details.retry.due or now
@@ -135,17 +180,7 @@ def _waiting_lines(details: ops.Details, now: float) -> Iterator[str]:
         yield shown(f"dead letter {letter.id}: {mask_passwords(letter.reason)}")
 
 
-def read_filters(parsed: argparse.Namespace) -> ops.Selection:
-    """The filters that were typed."""
-    return ops.Selection(
-        consumer=parsed.consumer,
-        states=() if parsed.state is None else (parsed.state,),
-        older_than=parsed.older_than,
-        text=parsed.text,
-    )
-
-
-def one_record(ledger: Ledger, message_id: str, consumer: str | None) -> Record:
+def one_record(ledger: "Ledger", message_id: str, consumer: str | None) -> Record:
     """The record of a message, of the only consumer that has one, or of `consumer`.
 
     Raises RefusedError if there is no record, ConfigError if several consumers have one.
@@ -160,7 +195,7 @@ def one_record(ledger: Ledger, message_id: str, consumer: str | None) -> Record:
     return found[0]
 
 
-def _records_of(ledger: Ledger, message_id: str, consumer: str | None) -> Sequence[Record]:
+def _records_of(ledger: "Ledger", message_id: str, consumer: str | None) -> Sequence[Record]:
     """The records of a message, at least one. Raises RefusedError if there are none."""
     found = ops.find(ledger, message_id, consumer)
     if not found:
@@ -169,9 +204,9 @@ def _records_of(ledger: Ledger, message_id: str, consumer: str | None) -> Sequen
     return found
 
 
-def records_table(records: Sequence[Record], now: float) -> Table:
+def records_table(records: Sequence[Record], now: float) -> "Table":
     """A row for each record."""
-    texts = (folded("consumer"), folded("id"), Column("state", no_wrap=True))
+    texts = (folded("consumer"), folded("id"), unbroken("state"))
     table = new_table(*texts, *map(aligned, ("attempts", "fence", "last seen")), "error")
     for record in records:
         word = ops.word_for(record, now)
@@ -187,7 +222,7 @@ def records_table(records: Sequence[Record], now: float) -> Table:
     return table
 
 
-def waiting_table(deferred: Sequence[WaitingMessage]) -> Table:
+def waiting_table(deferred: Sequence["WaitingMessage"]) -> "Table":
     """A row for each message that waits to be sent."""
     table = new_table(folded("waits to be sent"), folded("to"), aligned("attempts"), "error")
     for message in deferred:
@@ -200,7 +235,7 @@ def waiting_table(deferred: Sequence[WaitingMessage]) -> Table:
     return table
 
 
-def steps_table(steps: Mapping[str, Any]) -> Table:
+def steps_table(steps: Mapping[str, Any]) -> "Table":
     """A row for each finished step."""
     table = new_table(folded("finished step"), "result")
     for name, result in steps.items():
@@ -208,9 +243,9 @@ def steps_table(steps: Mapping[str, Any]) -> Table:
     return table
 
 
-def _story_table(story: ops.Story, now: float) -> Table:
+def _story_table(story: "ops.Story", now: float) -> "Table":
     """A row for each thing that is known."""
-    table = new_table(Column("when", no_wrap=True), "what", "details")
+    table = new_table(unbroken("when"), "what", "details")
     for chapter in story.chapters:
         when = "-" if chapter.at is None else f"{span(now - chapter.at)} ago"
         what = cell(chapter.what.replace("_", " "))

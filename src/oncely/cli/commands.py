@@ -1,0 +1,124 @@
+"""All commands, by sections. Their modules import what a command works with when it runs."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from click.exceptions import Exit, NoArgsIsHelpError
+
+from oncely.cli.activity import activity, audit, runs, workers
+from oncely.cli.archive import archive
+from oncely.cli.changes import cancel, forget, reset, run_now, settle
+from oncely.cli.completion import COMPLETE_VARIABLE, completion
+from oncely.cli.consume import consume
+from oncely.cli.dead import dead
+from oncely.cli.init_command import init
+from oncely.cli.options import Commands
+from oncely.cli.outbox import outbox, queue
+from oncely.cli.pipeline import pipeline
+from oncely.cli.purge import purge
+from oncely.cli.records import list_records, show
+from oncely.cli.relay import relay
+from oncely.cli.report import report
+from oncely.cli.schema import check, migrate
+from oncely.cli.status import status
+from oncely.cli.waiting import waiting
+from oncely.cli.web import web
+from oncely.core.errors import ConfigError
+
+SECTIONS: Mapping[str, Sequence[click.Command]] = {
+    "Get started": (init, migrate, completion),
+    "Run": (consume, relay, pipeline),
+    "Inspect": (
+        *(status, activity, workers, list_records, show),
+        *(waiting, queue, runs, audit, web, report),
+    ),
+    "Change": (dead, outbox, settle, reset, run_now, cancel, forget),
+    "Maintain": (check, purge, archive),
+}
+_EXAMPLES: Mapping[str, str] = {
+    "oncely init": "write a first program that runs",
+    "oncely consume app:consumer --drain": "handle the messages of a queue, then end",
+    "oncely list --state failed --consumer billing": "list failed messages",
+}
+_SETTINGS: Mapping[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+    "show_default": True,
+}
+
+
+class _Overview(Commands):
+    """The command line as a whole."""
+
+    def sections(self) -> Mapping[str, Sequence[click.Command]]:
+        """As above."""
+        return SECTIONS
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Examples"):
+            for example, text in _EXAMPLES.items():
+                formatter.write(f"  {example}\n      {text}\n")
+        super().format_epilog(ctx, formatter)
+
+
+@click.group(
+    cls=_Overview,
+    commands=[each for section in SECTIONS.values() for each in section],
+    context_settings=dict(_SETTINGS),
+    epilog="Options of a command: oncely COMMAND --help",
+)
+@click.version_option(package_name="oncely", message="oncely %(version)s")
+def oncely() -> None:
+    """Process every message once, over one ledger."""
+
+
+def run(arguments: Sequence[str], obj: object = None) -> int:
+    """Run a command and return its exit code; `obj` is the object of its click.Context.
+
+    Raises ConfigError for wrong usage.
+    """
+    if COMPLETE_VARIABLE in os.environ:
+        return int(oncely.main(prog_name="oncely", standalone_mode=False) or 0)
+    try:
+        with oncely.make_context("oncely", [*arguments], obj=obj) as context:
+            return int(oncely.invoke(context) or 0)
+    except Exit as end:
+        return end.exit_code
+    except NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
+    except click.UsageError as error:
+        raise ConfigError(_in_words(error, _path(arguments))) from error
+
+
+def _path(arguments: Sequence[str]) -> str:
+    """The command that was typed: for some errors click does not say."""
+    path = "oncely"
+    command: click.Command = oncely
+    for word in arguments:
+        if not isinstance(command, click.Group) or word not in command.commands:
+            break
+        path, command = f"{path} {word}", command.commands[word]
+    return path
+
+
+def _in_words(error: click.UsageError, path: str) -> str:
+    match error:
+        case click.NoSuchCommand():
+            text = f"{error.command_name!r} is not a command of {path}"
+        case click.NoSuchOption():
+            text = f"no such option: {error.option_name}"
+        case _:
+            text = error.format_message().rstrip(".")
+            text = text[:1].lower() + text[1:]
+    return f"{text}{_meant(error)}; see: {path} --help"
+
+
+def _meant(error: click.UsageError) -> str:
+    """The nearest command or option that there is; but not one that the help does not show."""
+    close = getattr(error, "possibilities", None) or []
+    params = [] if error.ctx is None else error.ctx.command.params
+    hidden = {name for each in params if getattr(each, "hidden", False) for name in each.opts}
+    return next((f"; did you mean: {each}" for each in close if each not in hidden), "")

@@ -1,0 +1,65 @@
+"""`oncely report`: the dashboard's pages as one file."""
+
+from pathlib import Path
+from uuid import uuid4
+
+import click
+
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
+from oncely.cli.opening import opened
+from oncely.cli.options import LedgerName
+from oncely.cli.terminal import put_json
+from oncely.core.errors import ConfigError, mask_passwords
+from oncely.stores.names import TABLE_NAME
+
+
+@click.command("report", epilog=options.example("oncely report --to report.html"))
+@click.option(
+    "--to",
+    metavar="FILE.html",
+    type=values.FILE,
+    required=True,
+    help="the file to write; an existing one is replaced",
+)
+@options.ledger
+def report(at: LedgerName, to: str, as_json: bool) -> None:
+    """Write the pages of the dashboard to one HTML file."""
+    from oncely.web.report import report as pages
+
+    _check_writable(Path(to))
+    # What a link points to is replaced, not the link: /dev/stdout is one. The file appears only
+    # when it is complete.
+    file = Path(to).resolve()
+    with opened(at) as ledger:
+        found = ops.overview(ledger)
+        _write(file, pages(ledger, found, _place(at)))
+    if as_json:
+        put_json({"file": to, **found.as_dict()})
+    else:
+        print(f"{to}: {found.verdict}")
+
+
+def _place(at: LedgerName) -> str:
+    """Which ledger it is, without passwords."""
+    table = "" if at.table == TABLE_NAME else f", table {at.table}"
+    schema = "" if at.schema is None else f", schema {at.schema}"
+    return f"{mask_passwords(at.url or '')}{table}{schema}"
+
+
+def _check_writable(file: Path) -> None:
+    if file.is_dir():
+        raise ConfigError(f"--to: {str(file)!r} is a folder; name a file, such as report.html")
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"--to: {str(file)!r} is not a file; name one, such as report.html")
+    if not file.absolute().parent.is_dir():
+        raise ConfigError(f"--to: there is no folder {str(file.parent)!r}")
+
+
+def _write(file: Path, text: str) -> None:
+    unfinished = file.with_name(f".{file.name}.{uuid4().hex}")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,1 +1,0 @@
-"""Spark jobs for operators: reconciliation, and the figures of a report."""
