@@ -552,6 +552,22 @@ def test_only_the_newest_claim_may_write(
     assert decision == (Fenced(stored), stored, False)
 
 
+@pytest.mark.parametrize("command", HELD_COMMANDS, ids=lambda command: type(command).__name__)
+def test_what_was_given_back_is_spent(
+    command: Confirm | MarkHandled | Complete | Fail | Release | Extend,
+) -> None:
+    """A claim that was given back is Fenced, whatever it asks for, but to be given back once more;
+    and so is one with the same birth and another fence.
+    """
+    older = EARLIER._replace(record=EARLIER.record._replace(fence=2))
+    for stand, claim in ((FAILED, EARLIER), (ABSENT, FIRST), (FAILED, older)):
+        if command is RELEASE and claim is not older:
+            continue
+        stored = STORED[stand]
+        decision = decide(stored, replace(command, claim=claim), 12)
+        assert decision == (Fenced(stored), stored, False)
+
+
 def test_version_of_a_claim_may_lag() -> None:
     """The holder of the newest claim may write though the record was written since."""
     extended = BASE._replace(version=BASE.version + 100, lease_until=99.0)
