@@ -37,6 +37,7 @@ from oncely.core.errors import (
     OncelyError,
     StoreError,
     StoreUnavailable,
+    UnreadableRow,
     describe,
 )
 from oncely.core.ids import check_id, fingerprint_of
@@ -201,7 +202,18 @@ class Handling:
         if not turns:
             return
         asked_at = clock.monotonic()
-        outcomes = await calls.settle(_requests_of(turns))
+        try:
+            outcomes = await calls.settle(_requests_of(turns))
+        except UnreadableRow as error:
+            if len(turns) == 1:
+                turns[0].refusal = error
+                return
+            if is_joined:
+                raise
+            # The row is one of theirs: asking for each alone finds out whose.
+            for turn in turns:
+                await self._ask(calls, [turn], is_joined=is_joined)
+            return
         reached("after_claim")
         self._note(calls, turns, outcomes, is_joined=is_joined)
         granted = [held.claim for turn in turns if (held := turn.held) is not None]
@@ -389,7 +401,7 @@ class Handling:
                 return [left for turn in turns for left in await self.keep(calls, [turn])]
             _log.warning("keeping_failed", exc_info=error, extra={"consumer": self.consumer})
             for turn in turns:
-                turn.ending = after_refusal(error)
+                turn.ending = AFTER_DOUBT
             return turns
         for turn in turns:
             self._note_gone(turn)
@@ -573,7 +585,7 @@ class Handling:
         _log.error("storing_failed", exc_info=error, extra=names)
         for turn in turns:
             turn.refusal = error
-            turn.ending = after_refusal(error)
+            turn.ending = AFTER_DOUBT
 
     async def _write(
         self, calls: AsyncCalls, turns: Sequence[Turn], claims: Sequence[Claim]

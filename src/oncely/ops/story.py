@@ -127,7 +127,7 @@ def _is_same(said: Mapping[str, Any], time: float, entry: Chapter) -> bool:
 
 
 def _time_of(note: Any) -> float | None:
-    """When the decision that is noted was made; a note that was written by hand may lack it."""
+    """When the decision that is noted was made; None for metadata of the user's own."""
     try:
         return datetime.fromisoformat(note["at"]).timestamp()
     except (KeyError, TypeError, ValueError, OverflowError):

@@ -175,7 +175,7 @@ class Database(ABC):
         at = None if self.is_inside else self.time(link)
         found: dict[Key, Record] = {}
         for row in self._rows_by_batch(link, keys, locks=self.is_inside):
-            record = record_of(row)
+            record = record_of(self.table, row)
             found[record.key] = record
             if at is None:
                 at = float(row[len(LOADED)])
@@ -184,7 +184,8 @@ class Database(ABC):
     def look(self, link: Link, keys: Collection[Key]) -> Mapping[Key, Record]:
         """The records that exist, without locking them."""
         rows = self._rows_by_batch(link, keys, locks=False)
-        return {record.key: record for record in map(record_of, rows)}
+        found = (record_of(self.table, row) for row in rows)
+        return {record.key: record for record in found}
 
     def completed(
         self, link: Link, consumer: str, message_ids: Sequence[str], seen_within_s: float
