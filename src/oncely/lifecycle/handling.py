@@ -649,18 +649,14 @@ class Handling:
     def _whole_end(self, turn: Turn, claim: Claim) -> Write:
         """The write of a turn's end, with what is kept and removed in the same commit."""
         removed = self._rows_in_queue([turn]) if self._is_removed(turn) else ()
-        return self._end_with(turn, claim)._replace(removed=removed)
-
-    def _end_with(self, turn: Turn, claim: Claim) -> Write:
         if not _is_completed(turn):
             kept = () if self.keeping is None else self.keeping.rows_of(turn)
-            return Write(self._command(turn, claim), kept)
+            return Write(self._command(turn, claim), kept, removed=removed)
         is_over = self.keeping is not None and _may_wait(turn)
-        sent = _held_by(turn).end()
-        if not sent:
-            return Write(self._command(turn, claim), is_over=is_over)
-        result = turn.result if self.keeps_result else None
-        return Write(MarkHandled(claim, json_value(result)), sent, is_over)
+        sent, command = _held_by(turn).end(), self._command(turn, claim)
+        if sent:
+            command = MarkHandled(claim, json_value(turn.result) if self.keeps_result else None)
+        return Write(command, sent, is_over, removed)
 
     def _command(self, turn: Turn, claim: Claim) -> Held:
         told, verdict, _ = cast(Ending, turn.ending)

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, func, literal, select
 from oncely.core.record import State
 from oncely.stores.sql import record_queries
 from oncely.stores.sql.access import Access
+from oncely.stores.sql.database import Sample
 from oncely.stores.sql.row_values import read
-from oncely.stores.sql.sampling import Sample
 from oncely.stores.store import Tally
 
 SAMPLE = 4_000
