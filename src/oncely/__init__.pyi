@@ -43,6 +43,7 @@ from .core.errors import (
     StoreUnavailable,
     TooOldError,
     TransportError,
+    UnreadableRow,
     WaitingError,
 )
 from .core.ids import Id
@@ -126,6 +127,7 @@ __all__ = [
     "TooOldError",
     "Transport",
     "TransportError",
+    "UnreadableRow",
     "Unrecoverable",
     "Waiting",
     "WaitingError",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from oncely._util.event_log import EventLog
 from oncely.core.commands import Forget, Happened, Outcome, Reset, Written
 from oncely.core.durations import Duration, seconds
-from oncely.core.errors import ConfigError, describe
+from oncely.core.errors import ConfigError, describe, storable
 from oncely.core.ids import check_ids
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -178,7 +178,7 @@ class Ledger(Calls):
         this order, and reads all records in the state: `window` reads a bounded number. Raises
         ConfigError for an unknown state.
         """
-        if text is not None and not _can_be_stored(text):
+        if text is not None and text != storable(text):
             raise ConfigError(f"text: {text!r} cannot be part of a message id")
         query = _query(consumer, state, older_than, limit)
         wanted = query._replace(text=text, lease_over=lease_over, exhausted=exhausted)
@@ -534,10 +534,6 @@ def _limit(limit: int) -> int:
     if type(limit) is not int or limit < 1:
         raise ConfigError(f"limit: {limit!r} is not a whole number of 1 or more")
     return limit
-
-
-def _can_be_stored(text: str) -> bool:
-    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _state(state: State | str) -> State:

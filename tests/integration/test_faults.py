@@ -213,7 +213,7 @@ def test_row_with_an_unknown_status(ledger: Ledger, other: Other) -> None:
     """A row that somebody gave a status of his own is nobody's to claim, and is not counted."""
     ledger.claim(_A)
     other.run("UPDATE processed_messages SET status = 'paused'")
-    with pytest.raises(StoreError, match=r"status 'paused', which is none of processing, "):
+    with pytest.raises(StoreError, match=r"status is 'paused', not one of processing, "):
         ledger.claim(_A)
     assert list(ledger.scan()) == []
     assert ledger.counts() == {}

@@ -26,7 +26,7 @@ from oncely.consuming.turn import DeliveryTurn
 from oncely.consuming.window_claims import Claims
 from oncely.core.errors import TransportError
 from oncely.core.rules import GIVEN_BACK
-from oncely.core.verdicts import Counted, Ending
+from oncely.core.verdicts import Counted
 from oncely.lifecycle.handling import Handling, ending_of
 from oncely.lifecycle.patience import store_outage
 from oncely.middleware.chain import Stoppable
@@ -273,8 +273,10 @@ class Consuming:
         if not turns:
             return
         for turn in turns:
-            turn.ending = ending = turn.ending or self._ending(turn)
-            self._telling.tell(turn, ending)
+            turn.ending = turn.ending or ending_of(
+                turn, self._settings.policy, is_stopping=self._stop.is_set()
+            )
+            self._telling.tell(turn, turn.ending)
         self._send_deferred(turns)
         reached("before_acknowledge")
         put_off = [turn for turn in turns if self._settling.is_put_off(turn)]
@@ -287,10 +289,6 @@ class Consuming:
         if self._retries is not None:
             self._retries.expect(done)
         self._on_progress(self.report)
-
-    def _ending(self, turn: DeliveryTurn) -> Ending:
-        is_stopping = self._stop.is_set()
-        return ending_of(turn, self._settings.policy, is_stopping=is_stopping)
 
     def _send_deferred(self, turns: Sequence[DeliveryTurn]) -> None:
         keeping = self._settings.parts.keeping

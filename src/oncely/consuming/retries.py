@@ -10,7 +10,6 @@ from oncely.core.rules import AFTER_DOUBT, BEHIND
 from oncely.core.verdicts import Delay
 from oncely.engine.mailbox import LedgerMailbox
 from oncely.lifecycle.keeping import Keeping
-from oncely.lifecycle.patience import AWAY
 from oncely.lifecycle.taken import settle_taken
 from oncely.transports.transport import Delivery
 
@@ -46,7 +45,7 @@ class Retries:
         self._look_at = monotonic() + _LOOK_S
         try:
             free_in_s = self._mailbox.free_in_s(self._keeping.queue)
-        except AWAY as error:
+        except StoreError as error:
             self._outage.met(error, "looks")
             free_in_s = None
         else:
@@ -64,7 +63,7 @@ class Retries:
         """At most so many messages that are due, as deliveries of `queue`."""
         try:
             taken = self._mailbox.take(most, self._hold_s, queue=self._keeping.queue)
-        except AWAY as error:
+        except StoreError as error:
             self._outage.met(error, "takes")
             taken = []
         else:
@@ -91,7 +90,7 @@ class Retries:
         """Whether no message waits, due or not. False if the ledger cannot tell."""
         try:
             return self._mailbox.free_in_s(self._keeping.queue) is None
-        except AWAY:
+        except StoreError:
             return False
 
     def keep_order(self, turns: Sequence[DeliveryTurn]) -> None:

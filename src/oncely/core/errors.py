@@ -48,6 +48,12 @@ class ReplyLost(StoreUnavailable):
     """
 
 
+class UnreadableRow(StoreError):
+    """A row of the store is not as oncely, or a service that shares its table, writes it. The text
+    names the row, and says what to type to mend it.
+    """
+
+
 class ContentionError(StoreError):
     """A record changed hands faster than it could be written; asking again is safe."""
 

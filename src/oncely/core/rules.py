@@ -61,6 +61,7 @@ from oncely.core.errors import (
     ExhaustedError,
     MessageError,
     RefusedError,
+    UnreadableRow,
     WaitingError,
     describe,
     reason_of,
@@ -294,7 +295,7 @@ def after_refusal(error: Exception) -> Ending:
         return Ending(Told.NOTHING, SetAside(describe(error)), Counted.FAILED)
     if isinstance(error, DuplicateError | WaitingError):
         return AFTER_DUPLICATE
-    if isinstance(error, RefusedError | MessageError):
+    if isinstance(error, RefusedError | MessageError | UnreadableRow):
         return Ending(Told.NOTHING, SetAside(describe(error)), Counted.SET_ASIDE)
     return Ending(Told.NOTHING, Delay(AGAIN_S), Counted.GIVEN_BACK)
 

@@ -28,9 +28,7 @@ def span(length_s: float) -> str:
 
 
 def moment(at: float, now: float) -> str:
-    """A point in time, and how far off it is. What cannot be read is stored as 0."""
-    if not at:
-        return "not known"
+    """A point in time, and how far off it is."""
     try:
         when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError):

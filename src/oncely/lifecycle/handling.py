@@ -37,6 +37,7 @@ from oncely.core.errors import (
     OncelyError,
     StoreError,
     StoreUnavailable,
+    UnreadableRow,
     describe,
 )
 from oncely.core.ids import check_id, fingerprint_of
@@ -194,7 +195,18 @@ class Handling:
         if not turns:
             return
         asked_at = clock.monotonic()
-        outcomes = await calls.settle(_requests_of(turns))
+        try:
+            outcomes = await calls.settle(_requests_of(turns))
+        except UnreadableRow as error:
+            if len(turns) == 1:
+                turns[0].refusal = error
+                return
+            if is_joined:
+                raise
+            # The row is one of theirs: asking for each alone finds out whose.
+            for turn in turns:
+                await self._ask(calls, [turn], is_joined=is_joined)
+            return
         reached("after_claim")
         self._note(calls, turns, outcomes, is_joined=is_joined)
         granted = [held.claim for turn in turns if (held := turn.held) is not None]
@@ -392,7 +404,7 @@ class Handling:
                 extra={"event": "keeping_failed", **self.told_of(turns)},
             )
             for turn in turns:
-                turn.ending = after_refusal(error)
+                turn.ending = AFTER_DOUBT
             return turns
         for turn in turns:
             self._note_gone(turn)
@@ -605,7 +617,7 @@ class Handling:
         )
         for turn in turns:
             turn.refusal = error
-            turn.ending = after_refusal(error)
+            turn.ending = AFTER_DOUBT
 
     async def _write(
         self, calls: AsyncCalls, turns: Sequence[Turn], claims: Sequence[Claim]
@@ -669,18 +681,14 @@ class Handling:
     def _whole_end(self, turn: Turn, claim: Claim) -> Write:
         """The write of a turn's end, with what is kept and removed in the same commit."""
         removed = self._rows_in_queue([turn]) if self._is_removed(turn) else ()
-        return self._end_with(turn, claim)._replace(removed=removed)
-
-    def _end_with(self, turn: Turn, claim: Claim) -> Write:
         if not _is_completed(turn):
             kept = () if self.keeping is None else self.keeping.rows_of(turn)
-            return Write(self._command(turn, claim), kept)
+            return Write(self._command(turn, claim), kept, removed=removed)
         is_over = self.keeping is not None and _may_wait(turn)
-        sent = _held_by(turn).end()
-        if not sent:
-            return Write(self._command(turn, claim), is_over=is_over)
-        result = turn.result if self.keeps_result else None
-        return Write(MarkHandled(claim, json_value(result)), sent, is_over)
+        sent, command = _held_by(turn).end(), self._command(turn, claim)
+        if sent:
+            command = MarkHandled(claim, json_value(turn.result) if self.keeps_result else None)
+        return Write(command, sent, is_over, removed)
 
     def _command(self, turn: Turn, claim: Claim) -> Held:
         told, verdict, _ = cast(Ending, turn.ending)

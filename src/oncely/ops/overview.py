@@ -86,10 +86,8 @@ def overview(ledger: Ledger, known: Sequence[str] | None = None) -> LedgerOvervi
 def _oldest_in_doubt(ledger: Ledger) -> float | None:
     """For how long it has been in doubt."""
     found = select(ledger, Selection(states=[IN_DOUBT]), limit=1).records
-    now = ledger.now()
-    since = next((each.lease_until or each.last_seen for each in found), 0.0)
-    # Of a row that cannot be read the time is not known.
-    return now - since if since else None
+    since = next((each.lease_until or each.last_seen for each in found), None)
+    return None if since is None else ledger.now() - since
 
 
 def _stuck(found: Status, oldest_in_doubt_s: float | None) -> Iterator[StuckMessages]:

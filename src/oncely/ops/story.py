@@ -10,7 +10,7 @@ from oncely.core.errors import mask_passwords
 from oncely.core.record import Key, Record
 from oncely.core.shown import moment
 from oncely.core.state_words import EXHAUSTED
-from oncely.core.waiting import OUTBOX, WaitingMessage
+from oncely.core.waiting import OUTBOX
 from oncely.ledger import Ledger
 from oncely.ops.letters import LETTERS_DISCARDED
 from oncely.ops.records import word_for
@@ -90,7 +90,11 @@ def story(ledger: Ledger, key: Key) -> Story:
     now, record = ledger.now(), ledger.find(key)
     waiting = [*_of_waiting(ledger, key)]
     entries, is_whole = _audit(ledger)
-    audited = [*_of_audit(entries, key)]
+    audited = [
+        Chapter(entry.at, entry.action, _facts(entry))
+        for entry in entries
+        if Key(entry.consumer, entry.message_id) == key
+    ]
     timed = [*_of_record(record, now, audited), *waiting, *audited]
     has_letter = any(each.what == _DEAD_LETTER for each in waiting)
     if record is not None and word_for(record, now) == EXHAUSTED and not has_letter:
@@ -128,7 +132,7 @@ def _is_same(said: Mapping[str, Any], time: float, entry: Chapter) -> bool:
 
 
 def _time_of(note: Any) -> float | None:
-    """When the decision that is noted was made; a note that was written by hand may lack it."""
+    """When the decision that is noted was made; None for metadata of the user's own."""
     try:
         return datetime.fromisoformat(note["at"]).timestamp()
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -144,16 +148,12 @@ def _of_waiting(ledger: Ledger, key: Key) -> Iterator[Chapter]:
         facts["error"] = None if error is None else mask_passwords(error)
         if message.queue == OUTBOX:
             facts |= {"destination": message.destination, "is_refused": message.is_set_aside}
-        # A dead letter came to be when its last attempt failed, not when the message first came.
-        what = _waits_for(message)
-        at = message.last_seen if what == _DEAD_LETTER else message.since
-        yield Chapter(at, what, facts)
-
-
-def _waits_for(message: WaitingMessage) -> str:
-    if message.queue == OUTBOX:
-        return "waits to be sent"
-    return _DEAD_LETTER if message.is_set_aside else "waits for its retry"
+            yield Chapter(message.since, "waits to be sent", facts)
+        elif message.is_set_aside:
+            # It came to be when its last attempt failed, not when the message first came.
+            yield Chapter(message.last_seen, _DEAD_LETTER, facts)
+        else:
+            yield Chapter(message.since, "waits for its retry", facts)
 
 
 def _audit(ledger: Ledger) -> tuple[Sequence[AuditEntry], bool]:
@@ -167,12 +167,6 @@ def _audit(ledger: Ledger) -> tuple[Sequence[AuditEntry], bool]:
             return found, True
         before = page[-1].id
     return found, False
-
-
-def _of_audit(entries: Iterable[AuditEntry], key: Key) -> Iterator[Chapter]:
-    for entry in entries:
-        if Key(entry.consumer, entry.message_id) == key:
-            yield Chapter(entry.at, entry.action, _facts(entry))
 
 
 def _perhaps_discarded(entries: Iterable[AuditEntry], record: Record) -> Iterator[Chapter]:

@@ -318,7 +318,9 @@ class MemoryTables:
             and (row.message.number or 0) > listing.after
         )
         found = list(islice(fitting, listing.limit))
-        return found if listing.with_bodies else [*map(_bodiless, found)]
+        if listing.with_bodies:
+            return found
+        return [replace(each, message=replace(each.message, body=b"")) for each in found]
 
     def free_in_s(self, queue: str) -> float | None:
         now, first = self.clock(), math.inf
@@ -440,7 +442,3 @@ def _stored(records: Sequence[Record], now: float, first_seen: Sequence[float]) 
 def _at(record: Record, now: float) -> Record:
     lease_until = None if record.lease_until is None else now + record.lease_until
     return own(record)._replace(last_seen=now, lease_until=lease_until)
-
-
-def _bodiless(waiting: WaitingMessage) -> WaitingMessage:
-    return replace(waiting, message=replace(waiting.message, body=b""))

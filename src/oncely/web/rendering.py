@@ -107,8 +107,6 @@ def _as_it_is(text: str) -> Markup:
 
 def _moment(at: float, now: float) -> Markup:
     """A point in time for people and for programs."""
-    if not at:
-        return escape(moment(at, now))
     try:
         exact = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
     except (OverflowError, ValueError):

@@ -25,7 +25,7 @@ from oncely.core.commands import (
     Waiting,
 )
 from oncely.core.control import Reject
-from oncely.core.errors import MessageError, StoreError, reason_of
+from oncely.core.errors import MessageError, StoreError, UnreadableRow, reason_of
 from oncely.core.ids import check_id
 from oncely.core.record import birth_of
 from oncely.core.verdicts import Counted, Delay, Ending, Phase
@@ -378,11 +378,14 @@ class ChunkTask(ABC):
 
     def _count_end(self, turn: RowTurn, ending: Ending) -> None:
         self._delayed.forget(turn.row.id)
-        if isinstance(turn.refusal, StoreError) and not isinstance(turn.refusal, AWAY):
-            raise turn.refusal
         match ending.counted:
             case Counted.HANDLED:
                 self.counts.handled += 1
+            case Counted.SET_ASIDE if isinstance(turn.refusal, UnreadableRow):
+                self.counts.failed += 1
+                self._tally.erred(turn.row.id, turn.refusal)
+            case _ if isinstance(turn.refusal, StoreError) and not isinstance(turn.refusal, AWAY):
+                raise turn.refusal
             case Counted.REJECTED:
                 self._tally.set_aside(turn.row, reason_of(turn.error or Reject()))
             case Counted.FAILED:

@@ -1,16 +1,14 @@
 """Rows of consumers: how long the records of each are kept, and its horizon."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from oncely.core.record import Key, Record
 from oncely.stores.sql.access import Access
-from oncely.stores.sql.by_hand import number_of, text_of
 from oncely.stores.sql.database import Link
+from oncely.stores.sql.row_values import read
 from oncely.stores.store import Horizons
 
-_LONGEST_S = 1e11
-"""Three thousand years."""
+_RETENTION = ("provider", "retention_s")
 
 
 def insert(
@@ -56,14 +54,7 @@ def keep_retention(at: Access[Link], consumer: str, retention_s: float) -> None:
 
 def retentions(at: Access[Link]) -> Mapping[str, float]:
     """As the Store protocol says."""
-    asked = f"SELECT provider, retention_s FROM {at.database.consumers_name}"
+    asked = f"SELECT {', '.join(_RETENTION)} FROM {at.database.consumers_name}"
     rows = at.run(f"{asked} WHERE retention_s IS NOT NULL").fetchall()
-    return {text_of(consumer): _retention_s(stored) for consumer, stored in rows}
-
-
-def _retention_s(stored: Any) -> float:
-    """How long records are kept. Of what cannot be read they are kept for as long as can be: a
-    purge must not take a shorter time for it.
-    """
-    retention_s = number_of(stored)
-    return _LONGEST_S if retention_s is None or retention_s < 0 else min(retention_s, _LONGEST_S)
+    found = (read(at.database.tables.consumers, _RETENTION, row) for row in rows)
+    return {each["provider"]: each["retention_s"] for each in found}

@@ -14,7 +14,7 @@ from collections.abc import (
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum, auto
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast
 
 from sqlalchemy import (
     ColumnElement,
@@ -41,7 +41,6 @@ from oncely.stores.sql.record_rows import (
     completed_since,
     record_of,
 )
-from oncely.stores.sql.sampling import Sample
 from oncely.stores.sql.table import SqlTables
 from oncely.stores.store import Clock, Loaded
 
@@ -77,6 +76,15 @@ class Fault(Enum):
     UNAVAILABLE = auto()
     """The database can be reached, but does not serve."""
     OTHER = auto()
+
+
+class Sample(NamedTuple):
+    """Rows from all over the table of records."""
+
+    rows: Sequence[tuple[str, str, int]]
+    """Consumer, status and duplicates of each."""
+    total: float
+    """About how many rows the table has."""
 
 
 class Database(ABC):
@@ -175,7 +183,7 @@ class Database(ABC):
         at = None if self.is_inside else self.time(link)
         found: dict[Key, Record] = {}
         for row in self._rows_by_batch(link, keys, locks=self.is_inside):
-            record = record_of(row)
+            record = record_of(self.table, row)
             found[record.key] = record
             if at is None:
                 at = float(row[len(LOADED)])
@@ -184,7 +192,8 @@ class Database(ABC):
     def look(self, link: Link, keys: Collection[Key]) -> Mapping[Key, Record]:
         """The records that exist, without locking them."""
         rows = self._rows_by_batch(link, keys, locks=False)
-        return {record.key: record for record in map(record_of, rows)}
+        found = (record_of(self.table, row) for row in rows)
+        return {record.key: record for record in found}
 
     def completed(
         self, link: Link, consumer: str, message_ids: Sequence[str], seen_within_s: float

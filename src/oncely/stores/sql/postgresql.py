@@ -18,6 +18,7 @@ from oncely.stores.sql.database import (
     Database,
     Fault,
     Link,
+    Sample,
     in_transaction,
     raw_cursor,
 )
@@ -36,7 +37,6 @@ from oncely.stores.sql.record_rows import (
     sought,
     swapped,
 )
-from oncely.stores.sql.sampling import Sample
 
 _Build = Callable[[tuple[str, ...], tuple[str, ...]], str]
 """Builds a statement from the columns that differ from row to row, and those that do not."""

@@ -20,15 +20,16 @@ from sqlalchemy import (
 
 from oncely.core.record import Key, Record, State
 from oncely.stores.sql.access import Access
-from oncely.stores.sql.by_hand import number_of, text_of, whole_of
 from oncely.stores.sql.database import Database
 from oncely.stores.sql.record_rows import record_of
+from oncely.stores.sql.row_values import read
 from oncely.stores.store import KeyRange, Query, Tally, Wanted
 
 _PAGE = 1_000
 """Records that are read, and in memory, at a time."""
 NOT_COMPLETED: ColumnElement[bool] = literal_column(f"status <> '{State.COMPLETED.value}'")
 """As the index of such records has it, so that it is used."""
+_TALLIED = ("provider", "status", "last_processed_at")
 _SAMPLES = 16
 """Keys that are sampled for each range: then one range is seldom twice as large as another."""
 
@@ -88,15 +89,14 @@ def tallies(
     r = chosen.subquery().c
     now = at.database.time(at.link)
     lease_over = func.count(case((r.lease_until <= now, 1)))
-    totals = (func.count(), lease_over, func.min(r.last_seen), func.sum(r.duplicates))
-    return {
-        (text_of(consumer), State(status)): Tally(
-            count, over, now if (seen := number_of(oldest)) is None else seen, whole_of(duplicates)
-        )
-        for consumer, status, count, over, oldest, duplicates in at.database.selected(
-            at.link, select(r.provider, r.status, *totals).group_by(r.provider, r.status)
-        )
-    }
+    totals = (func.min(r.last_seen), func.count(), lease_over, func.sum(r.duplicates))
+    chosen = select(r.provider, r.status, *totals).group_by(r.provider, r.status)
+    tallies = {}
+    for row in at.database.selected(at.link, chosen):
+        consumer, state, oldest = read(at.database.table, _TALLIED, row).values()
+        count, over, duplicates = row[len(_TALLIED) :]
+        tallies[consumer, state] = Tally(count, over, oldest, int(duplicates))
+    return tallies
 
 
 def purge(
@@ -171,4 +171,5 @@ def _records(database: Database) -> Select[Any]:
 
 
 def _read(at: Access[Connection], chosen: Select[Any]) -> Sequence[Record]:
-    return [*map(record_of, at.database.selected(at.link, chosen))]
+    table = at.database.table
+    return [record_of(table, row) for row in at.database.selected(at.link, chosen)]

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import isfinite
+from operator import index
 from typing import Any, NamedTuple, cast
 
-from oncely.core.errors import StoreError
+from sqlalchemy import Table
+
 from oncely.core.record import Key, Record, State
 from oncely.stores.alike import AlikeChanges, AlikeRecords
-from oncely.stores.sql.by_hand import number_of, text_of, value_of, whole_of
+from oncely.stores.sql.row_values import read
 from oncely.stores.store import Change
 
 LOADED = (
@@ -70,18 +73,6 @@ class Columns(NamedTuple):
             yield {**self.constant, **dict(zip(self.varying, values, strict=True))}
 
 
-_NUMBERS = {
-    "attempts": "attempts",
-    "fence": "fence",
-    "first_seen": "first_processed_at",
-    "last_seen": "last_processed_at",
-    "lease_until": "lease_until",
-    "duplicates": "duplicates",
-    "version": "version",
-}
-"""The numbers of a record, and their columns."""
-_TOLD = 100
-"""Characters that are told of what cannot be read."""
 _STATUSES = {state: state.value for state in State}
 _STATES = {state.value: state for state in State}
 """Looked up here: an enum's own lookups would take as long as the rest of a row."""
@@ -89,71 +80,36 @@ _BELIEVED = ("message_id", "provider", "believed")
 _WRITTEN = ("status", "attempts", "metadata", "fence", "version", "lease_s", "fingerprint")
 
 
-def record_of(row: Sequence[Any]) -> Record:
-    """The record in a row of `LOADED`."""
+def record_of(table: Table, row: Sequence[Any]) -> Record:
+    """The record in a row of `LOADED`. Raises UnreadableRow."""
     (consumer, message_id, status, attempts, fence, first_seen, last_seen, lease_until) = row[:8]
     metadata, result, fingerprint, exhausted, duplicates, version = row[8 : len(LOADED)]
-    record = Record(
-        key=Key(consumer if type(consumer) is str else text_of(consumer), message_id),
-        state=state_of(status),
-        # A row written by hand may lack attempts, and may have any JSON as metadata.
-        attempts=1 if attempts is None else attempts,
-        fence=fence,
-        first_seen=first_seen,
-        last_seen=last_seen,
-        lease_until=lease_until,
-        metadata=None if metadata is None else _mapping(metadata),
-        result=None if result is None else value_of(result),
-        fingerprint=fingerprint,
-        exhausted=bool(exhausted),
-        duplicates=duplicates,
-        version=version,
-    )
-    return record if _has_numbers(record) else _with_numbers(record)
-
-
-def _has_numbers(record: Record) -> bool:
-    """Whether numbers stand where they should; asked in one sum, since most rows are as written."""
+    # A service that shares the table may leave attempts out.
+    attempts = 1 if attempts is None else attempts
     try:
-        total = (
-            0.0
-            + record.attempts
-            + record.fence
-            + record.first_seen
-            + record.last_seen
-            + (0 if record.lease_until is None else record.lease_until)
-            + record.duplicates
-            + record.version
+        # Not one by one: nearly all rows are as they were written.
+        index(attempts | fence | exhausted | duplicates | version)
+        moments = first_seen + last_seen + (0.0 if lease_until is None else lease_until)
+        if not isfinite(moments) or type(consumer + message_id + (fingerprint or "")) is not str:
+            raise ValueError
+        return Record(
+            key=Key(consumer, message_id),
+            state=_STATES[status],
+            attempts=attempts,
+            fence=fence,
+            first_seen=first_seen,
+            last_seen=last_seen,
+            lease_until=lease_until,
+            metadata=None if metadata is None else _mapping(metadata),
+            result=None if result is None else json.loads(result),
+            fingerprint=fingerprint,
+            exhausted=bool(exhausted),
+            duplicates=duplicates,
+            version=version,
         )
-    except TypeError:
-        return False
-    return total - total == 0.0  # Not so where one is infinite.
-
-
-def _with_numbers(record: Record) -> Record:
-    """The record of a row in which something else stands in place of numbers: SQLite lets it, and
-    PostgreSQL knows infinite times. What stands there is told in its metadata. A lease that cannot
-    be read never runs out by itself: nobody knows whether it has.
-    """
-    given = {column: getattr(record, name) for name, column in _NUMBERS.items()}
-    unreadable = {
-        column: text_of(value)[:_TOLD]
-        for column, value in given.items()
-        if value is not None and number_of(value) is None
-    }
-    attempts, fence, first_seen, last_seen, lease_until, duplicates, version = given.values()
-    mended = record._replace(
-        attempts=whole_of(1 if "attempts" in unreadable else attempts),
-        fence=whole_of(fence),
-        first_seen=number_of(first_seen) or 0.0,
-        last_seen=number_of(last_seen) or 0.0,
-        lease_until=number_of(lease_until),
-        duplicates=whole_of(duplicates),
-        version=whole_of(version),
-    )
-    if not unreadable:
-        return mended
-    return mended._replace(metadata={**(record.metadata or {}), "unreadable": unreadable})
+    except (KeyError, TypeError, ValueError, RecursionError):
+        read(table, LOADED, row)
+        raise
 
 
 def completed_since(rows: Iterable[Sequence[Any]], since: float) -> dict[str, float]:
@@ -166,15 +122,6 @@ def completed_since(rows: Iterable[Sequence[Any]], since: float) -> dict[str, fl
         for _, message_id, status, _, _, first_seen, last_seen, *_ in rows
         if status == is_completed and last_seen > since
     }
-
-
-def state_of(status: str) -> State:
-    """The state for a value of the status column. Raises StoreError for an unknown one."""
-    try:
-        return _STATES[status]
-    except KeyError:
-        known = ", ".join(State)
-        raise StoreError(f"a row has the status {status!r}, which is none of {known}") from None
 
 
 def inserted(records: Sequence[Record]) -> Columns:
@@ -310,8 +257,8 @@ def by_place(keys: Collection[Key]) -> list[Key]:
 
 
 def _mapping(text: str) -> Mapping[str, Any] | None:
-    """Metadata; a hand-written service may have put anything there."""
-    metadata = value_of(text)
+    """Metadata; a service that shares the table may have put any JSON there."""
+    metadata = json.loads(text)
     if isinstance(metadata, dict):
         return metadata
     return {"metadata": metadata} if metadata else None

@@ -9,20 +9,23 @@ from sqlalchemy import Connection
 from oncely.core.record import Key
 from oncely.stores.sql.access import Access
 from oncely.stores.sql.batches import batches
-from oncely.stores.sql.by_hand import value_of
 from oncely.stores.sql.database import Link
 from oncely.stores.sql.record_rows import by_place
+from oncely.stores.sql.row_values import read
 from oncely.stores.store import Query
+
+_LOADED = ("provider", "message_id", "name", "result")
 
 
 def steps_of(at: Access[Link], keys: Collection[Key]) -> Mapping[Key, Mapping[str, Any]]:
     """As Inside says."""
-    columns = "d.provider, d.message_id, d.name, d.result"
+    columns = ", ".join(f"d.{name}" for name in _LOADED)
     statement = f"SELECT {columns} {at.database.of_keys(at.database.steps_name)}"
     found: dict[Key, dict[str, Any]] = {}
     for batch in batches(by_place(keys)):
-        for *key, name, result in at.run(statement, at.database.key_values(batch)).fetchall():
-            found.setdefault(Key(*key), {})[name] = value_of(result)
+        for row in at.run(statement, at.database.key_values(batch)).fetchall():
+            *key, name, result = read(at.database.tables.steps, _LOADED, row).values()
+            found.setdefault(Key(*key), {})[name] = result
     return found
 
 

@@ -1,5 +1,6 @@
 """The tables of a ledger: records, messages that wait, and what is known besides."""
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ from sqlalchemy import (
     TIMESTAMP,
     BigInteger,
     Boolean,
+    CheckConstraint,
     Column,
     Double,
     Float,
@@ -40,6 +42,16 @@ TIME = (
 LONG_TEXT = Text().with_variant(LONGTEXT(), "mysql")
 JSON_TEXT = Text().with_variant(JSONB(), "postgresql").with_variant(JSON(), "mysql")
 BYTES = LargeBinary().with_variant(LONGBLOB(), "mysql")
+
+
+def times_only(columns: Iterable[Column[Any]], dialect: str) -> list[CheckConstraint]:
+    """Constraints of a new table, so that nobody writes times as text or infinity. Only SQLite, in
+    which any value may stand in any column, needs them; whole numbers have none, for their price.
+    """
+    if dialect != "sqlite":
+        return []
+    times = [each.name for each in columns if isinstance(each.type, Float)]
+    return [CheckConstraint(f"{name} BETWEEN -1e15 AND 1e15") for name in times]
 
 
 class SqlTables(NamedTuple):

@@ -8,14 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from oncely.core.errors import UnreadableRow
 from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, lane_in
 from oncely.stores.sql.access import Access
 from oncely.stores.sql.batches import batches
-from oncely.stores.sql.by_hand import body_of, headers_of, number_of, text_of, time_of, whole_of
 from oncely.stores.sql.database import Link
 from oncely.stores.sql.record_rows import by_place, split_columns
+from oncely.stores.sql.row_values import read
 from oncely.stores.store import Backlog, Listing, PutBack
 
 _CONTENT = (
@@ -43,6 +44,7 @@ _LOADED = (
 )
 _BODILESS = tuple(name for name in _LOADED if name != "body")
 _TIMES = ("created_at", "updated_at", "due_at")
+_GROUPED = ("queue", "set_aside", "due_at")
 
 
 def keep(at: Access[Link], messages: Sequence[WaitingMessage], *, renews: bool = False) -> None:
@@ -86,7 +88,7 @@ def waiting(at: Access[Link], keys: Collection[Key]) -> list[WaitingMessage]:
     """As Inside says."""
     statement = f"SELECT {_columns(at)} {at.database.of_keys(at.database.waiting_name)}"
     found = [
-        _message(row)
+        _message(at, row)
         for batch in batches(by_place(keys))
         for row in at.run(statement, at.database.key_values(batch)).fetchall()
     ]
@@ -171,7 +173,15 @@ def _choose(
         f" ORDER BY h.id LIMIT 1) = d.{first})"
         f" ORDER BY d.id LIMIT {limit:d} {database.skip_locked}"
     )
-    return [_message(row) for row in at.run(statement, {"queue": queue}).fetchall()]
+    chosen = []
+    for row in at.run(statement, {"queue": queue}).fetchall():
+        try:
+            chosen.append(_message(at, row))
+        except UnreadableRow as error:
+            # For people: the messages behind it must not wait for them.
+            aside = f"UPDATE {name} SET set_aside = true, reason = %(why)s WHERE id = {row[0]:d}"
+            at.run(aside, {"why": str(error)})
+    return chosen
 
 
 def _first_left(at: Access[Link], chosen: Sequence[WaitingMessage]) -> dict[str, int]:
@@ -286,7 +296,7 @@ def numbered(at: Access[Link], numbers: Collection[int]) -> list[WaitingMessage]
             f"SELECT {_columns(at)} FROM {at.database.waiting_name} AS d"
             f" WHERE d.id IN ({_listed(batch)}) ORDER BY d.id"
         )
-        found += map(_message, at.run(statement).fetchall())
+        found += [_message(at, row) for row in at.run(statement).fetchall()]
     return found
 
 
@@ -303,26 +313,25 @@ def listed(at: Access[Link], listing: Listing) -> list[WaitingMessage]:
         f" AND d.id > {listing.after:d} ORDER BY d.id LIMIT {listing.limit:d}"
     )
     values = {"queue": queue, "end": end} if is_many else {"queue": queue}
-    return [_message(row, loaded) for row in at.run(statement, values).fetchall()]
+    return [_message(at, row, loaded) for row in at.run(statement, values).fetchall()]
 
 
 def backlogs(at: Access[Link]) -> Mapping[str, Backlog]:
     """As Store says."""
-    now, oldest = at.database.time(at.link), at.database.epoch_text("MIN(due_at)")
+    now, oldest_at = at.database.time(at.link), at.database.epoch_text("MIN(due_at)")
     found = at.run(
-        f"SELECT queue, set_aside, COUNT(*), {oldest} FROM {at.database.waiting_name}"
+        f"SELECT queue, set_aside, {oldest_at}, COUNT(*) FROM {at.database.waiting_name}"
         " GROUP BY queue, set_aside ORDER BY queue"
     ).fetchall()
     backlogs: dict[str, Backlog] = {}
-    for name, is_aside, count, due_at in found:
-        queue = text_of(name)
+    for row in found:
+        queue, is_aside, oldest = read(at.database.waiting_table, _GROUPED, row).values()
         before = backlogs.get(queue, Backlog(0, 0, 0.0))
         if is_aside:
-            backlogs[queue] = replace(before, set_aside=count)
+            backlogs[queue] = replace(before, set_aside=row[-1])
         else:
-            since = number_of(due_at)
-            lag_s = 0.0 if since is None else max(0.0, now - since)
-            backlogs[queue] = replace(before, waiting=count, lag_s=lag_s)
+            lag_s = max(0.0, now - oldest)
+            backlogs[queue] = replace(before, waiting=row[-1], lag_s=lag_s)
     return backlogs
 
 
@@ -333,9 +342,11 @@ def free_in_s(at: Access[Link], queue: str) -> float | None:
         f"SELECT {first} FROM {at.database.waiting_name}"
         " WHERE queue = %(queue)s AND set_aside = false"
     )
-    [free_at] = at.run(statement, {"queue": queue}).fetchone()
-    first_at = number_of(free_at)
-    return None if first_at is None else max(0.0, first_at - at.database.time(at.link))
+    [first_at] = at.run(statement, {"queue": queue}).fetchone()
+    if first_at is None:
+        return None
+    found = read(at.database.waiting_table, ("queue", "held_until"), (queue, first_at))
+    return max(0.0, float(found["held_until"]) - at.database.time(at.link))
 
 
 def newest(at: Access[Link]) -> int:
@@ -379,16 +390,18 @@ def _columns(at: Access[Link], loaded: Sequence[str] = _LOADED) -> str:
     return ", ".join((*(f"d.{name}" for name in loaded), *times))
 
 
-def _message(row: Sequence[Any], loaded: Sequence[str] = _LOADED) -> WaitingMessage:
-    """The message in a row of `_columns`."""
-    of = dict(zip((*loaded, *_TIMES), row, strict=True))
+def _message(
+    at: Access[Link], row: Sequence[Any], loaded: Sequence[str] = _LOADED
+) -> WaitingMessage:
+    """The message in a row of `_columns`. Raises UnreadableRow."""
+    of = read(at.database.waiting_table, (*loaded, *_TIMES), row)
     message = Message(
         id=of["own_id"],
-        body=body_of(of.get("body", b"")),
+        body=of.get("body", b""),
         type=of["type"],
-        headers=headers_of(of["headers"]),
+        headers=of["headers"],
         source=of["source"],
-        time=time_of(of["sent_at"]),
+        time=of["sent_at"],
         content_type=of["content_type"],
         key=of["ordering_key"],
     )
@@ -398,23 +411,19 @@ def _message(row: Sequence[Any], loaded: Sequence[str] = _LOADED) -> WaitingMess
         message=message,
         parent=Key(of["provider"], of["message_id"]),
         position=of["position"],
-        delay_s=number_of(of["delay_s"]) or 0.0,
-        attempts=whole_of(of["attempts"]),
-        error=_text_or_none(of["error"]),
+        delay_s=of["delay_s"],
+        attempts=of["attempts"],
+        error=of["error"],
         number=of["id"],
-        queue=text_of(of["queue"]),
-        reason=_text_or_none(of["reason"]),
-        is_set_aside=bool(of["set_aside"]),
+        queue=of["queue"],
+        reason=of["reason"],
+        is_set_aside=of["set_aside"],
         name=of["name"],
         lane=of["lane"],
-        since=number_of(of["created_at"]),
-        last_seen=number_of(of["updated_at"]),
-        due=number_of(of["due_at"]),
+        since=of["created_at"],
+        last_seen=of["updated_at"],
+        due=of["due_at"],
     )
-
-
-def _text_or_none(value: Any) -> str | None:
-    return None if value is None else text_of(value)
 
 
 def _number(message: WaitingMessage) -> int:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from alembic import op
 
-from oncely.stores.sql.table import JSON_TEXT, LONG, LONG_TEXT, TIME
+from oncely.stores.sql.table import JSON_TEXT, LONG, LONG_TEXT, TIME, times_only
 
 if TYPE_CHECKING:
     from oncely.stores.names import TableName
@@ -38,8 +38,7 @@ def _create(name: "TableName", dialect: str, id_type: sa.String) -> None:
     else:
         id_ = sa.Column("id", LONG, primary_key=True, autoincrement=True)
         key = [sa.UniqueConstraint("message_id", "provider", name=name.unique)]
-    op.create_table(
-        name.table,
+    columns: list[sa.Column[Any]] = [
         id_,
         sa.Column("message_id", id_type, nullable=False),
         sa.Column("provider", id_type, nullable=False),
@@ -49,7 +48,12 @@ def _create(name: "TableName", dialect: str, id_type: sa.String) -> None:
         sa.Column("last_processed_at", TIME, nullable=False, server_default=now),
         sa.Column("metadata", JSON_TEXT),
         *_added(),
+    ]
+    op.create_table(
+        name.table,
+        *columns,
         *key,
+        *times_only(columns, dialect),
         schema=name.schema,
         # Half of each page stays free: an update then stays on its page, and does not touch the
         # index.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from alembic import op
 
-from oncely.stores.sql.table import BYTES, LONG, LONG_TEXT, TIME
+from oncely.stores.sql.table import BYTES, LONG, LONG_TEXT, TIME, times_only
 
 if TYPE_CHECKING:
     from oncely.stores.names import TableName
@@ -48,7 +48,7 @@ def upgrade(name: "TableName", found: "Found") -> None:
 def _create(name: "TableName", id_type: sa.String, collation: str | None) -> None:
     digest = sa.String(32, collation=collation)
     identity = [sa.Identity()] if op.get_context().dialect.name == "postgresql" else []
-    columns: list[Any] = [
+    columns: list[sa.Column[Any]] = [
         sa.Column("id", LONG, *identity, primary_key=True, autoincrement=True),
         sa.Column("queue", id_type, nullable=False),
         sa.Column("message_id", id_type, nullable=False),
@@ -78,6 +78,7 @@ def _create(name: "TableName", id_type: sa.String, collation: str | None) -> Non
     op.create_table(
         name.waiting,
         *columns,
+        *times_only(columns, op.get_context().dialect.name),
         sa.UniqueConstraint("message_id", "provider", "name", name=name.index_of_waiting("name")),
         schema=name.schema,
         # A number is never used twice: a late write must not hit another message.

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 from alembic import op
 
-from oncely.stores.sql.table import activity_columns, audit_columns, run_columns, worker_columns
+from oncely.stores.sql.table import (
+    activity_columns,
+    audit_columns,
+    run_columns,
+    times_only,
+    worker_columns,
+)
 
 if TYPE_CHECKING:
     from oncely.stores.names import TableName
@@ -17,6 +23,7 @@ down_revision = "0005"
 
 def upgrade(name: "TableName", found: "Found") -> None:
     """Create the tables and the index."""
+    dialect = op.get_context().dialect.name
     text = sa.String(255, collation=found.collation)
     for table, columns in (
         (name.activity, activity_columns(text)),
@@ -27,13 +34,14 @@ def upgrade(name: "TableName", found: "Found") -> None:
         op.create_table(
             table,
             *columns,
+            *times_only(columns, dialect),
             schema=name.schema,
             # One that is there was begun by a migration that was killed.
             if_not_exists=True,
             mysql_engine="InnoDB",
             mysql_charset="utf8mb4",
         )
-    if op.get_context().dialect.name == "mysql":
+    if dialect == "mysql":
         return  # It has no indexes of some rows.
     op.create_index(
         name.unfinished,
