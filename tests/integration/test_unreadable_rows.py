@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.integration.drivers import connect_postgresql
+from tests.records import granted
 from tests.web.conftest import Reader, Trouble, as_user, text
 
 from oncely import Consumer, Key, Ledger, Message, Policy, UnreadableRow, ops
@@ -18,7 +19,7 @@ from oncely.ledger import open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
-from oncely.testing import ManualClock, granted
+from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.web import dashboard
 
