@@ -1,4 +1,4 @@
-"""Bad input gets the same answer from every store, and leaves nothing behind."""
+"""Bad input is refused before any store is asked; odd input comes back from every store."""
 
 import json
 from collections.abc import Iterator
@@ -58,12 +58,16 @@ BAD_FINGERPRINTS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(params=("memory", *SHARED))
+@pytest.fixture
 def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
-    """A ledger on each kind of store."""
-    url = "memory://" if request.param == "memory" else ledger_url_of(request.param, request)
+    """A ledger in memory, or in the store that is asked for."""
+    kind = getattr(request, "param", "memory")
+    url = "memory://" if kind == "memory" else ledger_url_of(kind, request)
     with closing(open_ledger(url)) as opened:
         yield opened
+
+
+on_every_store = pytest.mark.parametrize("ledger", ["memory", *SHARED], indirect=True)
 
 
 @pytest.mark.parametrize("bad", BAD_IDS.values(), ids=BAD_IDS)
@@ -90,6 +94,7 @@ def test_bad_metadata(ledger: Ledger, bad: Any) -> None:
 
 
 @pytest.mark.parametrize("good", GOOD_METADATA.values(), ids=GOOD_METADATA)
+@on_every_store
 def test_odd_metadata(ledger: Ledger, good: Any) -> None:
     """What only looks bad comes back as it was."""
     assert granted(ledger.claim(KEY, metadata=good)).record.metadata == good
@@ -104,6 +109,7 @@ def test_bad_fingerprints(ledger: Ledger, bad: Any) -> None:
     assert ledger.counts() == {}
 
 
+@on_every_store
 def test_another_payload(ledger: Ledger) -> None:
     """The same id with another fingerprint is a Mismatch; the longest one is kept whole."""
     ledger.claim(KEY, fingerprint="f" * 64)
@@ -113,6 +119,7 @@ def test_another_payload(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     "result", ["\0", "\ud800", "x" * 10_000_000, {"a": "🧾"}], ids=lambda r: repr(r)[:20]
 )
+@on_every_store
 def test_odd_results(ledger: Ledger, result: Any) -> None:
     """Results come back whole, whatever letters they hold and however long they are."""
     ledger.complete(granted(ledger.claim(KEY)), result)
@@ -130,6 +137,7 @@ def test_results_that_are_no_json(ledger: Ledger) -> None:
     assert _found(ledger).state is State.PROCESSING
 
 
+@on_every_store
 def test_errors_are_made_storable(ledger: Ledger) -> None:
     """An error's text is cut, its passwords masked, and what no database stores written out."""
 
@@ -145,6 +153,7 @@ def test_errors_are_made_storable(ledger: Ledger) -> None:
     assert "\\0" in text
 
 
+@on_every_store
 def test_notes_of_a_reset_are_made_storable(ledger: Ledger) -> None:
     """Who reset a record, and why, may hold any letters as well."""
     ledger.fail(granted(ledger.claim(KEY)), "no")
@@ -167,6 +176,7 @@ def test_bad_leases(ledger: Ledger, lease: Any) -> None:
     assert ledger.counts() == {}
 
 
+@on_every_store
 def test_long_leases(ledger: Ledger) -> None:
     """A lease of a hundred years is one."""
     granted(ledger.claim(KEY, "36500d"))
@@ -176,6 +186,7 @@ def test_long_leases(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("text", ["' OR 1=1 --", "a;DROP TABLE processed_messages", "%s", "{}"])
+@on_every_store
 def test_statements_in_names(ledger: Ledger, text: str) -> None:
     """What looks like SQL, or like a placeholder, is a name like others."""
     ledger.complete(granted(ledger.claim(Key(text, text))), text)
