@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conditions import wait_until
 from tests.conformance.conftest import url_of
 from tests.integration.lines import REFUSES, line_to
+from tests.integration.test_auditing import aside, failed, in_doubt, the
 from tests.records import granted
 
 from oncely import ops
@@ -21,9 +22,9 @@ from oncely.archive.writing import archive
 from oncely.core.activity import AuditEntry
 from oncely.core.errors import ConfigError, MessageError, StoreUnavailable
 from oncely.core.message import Message
-from oncely.core.record import Key, Record, State
-from oncely.core.waiting import WaitingMessage, retries_of, retry_name
-from oncely.ledger import Ledger, open_ledger
+from oncely.core.record import Key, State
+from oncely.core.waiting import WaitingMessage
+from oncely.ledger import open_ledger
 from oncely.stores.sql import SqlStore
 
 _NOT_KNOWN = "begun; how many were changed is not known"
@@ -36,11 +37,10 @@ class Full:
         self.url, self.folder = url, folder
         self.ledger = open_ledger(url)
         self.ledger.migrate()
-        self.failed = self._record("failed")
-        self.doubt = self._doubt("doubt")
-        self.ledger.mailbox.keep(
-            [_retry("dead", is_set_aside=True), _retry("waits"), _unsent("refused")]
-        )
+        self.failed = failed(self.ledger, "failed")
+        _, self.doubt = in_doubt(self.ledger, "doubt")
+        waits = replace(aside("waits"), is_set_aside=False, delay_s=600.0)
+        self.ledger.mailbox.keep([aside("dead"), waits, _unsent("refused")])
 
     @property
     def dead(self) -> Sequence[int]:
@@ -57,31 +57,6 @@ class Full:
         """All that the database holds, but for the audit."""
         with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as connection:
             return "\n".join(line for line in connection.iterdump() if "message_audit" not in line)
-
-    def _record(self, id_: str) -> Record:
-        key = Key("billing", id_)
-        self.ledger.fail(granted(self.ledger.claim(key)), "no", final=True)
-        return the(self.ledger, key)
-
-    def _doubt(self, id_: str) -> Record:
-        key = Key("billing", id_)
-        granted(self.ledger.claim(key, lease=0.001))
-        wait_until(lambda: ops.word_for(the(self.ledger, key), self.ledger.now()) == ops.IN_DOUBT)
-        return the(self.ledger, key)
-
-
-def the(ledger: Ledger, key: Key) -> Record:
-    found = ledger.find(key)
-    assert found is not None
-    return found
-
-
-def _retry(id_: str, *, is_set_aside: bool = False) -> WaitingMessage:
-    queue, message = retries_of("billing"), Message(id_, b"{}")
-    name, key = retry_name(queue), Key("billing", id_)
-    return WaitingMessage(
-        id_, "", message, key, queue=queue, name=name, is_set_aside=is_set_aside, delay_s=600.0
-    )
 
 
 def _unsent(id_: str) -> WaitingMessage:

@@ -108,7 +108,11 @@ def test_order_of_what_a_stopped_one_had(
         assert ordered == list(range(key, 330, 3))
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("ledger_url", "end"),
+    [("postgresql_url", signal.SIGTERM), ("mysql_url", signal.SIGKILL)],
+    indirect=["ledger_url"],
+)
 def test_order_over_the_end_of_a_worker(
     tmp_path: Path, rabbitmq_url: str, ledger_url: str, transport: Transport, end: signal.Signals
 ) -> None:

@@ -243,22 +243,3 @@ def test_serialization_failure(strict_url: str, psql: Psycopg) -> None:
             outcome = pool.submit(ledger.claim, _A)
             OtherOnPostgresql(psql).await_waiters()
         assert isinstance(outcome.result(LIMIT_S), Busy)
-
-
-def test_races_under_strict_isolation(strict_url: str) -> None:
-    """Workers that race meet no error, and each message runs once."""
-    keys = [Key(_CONSUMER, str(n)) for n in range(60)]
-
-    def work(racer: int) -> int:
-        count = 0
-        with closing(open_ledger(strict_url)) as ledger:
-            for start in range(0, len(keys), 10):
-                outcomes = ledger.claim_many(keys[start : start + 10])
-                claims = [outcome.claim for outcome in outcomes if isinstance(outcome, Granted)]
-                assert Fenced not in map(type, ledger.complete_many(claims))
-                count += len(claims)
-        return count
-
-    assert sum(at_once(6, work)) == len(keys)
-    with closing(open_ledger(strict_url)) as ledger:
-        assert ledger.counts() == {(_CONSUMER, State.COMPLETED): len(keys)}

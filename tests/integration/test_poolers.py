@@ -123,8 +123,15 @@ def test_bad_threshold(postgresql_url: str) -> None:
 # ---- Isolation levels --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pooled", [False, True])
-@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+@pytest.mark.parametrize(
+    ("level", "pooled"),
+    [
+        ("read committed", False),
+        ("repeatable read", False),
+        ("serializable", False),
+        ("serializable", True),
+    ],
+)
 def test_isolation_levels_on_postgresql(
     level: str, pooled: bool, postgresql_url: str, pgbouncer: PgBouncer
 ) -> None:

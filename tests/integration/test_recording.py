@@ -5,12 +5,11 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conditions import LIMIT_S, wait_until
-from tests.conformance.conftest import url_of
+from tests.conformance.conftest import ledger_url_of
 from tests.records import granted
 
 from oncely import ops
@@ -26,17 +25,21 @@ from oncely.ledger import Ledger, open_ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
 
-_KINDS = ("sqlite", "postgresql", "mysql")
 
-
-@pytest.fixture(params=_KINDS)
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
-    """An empty ledger on each kind of database."""
-    with closing(open_ledger(url_of(request.param, request, tmp_path))) as opened:
-        opened.migrate()
+@pytest.fixture
+def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
+    """An empty ledger in a file, or in the database that is asked for."""
+    kind = getattr(request, "param", "sqlite")
+    with closing(open_ledger(ledger_url_of(kind, request))) as opened:
         yield opened
 
 
+on_every_database = pytest.mark.parametrize(
+    "ledger", ["sqlite", "postgresql", "mysql"], indirect=True
+)
+
+
+@on_every_database
 def test_counts_by_consumer(ledger: Ledger) -> None:
     """Each end of a message is counted for its consumer; told twice, it is counted once."""
     keys = [Key("billing", f"m{n}") for n in range(5)]
@@ -183,6 +186,7 @@ def test_seen_soon(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(let_pass(10))
 
 
+@on_every_database
 def test_closed_worker_is_gone(ledger: Ledger) -> None:
     """Closing tells what was not told yet; the worker is no longer among those that are alive."""
     outcome = ledger.claim(Key("billing", "m"), policy=Policy())
@@ -256,6 +260,7 @@ def _complete(ledger: Ledger, message_id: str) -> None:
     ledger.complete(outcome.claim)
 
 
+@on_every_database
 def test_activity_for_operators(ledger: Ledger) -> None:
     """Rates of the hour and the day, the periods of the day, and who is alive."""
     outcome = ledger.claim(Key("billing", "m"))
@@ -273,6 +278,7 @@ def test_activity_for_operators(ledger: Ledger) -> None:
     assert (seen.worker.kind, seen.worker.consumer) == ("consumer", "billing")
 
 
+@on_every_database
 def test_runs_and_audit(ledger: Ledger) -> None:
     """A run is kept in place of what it was before; the audit has the newest entry first."""
     run = Run("r1", "nightly", "billing", 1.0, None, {})
@@ -292,6 +298,7 @@ def test_runs_and_audit(ledger: Ledger) -> None:
     assert [each.message_id for each in ops.audit(ledger, before=second.id)] == ["m0"]
 
 
+@on_every_database
 def test_purged(ledger: Ledger) -> None:
     """Old runs, workers and activity go; the audit stays."""
     ledger.operations.keep_run(Run("r1", "nightly", "billing", 1.0, 2.0, {}))

@@ -4,26 +4,23 @@ import os
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.conditions import LIMIT_S, wait_until
 from tests.integration.relaying import CONSUMER, DESTINATION, arrived, defer, relays
 from tests.servers import Postgresql
 
-from oncely.core.errors import PublishRefused
 from oncely.core.message import Message
 from oncely.core.record import State
 from oncely.ledger import Ledger, open_ledger
 from oncely.outbox import Relay
 from oncely.transports.open_transport import open_transport
-from oncely.transports.transport import Transport
 
 _RELAYS = 4
-_MESSAGES = int(os.environ.get("ONCELY_TEST_RELAYED", "1000"))
+_MESSAGES = int(os.environ.get("ONCELY_TEST_RELAYED", "400"))
 _LANES = _MESSAGES // 25
 
 
@@ -48,21 +45,6 @@ def queues(tmp_path: Path) -> str:
     with closing(open_transport(url)) as transport:
         transport.subscribe(DESTINATION, [])
     return url
-
-
-class Narrow:
-    """A transport that has no room for now for what is longer than a letter."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
-    def publish(self, destination: str, messages: Sequence[Message], *, create: bool) -> None:
-        """Publish the short ones."""
-        long = {n: "full" for n, message in enumerate(messages) if len(message.body) > 1}
-        short = [message for message in messages if len(message.body) == 1]
-        self._transport.publish(destination, short, create=create)
-        if long:
-            raise PublishRefused(long, set(long))
 
 
 def is_through(ledger: Ledger) -> bool:
@@ -123,42 +105,6 @@ def test_a_relay_is_killed(ledger: Ledger, url: str, queues: str, point: str) ->
     assert ledger.counts() == {(CONSUMER, State.COMPLETED): messages}
 
 
-def test_refused(ledger: Ledger, queues: str) -> None:
-    """What is refused holds up its lane alone, until it is set aside; then people let it go."""
-    defer(ledger, messages=24, lanes=2)
-    with closing(open_transport(f"{queues}?max_bytes=1")) as narrow:
-        # In each lane ten places have one digit, and the last two have two.
-        report = Relay(ledger, narrow, tries=1).send_waiting()
-    assert (report.sent, report.refused, report.set_aside) == (20, 0, 4)
-    assert ledger.mailbox.backlog().waiting == 0
-    with closing(open_transport(queues)) as wide:
-        relay = Relay(ledger, wide)
-        assert relay.send_waiting().sent == 0
-        assert ledger.mailbox.send_again() == 4
-        assert relay.send_waiting().sent == 4
-    check_order(arrived(queues), 12)
-    assert ledger.counts() == {(CONSUMER, State.COMPLETED): 24}
-
-
-def test_refused_comes_again(ledger: Ledger, queues: str) -> None:
-    """What was refused is tried again after its delay, in its place."""
-    defer(ledger, messages=12, lanes=1)
-    with closing(open_transport(queues)) as wide:
-        narrow: Any = Narrow(wide)
-        report = Relay(ledger, narrow, tries=1_000, backoff="1s", hold="1s").send_waiting()
-    assert report.sent == 10
-    assert report.refused >= 1
-    with closing(open_transport(queues)) as wide:
-        relay = Relay(ledger, wide)
-
-        def send_what_is_due() -> bool:
-            relay.send_waiting()
-            return is_through(ledger)
-
-        wait_until(send_what_is_due)
-    check_order(arrived(queues), 12)
-
-
 # ---- Running -----------------------------------------------------------------------------------
 
 
@@ -187,6 +133,7 @@ def test_woken(postgresql_url: str, queues: str) -> None:
                 wait_until(lambda: is_through(ledger))
 
 
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_waiting_relay_stops(ledger: Ledger, queues: str) -> None:
     """However long a relay would wait, it is soon stopped; also where it listens."""
     with closing(open_transport(queues)) as queue, running(Relay(ledger, queue, poll="1h")):

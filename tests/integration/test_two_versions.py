@@ -24,7 +24,7 @@ IDS = [f"returned{number}" for number in range(20)]
 Connect = Callable[[], Ledger | None]
 
 
-@pytest.fixture(params=["postgresql_url", "redis_url", "none"])
+@pytest.fixture(params=["postgresql_url", "none"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
     """Opens one ledger, for each who asks; or none."""
     if request.param == "none":

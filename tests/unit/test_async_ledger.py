@@ -621,15 +621,6 @@ def test_nothing_is_given_back_uncancelled(calls: AsyncLedger, ledger: Ledger) -
 
 # ---- The process -------------------------------------------------------------------------------
 
-LIGHT = """
-import sys
-import oncely
-ledger = oncely.open_ledger("memory://")
-ledger.complete(ledger.claim(oncely.Key("billing", "1")).claim)
-assert "asyncio" not in sys.modules
-oncely.AsyncLedger(ledger)
-"""
-
 # A task is cancelled while its claim is being stored; giving it back takes until GO_ON. What is
 # registered first is the last thing at exit.
 CANCELLED_AT_EXIT = """
@@ -678,11 +669,6 @@ def printed(program: str) -> str:
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout
-
-
-def test_import_is_light() -> None:
-    """Whoever has no loop does not import asyncio, and idle threads keep no program running."""
-    printed(LIGHT)
 
 
 def test_exit_gives_back() -> None:

@@ -3,7 +3,6 @@
 import ast
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,16 +14,6 @@ def parsed(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
     """Every source file below, read."""
     for file in sorted(folder.rglob("*.py")):
         yield file, ast.parse(file.read_text(encoding="utf-8"))
-
-
-def test_class_names_are_unique() -> None:
-    """No two classes have one name: who searches for it finds what is meant."""
-    files: dict[str, list[str]] = defaultdict(list)
-    for file, module in parsed(SOURCES):
-        for node in ast.walk(module):
-            if isinstance(node, ast.ClassDef):
-                files[node.name].append(str(file.relative_to(SOURCES)))
-    assert {name: places for name, places in files.items() if len(places) > 1} == {}
 
 
 def imported(module: ast.Module) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -53,10 +54,36 @@ def test_import_is_quick() -> None:
     assert len(in_fresh_process(IMPORT)["modules"]) < 100
 
 
-@pytest.mark.parametrize("program", [IMPORT, ALL_NAMES], ids=["import", "every name"])
-def test_import_is_light(program: str) -> None:
-    """Neither the import nor any public name brings in a driver, Spark, or what the CLI needs."""
-    assert not set(HEAVY) & set(in_fresh_process(program)["modules"])
+MIDDLEWARE = """
+import json, sys
+from oncely.middleware import Logged, RateLimited, TimeLimit, Idempotent
+print(json.dumps({"modules": sorted(sys.modules)}))
+"""
+NO_LOOP = """
+import json, sys
+import oncely
+ledger = oncely.open_ledger("memory://")
+ledger.complete(ledger.claim(oncely.Key("billing", "1")).claim)
+modules = sorted(sys.modules)
+# Its idle threads keep no program running.
+oncely.AsyncLedger(ledger)
+print(json.dumps({"modules": modules}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "heavy"),
+    [
+        (IMPORT, HEAVY),
+        (ALL_NAMES, HEAVY),
+        (MIDDLEWARE, ("opentelemetry", "prometheus_client", "sqlalchemy")),
+        (NO_LOOP, (*HEAVY, "asyncio")),
+    ],
+    ids=["import", "every name", "middleware", "a ledger in memory"],
+)
+def test_import_is_light(program: str, heavy: Sequence[str]) -> None:
+    """Nobody loads a driver, Spark, what the CLI needs or asyncio without need of it."""
+    assert not {*heavy} & {*in_fresh_process(program)["modules"]}
 
 
 def test_help_is_light() -> None:

@@ -283,14 +283,6 @@ def test_result_that_is_no_json(ledger: Ledger, claim: Claim, value: object) -> 
     assert found(ledger, claim.key).state is State.PROCESSING
 
 
-@pytest.mark.parametrize("value", NO_JSON, ids=lambda value: type(value).__name__)
-def test_metadata_that_is_no_json(ledger: Ledger, key: Key, value: object) -> None:
-    """Metadata that is not JSON is refused before anything is written."""
-    with pytest.raises(MessageError, match="JSON"):
-        ledger.claim(key, metadata={"value": value})
-    assert ledger.find(key) is None
-
-
 def test_endless_result(ledger: Ledger, claim: Claim) -> None:
     """A result that contains itself, or is nested too deep, is refused."""
     endless: list[object] = []
@@ -311,15 +303,6 @@ def test_lease_replaces_the_policys(ledger: Ledger, key: Key) -> None:
     other = Key("billing", "other")
     ledger.claim(other, policy=Policy(lease="1h"))
     assert found(ledger, other).lease_until == now + 3_600
-
-
-@pytest.mark.parametrize("lease", ["0s", "later"])
-def test_bad_lease(ledger: Ledger, claim: Claim, lease: str) -> None:
-    """A lease that is none is a ConfigError wherever it is given."""
-    with pytest.raises(ConfigError, match="lease"):
-        ledger.claim(Key("billing", "other"), lease)
-    with pytest.raises(ConfigError, match="lease"):
-        ledger.extend(claim, lease)
 
 
 def test_endless_lease_extended(ledger: Ledger, clock: ManualClock, claim: Claim) -> None:

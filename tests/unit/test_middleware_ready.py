@@ -517,19 +517,3 @@ def test_tracing_is_not_installed() -> None:
     )
     assert ended.stdout.startswith("opentelemetry")
     assert ended.stdout.endswith("is not installed; type: pip install 'oncely[tracing]'\n")
-
-
-def test_import_is_light() -> None:
-    """Middleware that needs a package of its own brings it in when it is asked for."""
-    program = (
-        "import sys; from oncely.middleware import Logged, RateLimited, TimeLimit, Idempotent\n"
-        "print(sorted({'opentelemetry', 'prometheus_client', 'sqlalchemy'} & set(sys.modules)))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.stdout == "[]\n"
