@@ -67,22 +67,6 @@ def test_ledger_away_at_the_start(queue: Queue, caplog: pytest.LogCaptureFixture
     assert binding.pattern == "order.*"
 
 
-def test_without_a_ledger(queue: Queue) -> None:
-    """Without a ledger each delivery is handled, and the broker counts its tries."""
-    queue.put("1", "1", "2")
-    runs: list[str] = []
-
-    def handle(message: Message) -> None:
-        runs.append(message.id)
-        if message.id == "2":
-            raise ValueError("no")
-
-    report = Consumer(queue, "in").tries(3).backoff(0.01).consume(handle, drain=True)
-    assert sorted(runs) == ["1", "1", "2", "2", "2"]
-    assert (report.handled, report.retried, report.failed) == (2, 2, 1)
-    assert queue.put_aside() == {"2": "ValueError: no"}
-
-
 def test_progress(queue: Queue, ledger: Ledger) -> None:
     """Whoever asks is told how far it is."""
     queue.put("1", "2")

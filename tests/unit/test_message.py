@@ -185,14 +185,6 @@ def test_get_of_no_object(body: bytes) -> None:
         Message("1", body).get("to")
 
 
-def test_idempotency_key_is_stable(claim: Claim) -> None:
-    """Every delivery to one consumer has the same idempotency key, whatever else differs."""
-    first = replace(Message("1", b"one"), claim=claim).idempotency_key
-    assert first == replace(Message("1", b"two", type="other"), claim=claim).idempotency_key
-    assert len(first) == 64
-    assert int(first, 16) >= 0
-
-
 def test_idempotency_keys_differ(ledger: Ledger) -> None:
     """Two ids, two consumers, or another cut between them have different idempotency keys."""
     keys = [Key("a", "b:c"), Key("a:b", "c"), Key("a", "b"), Key('a", "b', "c"), Key("A", "b")]
@@ -201,12 +193,6 @@ def test_idempotency_keys_differ(ledger: Ledger) -> None:
         replace(Message(claim.key.message_id), claim=claim).idempotency_key for claim in claims
     ]
     assert len(set(under)) == len(keys)
-
-
-def test_idempotency_key_needs_a_consumer() -> None:
-    """Outside a handler no consumer is known, and no idempotency key either."""
-    with pytest.raises(MessageError, match="consumer"):
-        _ = Message("1").idempotency_key
 
 
 def test_claim_is_not_part_of_a_message(claim: Claim) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.records import granted
 
 from oncely.core.errors import BusyError, InDoubtError, MessageError, StoreUnavailable, TooOldError
 from oncely.core.message import Message, current
-from oncely.core.policy import Finding, Policy
+from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.metrics import Metrics
@@ -49,60 +50,29 @@ def handler(ledger: Ledger, runs: list[str]) -> Make:
 # ---- A probe -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("finding", "expected", "state"),
-    [
-        ("happened", [], State.COMPLETED),
-        ("not_happened", ["abc-123"], State.COMPLETED),
-    ],
-)
-def test_probe_decides(
-    handler: Make,
-    ledger: Ledger,
-    clock: ManualClock,
-    key: Key,
-    runs: list[str],
-    finding: Finding,
-    expected: list[str],
-    state: State,
+@pytest.mark.parametrize("finding", ["happened", "not_happened", "unknown", TimeoutError()])
+def test_probe(
+    handler: Make, ledger: Ledger, clock: ManualClock, key: Key, runs: list[str], finding: Any
 ) -> None:
-    """A claim in doubt: the probe is asked with the message; what it found decides."""
+    """The probe decides what is in doubt; while it does not know, or fails, nothing runs."""
+    message = Message(key.message_id, b"{}")
     asked: list[Message] = []
 
-    def probe(message: Message) -> Finding:
+    def probe(message: Message) -> Any:
         asked.append(message)
+        if isinstance(finding, Exception):
+            raise finding
         return finding
 
     granted(ledger.claim(key, "60s"))
     clock.advance(61)
-    message = Message(key.message_id, b"{}")
-    handler(policy=Policy(on_in_doubt=probe))(message)
+    is_known = finding in ("happened", "not_happened")
+    with nullcontext() if is_known else pytest.raises(InDoubtError):
+        handler(policy=Policy(on_in_doubt=probe))(message)
     assert asked == [message]
-    assert runs == expected
-    record = ledger.find(key)
-    assert record is not None
-    assert record.state is state
-
-
-def _broken(_: Message) -> Finding:
-    raise TimeoutError("the bank is away")
-
-
-@pytest.mark.parametrize("probe", [lambda _: "unknown", _broken])
-def test_probe_that_does_not_know(
-    handler: Make,
-    ledger: Ledger,
-    clock: ManualClock,
-    key: Key,
-    runs: list[str],
-    probe: Callable[[Message], Finding],
-) -> None:
-    """While the probe does not know, or fails, the message stays in doubt and does not run."""
-    granted(ledger.claim(key, "60s"))
-    clock.advance(61)
-    with pytest.raises(InDoubtError):
-        handler(policy=Policy(on_in_doubt=probe))(Message(key.message_id))
-    assert runs == []
+    assert runs == (["abc-123"] if finding == "not_happened" else [])
+    state = State.COMPLETED if is_known else State.PROCESSING
+    assert ledger.counts() == {("billing", state): 1}
 
 
 # ---- A missing id ------------------------------------------------------------------------------
