@@ -1,5 +1,6 @@
 """What the store in memory holds: nothing is left of what is rolled back, and order is kept."""
 
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import pytest
@@ -80,3 +81,33 @@ def test_transactions(seed: int) -> None:
             lambda inside, name=name: inside.take(name, 1_000, _HOLD_S, one_per_lane=True)  # type: ignore[misc]
         )
         assert [each.number for each in taken] == expected
+
+
+class _Counting(dict[int, WaitingRow]):
+    """Rows that count how many of them are looked at."""
+
+    looked = 0
+
+    def values(self) -> Iterator[WaitingRow]:  # type: ignore[override]
+        for row in super().values():
+            self.looked += 1
+            yield row
+
+
+def test_one_lane_of_many() -> None:
+    """Where the only lane is held, it is not looked through all that stands in it."""
+    store = MemoryStore(ManualClock())
+    rows = store._tables._queues["queue/a"] = _Counting()
+    store.put("a", [Message("gone")])
+    store.put("a", [Message(str(n), key="x") for n in range(1_000)])
+
+    def take(inside: Inside) -> Sequence[WaitingMessage]:
+        return inside.take("queue/a", 100, _HOLD_S, one_per_lane=True)
+
+    gone, first = store.transaction(take)
+    store.transaction(lambda inside: inside.remove([gone]))
+    rows.looked = 0
+    assert store.transaction(take) == []
+    store.transaction(lambda inside: inside.remove([first]))
+    [second] = store.transaction(take)
+    assert (second.message.id, rows.looked) == ("1", 4)

@@ -116,6 +116,16 @@ def test_store_away(settler: Settler, meddling: MeddlingStore) -> None:
     assert meddling.calls == ["insert"]
 
 
+def test_store_away_for_those_that_lost(
+    settler: Settler, meddling: MeddlingStore, rival: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claims that were stored are granted, though the store is away for one that lost its race."""
+    meddling.once(lambda: rival.claim(Key("billing", "1")))
+    monkeypatch.setattr(meddling, "load", away)
+    results = settler.settle_each(asks(3))
+    assert kinds(results) == [Granted, StoreUnavailable, Granted]
+
+
 def test_many_writes_of_one_claim(settler: Settler, rival: Ledger) -> None:
     """More writes under one claim than rounds are all carried out."""
     [claim] = claims_of(settler, 1)
@@ -129,3 +139,16 @@ def test_contention_of_one(settler: Settler, meddling: MeddlingStore, rival: Led
     meddling.meddle = lambda: rival.extend(claims[1], "60s")
     results = settler.settle_each([to_write(Complete(claim)) for claim in claims])
     assert kinds(results) == [Written, ContentionError, Written]
+
+
+def test_what_has_records_is_looked_up_first(settler: Settler, meddling: MeddlingStore) -> None:
+    """Where most of the last claims met records, those of the next are looked up before anything is
+    written; where they met none, they are taken for new.
+    """
+    calls = []
+    for number in (4, 4, 4, 9, 9, 40, 80):
+        meddling.calls.clear()
+        settler.settle(asks(number))
+        calls.append([call for call in meddling.calls if call != "horizons"])
+    new, loses, known, mixed = ["insert"], ["insert", "load"], ["load"], ["load", "insert"]
+    assert calls == [new, loses, known, mixed, loses, mixed, loses]
