@@ -116,22 +116,6 @@ def test_what_waits_to_be_sent_stays(aging: "Aging") -> None:
     assert len(aging.records()) == 5
 
 
-def test_no_more_than_a_batch_is_held(aging: "Aging", monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are."""
-    aging.complete(*(f"m{n}" for n in range(35)))
-    aging.clock.advance(40 * DAY_S)
-    asked = []
-    scan = aging.ledger.scan
-
-    def watched(consumer: str, state: State, age: str, limit: int) -> object:
-        asked.append(limit)
-        return scan(consumer, state, age, limit)
-
-    monkeypatch.setattr(aging.ledger, "scan", watched)
-    assert aging.archive(batch=10).archived == 35
-    assert set(asked) == {10}
-
-
 def test_what_changes_meanwhile_stays(aging: "Aging") -> None:
     """A duplicate that comes between reading and purging keeps its record, with what it counts."""
     aging.complete("still", "changed")

@@ -1,14 +1,13 @@
 """The hand-written consumer's flows, on RabbitMQ and PostgreSQL: what it promises, oncely keeps."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 
-from oncely import Consumer, Message, Policy, Reject, at_most_once, open_ledger, open_transport
+from oncely import Consumer, Message, Policy, open_ledger, open_transport
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.transports.transport import Transport
@@ -16,8 +15,6 @@ from oncely.transports.transport import Transport
 SMS, EMAIL = "notification.sms.send", "notification.email.send"
 NAME = "notification-service"
 QUEUE = "notifications"
-BACKOFF_S = (0.05, 0.1, 0.3)
-"""The usual 5, 10 and 30 seconds, a hundred times as fast."""
 
 
 @pytest.fixture
@@ -46,48 +43,8 @@ def sms(number: int) -> Message:
     return Message(f"sms-{number}", b'{"to": "+49 30 1234"}', SMS)
 
 
-def test_duplicates_are_acknowledged_without_the_handler(
-    consumer: Consumer, ledger: Ledger, transport: Transport
-) -> None:
-    """Whatever is delivered twice is handled once, and nothing is left in the queue."""
-    handled: Counter[str] = Counter()
-    transport.publish(QUEUE, [sms(n % 20) for n in range(60)])
-    consumer.idempotent(ledger, NAME)
-    report = consumer.consume(lambda message: handled.update([message.id]), drain=True)
-    assert handled == Counter(f"sms-{n}" for n in range(20))
-    assert (report.received, report.handled, report.duplicates) == (60, 20, 40)
-    assert transport.is_drained(QUEUE)
-    assert ledger.counts() == {(NAME, State.COMPLETED): 20}
-
-
-def test_retries_with_backoff(consumer: Consumer, ledger: Ledger, transport: Transport) -> None:
-    """A failure comes again, until it succeeds; `catch` hears of each, `failed` of none."""
-    began: list[str] = []
-    caught: list[str] = []
-    given_up: list[str] = []
-
-    def send(message: Message) -> None:
-        began.append(message.id)
-        if len(began) <= 4:
-            raise ConnectionError(f"try {len(began)}")
-
-    transport.publish(QUEUE, [sms(1)])
-    consumer.idempotent(ledger, NAME).tries(5).backoff(BACKOFF_S)
-    consumer.catch(lambda error, message: caught.append(f"{message.id}: {error}"))
-    consumer.failed(lambda error, message: given_up.append(message.id))
-    report = consumer.consume(send, drain=True)
-    assert caught == [f"sms-1: try {n}" for n in (1, 2, 3, 4)]
-    assert given_up == []
-    assert (report.handled, report.retried, report.failed) == (1, 4, 0)
-    record = ledger.find(Key(NAME, "sms-1"))
-    assert record is not None
-    assert (record.state, record.attempts) == (State.COMPLETED, 5)
-
-
 def test_given_up_once(consumer: Consumer, ledger: Ledger, transport: Transport) -> None:
-    """When the tries are spent `failed` is called once, and the message is in the dead letters
-    with its error, its attempts and where it came from; a copy of it does not run again.
-    """
+    """When tries are spent `failed` is called once; the dead letter tells error and attempts."""
     caught: list[int] = []
     given_up: list[str] = []
 
@@ -95,7 +52,7 @@ def test_given_up_once(consumer: Consumer, ledger: Ledger, transport: Transport)
         raise ConnectionError("gateway is down; password=hunter2@x")
 
     transport.publish(QUEUE, [sms(1)])
-    consumer.idempotent(ledger, NAME).tries(3).backoff(BACKOFF_S)
+    consumer.idempotent(ledger, NAME).tries(3).backoff("50ms")
     consumer.catch(lambda *_: caught.append(1))
     consumer.failed(lambda error, message: given_up.append(message.id))
     report = consumer.consume(send, drain=True)
@@ -112,58 +69,8 @@ def test_given_up_once(consumer: Consumer, ledger: Ledger, transport: Transport)
     assert "gateway is down" in str(record.error)
 
 
-def test_dead_letter_is_tried_again(
-    consumer: Consumer, ledger: Ledger, transport: Transport
-) -> None:
-    """What is given up runs again once people say so."""
-    broken = [True]
-    handled: list[str] = []
-
-    def send(message: Message) -> None:
-        if broken:
-            raise Reject("no such number")
-        handled.append(message.id)
-
-    transport.publish(QUEUE, [sms(1)])
-    consumer.idempotent(ledger, NAME)
-    consumer.consume(send, drain=True)
-    broken.clear()
-    ids = [letter.id for letter in ledger.dead(NAME)]
-    assert ledger.retry_dead(ids, by="people", why="the number was mended") == 1
-    consumer.consume(send, drain=True)
-    assert handled == ["sms-1"]
-    assert [*ledger.dead(NAME)] == []
-
-
-def test_middleware_in_order(consumer: Consumer, ledger: Ledger, transport: Transport) -> None:
-    """Middleware runs in the order it was registered, outermost first; a duplicate goes through
-    what stands before `idempotent`, and through nothing after it.
-    """
-    went: list[str] = []
-
-    def noted(name: str) -> Callable[[Message, Any], Any]:
-        def middleware(message: Message, call_next: Any) -> Any:
-            went.append(f"{name} {message.headers['nth']}")
-            try:
-                return call_next(message)
-            finally:
-                went.append(f"/{name}")
-
-        return middleware
-
-    for nth in ("first", "second"):
-        message = Message("sms-1", b"{}", SMS, headers={"nth": nth})
-        transport.publish(QUEUE, [message])
-    consumer.middleware(noted("a"), noted("b")).idempotent(ledger, NAME).middleware(noted("c"))
-    consumer.consume(lambda _: went.append("handler"), drain=True)
-    first = ["a first", "b first", "c first", "handler", "/c", "/b", "/a"]
-    assert went == [*first, "a second", "b second", "/b", "/a"]
-
-
 def test_several_event_types(rabbitmq_url: str, ledger: Ledger, transport: Transport) -> None:
-    """Each type goes to its handler, by way of the exchange; what nobody takes, to the dead
-    letters with that reason.
-    """
+    """Each type goes from the exchange to its handler; what nobody takes is a dead letter."""
     consumer = Consumer(rabbitmq_url, QUEUE).events(SMS, EMAIL).idempotent(ledger, NAME)
     handled: list[str] = []
 
@@ -195,40 +102,6 @@ def _publish_events(url: str, events: list[tuple[str, str]]) -> None:
         for message_id, type_ in events:
             properties = pika.BasicProperties(message_id=message_id, type=type_)
             channel.basic_publish("oncely", type_, b"{}", properties)
-
-
-def test_metadata_of_the_message(consumer: Consumer, ledger: Ledger, transport: Transport) -> None:
-    """A function of the message says what is kept with its record."""
-    transport.publish(QUEUE, [sms(1)])
-    consumer.idempotent(
-        ledger, NAME, metadata=lambda message: {"type": message.type, "bytes": len(message.body)}
-    )
-    consumer.consume(lambda _: None, drain=True)
-    record = ledger.find(Key(NAME, "sms-1"))
-    assert record is not None
-    assert record.metadata == {"type": SMS, "bytes": len(sms(1).body)}
-
-
-def test_at_most_once_skips_a_failed_message(
-    consumer: Consumer, ledger: Ledger, transport: Transport
-) -> None:
-    """Where an effect must never repeat, what has failed is not tried again: the record stays
-    failed, and its delivery is acknowledged.
-    """
-    runs: list[str] = []
-
-    def send(message: Message) -> None:
-        runs.append(message.id)
-        raise TimeoutError("no answer from the gateway")
-
-    transport.publish(QUEUE, [sms(1), sms(1)])
-    consumer.idempotent(ledger, NAME, policy=at_most_once()).backoff(BACKOFF_S)
-    consumer.consume(send, drain=True)
-    assert runs == ["sms-1"]
-    record = ledger.find(Key(NAME, "sms-1"))
-    assert record is not None
-    assert (record.state, record.attempts) == (State.FAILED, 1)
-    assert transport.is_drained(QUEUE)
 
 
 def test_transactional_effects(

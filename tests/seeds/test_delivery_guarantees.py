@@ -3,9 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing, nullcontext, suppress
-from dataclasses import replace
-from datetime import UTC, datetime
+from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
@@ -23,7 +21,6 @@ from oncely.core.errors import (
     DuplicateError,
     InDoubtError,
     MessageError,
-    TooOldError,
 )
 from oncely.core.ids import Id
 from oncely.core.message import Message
@@ -89,43 +86,6 @@ def test_a_crash_and_its_redelivery(
     assert happened == ["SMS"] * effects
 
 
-@pytest.mark.parametrize(
-    ("policy", "runs"), [(at_most_once(), 1), (at_least_once(), 2), (effectively_once(), 2)]
-)
-@in_memory
-def test_a_failure_and_its_redelivery(ledger: Ledger, policy: Policy, runs: int) -> None:
-    """At most once does not run again what has failed; the others do."""
-    happened: list[str] = []
-
-    @once(ledger, consumer=_CONSUMER, key=lambda message: message.id, policy=policy)
-    def send(message: Message) -> None:
-        happened.append("SMS")
-        raise ConnectionError
-
-    for _ in range(2):
-        with suppress(ConnectionError):
-            send(MESSAGE)
-    assert happened == ["SMS"] * runs
-
-
-def test_effectively_once_in_a_work_transaction(ledger: Ledger, engine: Engine) -> None:
-    """The claim and the work commit together: what was rolled back runs again, nothing else."""
-    failures = iter([ZeroDivisionError])
-
-    @once(ledger, consumer=_CONSUMER, key=lambda message: message.id, transaction=engine)
-    def handle(message: Message, connection: Connection) -> None:
-        buy(connection)
-        for failure in failures:
-            raise failure
-
-    with pytest.raises(ZeroDivisionError):
-        handle(MESSAGE)
-    assert orders_in(engine) == []
-    for _ in range(2):
-        handle(MESSAGE)
-    assert orders_in(engine) == ["pens"]
-
-
 # ---- The tracker -------------------------------------------------------------------------------
 
 
@@ -141,20 +101,12 @@ def handle_tracked(connection: Connection | Session, message_id: Id = MESSAGE.id
 
 @on_a_server_too
 def test_tracked_work_is_done_once(ledger: Ledger, engine: Engine) -> None:
-    """The mark commits with the work; a redelivery finds it, through any ledger as well."""
-    for expected in (True, False):
-        with engine.begin() as connection:
-            assert handle_tracked(connection) is expected
-    assert orders_in(engine) == ["pens"]
-    assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
-
-
-def test_tracked_by_numbers(ledger: Ledger, engine: Engine) -> None:
-    """A number and its text are one message."""
+    """The mark commits with the work and a redelivery finds it, by the id as number or text."""
     for message_id, expected in ((17, True), ("17", False), (17, False)):
         with engine.begin() as connection:
             assert handle_tracked(connection, message_id) is expected
-    assert ledger.find(Key(_CONSUMER, 17)) is not None
+    assert orders_in(engine) == ["pens"]
+    assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
 
 
 def test_tracked_work_that_fails_is_not_marked(ledger: Ledger, engine: Engine) -> None:
@@ -325,47 +277,3 @@ def test_a_handler_that_succeeded_in_part(ledger: Ledger, another_ledger: OpenLe
         handling(ledger, fail)(MESSAGE)
     assert handling(another_ledger(), lambda: None)(MESSAGE) == 1
     assert len(debits) == 1
-
-
-def test_a_message_that_the_broker_delivers_again(
-    ledger: Ledger, another_ledger: OpenLedger
-) -> None:
-    """Handled, and delivered once more after the broker came back: it does not run again."""
-    runs: list[str] = []
-    for worker in (ledger, another_ledger(), ledger):
-
-        @once(worker, consumer=_CONSUMER, key=lambda message: message.id)
-        def handle(message: Message) -> None:
-            runs.append(message.id)
-
-        handle(MESSAGE)
-    assert runs == [MESSAGE.id]
-
-
-def test_a_message_older_than_the_rows(ledger: Ledger, clock: ManualClock) -> None:
-    """When its record is long purged, an old message is refused, and not run again."""
-    message = replace(MESSAGE, time=datetime.fromtimestamp(clock.now, UTC))
-    runs: list[str] = []
-
-    @once(ledger, consumer=_CONSUMER, key=lambda message: message.id)
-    def handle(message: Message) -> None:
-        runs.append(message.id)
-
-    handle(message)
-    clock.advance(31 * 86_400)
-    assert ledger.purge("30d") == 1
-    with pytest.raises(TooOldError):
-        handle(message)
-    assert runs == [message.id]
-
-
-@in_memory
-def test_one_decorator(ledger: Ledger) -> None:
-    """What everyone leaves to the user is one line above the function."""
-
-    @once(ledger, consumer=_CONSUMER, key=lambda order: order["id"], keep_result=True)
-    def charge(order: dict[str, str]) -> str:
-        return f"receipt for {order['id']}"
-
-    assert charge({"id": "pens"}) == charge({"id": "pens"}) == "receipt for pens"
-    assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}

@@ -23,8 +23,6 @@ from oncely.core.commands import (
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
 from oncely.engine import settle
-from oncely.engine.alike import decide_alike
-from oncely.engine.alike_requests import MadeSequence, are_same, grouped
 from oncely.engine.asking import to_claim
 from oncely.engine.request import Request, to_write
 from oncely.engine.settle import Settler
@@ -151,9 +149,7 @@ def all_records(store: MemoryStore) -> Any:
 
 @pytest.mark.parametrize("results", [None, EQUAL])
 def test_values_that_are_equal_in_python_alone_are_kept_apart(results: Any) -> None:
-    """Each record of a batch has its own metadata and result, where they are equal in Python and
-    are not the same in JSON.
-    """
+    """Records of a batch have their own values where only JSON tells these apart."""
     store = MemoryStore()
     ledger = Ledger(store)
     keys = [Key("billing", id_) for id_ in IDS[:3]]
@@ -177,37 +173,6 @@ def test_outcomes_stay_as_they_are_when_the_list_of_keys_is_used_again() -> None
     assert [granted(outcome).key.message_id for outcome in outcomes] == IDS
 
 
-def test_a_slice_makes_only_its_own_items() -> None:
-    """Whoever goes through a large batch part by part does not have all of it made each time."""
-    made: list[int] = []
-
-    class Noted(MadeSequence[int]):
-        def __len__(self) -> int:
-            return 1_000
-
-        def _at(self, place: int) -> int:
-            number = range(len(self))[place]
-            made.append(number)
-            return number
-
-    noted = Noted()
-    assert noted[10:13] == [10, 11, 12]
-    assert noted[-1:10:-2_000] == [999]
-    assert noted[2_000:] == []
-    assert made == [10, 11, 12, 999]
-
-
-def test_a_batch_with_copies_is_decided_at_once() -> None:
-    """As far as each message's first request; the others have to see what becomes of it."""
-    keys = [Key("billing", id_) for id_ in "abacb"]
-    alike = grouped(to_claim(keys, None, Policy(), None, None, None, None))
-    assert alike is not None
-    decision = decide_alike(alike)
-    assert decision is not None
-    assert decision.places == [0, 1, 3]
-    assert [granted(outcome).key.message_id for outcome in decision.outcomes] == [*"abc"]
-
-
 TestBothWays = _BothWays.TestCase
 TestBothWays.settings = settings(
     max_examples=150,
@@ -215,19 +180,3 @@ TestBothWays.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-
-
-@pytest.mark.parametrize(
-    "values", [[1, 1.0], [1, True], [0.0, -0.0], [0, False], [{"n": 1}, {"n": True}], ["1", 1]]
-)
-def test_equal_and_told_apart(values: list[Any]) -> None:
-    """What JSON tells apart is not the same, also where Python calls it equal."""
-    assert not are_same(values)
-    assert not are_same([*values, values[0]])
-
-
-@pytest.mark.parametrize("text", ["1.5", "-2.0", "0.0", "1e300"])
-def test_the_same_in_other_objects(text: str) -> None:
-    """Equal times of many messages are the same, whatever objects they are."""
-    assert are_same([float(text), float(text)])
-    assert are_same([text, "".join(text)])

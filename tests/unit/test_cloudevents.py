@@ -57,37 +57,19 @@ def structured(**members: Any) -> Message:
     return Message.from_cloudevent(STRUCTURED, json.dumps(EVENT | members).encode())
 
 
-def over_http(write: Callable[[CloudEvent], http.HTTPMessage]) -> tuple[Mapping[str, Any], bytes]:
-    sent = write(CloudEvent(dict(WRITTEN), {"amount": 99, "to": "é"}))
-    return sent.headers, sent.body
-
-
-def over_kafka(
-    write: Callable[[CloudEvent], kafka.KafkaMessage],
-) -> tuple[Mapping[str, Any], bytes]:
-    sent = write(CloudEvent(dict(WRITTEN), {"amount": 99, "to": "é"}))
-    return sent.headers, sent.value
-
-
-def over_amqp(write: Callable[[CloudEvent], amqp.AMQPMessage]) -> tuple[Mapping[str, Any], bytes]:
-    sent = write(CloudEvent(dict(WRITTEN), {"amount": 99, "to": "é"}))
-    return sent.properties | sent.application_properties, sent.application_data
-
-
-ROUND_TRIPS = {
-    "HTTP, binary": lambda: over_http(http.to_binary_event),
-    "HTTP, structured": lambda: over_http(http.to_structured_event),
-    "Kafka, binary": lambda: over_kafka(kafka.to_binary_event),
-    "Kafka, structured": lambda: over_kafka(kafka.to_structured_event),
-    "AMQP, binary": lambda: over_amqp(amqp.to_binary_event),
-    "AMQP, structured": lambda: over_amqp(amqp.to_structured_event),
-}
-
-
-@pytest.mark.parametrize("sent", ROUND_TRIPS.values(), ids=ROUND_TRIPS.keys())
-def test_round_trips(sent: Callable[[], tuple[Mapping[str, Any], bytes]]) -> None:
+@pytest.mark.parametrize("carrier", [http, kafka, amqp])
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+def test_round_trips(carrier: Any, mode: str) -> None:
     """What the package writes is read as the same message, whatever carries it and how."""
-    message = Message.from_cloudevent(*sent())
+    event = CloudEvent(dict(WRITTEN), {"amount": 99, "to": "é"})
+    sent = getattr(carrier, f"to_{mode}_event")(event)
+    if carrier is http:
+        headers, body = sent.headers, sent.body
+    elif carrier is kafka:
+        headers, body = sent.headers, sent.value
+    else:
+        headers, body = sent.properties | sent.application_properties, sent.application_data
+    message = Message.from_cloudevent(headers, body)
     assert replace(message, body=b"") == READ
     assert message.json() == {"amount": 99, "to": "é"}
 
@@ -197,88 +179,78 @@ def test_times(time: Any) -> None:
     assert binary(time=time).time == NOON
 
 
-WRONG_ATTRIBUTES: dict[str, tuple[dict[str, Any], str]] = {
-    "no source": ({"source": None}, "missing source"),
-    "no id": ({"id": None}, "missing id"),
-    "no type": ({"type": None}, "missing type"),
-    "no specversion": ({"specversion": None}, "missing specversion"),
-    "empty source": ({"source": ""}, "empty source"),
-    "blank id": ({"id": "  "}, "empty id"),
-    "empty type": ({"type": ""}, "empty type"),
-    "id with NUL": ({"id": "a\0"}, "id with NUL"),
-    "id with a surrogate": ({"id": "\ud800"}, "id with a lone surrogate"),
-    "id as a number": ({"id": 17}, "id is not a string"),
-    "long source": ({"source": "s" * 65_537}, "too long source"),
-    "old specversion": ({"specversion": "0.3"}, "specversion"),
-    "unknown specversion": ({"specversion": "2.0"}, "specversion"),
-    "no time": ({"time": "noon"}, "time is not an RFC 3339 time"),
-    "time without a zone": ({"time": "2024-02-03T12:00:00"}, "time zone"),
-    "empty subject": ({"subject": ""}, "subject"),
-    "empty dataschema": ({"dataschema": ""}, "dataschema"),
-    "wrong name": ({"trace_parent": "x"}, "trace_parent"),
-    "a name of two lines": ({"a\nb": "x"}, "a b"),
-}
-
-
 @pytest.mark.parametrize("read", [binary, structured], ids=["binary", "structured"])
 @pytest.mark.parametrize(
-    ("attributes", "reason"), WRONG_ATTRIBUTES.values(), ids=WRONG_ATTRIBUTES.keys()
+    ("name", "value", "reason"),
+    [
+        *((name, None, f"missing {name}") for name in EVENT),
+        *((name, "  ", f"empty {name}") for name in ("source", "id", "type")),
+        *((name, "", name) for name in ("source", "id", "type", "subject", "dataschema")),
+        ("id", "a\0", "id with NUL"),
+        ("id", "\ud800", "id with a lone surrogate"),
+        ("id", 17, "id is not a string"),
+        ("source", "s" * 65_537, "too long source"),
+        ("specversion", "0.3", "specversion"),
+        ("specversion", "2.0", "specversion"),
+        ("time", "noon", "time is not an RFC 3339 time"),
+        ("time", "2024-02-03T12:00:00", "time zone"),
+        ("trace_parent", "x", "trace_parent"),
+        ("a\nb", "x", "a b"),
+    ],
 )
-def test_wrong_attributes(
-    read: Callable[..., Message], attributes: dict[str, Any], reason: str
-) -> None:
+def test_wrong_attributes(read: Callable[..., Message], name: str, value: Any, reason: str) -> None:
     """In both modes a wrong attribute is refused, in one line that names it."""
     with pytest.raises(MessageError, match=reason) as caught:
-        read(**attributes)
+        read(**{name: value})
     assert "\n" not in str(caught.value)
 
 
-WRONG_HEADERS: dict[str, tuple[dict[str, Any], str]] = {
-    "no event": ({"content-type": "application/json"}, "missing specversion"),
-    "a batch": (
-        {"content-type": "application/cloudevents-batch+json; charset=utf-8"},
-        "split it first",
-    ),
-    "another format": (
-        {"content-type": "application/cloudevents+avro"},
-        "a CloudEvent that is not JSON; send",
-    ),
-    "two ids": (BINARY | {"CE-ID": "18"}, "two headers give .id. different values"),
-    "two bindings": (BINARY | {"ce_id": b"18"}, "two headers give .id. different values"),
-    "two content types": (
-        BINARY | {"content-type": "text/plain", "ce-datacontenttype": "text/html"},
-        "two headers give .datacontenttype. different values",
-    ),
-    "no UTF-8": (BINARY | {"ce-id": b"\xff"}, "id. is not UTF-8"),
-    "no UTF-8 in percent signs": (BINARY | {"ce-id": "%C0%A0"}, "id. is not UTF-8"),
-    "empty content type": (BINARY | {"content-type": ""}, "datacontenttype"),
-    "a time of no calendar": (BINARY | {"cloudEvents_time": 10**18}, "time is out of range"),
-    "data as a header": (BINARY | {"ce-data": "x"}, "data"),
-    "a value of no type": (BINARY | {"cloudEvents_x": object()}, "cannot hold"),
-}
-
-
-@pytest.mark.parametrize(("headers", "reason"), WRONG_HEADERS.values(), ids=WRONG_HEADERS.keys())
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"content-type": "application/json"}, "missing specversion"),
+        (
+            {"content-type": "application/cloudevents-batch+json; charset=utf-8"},
+            "split it first",
+        ),
+        (
+            {"content-type": "application/cloudevents+avro"},
+            "a CloudEvent that is not JSON; send",
+        ),
+        (BINARY | {"CE-ID": "18"}, "two headers give .id. different values"),
+        (BINARY | {"ce_id": b"18"}, "two headers give .id. different values"),
+        (
+            BINARY | {"content-type": "text/plain", "ce-datacontenttype": "text/html"},
+            "two headers give .datacontenttype. different values",
+        ),
+        (BINARY | {"ce-id": b"\xff"}, "id. is not UTF-8"),
+        (BINARY | {"ce-id": "%C0%A0"}, "id. is not UTF-8"),
+        (BINARY | {"content-type": ""}, "datacontenttype"),
+        (BINARY | {"cloudEvents_time": 10**18}, "time is out of range"),
+        (BINARY | {"ce-data": "x"}, "data"),
+        (BINARY | {"cloudEvents_x": object()}, "cannot hold"),
+    ],
+)
 def test_wrong_headers(headers: dict[str, Any], reason: str) -> None:
     """Headers that are no CloudEvent's, or say two things, are refused."""
     with pytest.raises(MessageError, match=reason):
         Message.from_cloudevent(headers, b"")
 
 
-WRONG_BODIES: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "not JSON"),
-    "cut off": (json.dumps(EVENT).encode()[:-1], "not JSON"),
-    "no UTF-8": (b'{"id": "\xff"}', "not JSON"),
-    "an id twice": (json.dumps(EVENT).encode()[:-1] + b', "id": "18"}', "not JSON"),
-    "deep": (b"[" * 100_000, "not JSON"),
-    "a list": (b"[]", "a CloudEvent is a JSON object"),
-    "a number": (b"1", "a CloudEvent is a JSON object"),
-    "time as a number": (json.dumps({**EVENT, "time": 1}).encode(), "time is not an RFC 3339 time"),
-    "a type as a number": (json.dumps({**EVENT, "datacontenttype": 7}).encode(), "datacontenttype"),
-}
-
-
-@pytest.mark.parametrize(("body", "reason"), WRONG_BODIES.values(), ids=WRONG_BODIES.keys())
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "not JSON"),
+        (json.dumps(EVENT).encode()[:-1], "not JSON"),
+        (b'{"id": "\xff"}', "not JSON"),
+        (json.dumps(EVENT).encode()[:-1] + b', "id": "18"}', "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "a CloudEvent is a JSON object"),
+        (b"1", "a CloudEvent is a JSON object"),
+        (json.dumps({**EVENT, "time": 1}).encode(), "time is not an RFC 3339 time"),
+        (json.dumps({**EVENT, "datacontenttype": 7}).encode(), "datacontenttype"),
+    ],
+)
 def test_wrong_bodies(body: bytes, reason: str) -> None:
     """A body that is not an event in JSON is refused."""
     with pytest.raises(MessageError, match=reason):
@@ -371,14 +343,6 @@ def test_identities(source: str, event_id: str, other_source: str, other_id: str
     ).id
     assert (first == other) == ((source, event_id) == (other_source, other_id))
     assert first == structured(source=source, id=event_id, type="other", data=[1]).id
-
-
-def test_pairs_that_are_hard_to_tell_apart() -> None:
-    """No character in one half reaches into the other."""
-    pairs = [("a", "b,c"), ("a,b", "c"), ('a","b', "c"), ("a", 'b","c'), ("a", "b"), ("ab", ",")]
-    pairs += [('["a"', "b"), ("a\\", '"b'), ("a", "B"), ("A", "b"), ("a ", "b"), ("a", " b")]
-    ids = {structured(source=source, id=event_id).id for source, event_id in pairs}
-    assert len(ids) == len(pairs)
 
 
 def test_long_pairs() -> None:

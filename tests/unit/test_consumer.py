@@ -14,7 +14,6 @@ from tests.unit.conftest import Queue, Sql
 
 from oncely import open_ledger, open_transport
 from oncely.consumer import Consumer
-from oncely.consuming.handlers import Handlers
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -30,9 +29,7 @@ from oncely.testing import ManualClock
 @pytest.mark.parametrize("queue_url", ["memory://{}", "sqlite:///{}/queue.db"])
 @pytest.mark.parametrize("ledger_url", ["memory://", "sqlite:///{}/ledger.db"])
 def test_each_message_once(tmp_path: Path, queue_url: str, ledger_url: str) -> None:
-    """On every embedded queue and ledger: each message is handled once, however often it comes,
-    and nothing is left.
-    """
+    """On every embedded queue and ledger each message is handled once; nothing is left."""
     url = queue_url.format(tmp_path)
     ids = [str(number) for number in range(100)]
     with (
@@ -49,22 +46,6 @@ def test_each_message_once(tmp_path: Path, queue_url: str, ledger_url: str) -> N
         assert (report.failed, report.retried, report.dead_lettered) == (0, 0, 0)
         assert transport.is_drained("in")
         assert ledger.counts() == {("billing", State.COMPLETED): 100}
-
-
-def test_without_a_ledger(queue: Queue) -> None:
-    """Without a ledger each delivery is handled, and the broker counts its tries."""
-    queue.put("1", "1", "2")
-    runs: list[str] = []
-
-    def handle(message: Message) -> None:
-        runs.append(message.id)
-        if message.id == "2":
-            raise ValueError("no")
-
-    report = Consumer(queue, "in").tries(3).backoff(0.01).consume(handle, drain=True)
-    assert sorted(runs) == ["1", "1", "2", "2", "2"]
-    assert (report.handled, report.retried, report.failed) == (2, 2, 1)
-    assert queue.put_aside() == {"2": "ValueError: no"}
 
 
 def test_progress(queue: Queue, ledger: Ledger) -> None:
@@ -114,26 +95,6 @@ def test_what_nobody_takes(queue: Queue, ledger: Ledger) -> None:
     assert (report.handled, report.dead_lettered, report.failed) == (1, 1, 0)
     assert "nothing here takes messages of the type 'fax'" in queue.put_aside()["2"]
     assert ledger.find(Key("billing", "2")) is None
-
-
-@pytest.mark.parametrize(
-    ("pattern", "takes", "leaves"),
-    [
-        ("a.b", ["a.b"], ["a", "a.b.c", "axb", "a.bc", ""]),
-        ("a.*", ["a.b", "a.c"], ["a", "a.b.c", "b.a"]),
-        ("*.b", ["a.b"], ["b", "a.a.b"]),
-        ("a.#", ["a", "a.b", "a.b.c"], ["ab", "b.a"]),
-        ("#.a", ["a", "b.a", "c.b.a"], ["a.b", "ba"]),
-        ("a.#.b", ["a.b", "a.c.b", "a.c.d.b"], ["a", "b", "a.c"]),
-        ("#", ["", "a", "a.b"], []),
-        ("#.*", ["a", "a.b"], [""]),
-    ],
-)
-def test_patterns(pattern: str, takes: list[str], leaves: list[str]) -> None:
-    """A pattern takes what a topic exchange would bring by it."""
-    handlers = Handlers()
-    handlers.add(print, [pattern])
-    assert [each for each in takes + leaves if handlers.of(each)] == takes
 
 
 def test_async_and_not(queue: Queue, ledger: Ledger) -> None:
@@ -197,9 +158,7 @@ def test_metadata_that_cannot_be_told(queue: Queue, ledger: Ledger) -> None:
 
 
 def test_tries_and_listeners(queue: Queue, live: Ledger) -> None:
-    """`catch` is told of each failure that is tried again, `failed` once of the last; what they
-    raise changes nothing.
-    """
+    """`catch` hears of each retry, `failed` of the last failure; their errors change nothing."""
     queue.put("1")
     told: list[tuple[str, str]] = []
 
@@ -239,9 +198,7 @@ def test_poison_is_told_once(queue: Queue, ledger: Ledger, clock: ManualClock) -
 
 
 def test_middleware_in_order(queue: Queue, ledger: Ledger) -> None:
-    """Middleware runs in the order registered, outermost first. A duplicate runs what stands
-    before `idempotent`, which sees the kept result, and nothing after it.
-    """
+    """In the order registered; a duplicate runs what is before `idempotent`, with its result."""
     queue.put("1", "1")
     seen: list[Any] = []
 
@@ -286,14 +243,18 @@ def test_middleware_that_does_not_go_on(queue: Queue, ledger: Ledger) -> None:
     assert ledger.find(Key("billing", "1")) is None
 
 
+def swallow(message: Message, call_next: CallNext) -> None:
+    """A middleware that lets no error through."""
+    with suppress(ValueError):
+        call_next(message)
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("has_ledger", [False, True])
 def test_middleware_that_makes_a_success(
     queue: Queue, ledger: Ledger, is_async: bool, has_ledger: bool
 ) -> None:
-    """What a middleware catches is no failure, where no record says that it is one: without a
-    ledger, and of a message that is not tracked.
-    """
+    """What a middleware catches is no failure where no record says so: untracked, or no ledger."""
     queue.put("")
     runs: list[str] = []
 
@@ -303,10 +264,6 @@ def test_middleware_that_makes_a_success(
 
     async def fail_async(message: Message) -> None:
         fail(message)
-
-    def swallow(message: Message, call_next: CallNext) -> None:
-        with suppress(ValueError):
-            call_next(message)
 
     consumer = Consumer(queue, "in").tries(1).middleware(swallow)
     if has_ledger:
@@ -319,10 +276,6 @@ def test_middleware_that_makes_a_success(
 def test_middleware_before_the_ledger_undoes_no_failure(queue: Queue, ledger: Ledger) -> None:
     """What the ledger has recorded as failed is a failure, whatever is caught before it."""
     queue.put("1")
-
-    def swallow(message: Message, call_next: CallNext) -> None:
-        with suppress(ValueError):
-            call_next(message)
 
     def fail(message: Message) -> None:
         raise ValueError("no")
@@ -386,6 +339,12 @@ async def of_two(one: Any, two: Any) -> None:
 
 ENGINE = create_engine("sqlite://")
 
+
+def joined(consumer: Consumer, ledger: Ledger, handler: Callable[..., Any]) -> None:
+    """Consume in transactions."""
+    consumer.idempotent(ledger, "a").transactional(ENGINE).consume(handler)
+
+
 MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda c, _: Consumer("memory://a", ""), "queue:"),
     (lambda c, _: c.events(""), "events:"),
@@ -423,22 +382,11 @@ MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
         "of_one is not async",
     ),
     (lambda c, _: c.transactional(ENGINE).consume(lambda m, c: None), "no ledger is known"),
+    (lambda c, ledger: joined(c, ledger, of_one), "write `def of_one(message, connection):`"),
+    (lambda c, ledger: joined(c, ledger, of_two), "AsyncEngine"),
     (
-        lambda c, ledger: c.idempotent(ledger, "a").transactional(ENGINE).consume(of_one),
-        "write `def of_one(message, connection):`",
-    ),
-    (
-        lambda c, ledger: c.idempotent(ledger, "a").transactional(ENGINE).consume(of_two),
-        "AsyncEngine",
-    ),
-    (
-        lambda c, ledger: (
-            c.middleware(of_two)
-            .idempotent(ledger, "a")
-            .transactional(ENGINE)
-            .consume(lambda message, connection: None)
-        ),
-        "a middleware is async",
+        lambda c, ledger: joined(c.middleware(of_two), ledger, lambda m, c: 1),
+        "a middleware is asyn",
     ),
 ]
 

@@ -13,7 +13,6 @@ from oncely.core.record import State
 from oncely.metrics import Metrics
 from oncely.stores.memory_store import MemoryStore
 from oncely.transports.store_transport import StoreTransport
-from oncely.transports.transport import Transport
 
 
 def test_sent_when_the_broker_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,10 +23,17 @@ def test_sent_when_the_broker_is_back(tmp_path: Path, monkeypatch: pytest.Monkey
     transport = open_transport(f"sqlite:///{tmp_path}/queue.db")
     transport.publish("orders", [Message("order-17")])
     transport.subscribe("mails", [])
-    failures = _away_for(transport, 3, monkeypatch)
+    failures, publish = [TransportError("the broker is away")] * 3, transport.publish
+
+    def fail_first(queue: str, messages: Sequence[Message], *, create: bool = True) -> None:
+        if failures:
+            raise failures.pop()
+        publish(queue, messages, create=create)
+
+    monkeypatch.setattr(transport, "publish", fail_first)
     consumer = Consumer(transport, "orders").idempotent(ledger, "shop")
     report = consumer.consume(lambda order: order.send("mails", "we have it"), drain=True)
-    assert failures == [0]
+    assert failures == []
     assert (report.handled, report.deferred_sent) == (1, 1)
     assert [each.message.body for each in transport.receive("mails", 10, 0)] == [b"we have it"]
     assert ledger.counts() == {("shop", State.COMPLETED): 1}
@@ -53,17 +59,3 @@ def test_what_is_sent_is_counted(tmp_path: Path) -> None:
         Consumer(transport, "orders").idempotent(ledger, "shop").consume(handle, drain=True)
     for what in ("sent", "refused"):
         assert registry.get_sample_value(f"oncely_deferred_{what}_total", {"consumer": "shop"}) == 1
-
-
-def _away_for(transport: Transport, times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let so many publishings fail; how many of them are left."""
-    left, publish = [times], transport.publish
-
-    def fail_first(queue: str, messages: Sequence[Message], *, create: bool = True) -> None:
-        if left[0]:
-            left[0] -= 1
-            raise TransportError("the broker is away")
-        publish(queue, messages, create=create)
-
-    monkeypatch.setattr(transport, "publish", fail_first)
-    return left

@@ -54,13 +54,6 @@ def test_malformed(text: str, said: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["", "exchange:shop", "events:", "é" * 128])
-def test_checked(text: str) -> None:
-    """Who sends is told the same, as what is wrong with the message."""
-    with pytest.raises(MessageError, match=r"^destination: .*; write "):
-        check_destination(text)
-
-
 def test_too_long_to_wait() -> None:
     """An exchange and a key may be too long together for the ledger, and not for a broker."""
     text = f"exchange:{'x' * 123}/{'y' * 123}"

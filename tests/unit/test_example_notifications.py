@@ -6,7 +6,6 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,57 +152,6 @@ def test_duplicates_are_of_three_kinds(messages: Path, notify: Any) -> None:
     assert COUNT // 30 - 5 <= moved <= COUNT // 30
 
 
-def test_some_come_late_and_out_of_order(messages: Path, notify: Any) -> None:
-    """Deliveries follow neither the order of creation nor, strictly, that of arrival."""
-    lines = [line for _, line in sorted(_deliveries(messages), key=lambda row: row[0])]
-    good = [json.loads(line) for line in lines if _fate(line, notify)[0]]
-    for name in ("created_at", "delivered_at"):
-        times = [fields[name] for fields in good]
-        assert times != sorted(times)
-    assert all(fields["created_at"] < fields["delivered_at"] for fields in good)
-
-
-@pytest.mark.parametrize("count", [1, 2, 19, 110])
-def test_small_streams_have_the_size_asked_for(tmp_path: Path, count: int) -> None:
-    """Shares are rounded so that the whole is what was asked for."""
-    _generate(tmp_path / "messages", count=count)
-    expected = _expected(tmp_path / "messages")
-    parts = expected["unique"] + expected["duplicates"] + sum(expected["broken"].values())
-    assert expected["deliveries"] == parts == len(_deliveries(tmp_path / "messages")) == count
-
-
-def test_an_interrupted_generation_leaves_the_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing half done is ever seen, and nothing is left lying about."""
-    out = tmp_path / "messages"
-    _generate(out, count=100)
-    before = _bytes(out), _expected(out)
-
-    def interrupted(stream: Any, folder: Path) -> None:
-        folder.mkdir()
-        (folder / "notifications-00.jsonl").write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(generate, "_write_files", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        _generate(out, seed=8, count=100)
-    assert (_bytes(out), _expected(out)) == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "messages",
-        "messages.expected.json",
-    ]
-
-
-def test_a_new_stream_replaces_the_former(tmp_path: Path) -> None:
-    """Also where a killed generation left its temporary folder behind."""
-    _generate(tmp_path / "messages", count=100)
-    (tmp_path / ".messages.partial" / "messages").mkdir(parents=True)
-    _generate(tmp_path / "messages", count=200)
-    assert _expected(tmp_path / "messages")["deliveries"] == 200
-    assert len(_deliveries(tmp_path / "messages")) == 200
-
-
 def test_foreign_files_are_never_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,50 +201,24 @@ def test_the_handler_rejects_what_no_try_can_help(notify: Any, provider: Any) ->
     assert not provider.log_path().exists()
 
 
-def test_the_log_takes_many_writers(provider: Any) -> None:
-    """Every effect is a whole line, also when the folder is made by several at once."""
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda n: _send(provider, f"m-{n}"), range(400)))
-    lines = provider.log_path().read_bytes().splitlines()
-    assert {json.loads(line)["message_id"] for line in lines} == {f"m-{n}" for n in range(400)}
-
-
-def test_audit_passes_a_faultless_run(
-    messages: Path, provider: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The last line says the maximum, and the exit code that all is well."""
+def test_audit(messages: Path, provider: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A faultless run passes; one message never sent, or sent twice among thousands, is found."""
     _send_all(messages, provider)
     assert _judge(messages, provider) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["effects", str(_expected(messages)["unique"])]
     assert lines[-1] == "effects per message: max 1"
-
-
-def test_audit_finds_a_doubled_effect(
-    messages: Path, provider: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One message sent twice among thousands."""
-    _send_all(messages, provider)
-    log = provider.log_path().read_bytes()
-    _send(provider, json.loads(log.splitlines()[0])["message_id"])
-    assert _judge(messages, provider) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-2:] == [
-        "wrong: messages sent more than once: 1",
-        "effects per message: max 2",
-    ]
-
-
-def test_audit_finds_a_missing_effect(
-    messages: Path, provider: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One good message never sent, unless the run is not over yet."""
-    _send_all(messages, provider)
-    lines = provider.log_path().read_bytes().splitlines(keepends=True)
-    provider.log_path().write_bytes(b"".join(lines[1:]))
+    sent = provider.log_path().read_bytes().splitlines(keepends=True)
+    provider.log_path().write_bytes(b"".join(sent[1:]))
     assert _judge(messages, provider) == 1
     assert "wrong: good messages never sent: 1" in capsys.readouterr().out
     assert _judge(messages, provider, "--allow-missing") == 0
+    provider.log_path().write_bytes(b"".join([*sent, sent[0]]))
+    assert _judge(messages, provider) == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "wrong: messages sent more than once: 1",
+        "effects per message: max 2",
+    ]
 
 
 def test_audit_finds_what_should_not_be_there(
@@ -321,17 +243,6 @@ def test_audit_without_log_or_messages(
     _send(provider, "m-1")
     assert _judge(tmp_path / "nothing", provider) == 0
     assert "not known" in capsys.readouterr().out
-
-
-def test_audit_does_not_trust_the_counts_alone(
-    provider: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A folder that lost a file does not fit the counts beside it."""
-    messages = tmp_path / "messages"
-    _generate(messages, count=80)
-    (messages / "notifications-00.jsonl").unlink()
-    assert _judge(messages, provider, "--allow-missing") == 1
-    assert "wrong: good messages expected: 72, in the folder:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["generate", "provider", "audit"])

@@ -11,9 +11,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "sms"
 
 
 def test_one_sms(tmp_path: Path) -> None:
-    """Without a ledger each of four messages leaves twice, with it once, and the event that was
-    deferred is there; so in every run, as the README shows it and as the gateway has counted.
-    """
+    """Without a ledger each of four messages leaves twice, with it once, as the README shows."""
     program = Path(shutil.copy(EXAMPLE / "sms.py", tmp_path))
     for _ in range(2):
         done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)

@@ -1,35 +1,10 @@
 """What the sources keep to, where no tool looks."""
 
-import ast
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
-
-
-def parsed(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
-    """Every source file below, read."""
-    for file in sorted(folder.rglob("*.py")):
-        yield file, ast.parse(file.read_text(encoding="utf-8"))
-
-
-def imported(module: ast.Module) -> Iterator[str]:
-    """The packages that a module imports, wherever it does."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield (node.module or "").split(".")[0]
-
-
-def test_core_needs_no_package() -> None:
-    """The core imports itself and the standard library, and nothing else."""
-    own = {"oncely", *sys.stdlib_module_names}
-    for file, module in parsed(SOURCES / "oncely" / "core"):
-        assert set(imported(module)) <= own, file.name
 
 
 def test_decisions_are_in_their_index() -> None:

@@ -1,16 +1,14 @@
 """What Prometheus gets to see, and that it never stands in a message's way."""
 
-import logging
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.logs import events_in
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
-from oncely.core.commands import ClaimOutcome, Duplicate, Fail, Waiting
+from oncely.core.commands import Duplicate, Fail, Waiting
 from oncely.core.errors import ConfigError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -18,7 +16,7 @@ from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, queue_named, retries_of
 from oncely.engine.request import Write
 from oncely.ledger import Ledger
-from oncely.metrics import _NAMES, Metrics
+from oncely.metrics import Metrics
 from oncely.outbox import Relay
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
@@ -73,11 +71,6 @@ def test_what_waits_is_no_error(watched: Ledger, value: Value) -> None:
     assert isinstance(watched.claim(KEYS[0]), Waiting)
     assert value("oncely_claims_total", consumer="billing", outcome="waiting") == 1
     assert value("idempotency_check_errors_total", provider="billing") is None
-
-
-def test_each_answer_has_a_name() -> None:
-    """Whatever a claim may be answered is told by its name, and not as an error."""
-    assert _NAMES.keys() == {*get_args(ClaimOutcome)}
 
 
 def test_one_for_each_registry(metrics: Metrics, registry: CollectorRegistry) -> None:
@@ -206,22 +199,6 @@ def test_no_deferred_messages(
     assert not shown & {"oncely_deferred_waiting", "oncely_deferred_lag_seconds", "oncely_waiting"}
 
 
-def test_metrics_never_break_a_relay(
-    ledger: Ledger, metrics: Metrics, key: Key, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When counting fails, the relay goes on as if it had not."""
-
-    def broken(*_: object) -> None:
-        raise ValueError("no")
-
-    monkeypatch.setattr("oncely.metrics.Counted", broken)
-    deferred = WaitingMessage("1", "out", Message("1"), key)
-    ledger.handled(granted(ledger.claim(key)), deferred=[deferred])
-    transport = StoreTransport(MemoryStore())
-    relay = Relay(ledger, transport, metrics=metrics, create_queues=True)
-    assert relay.send_waiting().sent == 1
-
-
 def test_metrics_never_break_a_call(
     watched: Ledger, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,48 +210,6 @@ def test_metrics_never_break_a_call(
     monkeypatch.setattr("oncely.metrics.Counted", broken)
     watched.complete(granted(watched.claim(KEYS[0])))
     assert isinstance(watched.claim(KEYS[0]), Duplicate)
-
-
-def test_scrapes_outlive_the_store(
-    registry: CollectorRegistry, metrics: Metrics, meddling: MeddlingStore, value: Value
-) -> None:
-    """When the store is away, the other metrics are shown all the same."""
-
-    class Away(Ledger):
-        def now(self) -> float:
-            raise StoreUnavailable("away")
-
-    metrics.watch(Away(meddling))
-    Ledger(meddling, metrics).claim(KEYS[0])
-    assert value("oncely_claims_total", consumer="billing", outcome="granted") == 1
-
-
-def test_scrapes_log_an_outage_once(
-    registry: CollectorRegistry,
-    metrics: Metrics,
-    watched: Ledger,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """However many scrapes meet a ledger that is away: one line when that begins, without a
-    traceback, and one when the ledger can be read again; and the same at the next outage.
-    """
-
-    def away() -> float:
-        raise StoreUnavailable("the database is away")
-
-    caplog.set_level(logging.INFO, "oncely")
-    metrics.watch(watched)
-    for _ in range(2):
-        with monkeypatch.context() as patch:
-            patch.setattr(watched, "now", away)
-            for _ in range(3):
-                list(registry.collect())
-        for _ in range(3):
-            list(registry.collect())
-    assert events_in(caplog) == ["gauges_failed", "gauges_recovered"] * 2
-    assert vars(caplog.records[0])["error"] == "StoreUnavailable: the database is away"
-    assert not any(line.exc_info for line in caplog.records)
 
 
 def test_scrapes_log_a_mistake_with_its_place(
@@ -307,13 +242,3 @@ def test_how_messages_end(watched: Ledger, metrics: Metrics, value: Value) -> No
     watched.fail(granted(watched.claim(KEYS[2])), "no", final=True)
     assert value("oncely_failed_total", consumer="billing") == 2
     assert value("oncely_exhausted_total", consumer="billing") == 1
-
-
-def test_deferred_messages_alone(
-    watched: Ledger, metrics: Metrics, registry: CollectorRegistry
-) -> None:
-    """Where the records are not wanted the table is not read."""
-    metrics.watch(watched, records=False)
-    shown = {metric.name for metric in registry.collect()}
-    assert "oncely_deferred_lag_seconds" in shown
-    assert "oncely_records" not in shown

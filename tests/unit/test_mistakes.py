@@ -239,10 +239,7 @@ def _ungenerated_async(*_: Any) -> AsyncIterator[str]:
     return _generate_async(Message("1"))
 
 
-unfinished = pytest.mark.parametrize("function", [_unawaited, _ungenerated, _ungenerated_async])
-
-
-@unfinished
+@pytest.mark.parametrize("function", [_unawaited, _ungenerated, _ungenerated_async])
 @pytest.mark.filterwarnings("error")
 def test_unfinished_work(ledger: Ledger, guard: Decorate, function: Any) -> None:
     """What has only been begun is never taken for done: it is a failure, and recorded as one."""
@@ -251,26 +248,6 @@ def test_unfinished_work(ledger: Ledger, guard: Decorate, function: Any) -> None
     record = ledger.find(Key("billing", "1"))
     assert record is not None
     assert record.state is State.FAILED
-
-
-@unfinished
-def test_unfinished_work_in_a_transaction(engine: Engine, function: Any) -> None:
-    """The same in a transaction of its own, which is undone."""
-    with closing(open_ledger(engine)) as ledger:
-        guard: Any = once(ledger, consumer="billing", key=lambda *_: "1", transaction=engine)
-        with pytest.raises(ConfigError, match="whose work is not done"):
-            guard(function)()
-        record = ledger.find(Key("billing", "1"))
-        assert record is not None
-        assert record.state is State.FAILED
-
-
-@unfinished
-def test_unfinished_work_behind_a_barrier(ledger: Ledger, function: Any) -> None:
-    """The same behind a barrier, which leaves nothing behind."""
-    with message_context("1", "orders"), pytest.raises(ConfigError, match="whose work is not done"):
-        idempotent_consumer(ledger)(function)()
-    assert ledger.counts() == {}
 
 
 def test_begun_task_is_stopped(guard: Decorate) -> None:
@@ -400,13 +377,6 @@ UNUSABLE = {
 unusable = pytest.mark.parametrize(
     ("what", "message"), UNUSABLE.items(), ids=[what.replace(" ", "_") for what in UNUSABLE]
 )
-
-
-@unusable
-def test_unusable_messages(what: str, message: Message) -> None:
-    """A message with a field that no broker takes is refused, and the field named."""
-    with pytest.raises(MessageError, match=what):
-        check_message(message)
 
 
 def test_usable_messages() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncely.core.durations import lease_seconds, seconds
+from oncely.core.durations import seconds
 from oncely.core.errors import ConfigError
 from oncely.core.policy import POLICY_FIELDS, Policy, at_least_once, at_most_once, effectively_once
 
@@ -53,12 +53,6 @@ def test_negative_durations(retention: timedelta | float) -> None:
     """A span of time is never negative."""
     with pytest.raises(ConfigError, match=r"retention: .* negative"):
         Policy(retention=retention)
-
-
-def test_lease_none() -> None:
-    """The lease "none" never runs out."""
-    assert lease_seconds("none") is None
-    assert Policy(lease="none").lease_s is None
 
 
 @pytest.mark.parametrize(
@@ -139,12 +133,6 @@ def test_bad_fields(name: str, value: Any) -> None:
         Policy(**{name: value})
 
 
-def test_probe() -> None:
-    """A function may be the policy for what is in doubt."""
-    policy = Policy(on_in_doubt=lambda message: "happened")
-    assert callable(policy.on_in_doubt)
-
-
 def test_policies_do_not_change() -> None:
     """A policy is made once: it can be shared, also as a default argument."""
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -166,15 +154,3 @@ def test_presets_take_changes(preset: Any) -> None:
     assert preset(lease="2m", tries=3) == dataclasses.replace(preset(), lease="2m", tries=3)
     with pytest.raises(ConfigError, match="tries"):
         preset(tries=0)
-
-
-def test_whether_retries_are_set() -> None:
-    """They are where somebody has set tries or backoff, whatever the values, and failures are tried
-    again.
-    """
-    assert not Policy().sets_retries
-    assert not Policy(lease="1m").sets_retries
-    assert not at_most_once(tries=3).sets_retries
-    for policy in (Policy(tries=5), Policy(tries=None), Policy(backoff=["30s", "2m", "5m"])):
-        assert policy.sets_retries
-        assert dataclasses.replace(policy, lease="1m").sets_retries

@@ -1,4 +1,4 @@
-"""Properties of AMQP, whatever a client has written; how many messages the broker may send."""
+"""Properties of AMQP, whatever a client has written."""
 
 from datetime import UTC, datetime
 
@@ -9,9 +9,7 @@ from tests.amqp import Raw, field, long
 
 from oncely.core.errors import MessageError
 from oncely.core.message import Message
-from oncely.transports.rabbitmq.allowance import Allowance
 from oncely.transports.rabbitmq.messages import Arrived, arrived, content_of
-from oncely.transports.rabbitmq.url_options import RabbitSettings
 
 
 def _arrived(properties: pika.BasicProperties) -> Arrived:
@@ -87,50 +85,3 @@ def test_long_name() -> None:
     """A name of a header that is too long for AMQP is told."""
     with pytest.raises(MessageError, match="longer than the 255 bytes"):
         content_of(Message("1", headers={"n" * 256: ""}))
-
-
-# ---- Allowances --------------------------------------------------------------------------------
-
-
-def test_grows_with_small_messages() -> None:
-    """In steps, never above the prefetch with what the step before may have left."""
-    allowance = Allowance(RabbitSettings(2_000))
-    shares = [allowance.share]
-    for _ in range(100):
-        allowance.see(1_000)
-    while allowance.grow(allowance.share, is_stuck=False):
-        shares.append(allowance.share)
-    assert shares == [64, 448, 1_552]
-
-
-def test_large_messages() -> None:
-    """Messages of the largest size fit from the start; larger ones, one by one."""
-    allowance = Allowance(RabbitSettings(2_000))
-    for _ in range(100):
-        assert not allowance.see(1_000_000)
-    assert not allowance.grow(allowance.share, is_stuck=True)
-    for _ in range(200):
-        is_too_much = allowance.see(100_000_000)
-    assert is_too_much
-    allowance.shrink()
-    assert allowance.share == 1
-
-
-def test_grows_while_nothing_is_settled() -> None:
-    """Up to the prefetch, with what is held."""
-    allowance = Allowance(RabbitSettings(2_000))
-    for _ in range(100):
-        allowance.see(1_000)
-    held = allowance.share
-    while allowance.grow(held, is_stuck=True):
-        held += allowance.share
-    assert held == 2_000
-
-
-@pytest.mark.parametrize("prefetch", [1, 2])
-def test_few(prefetch: int) -> None:
-    """The prefetch holds from the start."""
-    allowance = Allowance(RabbitSettings(prefetch))
-    assert allowance.share == prefetch
-    allowance.see(1)
-    assert not allowance.grow(allowance.share, is_stuck=True)

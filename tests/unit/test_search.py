@@ -18,7 +18,7 @@ from oncely.core.errors import ConfigError
 from oncely.metrics import Metrics
 from oncely.ops import known
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.sql import SqlStore, windows
+from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
 from oncely.stores.store import Look, Query, Store
 from oncely.testing import ManualClock
@@ -55,9 +55,7 @@ def ids(found: ops.Searched) -> list[str]:
 
 
 def test_a_search_ends_in_time(store: Store, bounded: BoundedStore) -> None:
-    """What is rare is looked for as long as patience lasts, in windows of a bounded size; the
-    next search goes on there, and finds what the first one did not.
-    """
+    """A search ends with its patience, in bounded windows; the next one goes on there."""
     complete(store, *(Key("billing", f"{n:05}") for n in range(MANY)))
     complete(store, Key("rare", "04500"))
     with closing(Ledger(bounded)) as ledger:
@@ -81,9 +79,7 @@ def test_a_patient_search_ends_with_the_ledger(store: Store, bounded: BoundedSto
 
 
 def test_a_search_ends_at_the_limit(store: Store, bounded: BoundedStore) -> None:
-    """Page after page, each with as many as were asked for, has every record once, by id; the
-    records of one id are on one page.
-    """
+    """Page after page has every record once, by id; those of one id are on one page."""
     complete(store, *(Key(name, f"{n:02}") for n in range(20) for name in ("a", "b")))
     pages = [ops.search(Ledger(bounded), ops.Selection(), 3)]
     while (end := pages[-1].end) is not None:
@@ -95,9 +91,7 @@ def test_a_search_ends_at_the_limit(store: Store, bounded: BoundedStore) -> None
 
 
 def test_what_is_not_completed_is_found_at_once(store: Store, bounded: BoundedStore) -> None:
-    """On a store with an index of what is not completed, one window finds it however rare it is; on
-    others it takes more windows.
-    """
+    """With an index one window finds what is not completed; other stores need more windows."""
     complete(store, *(Key("billing", f"{n:05}") for n in range(MANY)))
     ledger = Ledger(bounded)
     ledger.fail(granted(ledger.claim(Key("billing", "99999"))), "no")
@@ -108,24 +102,6 @@ def test_what_is_not_completed_is_found_at_once(store: Store, bounded: BoundedSt
     else:
         assert found.end is not None
         assert ids(ops.search(ledger, failed, within_s=math.inf)) == ["99999"]
-
-
-def test_many_that_are_not_completed(
-    open_sqlite: Callable[..., SqlStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where more are not completed than are looked at at once, windows go by the ids as well, and
-    give the same.
-    """
-    monkeypatch.setattr(windows, "FEW", 10)
-    store = open_sqlite()
-    store.migrate()
-    ledger = Ledger(store)
-    keys = [Key("billing", f"{n:02}") for n in range(20)]
-    ledger.fail_many([granted(each) for each in ledger.claim_many(keys)], ["no"] * 20)
-    assert store.window(Look([Query(state=State.FAILED)], size=5)).keys == keys[:5]
-    assert ids(ops.search(ledger, ops.Selection(states=["failed"]))) == [
-        key.message_id for key in keys
-    ]
 
 
 def test_the_exact_id_comes_first(store: Store, bounded: BoundedStore) -> None:
@@ -189,9 +165,13 @@ class Measured:
     """A store in SQLite with so many records, which counts how much work SQLite does."""
 
     def __init__(self, file: Path, rows: int) -> None:
-        self._steps = 0
+        self._steps: list[None] = []
         engine = sqlite_engine(file)
-        event.listen(engine, "connect", self._watch)
+
+        @event.listens_for(engine, "connect")
+        def watch(connection: sqlite3.Connection, _: object) -> None:
+            connection.set_progress_handler(lambda: self._steps.append(None), 100)
+
         self.store = SqlStore(engine)
         self.store.migrate()
         with engine.connect() as connection:
@@ -203,16 +183,9 @@ class Measured:
     def work_for(self, look: Look) -> int:
         """How many steps of SQLite's machine a window takes, in hundreds."""
         self.store.window(look)
-        self._steps = 0
+        self._steps.clear()
         self.store.window(look)
-        return self._steps
-
-    def _watch(self, connection: sqlite3.Connection, _: object) -> None:
-        connection.set_progress_handler(self._count, 100)
-
-    def _count(self) -> int:
-        self._steps += 1
-        return 0
+        return len(self._steps)
 
 
 _FILL = (
@@ -258,9 +231,7 @@ def test_a_window_costs_the_same_in_a_larger_table(
 
 
 def test_no_scrape_reads_the_whole_ledger(store: Store, bounded: BoundedStore) -> None:
-    """Gauges, the status and the overview ask a store for nothing that takes longer the larger the
-    ledger is.
-    """
+    """Gauges, status and overview ask for nothing that takes longer in a larger ledger."""
     complete(store, Key("billing", "1"))
     ledger = Ledger(bounded)
     registry = CollectorRegistry()
@@ -274,9 +245,7 @@ def test_no_scrape_reads_the_whole_ledger(store: Store, bounded: BoundedStore) -
 def test_consumers_of_a_large_ledger(
     open_sqlite: Callable[..., SqlStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where only a sample says which consumers there are, a name that is not among them may have
-    records all the same: nothing is found, and that is not a mistake.
-    """
+    """Where consumers are only sampled, an unknown one has no records, and is not a mistake."""
     store = open_sqlite()
     store.migrate()
     complete(store, *(Key("billing", str(n)) for n in range(10)))

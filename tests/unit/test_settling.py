@@ -7,8 +7,8 @@ import pytest
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
-from oncely.core.commands import Complete, Extend, Fail, Fenced, Granted, Release, Written
-from oncely.core.errors import ContentionError, ReplyLost, StoreError, StoreUnavailable
+from oncely.core.commands import Complete, Extend, Fail, Granted, Release, Written
+from oncely.core.errors import ContentionError, StoreError, StoreUnavailable
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.engine.asking import to_claim
@@ -19,10 +19,7 @@ from oncely.stores.store import Change, Store
 
 
 class PickyStore(MeddlingStore):
-    """Refuses a whole write for one record in it that it does not like.
-
-    It may have stored others before it comes to that: nothing says that it does not.
-    """
+    """Refuses a whole write for one bad record in it; it may have stored others before that."""
 
     def __init__(self, store: Store, stores_some: bool = False) -> None:
         super().__init__(store)
@@ -34,7 +31,6 @@ class PickyStore(MeddlingStore):
         good = [record for record in records if record.fingerprint != "bad"]
         if len(good) == len(records):
             return super().insert(records, believed)
-        self.calls.append("refused")
         if self._stores_some:
             self.store.insert(good[::2])
         raise StoreError("a record is bad")
@@ -43,7 +39,6 @@ class PickyStore(MeddlingStore):
         good = [change for change in changes if change.new is None or change.new.error != "bad"]
         if len(good) == len(changes):
             return super().swap(changes)
-        self.calls.append("refused")
         if self._stores_some:
             self.store.swap(good[::2])
         raise StoreError("a record is bad")
@@ -51,19 +46,9 @@ class PickyStore(MeddlingStore):
 
 def asks(number: int, bad: Sequence[int] = ()) -> list[Request]:
     """First claims of so many messages, those at `bad` such as no PickyStore stores."""
-    return [
-        request
-        for n in range(number)
-        for request in to_claim(
-            [Key("billing", str(n))],
-            "60s",
-            Policy(),
-            ["bad" if n in bad else "good"],
-            None,
-            None,
-            None,
-        )
-    ]
+    keys = [Key("billing", str(n)) for n in range(number)]
+    marks = ["bad" if n in bad else "good" for n in range(number)]
+    return [*to_claim(keys, "60s", Policy(), marks, None, None, None)]
 
 
 def claims_of(settler: Settler, number: int) -> list[Claim]:
@@ -87,10 +72,7 @@ def settler(meddling: MeddlingStore) -> Settler:
 
 @pytest.mark.parametrize("stores_some", [False, True], ids=["none stored", "some stored"])
 def test_error_of_one_claim(meddling: MeddlingStore, rival: Ledger, stores_some: bool) -> None:
-    """A claim that cannot be stored is an error for its caller; every other is granted.
-
-    Also those that were stored with the write that failed: none meets its own claim as busy.
-    """
+    """A claim that cannot be stored is its caller's error; all others are granted, and not busy."""
     settler = Settler(PickyStore(meddling.store, stores_some))
     results = settler.settle_each(asks(7, bad=[2, 5]))
     assert kinds(results) == [
@@ -103,10 +85,7 @@ def test_error_of_one_claim(meddling: MeddlingStore, rival: Ledger, stores_some:
 
 @pytest.mark.parametrize("stores_some", [False, True], ids=["none stored", "some stored"])
 def test_error_of_one_write(meddling: MeddlingStore, rival: Ledger, stores_some: bool) -> None:
-    """Of writes under claims of any kind the bad one is an error, and every other is stored.
-
-    Also a release, which would be fenced if it were stored twice.
-    """
+    """Of writes of any kind the bad one is an error, and every other is stored, once."""
     settler = Settler(PickyStore(meddling.store, stores_some))
     claims = claims_of(settler, 5)
     commands = [
@@ -127,34 +106,6 @@ def test_error_of_one_write(meddling: MeddlingStore, rival: Ledger, stores_some:
     }
 
 
-def test_error_of_one_alone(meddling: MeddlingStore) -> None:
-    """What fails alone is not tried again."""
-    picky = PickyStore(meddling.store)
-    assert kinds(Settler(picky).settle_each(asks(1, bad=[0]))) == [StoreError]
-    assert picky.calls == ["refused"]
-
-
-def test_error_of_the_last_one_left(meddling: MeddlingStore) -> None:
-    """Where only one has no outcome the error is its own, and it is not tried again."""
-    picky = PickyStore(meddling.store)
-    claims = claims_of(Settler(picky), 1)
-    picky.calls.clear()
-    requests = [*asks(3)[1:], to_write(Fail(claims[0], "bad"))]
-    assert kinds(Settler(picky).settle_each(requests)) == [Granted, Granted, StoreError]
-    assert picky.calls.count("refused") == 1
-
-
-def test_error_of_a_rule(settler: Settler, meddling: MeddlingStore) -> None:
-    """A record that no rule can handle is an error for its caller alone."""
-    claims = claims_of(settler, 3)
-    odd: Any = ["no mapping"]
-    old = claims[1].record
-    meddling.store.swap([Change(old, old._replace(metadata=odd))])
-    claims[1] = claims[1]._replace(record=old._replace(metadata=odd))
-    results = settler.settle_each([to_write(Fail(claim, "no")) for claim in claims])
-    assert kinds(results) == [Written, TypeError, Written]
-
-
 def test_store_away(settler: Settler, meddling: MeddlingStore) -> None:
     """When the store cannot be reached all are told, each by an error of its own, and at once."""
     meddling.meddle = away
@@ -165,14 +116,6 @@ def test_store_away(settler: Settler, meddling: MeddlingStore) -> None:
     assert meddling.calls == ["insert"]
 
 
-def test_store_away_between_two_writes(settler: Settler, meddling: MeddlingStore) -> None:
-    """Claims that were stored before the store was away are granted; the others are told."""
-    claims = claims_of(settler, 1)
-    meddling.once(lambda: setattr(meddling, "meddle", away))
-    results = settler.settle_each([to_write(Complete(claims[0])), *asks(3)[1:]])
-    assert kinds(results) == [StoreUnavailable, Granted, Granted]
-
-
 def test_store_away_for_those_that_lost(
     settler: Settler, meddling: MeddlingStore, rival: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,31 +124,6 @@ def test_store_away_for_those_that_lost(
     monkeypatch.setattr(meddling, "load", away)
     results = settler.settle_each(asks(3))
     assert kinds(results) == [Granted, StoreUnavailable, Granted]
-
-
-def test_store_away_one_by_one(meddling: MeddlingStore) -> None:
-    """Where the store goes away while requests are repeated, the others are not tried."""
-    picky = PickyStore(meddling.store)
-    writes = iter(range(10))
-    picky.meddle = lambda: away() if next(writes) == 1 else None
-    results = Settler(picky).settle_each(asks(5, bad=[1]))
-    assert kinds(results) == [Granted, StoreError, *[StoreUnavailable] * 3]
-    assert picky.calls == ["refused", "insert", "refused", "insert"]
-
-
-def test_lost_reply(
-    settler: Settler, meddling: MeddlingStore, rival: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the reply to a write was lost, each that is stored is granted, and the others again."""
-
-    def store_some_and_lose(records: Sequence[Record]) -> set[Key]:
-        meddling.store.insert(records[:2])
-        raise ReplyLost("the connection broke")
-
-    monkeypatch.setattr(meddling, "insert", store_some_and_lose)
-    results = settler.settle_each(asks(3))
-    claims = [granted(result) for result in results if isinstance(result, Granted)]
-    assert kinds(rival.complete_many(claims)) == [Written] * 3
 
 
 def test_many_writes_of_one_claim(settler: Settler, rival: Ledger) -> None:
@@ -221,14 +139,6 @@ def test_contention_of_one(settler: Settler, meddling: MeddlingStore, rival: Led
     meddling.meddle = lambda: rival.extend(claims[1], "60s")
     results = settler.settle_each([to_write(Complete(claim)) for claim in claims])
     assert kinds(results) == [Written, ContentionError, Written]
-
-
-def test_old_claims(settler: Settler, rival: Ledger) -> None:
-    """An old fence is an outcome for its caller, and no error for anybody."""
-    claims = claims_of(settler, 3)
-    rival.release(claims[1])
-    results = settler.settle_each([to_write(Complete(claim)) for claim in claims])
-    assert kinds(results) == [Written, Fenced, Written]
 
 
 def test_what_has_records_is_looked_up_first(settler: Settler, meddling: MeddlingStore) -> None:
