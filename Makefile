@@ -55,22 +55,22 @@ model: .venv/.ready servers ## the model with spin: three modes hold, every muta
 
 simulate: .venv/.ready ## many workers over servers that fail on purpose, from SEEDS seeds (SEEDS=10000); then planted bugs
 	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000)
-	@ONCELY_TEST_ALL_SEEDS=1 scripts/pytest.sh -q tests/simulation/test_mutants.py
+	@ONCELY_TEST_ALL=1 scripts/pytest.sh -q tests/simulation/test_mutants.py
 
 crash: .venv/.ready servers ## kill a process N times at each named point (N=1000)
-	@ONCELY_TEST_CRASHES=$(or $(N),1000) scripts/pytest.sh tests/crash --timeout 86400
+	@ONCELY_TEST_ALL=1 ONCELY_TEST_CRASHES=$(or $(N),1000) scripts/pytest.sh tests/crash --timeout 86400
 
 chaos: .venv/.ready servers ## N messages while workers, RabbitMQ and PostgreSQL are struck (N=20000)
-	@ONCELY_TEST_CHAOS=$(or $(N),20000) scripts/pytest.sh -s tests/chaos
+	@ONCELY_TEST_ALL=1 ONCELY_TEST_CHAOS=$(or $(N),20000) scripts/pytest.sh -s tests/chaos
 
 test-spark-faults: .venv/.ready servers ## every fault on Spark with N messages in each mode, and a backfill (N=2000)
 	@ONCELY_TEST_SPARK_FAULTS=$(or $(N),2000) ONCELY_TEST_BACKFILL=20000 scripts/pytest.sh -s tests/spark_faults tests/spark/test_batches_killed.py
 
-campaign: .venv/.ready servers ## the tests of kills and of many at once, with many more
-	@ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 ONCELY_TEST_RELAYED=5000 ONCELY_TEST_STORM=2000 ONCELY_TEST_ENDED_SESSIONS=2000 ONCELY_TEST_SEEDS=500 scripts/pytest.sh -k "kill or claim_the_same_keys or several_relays or every_row_once or ended_sessions or every_guarantee_holds" --timeout 3600
+campaign: .venv/.ready servers .venv/spark.jsa ## all tests on every store and in every case, not only those in turn; with many more kills, keys and seeds
+	@ONCELY_TEST_ALL=1 ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 ONCELY_TEST_RELAYED=5000 ONCELY_TEST_STORM=2000 ONCELY_TEST_ENDED_SESSIONS=2000 ONCELY_TEST_SEEDS=500 scripts/pytest.sh -n 5 --dist loadscope --no-loadscope-reorder --timeout 3600
 
 queue-kills: .venv/.ready servers ## kill 20 workers at a queue in PostgreSQL, over N messages (N=20000)
-	@ONCELY_TEST_QUEUE_KILLS=$(or $(N),20000) scripts/pytest.sh tests/integration/test_queue_kills.py
+	@ONCELY_TEST_ALL=1 ONCELY_TEST_QUEUE_KILLS=$(or $(N),20000) scripts/pytest.sh tests/integration/test_queue_kills.py
 
 relay-kills: .venv/.ready servers ## N random commits, rollbacks and kills of producers and relays (N=100000)
 	@ONCELY_TEST_RELAY_KILLS=$(or $(N),100000) scripts/pytest.sh -s tests/integration/test_relay_kills.py

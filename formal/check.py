@@ -153,7 +153,7 @@ def main() -> int:
         return 2
     try:
         _check_names()
-        results = _run_all(_cases(arguments.faults, arguments.workers, is_small=arguments.small))
+        results = _run_all(_cases(arguments))
     except CheckError as error:
         _say(str(error))
         return 1
@@ -168,8 +168,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--small",
         action="store_true",
-        help="modes with one fault less, and each mutant in one of its modes",
+        help="modes with two faults less, and each mutant in one of its modes",
     )
+    parser.add_argument("--mutants", nargs="+", metavar="NAME", help="only these, not all")
     return parser.parse_args()
 
 
@@ -181,11 +182,12 @@ def _check_names() -> None:
         raise CheckError(f"in the model or in the list, not in both: {sorted(written ^ listed)}")
 
 
-def _cases(faults: int, workers: int, *, is_small: bool) -> list[Case]:
+def _cases(arguments: argparse.Namespace) -> list[Case]:
     """The longest first, so that no core waits for the last."""
+    workers, is_small = arguments.workers, arguments.small
     # With fewer a mutant would survive, however small the rest is.
-    fewer = max(faults - 1, 1)
-    held = fewer if is_small else faults
+    fewer = max(arguments.faults - 1, 1)
+    held = max(arguments.faults - 2, 1) if is_small else arguments.faults
     modes = [Case(mode, BROKEN, held, workers) for mode in reversed(ALL)]
     # Looking for cycles visits every state twice.
     modes += [Case(mode, ENDLESS, max(held - 1, 1), workers) for mode in reversed(ALL)]
@@ -193,6 +195,7 @@ def _cases(faults: int, workers: int, *, is_small: bool) -> list[Case]:
         Case(mode, search, fewer, workers, bug)
         for search, bugs in ((BROKEN, MUTANTS), (ENDLESS, ENDLESS_MUTANTS))
         for bug, where in bugs.items()
+        if arguments.mutants is None or bug in arguments.mutants
         for mode in (where[-1:] if is_small else where)
     ]
     return modes + mutants

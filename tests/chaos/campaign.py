@@ -28,7 +28,8 @@ from tests.chaos.check import (
     rows_of,
 )
 from tests.chaos.worker import Task
-from tests.chaos.workers import COUNT, DEADLINE_S, Workers
+from tests.chaos.workers import COUNT, Workers
+from tests.conditions import LIMIT_S, wait_until
 from tests.servers import Postgresql, Rabbitmq, Server
 
 from oncely.core.errors import TransportError
@@ -43,7 +44,6 @@ _COPIES = 0.2
 """Which part of all messages is published for the second time."""
 _MESSAGES_PER_STRIKE = 200
 """In a long campaign; in a short one each kind of strike comes once."""
-_POLL_S = 0.02
 _ALARM_S = 3.0
 """For longer than a lease."""
 _EFFECTS = "CREATE TABLE effects (message_id text, fence bigint, pid bigint)"
@@ -181,16 +181,12 @@ class Campaign:
         return self._effects() >= effects
 
     def _await_the_end(self) -> None:
-        """However long it takes, as long as they get on."""
-        done, deadline = self._done(), time.monotonic() + DEADLINE_S
-        _tell(f"all is published, at {done} effects")
-        while not self._workers.are_done():
-            if self._done() != done:
-                done, deadline = self._done(), time.monotonic() + DEADLINE_S
-            assert time.monotonic() < deadline, (
-                f"they do not end, at {done} effects:\n{self._workers.last_words()}"
-            )
-            time.sleep(_POLL_S)
+        _tell(f"all is published, at {self._done()} effects")
+        wait_until(
+            self._workers.are_done,
+            lambda: f"they do not end, at {self._done()} effects:\n{self._workers.last_words()}",
+            limit_s=LIMIT_S + len(self._ids) / 10,
+        )
 
     def _done(self) -> list[int]:
         """How many effects there are in each mode."""
@@ -202,13 +198,13 @@ class Campaign:
         return len(lines_of(REPEATED, self._folder))
 
     def _wait_until(self, condition: Callable[[], bool], published: "Future[None]") -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
+        def holds() -> bool:
             self._workers.check()
             if published.done():
                 published.result()
-            assert time.monotonic() < deadline, f"they stand still:\n{self._workers.last_words()}"
-            time.sleep(_POLL_S)
+            return condition()
+
+        wait_until(holds, lambda: f"they stand still:\n{self._workers.last_words()}")
 
     def _execute(self, statement: str) -> None:
         with psycopg.connect(self._servers.postgresql.url) as connection:
@@ -235,26 +231,29 @@ def _alarm(rabbitmq: Rabbitmq) -> None:
 
 def _send_the_rest(ledger: Ledger, transport: Transport) -> int:
     """Send what the killed have left, also what they hold for a while; return how many it was."""
-    sent, deadline = 0, time.monotonic() + DEADLINE_S
+    sent = 0
     relay = Relay(ledger, transport)
-    while ledger.mailbox.free_in_s(OUTBOX) is not None:
-        assert time.monotonic() < deadline, "what waits to be sent is held for ever"
+
+    def none_waits() -> bool:
+        nonlocal sent
         sent += relay.send_waiting().sent
-        time.sleep(_POLL_S)
+        return ledger.mailbox.free_in_s(OUTBOX) is None
+
+    wait_until(none_waits, "what waits to be sent is held for ever")
     return sent
 
 
 def _publish(transport: Transport, queues: Sequence[str], ids: Sequence[str]) -> None:
     """Until the broker has all: what it is asked for again it may have twice."""
-    deadline = time.monotonic() + DEADLINE_S
     for queue in queues:
         keys = [key_of(message_id) if queue == ORDERED else None for message_id in ids]
         messages = [Message(id_, id_.encode(), key=key) for id_, key in zip(ids, keys, strict=True)]
-        while True:
-            try:
-                transport.publish(queue, messages)
-                break
-            except TransportError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_POLL_S)
+        wait_until(partial(_is_published, transport, queue, messages), "the broker stays away")
+
+
+def _is_published(transport: Transport, queue: str, messages: Sequence[Message]) -> bool:
+    try:
+        transport.publish(queue, messages)
+    except TransportError:
+        return False
+    return True

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.campaign import Campaign, Servers
 from tests.servers import Postgresql, Rabbitmq
+from tests.turns import in_turn
 
 MESSAGES = int(os.environ.get("ONCELY_TEST_CHAOS", "400"))
 """Copies included."""
@@ -29,20 +30,19 @@ def _run(folder: Path, servers: Servers) -> None:
 
 
 @pytest.mark.timeout(_TIMEOUT_S)
-def test_chaos_at_a_file(private_postgresql: Postgresql, tmp_path: Path) -> None:
-    """None lost, transactional effects exactly once, others never twice unless in doubt: with a
-    queue in a file and the ledger in PostgreSQL.
-    """
-    url = f"sqlite:///{tmp_path / 'queue.db'}?visibility=3s"
-    _run(tmp_path, Servers(url, private_postgresql))
-
-
-@pytest.mark.timeout(_TIMEOUT_S)
-def test_chaos_at_a_broker(
-    private_postgresql: Postgresql, private_rabbitmq: Rabbitmq, tmp_path: Path
+@pytest.mark.parametrize("queue", in_turn("chaos", ("a file", "RabbitMQ")))
+def test_chaos(
+    queue: str, private_postgresql: Postgresql, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The same with RabbitMQ, which is struck too."""
-    _run(tmp_path, Servers(private_rabbitmq.url, private_postgresql, private_rabbitmq))
+    """None lost, transactional effects exactly once, others never twice unless in doubt: the ledger
+    is in PostgreSQL, the queue in a file, or in RabbitMQ, which is struck too.
+    """
+    if queue == "a file":
+        url = f"sqlite:///{tmp_path / 'queue.db'}?visibility=3s"
+        _run(tmp_path, Servers(url, private_postgresql))
+    else:
+        rabbitmq: Rabbitmq = request.getfixturevalue("private_rabbitmq")
+        _run(tmp_path, Servers(rabbitmq.url, private_postgresql, rabbitmq))
 
 
 def test_checker_stands_alone() -> None:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.chaos.worker import LEASE_S, Task
+from tests.conditions import LIMIT_S
 
 COUNT = 3
-DEADLINE_S = 120.0
-"""For whatever is waited for: it takes seconds."""
 _ROOT = Path(__file__).parents[2]
 _FROZEN_S = 1.5 * LEASE_S
 _LOG_TAIL = 4000
@@ -104,7 +103,7 @@ class Workers:
 
     def _wait_for(self, process: "subprocess.Popen[bytes]") -> None:
         try:
-            code = process.wait(DEADLINE_S)
+            code = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"a worker does not end:\n{self.last_words()}") from None
         assert code == 0, f"a worker has ended by itself:\n{self.last_words()}"

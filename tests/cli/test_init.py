@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +13,9 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from tests.conditions import wait_until
+from tests.conditions import LIMIT_S, wait_until
 from tests.servers import free_port
+from tests.turns import in_turn
 
 from oncely.cli.starters import STARTERS, STORES
 
@@ -75,12 +76,11 @@ class Written:
                 self.script(lines), env=surroundings(), stdout=out, stderr=subprocess.STDOUT
             )
         try:
-            wait_until(lambda: self.answers() or server.poll() is not None, pause_s=0.05)
-            assert server.poll() is None, log.read_text()
+            wait_until(self.answers, log.read_text, programs=[server])
             yield log
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(LIMIT_S)
 
     def answers(self) -> bool:
         """Whether somebody listens."""
@@ -105,15 +105,17 @@ Write = Callable[..., Written]
 def write(tmp_path: Path, command: "Command", request: pytest.FixtureRequest) -> Write:
     """Let a first program be written; its stores are the servers of the tests."""
 
-    def write(delivery: str, store: str, **servers: str) -> Written:
+    def write(delivery: str, store: str) -> Written:
         code, out, err = command(
             "init", f"{tmp_path}/new", "--delivery", delivery, "--store", store
         )
         assert (code, err) == (0, "")
-        urls = (
-            {STORES[store].url: request.getfixturevalue(SERVERS[store])} if store in SERVERS else {}
-        )
-        return Written(tmp_path / "new", out, {**urls, **servers})
+        urls = {}
+        if store in SERVERS:
+            urls[STORES[store].url] = request.getfixturevalue(SERVERS[store])
+        if delivery == "rabbitmq":
+            urls["amqp://guest:guest@localhost/"] = request.getfixturevalue("rabbitmq_url")
+        return Written(tmp_path / "new", out, urls)
 
     return write
 
@@ -121,10 +123,8 @@ def write(tmp_path: Path, command: "Command", request: pytest.FixtureRequest) ->
 # ---- What is written, runs ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_function(write: Write, store: str) -> None:
+def check_function(written: Written) -> None:
     """The second call charges nothing, and returns the receipt."""
-    written = write("function", store)
     out = written.typed(written.commands)
     assert out.count("charging order-17") == 1
     assert out.count("call: receipt for order-17") + out.count("call:  receipt for order-17") == 2
@@ -132,21 +132,8 @@ def test_function(write: Write, store: str) -> None:
     assert "charging" not in written.typed(written.commands[:-1])
 
 
-@pytest.mark.parametrize("store", ["sqlite", "mysql"])
-def test_queue(write: Write, store: str) -> None:
+def check_queue(written: Written) -> None:
     """The message that is published twice is handled once."""
-    check_consumed(write("queue", store))
-
-
-def test_rabbitmq(write: Write, rabbitmq_url: str) -> None:
-    """The same with a broker."""
-    check_consumed(
-        write("rabbitmq", "postgresql", **{"amqp://guest:guest@localhost/": rabbitmq_url})
-    )
-
-
-def check_consumed(written: Written) -> None:
-    """The printed commands handle one of two."""
     out = written.typed(written.commands)
     assert out.count("charging order-17") == 1
     assert re.search(r"^received +2\nhandled +1\nduplicates +1\n", trimmed(out), re.MULTILINE)
@@ -157,10 +144,8 @@ def trimmed(out: str) -> str:
     return "\n".join(line.rstrip() for line in out.splitlines()) + "\n"
 
 
-@pytest.mark.parametrize("store", ["sqlite", "mysql"])
-def test_http(write: Write, store: str) -> None:
+def check_http(written: Written) -> None:
     """The repeated request gets the first one's answer, and charges nothing."""
-    written = write("http", store)
     with written.serving() as log:
         first, second = written.typed(written.elsewhere).split("HTTP/1.1 ")[1:]
     assert "idempotency-replayed: true" not in first
@@ -169,23 +154,39 @@ def test_http(write: Write, store: str) -> None:
     assert log.read_text().count("charging 17") == 1
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
-def test_webhook(write: Write, store: str) -> None:
+def check_webhook(written: Written) -> None:
     """The delivery that comes twice is stored once, and handled once."""
-    written = write("webhook", store)
     with written.serving():
         out = trimmed(written.typed(written.elsewhere))
     assert out.startswith("202 stored\n200 stored before\nhandling issues 72d3162e: opened\n")
     assert "received       1\nhandled        1\n" in out
 
 
-def test_spark(write: Write) -> None:
+def check_spark(written: Written) -> None:
     """The row that is there twice is handled once."""
-    written = write("spark", "sqlite")
     out = written.typed(written.commands)
     assert re.search(r"^. handled +. +2 .$", out, re.MULTILINE)
     assert re.search(r"^. duplicates in the input +. +1 .$", out, re.MULTILINE)
     assert sorted(out.splitlines()[-2:]) == ["order-17: 99", "order-18: 45"]
+
+
+CHECKS: Mapping[str, tuple[Callable[[Written], None], Sequence[str]]] = {
+    "function": (check_function, ("sqlite", "redis")),
+    "queue": (check_queue, ("sqlite", "mysql")),
+    "rabbitmq": (check_queue, ("postgresql",)),
+    "http": (check_http, ("sqlite", "mysql")),
+    "webhook": (check_webhook, ("sqlite", "postgresql")),
+    "spark": (check_spark, ("sqlite",)),
+}
+"""What the printed commands come to, and on which stores they are typed."""
+RUNS = [(delivery, store) for delivery, (_, stores) in CHECKS.items() for store in stores]
+
+
+@pytest.mark.parametrize(("delivery", "store"), in_turn("init runs", RUNS, count=3))
+def test_what_is_written_runs(write: Write, delivery: str, store: str) -> None:
+    """By the printed commands, and the duplicate is stopped."""
+    check, _ = CHECKS[delivery]
+    check(write(delivery, store))
 
 
 def test_spark_on_a_server(
@@ -202,8 +203,10 @@ def test_spark_on_a_server(
     assert f"ONCELY_LEDGER='{postgresql_url}'" in (written.folder / SETTINGS).read_text()
 
 
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("delivery", STARTERS)
+@pytest.mark.parametrize(
+    ("delivery", "store"),
+    in_turn("init", [(delivery, store) for delivery in STARTERS for store in STORES], count=3),
+)
 def test_every_combination(command: "Command", tmp_path: Path, delivery: str, store: str) -> None:
     """All that can be chosen is written: short programs, and the store's URL; or it is refused."""
     code, out, _ = command("init", str(tmp_path), "--delivery", delivery, "--store", store)

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.conditions import wait_until
 from tests.docs.shell import DEADLINE_S, Shell, commands
 from tests.servers import HOST, free_port
+from tests.turns import in_turn
 
 _HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 _PROGRAMS = Path(sys.executable).parent
@@ -54,8 +56,7 @@ def served(page: str, folder: Path, port: int) -> Iterator[None]:
             server_command(page, port), cwd=folder, stdout=log, stderr=subprocess.STDOUT
         )
     try:
-        while not answers(port):
-            assert server.poll() is None, (folder / "log").read_text()
+        wait_until(lambda: answers(port), (folder / "log").read_text, programs=[server])
         yield
     finally:
         server.terminate()
@@ -106,7 +107,7 @@ def follow(page: str, folder: Path) -> int:
     return typed
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", in_turn("pages on HTTP", PAGES))
 def test_page(name: str, tmp_path: Path) -> None:
     """Whoever follows the page sees what it shows; and the tests of the page pass."""
     assert follow((_HOW_TO / f"{name}.md").read_text(), tmp_path) >= 2

@@ -6,16 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.conditions import LIMIT_S, wait_until
 from tests.servers import HOST, free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-_DEADLINE_S = 240.0
-"""Long, for a machine that is busy: what has ended by itself is told at once."""
 
 
 class Starter:
@@ -45,18 +43,18 @@ class Starter:
         try:
             yield started
             os.killpg(started.pid, signal.SIGTERM)
-            started.wait(_DEADLINE_S)
+            started.wait(LIMIT_S)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)
-            started.wait(_DEADLINE_S)
+            started.wait(LIMIT_S)
 
     @contextmanager
     def serving(self) -> Iterator[str]:
         """While this is entered, its server runs at the URL."""
         port = free_port()
         with self.running(PORT=str(port)) as server:
-            until(lambda: _listens(port), server)
+            wait_until(lambda: _listens(port), "it does not listen", programs=[server])
             self.url = f"http://{HOST}:{port}"
             yield self.url
 
@@ -64,18 +62,6 @@ class Starter:
         variables = {"PYTHON": sys.executable, **variables}
         given = [f"{name}={value}" for name, value in variables.items()]
         return ["make", "--no-print-directory", "-C", str(self.folder), *words, *given]
-
-
-def until(is_so: Callable[[], object], *programs: subprocess.Popen[bytes]) -> None:
-    """Return as soon as it is so. Raises AssertionError where it never is, and as soon as one of
-    the programs ends on which that depends.
-    """
-    deadline = time.monotonic() + _DEADLINE_S
-    while not is_so():
-        for program in programs:
-            assert program.poll() is None, f"{program.args!r} has ended"
-        assert time.monotonic() < deadline, "it never came to be so"
-        time.sleep(0.05)
 
 
 def _listens(port: int) -> bool:

@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 import stripe
-from tests.examples.running import Starter, until
+from tests.conditions import wait_until
+from tests.examples.running import Starter
 
 EVENT = json.dumps({"id": "evt_17", "object": "event", "type": "payment_intent.succeeded"})
 
@@ -63,7 +64,7 @@ def test_an_event_is_handled_once(shop: Starter) -> None:
     """Stored at its first delivery, known at the second, refused without the secret."""
     assert deliver(shop, "whsec_another") == 401
     assert (deliver(shop), deliver(shop)) == (202, 200)
-    until(lambda: rows(shop, "payments"))
+    wait_until(lambda: rows(shop, "payments"))
     # What was delivered after it has been seen to: only one row was written for the first two.
     assert rows(shop, "payments") == 1
 
@@ -74,4 +75,4 @@ def test_as_the_readme_shows_it(shop: Starter) -> None:
     statuses = [line.split(" ")[1] for line in answers if line.startswith("HTTP/")]
     assert statuses == ["201", "201", "202", "200"]
     assert answers.count('{"charge":1}') == 2
-    until(lambda: rows(shop, "payments"))
+    wait_until(lambda: rows(shop, "payments"))

@@ -4,7 +4,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from tests.examples.running import EXAMPLES, Starter, until
+from tests.conditions import wait_until
+from tests.examples.running import EXAMPLES, Starter
 from tests.integration.adapting import channel_to, publish
 
 from oncely import Key, Ledger, open_ledger, open_transport
@@ -87,7 +88,7 @@ def test_faststream_on_rabbitmq(rabbitmq_url: str, tmp_path: Path) -> None:
                 channel.queue_declare("orders", durable=True)
                 for number in (17, 17, 18):
                     publish(channel, "orders", f"order-{number}", f"order {number}".encode())
-            until(lambda: duplicates(ledger, "order-17") == 1, worker)
-            until(lambda: received() == 2, worker, relay)
+            wait_until(lambda: duplicates(ledger, "order-17") == 1, programs=[worker])
+            wait_until(lambda: received() == 2, programs=[worker, relay])
     assert orders(starter) == ["order 17", "order 18"]
     assert sorted(mails) == ["we have order 17", "we have order 18"]

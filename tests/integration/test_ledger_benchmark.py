@@ -7,9 +7,12 @@ import pytest
 from tests.integration.benchmarks import measured
 from tests.server_fixtures import available
 from tests.servers import MissingProgram
+from tests.turns import in_turn
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgresql", "mariadb", "redis"])
+@pytest.mark.parametrize(
+    "store", in_turn("benchmark of the ledger", ("sqlite", "postgresql", "mariadb", "redis"))
+)
 def test_every_way_is_measured(store: str, tmp_path: Path) -> None:
     """The statements that a store sends can be recorded, and write all rows when they are sent
     again without the ledger; each way has a rate.

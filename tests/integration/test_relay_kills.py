@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 import pika
 import psycopg
 import pytest
+from tests.conditions import wait_until
 from tests.integration.producing import WORK
 from tests.integration.relaying import DESTINATION, ROOT, RelayProcess
 
@@ -23,9 +23,7 @@ TRANSACTIONS = int(os.environ.get("ONCELY_TEST_RELAY_KILLS", "300"))
 """Commits, rollbacks and kills together."""
 _KILLS = max(4, TRANSACTIONS // 500)
 _PRODUCERS = _RELAYS = 2
-_TIMEOUT_S = 300 + TRANSACTIONS // 50
-_STILL_S = 60.0
-"""For so long nothing may stand still."""
+_TIMEOUT_S = 600 + TRANSACTIONS // 50
 
 
 class Campaign:
@@ -101,15 +99,11 @@ class Campaign:
             return int(count)
 
     def _wait(self, holds: Callable[[], bool]) -> None:
-        seen, until = self._state(), time.monotonic() + _STILL_S
-        while not holds():
-            if (now := self._state()) != seen:
-                seen, until = now, time.monotonic() + _STILL_S
-            assert time.monotonic() < until, f"they stand still: {self.told()}, {seen}"
-            time.sleep(0.02)
-
-    def _state(self) -> tuple[int, int]:
-        return self.ended(), self._waiting()
+        wait_until(
+            holds,
+            lambda: f"they stand still: {self.told()}, {self.ended()}, {self._waiting()}",
+            limit_s=_TIMEOUT_S,
+        )
 
 
 @pytest.mark.timeout(_TIMEOUT_S)
