@@ -1,0 +1,43 @@
+"""Chooses by the day what a run of the tests covers, where the same test would hold on each of
+several stores, servers or cases: one of them a day, and so all of them in as many days.
+"""
+
+import os
+import time
+import zlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_TURN = "ONCELY_TEST_TURN"
+_ALL = "ONCELY_TEST_ALL"
+
+
+def fix_turn() -> int:
+    """Today's number, or the one that the environment names. Stays in the environment: the other
+    processes of a run that goes on over midnight read the same.
+    """
+    return int(os.environ.setdefault(_TURN, str(int(time.time() // 86400))))
+
+
+def is_whole_run() -> bool:
+    """Whether all choices are to be covered in this run."""
+    return bool(os.environ.get(_ALL))
+
+
+def in_turn(name: str, choices: Sequence[T], count: int = 1) -> Sequence[T]:
+    """As many of the choices as `count` says: others with the next turn, and with the same turn
+    others for another name. All of them if ONCELY_TEST_ALL is set.
+    """
+    if is_whole_run() or count >= len(choices):
+        return choices
+    first = zlib.crc32(name.encode()) + fix_turn() * count
+    return [choices[(first + place) % len(choices)] for place in range(count)]
+
+
+def report_line() -> str:
+    """For the run's header: what was chosen, and how to choose it again."""
+    if is_whole_run():
+        return f"{_ALL}: every choice, not only those of a turn"
+    return f"turn {fix_turn()}: {_TURN}={fix_turn()} repeats it, {_ALL}=1 covers every choice"
