@@ -18,46 +18,47 @@ from xdist.scheduler import LoadScopeScheduling
 # The suites of stores are not files of tests themselves.
 pytest.register_assert_rewrite("tests.conformance")
 
-_SHARING_SPARK = {
-    *("test_pipeline_modes.py", "test_pipeline_runs.py"),
-    *(
-        "test_archive.py",
-        "test_batches.py",
-        "test_fronts.py",
-        "test_rabbitmq_source.py",
-        "test_reader.py",
+_SCOPES = {
+    "spark": (
+        *("docs/how-to/spark.md", "docs/how-to/spark-kafka.md", "docs/how-to/spark-local.md"),
+        *(
+            f"tests/spark/test_{name}.py"
+            for name in (
+                *("archive", "backfill", "fronts", "handler_process", "places", "rabbitmq_source"),
+                *("reader", "rows", "secrets", "session", "sink", "stores", "transactional"),
+            )
+        ),
     ),
-    *("test_rows.py", "test_secrets.py", "test_session.py", "test_sink.py", "test_stores.py"),
-    *("test_transactional.py", "spark.md", "spark-kafka.md", "spark-local.md"),
+    "spark pipelines": (
+        *("tests/cli/test_pipeline_modes.py", "tests/cli/test_pipeline_rabbitmq.py"),
+        *("tests/cli/test_pipeline_runs.py"),
+        "tests/spark/test_batches.py",
+    ),
+    "spark connect": ("tests/spark/test_batches_killed.py", "tests/spark/test_connect.py"),
 }
+"""Files whose tests share a Spark, which takes longer to start than most tests take."""
 
+_SCOPE_OF = {file: scope for scope, files in _SCOPES.items() for file in files}
 
 _FIRST = (
-    "spark",
+    *_SCOPES,
     *("tests/conformance/test_stores.py", "tests/conformance/test_transports.py"),
     *("tests/chaos/test_chaos.py", "tests/crash/test_crashes.py"),
+    "tests/spark_faults/test_spark_faults.py",
     *(
         "tests/integration/test_consumer_waiting.py",
         "tests/integration/test_hostile_handlers.py",
         "tests/integration/test_rabbitmq_faults.py",
-        "tests/spark/test_handler_process.py",
         "tests/spark/test_submit.py",
-        "tests/spark/test_batches_killed.py",
-        "tests/spark/test_rows_killed.py",
-        "tests/spark_faults/test_spark_faults.py",
     ),
 )
 """What takes longest, the longest first: none of it is to be left alone at the end."""
 
 
 def _scope_of(nodeid: str) -> str:
-    """Files stay together where tests run in several processes; and all that share a Spark do, of
-    which one is enough.
-    """
+    """Files stay together where tests run in several processes."""
     file = nodeid.partition("::")[0]
-    folder, _, name = file.rpartition("/")
-    is_near = folder in ("tests/spark", "tests/cli", "docs/how-to")
-    return "spark" if is_near and name in _SHARING_SPARK else file
+    return _SCOPE_OF.get(file, file)
 
 
 class _ByScope(LoadScopeScheduling):  # type: ignore[misc]
@@ -72,17 +73,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByScop
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is collected stays to the end: a search for garbage meanwhile would find none."""
+    """What is collected stays to the end: a search for garbage would find none in it, neither
+    meanwhile nor later.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The processes take the tests in this order."""
+    for item in items:
+        needs_spark = "shared_spark" in getattr(item, "fixturenames", ())
+        if needs_spark and _scope_of(item.nodeid) not in _SCOPES:
+            raise pytest.UsageError(f"{item.nodeid} needs Spark: put its file into _SCOPES")
     places = {scope: place for place, scope in enumerate(_FIRST)}
     items.sort(key=lambda item: places.get(_scope_of(item.nodeid), len(places)))
 

@@ -2,12 +2,13 @@
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, closing, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -102,6 +103,7 @@ class Project:
     def __init__(self, folder: Path, request: pytest.FixtureRequest) -> None:
         self.folder = folder
         self._request = request
+        self.started = ExitStack()
         self.tables: Tables = {name: dict(table) for name, table in TABLES.items()}
         (folder / "in").mkdir()
         (folder / "handlers.py").write_text(HANDLERS)
@@ -141,9 +143,18 @@ class Project:
         lines = log.read_text().splitlines() if log.exists() else []
         return Counter(json.loads(line)["id"] for line in lines)
 
+    def let_waiting_be_due(self) -> None:
+        """Let the next try of what waits in the ledger begin whenever somebody looks."""
+        failed = "UPDATE processed_messages SET lease_until = 0 WHERE status = 'failed'"
+        with closing(sqlite3.connect(self.folder / "out" / "ledger.db")) as connection, connection:
+            connection.execute("UPDATE waiting_messages SET due_at = 0, held_until = 0")
+            connection.execute(failed)
+
     def start(self, *arguments: str, **env: str) -> Run:
-        """Start the command on the pipeline file, in a process group of its own."""
-        return Run(
+        """Start the command on the pipeline file, in a process group of its own, which is killed
+        at the end of the test.
+        """
+        run = Run(
             [sys.executable, "-m", "oncely", "pipeline", "run", str(self.save()), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -151,6 +162,9 @@ class Project:
             start_new_session=True,
             env={**os.environ, **env},
         )
+        self.started.enter_context(run)
+        self.started.callback(_end, run)
+        return run
 
     def run(self, *arguments: str) -> dict[str, Any]:
         """Run it to its end, in this process and on its Spark; return what `--json` prints."""
@@ -169,10 +183,17 @@ class Project:
         return int(report["handled"] + report["failed"] + report["in_doubt"] + sum(parts))
 
 
+def _end(run: Run) -> None:
+    if run.poll() is None:
+        os.killpg(run.pid, signal.SIGKILL)
+
+
 @pytest.fixture
-def project(tmp_path: Path, request: pytest.FixtureRequest) -> Project:
+def project(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Project]:
     """A pipeline's folder, its source still empty."""
-    return Project(tmp_path, request)
+    project = Project(tmp_path, request)
+    with project.started:
+        yield project
 
 
 Command = Callable[..., Ran]

@@ -208,19 +208,6 @@ def test_what_is_right_passes(project: "Project") -> None:
     assert config.source_path == f"{project.folder}/in/{{a,b}}.json"
 
 
-@pytest.mark.usefixtures("spark")
-def test_a_checkpoint_that_spark_cannot_reach(project: "Project", main: "Main") -> None:
-    """Said before any handler runs, with the file and the key."""
-    project.tables["pipeline"]["checkpoint"] = "nowhere://bucket/checkpoint"
-    project.put("1.json", ["a"])
-    code, err = main("pipeline", "run", str(project.save()))
-    assert code == 2
-    wrong = "[pipeline] checkpoint: 'nowhere://bucket/checkpoint' cannot be used: "
-    assert f"oncely: {project.file}: {wrong}" in err
-    assert 'No FileSystem for scheme "nowhere"' in err
-    assert not project.effects()
-
-
 def test_two_folders_with_handlers_of_one_name(tmp_path: Path) -> None:
     """A handler comes from its own folder, whatever was imported before."""
     for name in ("one", "two"):

@@ -1,12 +1,12 @@
 """A pipeline whose source is a queue, in processes of its own that are killed."""
 
-import os
 from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cli.test_pipeline_runs import kill, wait_for_effects
+from tests.cli.test_pipeline_runs import KILLS, kill, wait_for_effects
+from tests.turns import in_turn
 
 from oncely import ConfigError, Message, State, open_ledger, open_transport
 from oncely.spark.pipeline.config import MessageTable, read_config
@@ -14,11 +14,13 @@ from oncely.spark.pipeline.config import MessageTable, read_config
 if TYPE_CHECKING:
     from tests.cli.conftest import Project
 
-_KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "2"))
 _PER_RUN = 2_000
 _QUEUE = "orders"
 # Where the source is killed; None: everything is killed while handlers run.
-_POINTS = ("segment_stored:2", None, "segment_written:2", "segment_acknowledged:2")
+_POINTS = in_turn(
+    "point of a killed source",
+    ["segment_stored:2", None, "segment_written:2", "segment_acknowledged:2"],
+)
 
 
 def read_from_queue(project: "Project", url: str) -> None:
@@ -47,9 +49,9 @@ def test_killed_runs_lose_and_double_nothing(project: "Project", rabbitmq_url: s
     """
     read_from_queue(project, rabbitmq_url)
     project.tables["policy"] = {"on_in_doubt": "hold", "lease": "2s", "tries": 1_000}
-    ids = [f"m{n:05}" for n in range(_KILLS * _PER_RUN)]
+    ids = [f"m{n:05}" for n in range(KILLS * _PER_RUN)]
     publish(rabbitmq_url, ids + ids[::10])
-    for kills in range(_KILLS):
+    for kills in range(KILLS):
         point = _POINTS[kills % len(_POINTS)]
         if point is None:
             run = project.start("--json", PAUSE_S="0.002")

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 from pyspark import TaskContext
@@ -123,9 +124,26 @@ def fork_and_exit(message: oncely.Message) -> None:
     work(message)
 
 
-async def wait_a_while(message: oncely.Message) -> None:
-    """A handler that is async, and waits."""
-    await asyncio.sleep(0.2)
+_MEETING = 8
+_met = Barrier(_MEETING)
+_waiting: list[asyncio.Event] = []
+
+
+def meet(message: oncely.Message) -> None:
+    """A handler that waits until eight are at work."""
+    _met.wait(120)
+    work(message)
+
+
+async def meet_async(message: oncely.Message) -> None:
+    """The same by a handler that is async."""
+    _waiting.append(asyncio.Event())
+    mine = _waiting[-1]
+    if len(_waiting) == _MEETING:
+        for event in _waiting:
+            event.set()
+        _waiting.clear()
+    await asyncio.wait_for(mine.wait(), 120)
     work(message)
 
 
@@ -154,9 +172,15 @@ def wait_for_go(message: oncely.Message) -> None:
     """Take as long as it takes for a file to appear."""
     work(message)
     go = Path(message.source).with_name("go")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not go.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def very_slowly_and_wait_at_bad(message: oncely.Message) -> None:
+    """An effect that takes long, or as long as it takes for a file to appear."""
+    handle = wait_for_go if message.get("bad") else very_slowly
+    handle(message)
 
 
 class NoSuchAccount(Exception):
@@ -253,10 +277,10 @@ def book_and_be_killed(message: oncely.Message, session: Any) -> None:
 
 def fork_and_be_killed(message: oncely.Message) -> None:
     """A child that lives on, and the end of this process."""
-    work(message)
     if message.get("bad") and os.fork() == 0:
-        time.sleep(30)
+        wait_for_go(message)
         os._exit(0)
+    work(message)
     if message.get("bad"):
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.turns import in_turn
 
 from oncely import ConfigError, Key, Ledger, State, open_ledger
 from oncely.spark import Report, foreach_batch, process
@@ -173,15 +174,18 @@ def test_a_batch_that_fails_permanently(
     assert list(ledger.waiting("tests")) == []
 
 
+_IN_DOUBT: list[tuple[str, dict[str, int], int]] = [
+    ("retry", {"received": 4, "handled": 2, "duplicates": 2}, 2),
+    ("hold", {"received": 4, "in_doubt": 4}, 1),
+    ("dead_letter", {"received": 4, "failed": 4}, 1),
+    ("handlers:batch_happened", {"received": 4, "handled": 2, "duplicates": 2}, 1),
+    ("handlers:batch_down", {"received": 4, "in_doubt": 4}, 1),
+]
+
+
 @pytest.mark.parametrize(
     ("policy", "becomes", "calls"),
-    [
-        ("retry", {"received": 4, "handled": 2, "duplicates": 2}, 2),
-        ("hold", {"received": 4, "in_doubt": 4}, 1),
-        ("dead_letter", {"received": 4, "failed": 4}, 1),
-        ("handlers:batch_happened", {"received": 4, "handled": 2, "duplicates": 2}, 1),
-        ("handlers:batch_down", {"received": 4, "in_doubt": 4}, 1),
-    ],
+    in_turn("policies of batches in doubt", _IN_DOUBT, 2),
 )
 def test_in_doubt(
     policy: str,
@@ -210,7 +214,7 @@ def test_in_doubt(
         assert shop.given == [{"a", "b"}, {"a", "b"}]
 
 
-@pytest.mark.parametrize("server", ["postgresql_url", "mysql_url"])
+@pytest.mark.parametrize("server", in_turn("server of batches", ["postgresql_url", "mysql_url"]))
 def test_on_a_server(
     server: str,
     request: pytest.FixtureRequest,

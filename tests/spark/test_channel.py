@@ -7,11 +7,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.conditions import wait_until
 from tests.logs import events_in
 
 from oncely import OncelyError
@@ -55,14 +56,6 @@ def connect(driver: DriverChannel) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port_of(driver)), 30)
 
 
-def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Wait until that holds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come to hold"
-        time.sleep(0.01)
-
-
 def open_files() -> int:
     """How many file descriptors this process has."""
     return len(list(Path("/proc/self/fd").iterdir()))
@@ -92,7 +85,7 @@ def test_many_silent_callers_hold_up_nobody(driver: DriverChannel) -> None:
     with ExitStack() as strangers:
         silent = [strangers.enter_context(connect(driver)) for _ in range(400)]
         report_batch(driver.address, driver.token, Counts(received=3, handled=3))
-        until(lambda: open_files() < 2 * 400)
+        wait_until(lambda: open_files() < 2 * 400)
         assert silent[0].makefile("rb").read()[32:] == b""
     assert driver.committed().handled == 3
 
@@ -180,7 +173,7 @@ def test_no_file_descriptor_is_left(
     said = [sys.executable, "-c", program, driver.address, driver.token]
     with subprocess.Popen(said, stderr=subprocess.PIPE, text=True) as caller:
         with no_file_left():
-            until(lambda: "channel_error" in events_in(caplog))
+            wait_until(lambda: "channel_error" in events_in(caplog))
             assert driver.committed() == Counts()
         _, err = caller.communicate(timeout=60)
         assert caller.returncode == 0, err
@@ -197,7 +190,7 @@ def test_a_driver_that_is_gone(driver: DriverChannel) -> None:
     driver.close()
     with pytest.raises(OncelyError):
         TaskChannel(driver.address, driver.token)
-    assert running.stopping.wait(30)
+    assert running.stopping.wait(120)
     running.close(Counts())
 
 
@@ -207,13 +200,13 @@ def test_stop_reaches_tasks_that_run_and_tasks_that_come(driver: DriverChannel) 
     assert not running.stopping.is_set()
     stopped = threading.Thread(target=driver.stop, args=[60.0])
     stopped.start()
-    assert running.stopping.wait(30)
+    assert running.stopping.wait(120)
     late = TaskChannel(driver.address, driver.token)
     assert late.stopping.is_set()
     late.close()
     assert stopped.is_alive()
     running.close(Counts())
-    stopped.join(30)
+    stopped.join(120)
     assert not stopped.is_alive()
 
 
@@ -227,16 +220,17 @@ def test_a_killed_task_is_not_waited_for(
         "TaskChannel(sys.argv[1], sys.argv[2]); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program, driver.address, driver.token], timeout=60)
-    began = time.monotonic()
-    driver.stop(60.0)
-    assert time.monotonic() - began < 30
+    waited = threading.Thread(target=driver.stop, args=[86_400.0])
+    waited.start()
+    waited.join(120)
+    assert not waited.is_alive()
 
 
 def test_only_whole_attempts_count_as_progress(driver: DriverChannel) -> None:
     """What an attempt had counted that came to no end is not counted beside its successor."""
     broken = TaskChannel(driver.address, driver.token)
     broken.report(Counts(received=5))
-    until(lambda: driver.progress().received == 5)
+    wait_until(lambda: driver.progress().received == 5)
     broken.close()
     whole = TaskChannel(driver.address, driver.token)
     whole.close(Counts(received=7))
@@ -266,9 +260,9 @@ def test_stop_reaches_a_task_that_outlived_its_batch(driver: DriverChannel) -> N
     zombie.report(Counts(received=4))
     stopped = threading.Thread(target=driver.stop, args=[60.0])
     stopped.start()
-    assert zombie.stopping.wait(30)
+    assert zombie.stopping.wait(120)
     zombie.close(Counts(received=4))
-    stopped.join(30)
+    stopped.join(120)
     assert not stopped.is_alive()
     assert driver.progress() == Counts(received=4)
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from sqlalchemy import create_engine, text
+from tests.conditions import wait_until
 from tests.servers import Postgresql
 from tests.spark.conftest import HERE
+from tests.turns import in_turn
 
 from oncely import Key, Ledger, State
 from oncely.spark import process
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 Frame = Callable[..., "DataFrame"]
 
-DEADLINE_S = 120.0
 BAD = '{"bad": true}'
 
 
@@ -49,10 +50,8 @@ def test_hold_reports_who_killed(
     frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
 ) -> None:
     """Its effect may have happened: it is in doubt at once, and not when its lease is over."""
-    began = time.monotonic()
-    counts = write(frame("a", ("b", BAD), "c"), "kill_at_bad", on_in_doubt="hold", lease="5m")
+    counts = write(frame("a", ("b", BAD), "c"), "kill_at_bad", on_in_doubt="hold", lease="1d")
     assert (counts.handled, counts.in_doubt) == (2, 1)
-    assert time.monotonic() - began < 60
     assert effects.per_message() == {"a": 1, "b": 1, "c": 1}
 
 
@@ -93,17 +92,13 @@ def test_a_forked_child_has_no_effects(frame: Frame, write: "Write", effects: "E
     assert effects.per_message() == dict.fromkeys(ids, 1)
 
 
-@pytest.mark.parametrize("handler", ["sleep_a_while", "wait_a_while"])
+@pytest.mark.parametrize("handler", ["meet", "meet_async"])
 def test_several_at_a_time(frame: Frame, write: "Write", effects: "Effects", handler: str) -> None:
     """As many handlers of a task as `concurrency` says wait at the same time."""
     ids = [f"m{n}" for n in range(40)]
-    write(frame("first"), handler)
-    began = time.monotonic()
+    # Each waits until eight are there.
     assert write(frame(*ids), handler, concurrency="8").handled == 40
-    took_s = time.monotonic() - began
-    # One after another they take 8 s, eight at a time 1 s.
-    assert took_s < 5
-    assert effects.per_message() == dict.fromkeys([*ids, "first"], 1)
+    assert effects.per_message() == dict.fromkeys(ids, 1)
 
 
 def test_what_spark_says_of_a_task(frame: Frame, write: "Write", effects: "Effects") -> None:
@@ -147,32 +142,30 @@ def _publish(effects: "Effects", ids: list[str]) -> None:
     (folder / "rows.json").write_text("\n".join(map(json.dumps, rows)))
 
 
-def _wait_for_effects(effects: "Effects", count: int) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while len(effects.lines()) < count:
-        assert time.monotonic() < deadline, "no effects"
-        time.sleep(0.01)
-
-
 def test_a_query_that_is_stopped_gives_back(
     spark: "SparkSession", effects: "Effects", tmp_path: Path, ledger_url: str
 ) -> None:
-    """What it had claimed and not begun is free at once: nobody waits for its lease."""
+    """What it had claimed and not begun is free: nobody waits for its lease of a day."""
     ids = [f"m{n:03}" for n in range(60)]
     _publish(effects, ids)
-    options = {"ledger": ledger_url, "lease": "5m"}
+    options = {"ledger": ledger_url, "lease": "1d"}
     query = _stream(spark, tmp_path, "first", handler="handlers:sleep_a_while", **options)
-    _wait_for_effects(effects, 3)
+    wait_until(lambda: len(effects.lines()) >= 3)
     query.stop()
-    began = time.monotonic()
     assert len(effects.lines()) < len(ids)
     again = _stream(spark, tmp_path, "second", handler="handlers:work", **options)
     assert again.awaitTermination(240)
-    assert time.monotonic() - began < 120
     assert effects.per_message() == dict.fromkeys(ids, 1)
 
 
-AWAY_S = float(os.environ.get("ONCELY_TEST_OUTAGE_S", "4"))
+AWAY_S = float(os.environ.get("ONCELY_TEST_OUTAGE_S", "2"))
+"""How long an outage lasts: nobody can be seen to wait for it."""
+
+
+def _be_away(server: Postgresql) -> None:
+    server.stop()
+    time.sleep(AWAY_S)
+    server.start()
 
 
 @pytest.mark.timeout(300 + 4 * int(AWAY_S))
@@ -185,10 +178,8 @@ def test_a_ledger_that_is_away_is_waited_for(
     server = private_postgresql
     options: dict[str, Any] = {"ledger": server.url, "lease": "5m", "chunk": "5"}
     query = _stream(spark, tmp_path, "checkpoint", handler="handlers:very_slowly", **options)
-    _wait_for_effects(effects, 3)
-    server.stop()
-    time.sleep(AWAY_S)
-    server.start()
+    wait_until(lambda: len(effects.lines()) >= 3)
+    _be_away(server)
     assert query.awaitTermination(240)
     assert effects.per_message() == dict.fromkeys(ids, 1)
     batch = spark.read.schema("id string, body string, source string").json(str(tmp_path / "in"))
@@ -204,16 +195,14 @@ def test_a_ledger_that_is_away_is_waited_for(
             quarantine=str(tmp_path / "aside"),
             **options,
         )
-        _wait_for_effects(effects, len(ids) + 3)
-        server.stop()
-        time.sleep(AWAY_S)
-        server.start()
+        wait_until(lambda: len(effects.lines()) >= len(ids) + 3)
+        _be_away(server)
         assert done.result(240).handled == len(ids)
     assert effects.per_message() == dict.fromkeys([*ids, *(f"b{id_}" for id_ in ids)], 1)
 
 
 @pytest.mark.timeout(300 + 2 * int(AWAY_S))
-@pytest.mark.parametrize("mode", ["transactional", "rows"])
+@pytest.mark.parametrize("mode", in_turn("mode without a database", ["transactional", "rows"]))
 def test_a_database_that_is_away_between_batches_and_in_them(
     spark: "SparkSession", tmp_path: Path, private_postgresql: Postgresql, mode: str
 ) -> None:
@@ -242,13 +231,8 @@ def test_a_database_that_is_away_between_batches_and_in_them(
         .trigger(availableNow=True)
         .start()
     )
-    deadline = time.monotonic() + DEADLINE_S
-    while not _names(server):
-        assert time.monotonic() < deadline, "no effects"
-        time.sleep(0.01)
-    server.stop()
-    time.sleep(AWAY_S)
-    server.start()
+    wait_until(lambda: _names(server))
+    _be_away(server)
     assert query.awaitTermination(240)
     assert sorted(_names(server)) == ids
 

@@ -12,6 +12,7 @@ from tests.conformance.conftest import url_of
 from tests.records import granted
 from tests.servers import free_port
 from tests.spark.tasks import append, is_killed_at, key_of, run_task, use
+from tests.turns import in_turn
 
 from oncely import Ledger, Message, MessageError, Record, Relay, State, open_ledger
 from oncely.core.record import idempotency_key
@@ -21,7 +22,7 @@ from oncely.transports.open_transport import open_transport
 Run = Callable[..., Counts]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=in_turn("store of leased tasks", ["sqlite", "postgresql"]))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database of either kind."""
     return url_of(request.param, request, tmp_path)

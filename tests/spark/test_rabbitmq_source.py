@@ -2,7 +2,6 @@
 
 import pickle
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ import pika
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
+from tests.conditions import wait_until
 from tests.servers import Rabbitmq
 from tests.spark.conftest import HERE
 
@@ -254,8 +254,9 @@ def test_a_repr_does_not_show_the_url() -> None:
 
 def _wait(until: Callable[[], bool], query: "StreamingQuery") -> None:
     """Until that is so; the query must not be over before."""
-    deadline = time.monotonic() + _DEADLINE_S
-    while not until():
-        assert time.monotonic() < deadline
+
+    def is_so() -> bool:
         assert query.isActive, query.exception()
-        time.sleep(0.02)
+        return until()
+
+    wait_until(is_so)

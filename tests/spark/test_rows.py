@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from tests.conformance.conftest import url_of
 from tests.spark.payments import NUMBERED, Place, batches_of, payment
+from tests.turns import in_turn
 
 from oncely import ConfigError, State
 from oncely._util.crash_points import arm, disarm
@@ -30,7 +31,7 @@ from oncely.spark.sink.spreading import spread
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-STORES = ["sqlite", "postgresql", "mysql"]
+STORES = ["postgresql", *in_turn("other database of rows", ["sqlite", "mysql"])]
 
 
 def _place(url: str, folder: Path) -> Iterator[Place]:

@@ -19,6 +19,7 @@ from sqlalchemy import Engine, text
 from tests.conformance.conftest import url_of
 from tests.records import granted
 from tests.spark.payments import NUMBERED
+from tests.turns import in_turn
 
 from oncely import Key, Ledger, Policy, State, open_ledger
 from oncely.core.errors import ConfigError, MessageError
@@ -42,7 +43,7 @@ def schema(**types: DataType) -> StructType:
     return made
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+@pytest.fixture(params=in_turn("database of checked rows", ["sqlite", "postgresql", "mysql"]))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database of each kind."""
     return url_of(request.param, request, tmp_path)

@@ -40,9 +40,10 @@ import logging, sys
 logging.basicConfig(level=logging.DEBUG)
 from oncely.spark.session import open_session
 folder, handlers = sys.argv[1:]
-settings = {"spark.master": "local[1]", "spark.eventLog.enabled": "true",
-            "spark.eventLog.compress": "false", "spark.eventLog.dir": f"file:{folder}/events"}
-spark = open_session("secrets", settings)
+spark = open_session("secrets", {"spark.sql.shuffle.partitions": "5"})
+names = ("spark.master", "spark.sql.ansi.enabled", "spark.sql.shuffle.partitions",
+         "spark.sql.session.timeZone", "spark.driver.host", "spark.ui.showConsoleProgress")
+print("configured:", *(spark.conf.get(name) for name in names))
 spark.sparkContext.setLogLevel("INFO")
 rows = [(f"m{n}", f"{folder}/effects.jsonl") for n in range(3)]
 messages = spark.createDataFrame(rows, "id string, source string")
@@ -80,6 +81,14 @@ for name, read in {"records": of_ledger, "rows": of_queue}.items():
 print(spark.sparkContext.getConf().getAll())
 spark.stop()
 """
+_DEFAULTS = """
+spark.master local[1]
+spark.sql.ansi.enabled true
+spark.sql.shuffle.partitions 3
+spark.eventLog.enabled true
+spark.eventLog.compress false
+spark.eventLog.dir file:{folder}/events
+"""
 _SENDING = "def send(message):\n    message.send('receipts', {'for': message.id})\n"
 
 
@@ -87,7 +96,8 @@ def test_a_password_reaches_no_page_and_no_log(
     postgresql_url: str, rabbitmq: "Rabbitmq", rabbitmq_url: str, tmp_path: Path
 ) -> None:
     """The ledger's in each mode, the source's and the transport's: neither output nor logs, event
-    log, plans, checkpoint, spool or quarantine hold one.
+    log, plans, checkpoint, spool or quarantine hold one. And Spark's own file of defaults comes
+    before our defaults, and after what the program says.
     """
     url = re.sub("://[^@]*@", f"://oncely:{PASSWORD}@", postgresql_url)
     with psycopg.connect(postgresql_url) as connection:
@@ -103,18 +113,20 @@ def test_a_password_reaches_no_page_and_no_log(
     (tmp_path / "events").mkdir()
     (tmp_path / "program.py").write_text(_PROGRAM)
     (tmp_path / "sending.py").write_text(_SENDING)
+    (tmp_path / "spark-defaults.conf").write_text(_DEFAULTS.format(folder=tmp_path))
     secrets = {tmp_path / "secret": url, tmp_path / "brokers-secret": broker}
     for file, secret in secrets.items():
         file.write_text(secret)
     run = subprocess.run(
         [sys.executable, tmp_path / "program.py", tmp_path, HERE],
-        env=environment(LEDGER_SECRET=url, BROKER_SECRET=broker),
+        env=environment(LEDGER_SECRET=url, BROKER_SECRET=broker, SPARK_CONF_DIR=str(tmp_path)),
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3_000:]
+    assert "configured: local[1] true 5 UTC 127.0.0.1 false" in run.stdout
     assert "records: 11" in run.stdout
     assert "rows: 0" in run.stdout
     with closing(open_transport(broker)) as transport:

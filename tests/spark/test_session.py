@@ -1,11 +1,6 @@
 """Sessions that are there already: worked beside, and left as they were."""
 
-import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -15,32 +10,6 @@ from oncely.spark.session import session
 
 _ANSI = "spark.sql.ansi.enabled"
 _PARTITIONS = "spark.sql.shuffle.partitions"
-_TOLD = """
-import json, sys
-from oncely.spark.session import open_session
-
-spark = open_session("told", {"spark.sql.shuffle.partitions": "5"})
-names = ("spark.master", "spark.sql.ansi.enabled", "spark.sql.shuffle.partitions")
-more = ("spark.sql.session.timeZone", "spark.driver.host", "spark.ui.showConsoleProgress")
-print(json.dumps([spark.conf.get(name) for name in names + more]))
-spark.stop()
-"""
-
-
-def test_what_a_configuration_says_holds(tmp_path: Path) -> None:
-    """Spark's own file of defaults comes before ours, in which nobody has to be told the rest."""
-    (tmp_path / "spark-defaults.conf").write_text(
-        f"spark.master local[1]\n{_ANSI} true\n{_PARTITIONS} 3\n"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", _TOLD],
-        env=os.environ | {"SPARK_CONF_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout) == ["local[1]", "true", "5", "UTC", "127.0.0.1", "false"]
 
 
 def test_it_is_left_running_with_its_settings(spark: SparkSession) -> None:

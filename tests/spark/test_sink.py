@@ -1,16 +1,18 @@
 """The sink, written to as users write to it."""
 
-import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
+from tests.conditions import wait_until
 
 from oncely import Claim, Granted, Key, Ledger, Policy, State
+from oncely.core.commands import Outcome
+from oncely.core.waiting import retries_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -158,12 +160,14 @@ def test_another_body_under_a_known_id(frame: Frame, write: "Write", effects: "E
     assert effects.per_message() == {"a": 1}
 
 
-def test_failures_are_tried_again(frame: Frame, write: "Write", effects: "Effects") -> None:
+def test_failures_are_tried_again(
+    frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
+) -> None:
     """A failed message waits, and runs again in a write after its delay."""
     options = {"tries": "3", "backoff": "400ms, 1s"}
     counts = write(frame("a", "b", "a"), "fail_first", **options)
     assert (counts.duplicates_input, counts.waiting, counts.failed) == (1, 2, 0)
-    time.sleep(0.4)
+    wait_until(lambda: ledger.mailbox.free_in_s(retries_of("tests")) == 0)
     counts = write(frame("c"), "work", **options)
     assert (counts.received, counts.handled) == (3, 3)
     assert {line["id"]: line["attempt"] for line in effects.lines()} == {"a": 2, "b": 2, "c": 1}
@@ -195,11 +199,16 @@ def test_a_live_claim_is_waited_for(
     frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
 ) -> None:
     """What another worker holds is a duplicate once that worker completes it."""
-    claim = claimed(ledger, "a", "30s")
-    completed = threading.Timer(2.0, ledger.complete, [claim])
-    completed.start()
-    counts = write(frame("a", "b"))
-    completed.join()
+    claim = claimed(ledger, "a", "1h")
+
+    def complete_once_it_is_waited_for() -> None:
+        wait_until(effects.lines)
+        ledger.complete(claim)
+
+    with ThreadPoolExecutor(1) as pool:
+        completed = pool.submit(complete_once_it_is_waited_for)
+        counts = write(frame("a", "b"))
+        completed.result()
     assert (counts.handled, counts.duplicates_ledger) == (1, 1)
     assert effects.per_message() == {"b": 1}
 
@@ -332,21 +341,19 @@ def test_a_slow_chunk_is_stored_as_it_goes(
     frame: Frame, write: "Write", ledger: Ledger, tmp_path: Path
 ) -> None:
     """What a long chunk has done is completed before the chunk is through."""
-    seen: list[int] = []
 
     def look() -> None:
-        deadline = time.monotonic() + 60
-        while not seen and time.monotonic() < deadline:
-            counts = ledger.counts()
-            if counts.get(("tests", State.COMPLETED)) and ("tests", State.PROCESSING) in counts:
-                seen.append(counts["tests", State.COMPLETED])
-            time.sleep(0.01)
+        try:
+            wait_until(lambda: ("tests", State.COMPLETED) in ledger.counts())
+            assert ("tests", State.PROCESSING) in ledger.counts()
+        finally:
+            (tmp_path / "go").touch()
 
-    looking = threading.Thread(target=look)
-    looking.start()
-    write(frame(*(f"m{n}" for n in range(100))), "very_slowly")
-    looking.join()
-    assert 0 < seen[0] < 100
+    messages = frame(*(f"m{n}" for n in range(100)), ("the last", '{"bad": true}'))
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        write(messages, "very_slowly_and_wait_at_bad")
+        looking.result()
 
 
 def test_a_claim_without_end_is_not_waited_for_for_ever(
@@ -394,22 +401,24 @@ def test_a_long_handler_keeps_its_claims(
     frame: Frame, write: "Write", effects: "Effects", ledger: Ledger, tmp_path: Path
 ) -> None:
     """The heartbeat extends the claims of a chunk for as long as the handler runs."""
-    failed: list[bool] = []
 
-    def try_to_take_over() -> None:
-        deadline = time.monotonic() + 60
-        while not effects.lines() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(2.5)  # More than twice the lease: this is the time that has to pass.
-        outcome = ledger.claim(Key("tests", "a"), policy=Policy())
-        failed.append(isinstance(outcome, Granted))
-        (tmp_path / "go").touch()
+    def lease_until() -> float:
+        record = ledger.find(Key("tests", "a"))
+        return 0.0 if record is None else record.lease_until or 0.0
 
-    rival = threading.Thread(target=try_to_take_over)
-    rival.start()
-    counts = write(frame("a"), "wait_for_go", lease="1s")
-    rival.join()
-    assert failed == [False]
+    def try_to_take_over() -> Outcome:
+        try:
+            wait_until(effects.lines)
+            first = lease_until()
+            wait_until(lambda: lease_until() > ledger.now() > first)
+            return ledger.claim(Key("tests", "a"), policy=Policy())
+        finally:
+            (tmp_path / "go").touch()
+
+    with ThreadPoolExecutor(1) as pool:
+        rival = pool.submit(try_to_take_over)
+        counts = write(frame("a"), "wait_for_go", lease="3s")
+        assert not isinstance(rival.result(), Granted)
     assert counts.handled == 1
 
 

@@ -1,9 +1,7 @@
 """One task by itself, without Spark: what a chunk does when something goes wrong in its midst."""
 
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +42,15 @@ def test_copies_in_other_chunks_wait_as_well(run: Run) -> None:
     """A copy that comes while its first waits for another try does not spend that try; nor does it
     count as anything but a copy.
     """
-    tried: list[float] = []
+    tried: list[str] = []
 
     def fail(message: Message) -> None:
-        tried.append(time.monotonic())
+        tried.append(message.id)
         raise ValueError("not yet")
 
-    counts = run(fail, "a", "a", "a", batch=1, drains=True, tries="3", backoff="300ms")
-    assert (counts.failed, counts.duplicates_input, counts.waiting) == (1, 2, 0)
-    assert len(tried) == 3
-    assert all(later - sooner >= 0.3 for sooner, later in pairwise(tried))
+    counts = run(fail, "a", "a", "a", batch=1, tries="3", backoff="1h")
+    assert (counts.failed, counts.duplicates_input, counts.waiting) == (0, 2, 1)
+    assert tried == ["a"]
 
 
 def test_a_store_that_stumbles_loses_no_effect(run: Run, store: MeddlingStore) -> None:
@@ -66,7 +63,6 @@ def test_a_store_that_stumbles_loses_no_effect(run: Run, store: MeddlingStore) -
     def work(message: Message) -> None:
         store.once(stumble)  # At the next write, which is where this effect is to be stored.
         done.append(message.id)
-        time.sleep(0.3)
 
     assert run(work, "a", "b", "c", "d", "e", "f").handled == 6
     assert sorted(done) == ["a", "b", "c", "d", "e", "f"]

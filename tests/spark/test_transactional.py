@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tests.conformance.conftest import url_of
 from tests.records import granted
 from tests.spark.tasks import batches_of, book, is_killed_at, key_of, run_task, task_of
+from tests.turns import in_turn
 
 from oncely import Message, Record, Reject, Retry, State, open_ledger
 from oncely._util.crash_points import arm, disarm
@@ -68,7 +69,10 @@ def _place(url: str, folder: Path) -> Iterator[Place]:
     place.engine.dispose()
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+_SERVERS = in_turn("server of transactional tasks", ["postgresql", "mysql"])
+
+
+@pytest.fixture(params=["sqlite", *_SERVERS])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A place in each kind of database."""
     yield from _place(url_of(request.param, request, tmp_path), tmp_path)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conditions import wait_until
 from tests.meddling import MeddlingStore
 from tests.spark.tasks import CONSUMER, append, is_killed_at, key_of, run_task, task_of, use
 
@@ -70,9 +70,7 @@ def fail_b(message: Message) -> None:
 
 def test_a_failure_holds_up_nothing(run: Run, ledger: Ledger) -> None:
     """The task ends while its message waits for the next try; the record tells since when."""
-    began = time.monotonic()
-    counts = run(fail_b, "a", "b", "c", backoff="15s")
-    assert time.monotonic() - began < 10
+    counts = run(fail_b, "a", "b", "c", backoff="1h")
     assert (counts.handled, counts.waiting, counts.failed) == (2, 1, 0)
     [waiting] = ledger.waiting()
     assert (waiting.key, waiting.attempts) == (key_of("b"), 1)
@@ -92,8 +90,7 @@ def test_a_later_task_takes_what_is_due(run: Run, ledger: Ledger) -> None:
 
     a, b = ({"id": id_, "body": "whole", "headers": [("as", "it came")]} for id_ in "ab")
     assert run(handle, a).waiting == 1
-    while ledger.mailbox.free_in_s(retries_of(CONSUMER)):
-        time.sleep(0.01)
+    wait_until(lambda: ledger.mailbox.free_in_s(retries_of(CONSUMER)) == 0)
     counts = run(handle, b)
     assert (counts.received, counts.handled, counts.waiting) == (2, 2, 0)
     assert ran == [1, 1, 2]
@@ -105,8 +102,7 @@ def test_what_was_taken_when_it_is_told_to_stop(
     """It is there for the next task at once."""
     queue = retries_of(CONSUMER)
     run_task(ledger, fail, tmp_path, ["a", "b"], backoff="300ms")
-    while ledger.mailbox.free_in_s(queue):
-        time.sleep(0.01)
+    wait_until(lambda: ledger.mailbox.free_in_s(queue) == 0)
     channel, take = TaskChannel(None, ""), DueRetries.take
 
     def take_and_stop(retries: DueRetries, most: int, *, at_once: bool) -> Any:
