@@ -27,6 +27,7 @@ MODULES = (
 OURS = {
     "oncely.__version__",
     "oncely.metrics.harmless",
+    "oncely.metrics.metrics_outage",
     "oncely.spark",
     "oncely.upsert.check_columns",
 }
