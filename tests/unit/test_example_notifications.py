@@ -245,6 +245,17 @@ def test_audit_without_log_or_messages(
     assert "not known" in capsys.readouterr().out
 
 
+def test_audit_does_not_trust_the_counts_alone(
+    provider: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that lost a file does not fit the counts beside it."""
+    messages = tmp_path / "messages"
+    _generate(messages, count=80)
+    (messages / "notifications-00.jsonl").unlink()
+    assert _judge(messages, provider, "--allow-missing") == 1
+    assert "wrong: good messages expected: 72, in the folder:" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["generate", "provider", "audit"])
 def test_the_judge_and_its_witnesses_do_not_know_oncely(name: str) -> None:
     """Their word counts because none of our code is in it."""

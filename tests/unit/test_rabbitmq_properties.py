@@ -1,4 +1,4 @@
-"""Properties of AMQP, whatever a client has written."""
+"""Properties of AMQP, whatever a client has written; how many messages the broker may send."""
 
 from datetime import UTC, datetime
 
@@ -9,7 +9,9 @@ from tests.amqp import Raw, field, long
 
 from oncely.core.errors import MessageError
 from oncely.core.message import Message
+from oncely.transports.rabbitmq.allowance import Allowance
 from oncely.transports.rabbitmq.messages import Arrived, arrived, content_of
+from oncely.transports.rabbitmq.url_options import RabbitSettings
 
 
 def _arrived(properties: pika.BasicProperties) -> Arrived:
@@ -85,3 +87,16 @@ def test_long_name() -> None:
     """A name of a header that is too long for AMQP is told."""
     with pytest.raises(MessageError, match="longer than the 255 bytes"):
         content_of(Message("1", headers={"n" * 256: ""}))
+
+
+def test_large_messages() -> None:
+    """Messages of the largest size fit from the start; larger ones, one by one."""
+    allowance = Allowance(RabbitSettings(2_000))
+    for _ in range(100):
+        assert not allowance.see(1_000_000)
+    assert not allowance.grow(allowance.share, is_stuck=True)
+    for _ in range(200):
+        is_too_much = allowance.see(100_000_000)
+    assert is_too_much
+    allowance.shrink()
+    assert allowance.share == 1
