@@ -15,7 +15,7 @@ from uuid import uuid4
 from loads import Window
 from oncely import Granted, Key, Ledger
 from oncely.stores import redis_server
-from oncely.stores.sql import database, mysql, postgresql, sqlite
+from oncely.stores.sql import dialect, mysql, postgresql, sqlite
 
 _WARM_BATCHES = 2
 """The first claim also asks for things that are then known."""
@@ -82,7 +82,7 @@ class _OfSql(Recorded):
             return _Cursor(link.connection.cursor(), exchanges)
 
         with ExitStack() as stack:
-            for module in (database, mysql, postgresql, sqlite):
+            for module in (dialect, mysql, postgresql, sqlite):
                 stack.enter_context(patch.object(module, "raw_cursor", recording))
             process()
         _check_writes(sum(exchange.rows == len(ids) for exchange in exchanges))

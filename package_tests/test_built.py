@@ -55,8 +55,8 @@ def test_sdist(built: Built) -> None:
     """The sdist has all that the wheel is made of, its licence, and nothing else."""
     with tarfile.open(built.sdist) as opened:
         names = [PurePosixPath(member.name) for member in opened if member.isfile()]
-    inside = {str(name.relative_to(name.parts[0])) for name in names}
-    assert inside == tracked("src") | BESIDE | BY_HATCH
+    transaction = {str(name.relative_to(name.parts[0])) for name in names}
+    assert transaction == tracked("src") | BESIDE | BY_HATCH
 
 
 def test_sdist_builds_the_wheel(built: Built) -> None:

@@ -77,7 +77,7 @@ class Doing:
         """As in Inside; by default, from the queue of deferred messages."""
         how = {"one_per_lane": one_per_lane, "counts": counts}
         return self.store.transaction(
-            lambda inside: inside.take(queue, limit, hold_s, parents, **how)
+            lambda transaction: transaction.take(queue, limit, hold_s, parents, **how)
         )
 
     def backlog(self, queue: str = OUTBOX) -> Backlog:
@@ -86,7 +86,9 @@ class Doing:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def do(*arguments: Any, **named: Any) -> Any:
-            return self.store.transaction(lambda inside: getattr(inside, name)(*arguments, **named))
+            return self.store.transaction(
+                lambda transaction: getattr(transaction, name)(*arguments, **named)
+            )
 
         return do
 

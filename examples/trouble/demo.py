@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import oncely
 from oncely import ops
-from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, Run, Worker, place_of
+from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, Run, Worker, bucket_of
 from oncely.ledger import Ledger
 
 HERE = Path(__file__).resolve().parent
@@ -86,7 +86,7 @@ def _period(consumer: str, worker: str, began: int, now: float) -> Activity:
     usual_s = {"billing": -1, "mailing": -3}
     seconds = [0] * (len(BOUNDS_S) + 1)
     for _ in range(handled + failed):
-        seconds[place_of(random.lognormvariate(usual_s[consumer] + 2 * is_bad, 0.8))] += 1
+        seconds[bucket_of(random.lognormvariate(usual_s[consumer] + 2 * is_bad, 0.8))] += 1
     return Activity(
         consumer,
         worker,

@@ -54,7 +54,7 @@ from .core.waiting import DeadLetter, DeferredMessage, WaitingMessage
 from .engine.mailbox import LedgerMailbox, Mailbox
 from .engine.transaction import AsyncInbox, Inbox, JoinedTransaction
 from .ledger import Ledger, open_ledger
-from .lifecycle.transacting import AsyncBegins, Begins
+from .lifecycle.transacting import AsyncTransactionSource, TransactionSource
 from .lifecycle.work import Work, claimed
 from .once import once
 from .outbox import Relay, RelayReport, publish
@@ -63,11 +63,10 @@ from .transports.open_transport import open_transport
 from .transports.transport import Delivery, Transport
 
 __all__ = [
-    "AsyncBegins",
     "AsyncInbox",
     "AsyncLedger",
+    "AsyncTransactionSource",
     "Backlog",
-    "Begins",
     "Binding",
     "BrokerRefused",
     "Busy",
@@ -125,6 +124,7 @@ __all__ = [
     "StoreUnavailable",
     "TooOld",
     "TooOldError",
+    "TransactionSource",
     "Transport",
     "TransportError",
     "UnreadableRow",

@@ -16,7 +16,7 @@ from oncely.core.durations import Duration
 from oncely.core.record import Record, State
 from oncely.core.waiting import DeadLetter, WaitingMessage
 from oncely.engine.async_calls import AsyncCalls, awaited
-from oncely.engine.batch import STALL_S, Batcher, Call, CallPhase, Posts
+from oncely.engine.group_commit import STALL_S, Call, CallPhase, GroupCommit, Posts
 from oncely.engine.inline_calls import InlineCalls
 from oncely.engine.mailbox import LedgerMailbox
 from oncely.engine.request import (
@@ -35,10 +35,10 @@ class _Claiming:
     """One `claim_many`, whose claims are given back when its task is cancelled before it ends."""
 
     def __init__(
-        self, call: Callable[[], Sequence[ClaimOutcome]], batcher: Batcher[Request, Outcome]
+        self, call: Callable[[], Sequence[ClaimOutcome]], batcher: GroupCommit[Request, Outcome]
     ) -> None:
         self._call = call
-        self._batcher = batcher
+        self._group_commit = batcher
         self._lock = threading.Lock()
         self._outcomes: Sequence[ClaimOutcome] = []
         self._gone = False
@@ -49,14 +49,14 @@ class _Claiming:
             self._outcomes = outcomes
             gone = self._gone
         if gone:
-            self._batcher.give_back(outcomes)
+            self._group_commit.give_back(outcomes)
         return outcomes
 
     def abandon(self) -> None:
         with self._lock:
             self._gone = True
             outcomes = self._outcomes
-        self._batcher.give_back(outcomes)
+        self._group_commit.give_back(outcomes)
 
 
 def _giving_back(
@@ -69,7 +69,7 @@ def _giving_back(
         self: "AsyncLedger", /, *args: P.args, **kwargs: P.kwargs
     ) -> Sequence[ClaimOutcome]:
         call = partial(claim_many, self._ledger, *args, **kwargs)
-        claiming = _Claiming(call, self._batcher)
+        claiming = _Claiming(call, self._group_commit)
         try:
             return await asyncio.to_thread(claiming.run)
         except (asyncio.CancelledError, GeneratorExit):
@@ -90,7 +90,7 @@ class AsyncLedger(AsyncCalls):
 
     def __init__(self, ledger: Ledger) -> None:
         self._calls = self._ledger = ledger
-        self._batcher = ledger._batcher
+        self._group_commit = ledger._group_commit
 
     @property
     def blocking(self) -> InlineCalls:
@@ -103,11 +103,11 @@ class AsyncLedger(AsyncCalls):
         return self._ledger.mailbox
 
     async def _settle_one(self, request: Request) -> Outcome:
-        call = _tasks_here(self._batcher).call(request)
+        call = _tasks_here(self._group_commit).call(request)
         try:
             await call.future
         except (asyncio.CancelledError, GeneratorExit):
-            self._batcher.abandon(call)
+            self._group_commit.abandon(call)
             raise
         return call.value()
 
@@ -234,7 +234,7 @@ class SteadyLedger(AsyncLedger):
     async def _to_the_end(
         self, request: Request
     ) -> tuple["_TaskCall", asyncio.CancelledError | None]:
-        call = _tasks_here(self._batcher).call(request)
+        call = _tasks_here(self._group_commit).call(request)
         stop = None
         while call.phase is not CallPhase.DONE:
             try:
@@ -243,7 +243,7 @@ class SteadyLedger(AsyncLedger):
                 stop = error
                 call.future = asyncio.get_running_loop().create_future()
             except GeneratorExit:
-                self._batcher.abandon(call)
+                self._group_commit.abandon(call)
                 raise
         return call, stop
 
@@ -265,9 +265,11 @@ class _TaskCall(Call[Request, Outcome]):
 class _Tasks:
     """The tasks of one event loop: their calls go to the batcher together, and return together."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, batcher: Batcher[Request, Outcome]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, batcher: GroupCommit[Request, Outcome]
+    ) -> None:
         self.loop = loop
-        self._batcher = batcher
+        self._group_commit = batcher
         self._calls: list[_TaskCall] = []
         self._watches = False
 
@@ -288,7 +290,7 @@ class _Tasks:
 
     def _hand_over(self) -> None:
         calls, self._calls = self._calls, []
-        self._watch_while(self._batcher.submit(calls))
+        self._watch_while(self._group_commit.submit(calls))
 
     def _watch_while(self, some_wait: bool) -> None:
         if some_wait and not self._watches:
@@ -297,7 +299,7 @@ class _Tasks:
 
     def _push(self) -> None:
         self._watches = False
-        self._watch_while(self._batcher.push())
+        self._watch_while(self._group_commit.push())
 
 
 def _wake(calls: Sequence[_TaskCall]) -> None:
@@ -306,7 +308,7 @@ def _wake(calls: Sequence[_TaskCall]) -> None:
             call.future.set_result(None)
 
 
-def _tasks_here(batcher: Batcher[Request, Outcome]) -> _Tasks:
+def _tasks_here(batcher: GroupCommit[Request, Outcome]) -> _Tasks:
     """The tasks of this thread's event loop, for every AsyncLedger over one ledger."""
     loop = asyncio.get_running_loop()
     tasks: _Tasks | None = getattr(batcher.here, "tasks", None)

@@ -21,7 +21,7 @@ from oncely.core.policy import Policy
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.keeping import Keeping
-from oncely.lifecycle.transacting import AsyncBegins, Begins
+from oncely.lifecycle.transacting import AsyncTransactionSource, TransactionSource
 from oncely.lifecycle.wrapping import check_called, check_takes
 from oncely.middleware.chain import Middleware, check
 from oncely.once import check_transaction
@@ -58,7 +58,7 @@ class Consumer:
         self._changes: dict[str, Any] = {}
         self._on_retry: list[Listener] = []
         self._on_failed: list[Listener] = []
-        self._begins: Begins | AsyncBegins | None = None
+        self._begins: TransactionSource | AsyncTransactionSource | None = None
         self._concurrency = 1
         self._window = 2_000
         self._is_together = False
@@ -134,7 +134,9 @@ class Consumer:
         self._metadata_of = _metadata_of(metadata)
         return self
 
-    def transactional(self, source: Begins | AsyncBegins, *, together: bool = False) -> Self:
+    def transactional(
+        self, source: TransactionSource | AsyncTransactionSource, *, together: bool = False
+    ) -> Self:
         """Give the handler a connection of this Engine or session factory, to the ledger's own
         database: its writes there are committed with its claim, or rolled back with it.
 

@@ -17,8 +17,8 @@ from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.rules import PURGEABLE
 from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage, retries_of, retry_name
 from oncely.engine.alike_requests import to_extend
-from oncely.engine.batch import Batcher
 from oncely.engine.calls import Calls
+from oncely.engine.group_commit import GroupCommit
 from oncely.engine.mailbox import LedgerMailbox
 from oncely.engine.recording import Recorder
 from oncely.engine.request import Request, raise_if_refused, to_give_back
@@ -30,13 +30,13 @@ from oncely.stores.open_store import open_store
 from oncely.stores.store import (
     Change,
     Horizons,
-    Inside,
     KeyRange,
     Look,
     Operations,
     Query,
     Store,
     Tally,
+    Transaction,
     Wanted,
     Window,
 )
@@ -78,7 +78,7 @@ class Ledger(Calls):
         """Counts what this process does with the ledger, and tells operators and metrics."""
         self._settler = Settler(store, self.recorder)
         settle, settle_each = self._settler.settle, self._settler.settle_each
-        self._batcher = Batcher(settle, settle_each, to_give_back, store.batches_at_once)
+        self._group_commit = GroupCommit(settle, settle_each, to_give_back, store.batches_at_once)
         self._told_retentions: set[tuple[str, float]] = set()
         self._kept: dict[object, Any] = {}
 
@@ -91,7 +91,7 @@ class Ledger(Calls):
         return cast(Kept, self._kept[name])
 
     def _settle_one(self, request: Request) -> Outcome:
-        return self._batcher.call(request)
+        return self._group_commit.call(request)
 
     def _settle_each(self, requests: Sequence[Request]) -> Sequence[Outcome | Exception]:
         return self._settler.settle_each(requests)
@@ -99,10 +99,12 @@ class Ledger(Calls):
     def _settle(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         return self._settler.settle(requests)
 
-    def _settle_inside(self, inside: Inside, requests: Sequence[Request]) -> Sequence[Outcome]:
-        return Settler(inside, self.recorder).settle(requests)
+    def _settle_in(
+        self, transaction: Transaction, requests: Sequence[Request]
+    ) -> Sequence[Outcome]:
+        return Settler(transaction, self.recorder).settle(requests)
 
-    def _transact(self, work: Callable[[Inside], T]) -> T:
+    def _transact(self, work: Callable[[Transaction], T]) -> T:
         return self._store.transaction(work)
 
     @property
@@ -111,9 +113,9 @@ class Ledger(Calls):
         return self._store.has_transactions
 
     @property
-    def place(self) -> object:
+    def database_id(self) -> object:
         """Where its tables are, as Store says."""
-        return self._store.place
+        return self._store.database_id
 
     def check_joins(self, source: object) -> None:
         """Raise ConfigError where the ledger cannot be part of the transactions of `source`, as
@@ -396,10 +398,12 @@ class Ledger(Calls):
         """
         gone = [Change(record, None) for record in found if record.state in PURGEABLE]
 
-        def purge(inside: Inside) -> set[Key]:
-            waiting = {message.parent for message in inside.waiting({old.key for old, _ in gone})}
-            purged = inside.swap([change for change in gone if change.old.key not in waiting])
-            inside.forget_until(_just_after(old for old, _ in gone if old.key in purged))
+        def purge(transaction: Transaction) -> set[Key]:
+            waiting = {
+                message.parent for message in transaction.waiting({old.key for old, _ in gone})
+            }
+            purged = transaction.swap([change for change in gone if change.old.key not in waiting])
+            transaction.forget_until(_just_after(old for old, _ in gone if old.key in purged))
             return purged
 
         if self.can_defer:
@@ -466,33 +470,35 @@ class Ledger(Calls):
         """Give back connections, and end threads; a later call opens and starts them again."""
         for kept in list(self._kept.values()):
             kept.close()
-        self._batcher.close()
+        self._group_commit.close()
         self.recorder.close()
         self._store.close()
 
     def _operate(self, key: Key, command: Reset | Happened | Forget, refusal: str) -> None:
         request = Request(check_key(key), command)
         if self.can_defer:
-            outcome = self._transact(lambda inside: self._operate_inside(inside, request))
+            outcome = self._transact(lambda transaction: self._operate_in(transaction, request))
         else:
             [outcome] = self._settler.settle([request])
         raise_if_refused(key, outcome, refusal)
 
-    def _operate_inside(self, inside: Inside, request: Request) -> Outcome:
-        [outcome] = self._settle_inside(inside, [request])
+    def _operate_in(self, transaction: Transaction, request: Request) -> Outcome:
+        [outcome] = self._settle_in(transaction, [request])
         if not isinstance(outcome, Written):
             return outcome
-        waiting = inside.waiting([request.key])
+        waiting = transaction.waiting([request.key])
         match request.command:
             case Forget():
-                inside.forget_steps(request.key)
+                transaction.forget_steps(request.key)
                 # A message that waits for its retry stays: it may be the only copy.
-                inside.remove([each for each in waiting if each.queue == OUTBOX])
+                transaction.remove([each for each in waiting if each.queue == OUTBOX])
             case Happened():
                 # Others of its key, set aside for another content, say, are not it.
-                inside.remove([each for each in waiting if each.name == retry_name(each.queue)])
+                transaction.remove(
+                    [each for each in waiting if each.name == retry_name(each.queue)]
+                )
             case _ if retries := [each for each in waiting if each.queue != OUTBOX]:
-                inside.free(retries)
+                transaction.free(retries)
         return outcome
 
 

@@ -16,7 +16,7 @@ from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Transport
 
 
-class LedgerPlace(NamedTuple):
+class LedgerAddress(NamedTuple):
     """Where a ledger is, as it is handed from process to process."""
 
     location: str

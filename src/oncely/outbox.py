@@ -384,11 +384,11 @@ class _Sending:
 
     def _publish_heads(self, heads: Mapping[str, WaitingMessage]) -> None:
         refused = self._publish(list(heads.values()))
-        for place, (lane, head) in enumerate(heads.items()):
+        for index, (lane, head) in enumerate(heads.items()):
             if failing := self._means.failing.pop(head.destination, None):
                 failing[1].over()
-            if place in refused:
-                self._batch.refuse(lane, self._refusal(head, *refused[place]))
+            if index in refused:
+                self._batch.refuse(lane, self._refusal(head, *refused[index]))
             else:
                 self._batch.confirm(lane)
 
@@ -412,7 +412,7 @@ class _Sending:
             content = [each.message for each in messages]
             self._means.transport.publish(destination, content, create=self._means.creates)
         except PublishRefused as error:
-            return {place: (why, place in error.passing) for place, why in error.refused.items()}
+            return {index: (why, index in error.passing) for index, why in error.refused.items()}
         except BrokerRefused:
             raise
         except ConfigError as error:

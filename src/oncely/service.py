@@ -23,7 +23,7 @@ from oncely.core.ids import check_id, fingerprint_of
 from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, State
-from oncely.core.verdicts import Delay, Phase, Requeue, SetAside
+from oncely.core.verdicts import DeadLetter, Delay, Phase, Requeue
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.engine.transaction import Inbox
@@ -254,7 +254,7 @@ class IdempotenceService:
         else:
             run_inline(self._handling.end(self._inline, [turn]))
         verdict = turn.ending.verdict if turn.ending is not None else Requeue()
-        if isinstance(verdict, SetAside):
+        if isinstance(verdict, DeadLetter):
             return None
         return timedelta(seconds=verdict.delay_s if isinstance(verdict, Delay) else 0.0)
 

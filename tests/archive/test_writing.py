@@ -107,7 +107,7 @@ def test_what_waits_to_be_sent_stays(aging: "Aging") -> None:
         mail = WaitingMessage("d", "mails", Message("d"), claim.key)
         mails.append(mail)
         aging.ledger.fail(claim, "no")
-    aging.store.transaction(lambda inside: inside.keep(mails))
+    aging.store.transaction(lambda transaction: transaction.keep(mails))
     aging.clock.advance(DAY_S)
     aging.complete("later")
     aging.fail("failed later")

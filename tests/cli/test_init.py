@@ -199,7 +199,7 @@ def test_spark_on_a_server(
     assert written.commands[1] == f"  . ./{SETTINGS}"
     monkeypatch.setenv("ONCELY_LEDGER", postgresql_url)
     config = read_config(written.folder / "pipeline.toml", None, None, None)
-    assert config.place.location == "env:ONCELY_LEDGER"
+    assert config.address.location == "env:ONCELY_LEDGER"
     assert f"ONCELY_LEDGER='{postgresql_url}'" in (written.folder / SETTINGS).read_text()
 
 

@@ -204,7 +204,7 @@ def test_what_is_right_passes(project: "Project") -> None:
     file = project.save()
     file.write_text("\ufeff" + file.read_text())
     config = read_config(file)
-    assert config.place.location == f"sqlite:///{project.folder}/out/other.db"
+    assert config.address.location == f"sqlite:///{project.folder}/out/other.db"
     assert config.source_path == f"{project.folder}/in/{{a,b}}.json"
 
 

@@ -13,7 +13,7 @@ from oncely.core.commands import Busy, Duplicate, Granted, TooOld
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import PURGEABLE
 from oncely.ledger import Ledger
-from oncely.stores.store import Change, Inside, Query, Store
+from oncely.stores.store import Change, Query, Store, Transaction
 from oncely.testing.tools import AdvancingClock, at_once
 
 _RACERS = 20
@@ -125,9 +125,9 @@ class TransactionRaces:
         """Records loaded inside do not change until the end: of many at once none loses."""
         doing.insert([fresh("1")])
 
-        def count(inside: Inside) -> set[Key]:
-            found = inside.load([key_of("1")]).records[key_of("1")]
-            return inside.swap([Change(found, _later(found, duplicates=found.duplicates + 1))])
+        def count(transaction: Transaction) -> set[Key]:
+            found = transaction.load([key_of("1")]).records[key_of("1")]
+            return transaction.swap([Change(found, _later(found, duplicates=found.duplicates + 1))])
 
         written = at_once(_TRANSACTIONS, lambda _: doing.store.transaction(count))
         assert written == [{key_of("1")}] * _TRANSACTIONS
@@ -137,9 +137,11 @@ class TransactionRaces:
         """An insert waits for another writer of the key, and sees its result."""
 
         def insert(n: int) -> tuple[bool, int]:
-            def work(inside: Inside) -> tuple[bool, int]:
-                written = inside.insert([fresh("1", version=n << 24)])
-                return bool(written), inside.load([key_of("1")]).records[key_of("1")].version >> 24
+            def work(transaction: Transaction) -> tuple[bool, int]:
+                written = transaction.insert([fresh("1", version=n << 24)])
+                return bool(written), transaction.load([key_of("1")]).records[
+                    key_of("1")
+                ].version >> 24
 
             return doing.store.transaction(work)
 
@@ -154,10 +156,12 @@ class TransactionRaces:
         both_have_one = threading.Barrier(2)
 
         def count(order: Sequence[Key]) -> None:
-            def work(inside: Inside) -> None:
+            def work(transaction: Transaction) -> None:
                 for key in order:
-                    found = inside.load([key]).records[key]
-                    inside.swap([Change(found, _later(found, duplicates=found.duplicates + 1))])
+                    found = transaction.load([key]).records[key]
+                    transaction.swap(
+                        [Change(found, _later(found, duplicates=found.duplicates + 1))]
+                    )
                     # Where one transaction waits for the other to end, this breaks.
                     with suppress(threading.BrokenBarrierError):
                         both_have_one.wait(0.5)

@@ -8,10 +8,10 @@ parts. What the rules answer is the same on every store, and is tested on two of
 from tests.conformance.audit_suite import AuditStatements
 from tests.conformance.claim_suite import ClaimRules, ClaimStatements
 from tests.conformance.horizon_suite import HorizonRules, HorizonStatements
-from tests.conformance.inside_suite import TransactionRules, TransactionStatements
 from tests.conformance.races_suite import RecordRaces, TransactionRaces
 from tests.conformance.reading_suite import ReadStatements
 from tests.conformance.record_suite import RecordStatements
+from tests.conformance.transaction_suite import TransactionRules, TransactionStatements
 from tests.conformance.waiting_suite import WaitingStatements
 
 

@@ -65,7 +65,7 @@ def test_no_transactions(store: RedisStore) -> None:
     """A store without transactions says so, and has no deferred messages."""
     assert not store.has_transactions
     with pytest.raises(ConfigError):
-        store.transaction(lambda inside: inside.load([]))
+        store.transaction(lambda transaction: transaction.load([]))
     assert not store.backlogs()
 
 

@@ -20,7 +20,7 @@ from oncely._util import sqlite_files
 from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.verdicts import Ack, Refuse, Requeue
+from oncely.core.verdicts import Ack, Reject, Requeue
 from oncely.ledger import open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
@@ -231,19 +231,19 @@ def test_old_places(each: Transport) -> None:
     """What comes again stands where it stood before, whenever it was given back."""
     ids = _publish(each, 5)
     for delivery in reversed(each.receive(_QUEUE, 3, 0)):
-        each.settle([(delivery, Requeue())])
+        each.acknowledge([(delivery, Requeue())])
     assert _ids(each.receive(_QUEUE, 5, 0)) == ids
 
 
 def test_late_settles_are_logged(each: Transport, caplog: pytest.LogCaptureFixture) -> None:
-    """A settle that comes too late leaves a line in the log; one in time leaves none."""
+    """A acknowledge that comes too late leaves a line in the log; one in time leaves none."""
     caplog.set_level(logging.INFO, "oncely")
     _publish(each, 1)
     caplog.clear()
     [delivery] = each.receive(_QUEUE, 1, 0)
-    each.settle([(delivery, Ack())])
+    each.acknowledge([(delivery, Ack())])
     assert events_in(caplog) == []
-    each.settle([(delivery, Ack()), (delivery, Requeue())])
+    each.acknowledge([(delivery, Ack()), (delivery, Requeue())])
     assert [(vars(each)["event"], vars(each)["count"]) for each in caplog.records] == [
         ("settled_too_late", 2)
     ]
@@ -268,17 +268,17 @@ def test_shared_with_a_ledger(transport: Transport, url: str, key: Key) -> None:
         ledger.complete(granted(ledger.claim(key)))
         assert ledger.problems() == []
     [*deliveries] = transport.receive(_QUEUE, 10, 0)
-    transport.settle([(delivery, Ack()) for delivery in deliveries])
+    transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
     assert transport.is_drained(_QUEUE)
 
 
 def test_settle_broken_off(transport: Transport) -> None:
-    """What breaks off a settle undoes all of it; the deliveries can be settled again."""
+    """What breaks off a acknowledge undoes all of it; the deliveries can be acknowledged again."""
     _publish(transport, 2)
     first, second = transport.receive(_QUEUE, 2, 0)
     with pytest.raises(UnicodeEncodeError):
-        transport.settle([(first, Ack()), (replace(second, queue="\ud800"), Refuse("no"))])
-    transport.settle([(first, Ack()), (second, Requeue())])
+        transport.acknowledge([(first, Ack()), (replace(second, queue="\ud800"), Reject("no"))])
+    transport.acknowledge([(first, Ack()), (second, Requeue())])
     assert _ids(transport.receive(_QUEUE, 2, 0)) == ["1"]
 
 
@@ -301,8 +301,8 @@ def test_locked_file(transport: Transport, url: str, monkeypatch: pytest.MonkeyP
             transport.receive(_QUEUE, 1, 0)
     [delivery] = transport.receive(_QUEUE, 1, 0)
     with _locked(url), pytest.raises(TransportError, match="locked"):
-        transport.settle([(delivery, Ack())])
-    transport.settle([(delivery, Ack())])
+        transport.acknowledge([(delivery, Ack())])
+    transport.acknowledge([(delivery, Ack())])
     assert transport.is_drained(_QUEUE)
 
 
@@ -341,8 +341,8 @@ while not transport.is_drained("orders"):
     deliveries = transport.receive("orders", 10, 0.1)
     ids = [delivery.message.id for delivery in deliveries]
     print("received", *ids, flush=True)
-    transport.settle([(delivery, Ack()) for delivery in deliveries])
-    print("settled", *ids, flush=True)
+    transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
+    print("acknowledged", *ids, flush=True)
 """
 _HOLD = """
 import sys
@@ -359,7 +359,7 @@ def test_processes_share(transport: Transport, url: str) -> None:
     started = [_started(_CONSUME, url) for _ in range(4)]
     outputs = [process.communicate(timeout=2 * _DEADLINE_S)[0] for process in started]
     assert [process.returncode for process in started] == [0] * 4
-    assert sorted(id_ for output in outputs for id_ in _told(output, "settled")) == sorted(ids)
+    assert sorted(id_ for output in outputs for id_ in _told(output, "acknowledged")) == sorted(ids)
 
 
 def test_killed_holder(transport: Transport, url: str, tmp_path: Path) -> None:
@@ -389,20 +389,20 @@ def test_killed_publishers(transport: Transport, url: str) -> None:
 
 
 def test_killed_consumers(transport: Transport, url: str, tmp_path: Path) -> None:
-    """After SIGKILL nothing is lost, and nothing that was settled comes again."""
+    """After SIGKILL nothing is lost, and nothing that was acknowledged comes again."""
     ids = set(_publish(transport, 5_000))
-    settled, in_between = set(), set()
+    acknowledged, in_between = set(), set()
     for _ in range(_KILLS):
         output = "\n".join(_kill_after(_started(_CONSUME, url), random.randint(2, 100)))
-        now_settled = set(_told(output, "settled"))
-        settled |= now_settled
-        # The last one may have been settled, and not have said so.
-        in_between |= set(_told(output, "received")) - now_settled
+        now_acknowledged = set(_told(output, "acknowledged"))
+        acknowledged |= now_acknowledged
+        # The last one may have been acknowledged, and not have said so.
+        in_between |= set(_told(output, "received")) - now_acknowledged
     with closing(_an_hour_later(tmp_path)) as later:
         left = _ids(later.receive(_QUEUE, 10_000, 0))
     assert len(left) == len(set(left))
-    assert settled & set(left) == set()
-    assert ids - settled - in_between <= set(left)
+    assert acknowledged & set(left) == set()
+    assert ids - acknowledged - in_between <= set(left)
     assert len(in_between) <= 10 * _KILLS
 
 
@@ -416,13 +416,13 @@ def test_fork(transport: Transport) -> None:
         os._exit(_status_of(lambda: _consume_in_child(transport)))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert transport.receive(_QUEUE, 10, 0) == []
-    transport.settle([(held, Requeue())])
+    transport.acknowledge([(held, Requeue())])
     assert _ids(transport.receive(_QUEUE, 10, 0)) == ids[:1]
 
 
 def _consume_in_child(transport: Transport) -> None:
     [delivery] = transport.receive(_QUEUE, 10, 0)
-    transport.settle([(delivery, Ack())])
+    transport.acknowledge([(delivery, Ack())])
     transport.close()
 
 

@@ -10,7 +10,7 @@ from tests.crash.means import JOINED, Means
 from oncely._util.crash_points import reached
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.verdicts import Ack, Refuse, Settlement
+from oncely.core.verdicts import Ack, Acknowledgement, Reject
 from oncely.service import IdempotenceService, ProcessingStatus
 
 
@@ -30,9 +30,9 @@ class Bus:
                 reached("before_acknowledge")
                 # What is busy comes again by itself, later.
                 if verdict is not None:
-                    queue.settle([(delivery, verdict)])
+                    queue.acknowledge([(delivery, verdict)])
 
-    def _process(self, message: Message) -> Settlement | None:
+    def _process(self, message: Message) -> Acknowledgement | None:
         joined = self._means.mode == JOINED
         reason = self._handle_joined(message) if joined else self._handle(message)
         match reason:
@@ -45,7 +45,7 @@ class Bus:
             case "busy":
                 return None
             case _:
-                return Refuse(reason.replace("_", " "))
+                return Reject(reason.replace("_", " "))
 
     def _handle(self, message: Message) -> str | None:
         """Why nothing is to be done, if so."""

@@ -137,8 +137,8 @@ def used(expression: str) -> tuple[set[str], set[str]]:
     """The metrics and the labels that an expression names."""
     labels: set[str] = set()
     text = re.sub(r'"[^"]*"', "", expression)
-    for inside in re.findall(r"\{([^}]*)\}", text):
-        labels |= set(re.findall(r"\w+", inside))
+    for transaction in re.findall(r"\{([^}]*)\}", text):
+        labels |= set(re.findall(r"\w+", transaction))
     for grouped in re.findall(r"\bby\s*\(([^)]*)\)", text):
         labels |= set(re.findall(r"\w+", grouped))
     text = re.sub(r"\{[^}]*\}|\bby\s*\([^)]*\)|\[[^\]]*\]|\boffset \w+", "", text)

@@ -82,7 +82,7 @@ def serve(channel: BlockingChannel, until: Callable[[], object]) -> None:
     wait_until(is_so)
 
 
-def settled(channel: BlockingChannel, url: str, dead: int = 0) -> bool:
+def acknowledged(channel: BlockingChannel, url: str, dead: int = 0) -> bool:
     """Whether nothing is left in the queue, once its consumer's channel is gone."""
     channel.connection.close()
     return (waiting(url, "work"), waiting(url, "dead")) == (0, dead)
@@ -97,7 +97,7 @@ def test_duplicates(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger)
     key = Key("billing", "a")
     consume(channel, callback, lambda: (r := ledger.find(key)) and r.duplicates == 2)
     assert sorted((m.id, m.json()["to"]) for m in handler.given) == [("a", "x"), ("b", "x")]
-    assert settled(channel, rabbitmq_url)
+    assert acknowledged(channel, rabbitmq_url)
 
 
 @pytest.mark.parametrize("error", [ValueError("no such account"), MismatchError("its own")])
@@ -113,7 +113,7 @@ def test_failures_are_retried(
     consume(channel, callback, lambda: len(handler.given) == 3)
     record = found(ledger, "billing", "a")
     assert (record.state, record.attempts) == (State.COMPLETED, 3)
-    assert settled(channel, rabbitmq_url)
+    assert acknowledged(channel, rabbitmq_url)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_failed_for_good(
     consume(channel, callback, lambda: waiting(rabbitmq_url, "dead"))
     assert len(handler.given) == runs
     assert found(ledger, "billing", "a").exhausted
-    assert settled(channel, rabbitmq_url, dead=1)
+    assert acknowledged(channel, rabbitmq_url, dead=1)
     logged = [vars(each) for each in of_event(caplog, "handler_failed")]
     assert [each["attempt"] for each in logged] == [*range(1, runs + 1)]
     assert {(each["message_id"], each["consumer"]) for each in logged} == {("a", "billing")}
@@ -152,7 +152,7 @@ def test_refused(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) ->
     callback = once_callback(ledger, "billing", handler)
     consume(channel, callback, lambda: waiting(rabbitmq_url, "dead") == 2)
     assert [message.body for message in handler.given] == [b"1"]
-    assert settled(channel, rabbitmq_url, dead=2)
+    assert acknowledged(channel, rabbitmq_url, dead=2)
 
 
 def test_odd_properties(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:
@@ -165,7 +165,7 @@ def test_odd_properties(channel: BlockingChannel, rabbitmq_url: str, ledger: Led
     by_id = {message.id: message for message in handler.given}
     assert by_id["a"].time == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     assert by_id["b"].headers == {"tags": '["x"]'}
-    assert settled(channel, rabbitmq_url)
+    assert acknowledged(channel, rabbitmq_url)
 
 
 def test_key_that_raises(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:
@@ -178,7 +178,7 @@ def test_key_that_raises(channel: BlockingChannel, rabbitmq_url: str, ledger: Le
     )
     consume(channel, callback, lambda: handler.given and waiting(rabbitmq_url, "dead"))
     assert [message.id for message in handler.given] == ["a"]
-    assert settled(channel, rabbitmq_url, dead=1)
+    assert acknowledged(channel, rabbitmq_url, dead=1)
 
 
 def test_busy(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:
@@ -197,7 +197,7 @@ def test_busy(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> No
     consume(channel, counted, lambda: handler.given)
     # The broker has delivered it once: to wait is no redelivery.
     assert deliveries == [False]
-    assert settled(channel, rabbitmq_url)
+    assert acknowledged(channel, rabbitmq_url)
 
 
 def test_store_away(
@@ -219,7 +219,7 @@ def test_store_away(
     serve(channel, lambda: handler.given)
     channel.basic_cancel(tag)
     assert found(ledger, "billing", "a").attempts == 1
-    assert settled(channel, rabbitmq_url)
+    assert acknowledged(channel, rabbitmq_url)
 
 
 def test_what_can_never_run(ledger: Ledger) -> None:
@@ -257,7 +257,7 @@ def test_killed_before_the_acknowledgement(
 
     consume(channel, counted, is_done)
     assert effects.count("a") == 1
-    assert settled(channel, rabbitmq_url)
+    assert acknowledged(channel, rabbitmq_url)
     ledger.close()
 
 
@@ -289,4 +289,4 @@ def test_transaction(channel: BlockingChannel, rabbitmq_url: str, postgresql_url
         source = create_async_engine("sqlite+aiosqlite://")
         with pytest.raises(ConfigError, match="hand over an Engine or a sessionmaker"):
             once_callback(bank.ledger, "billing", write, transaction=source)
-    assert settled(channel, rabbitmq_url, dead=1)
+    assert acknowledged(channel, rabbitmq_url, dead=1)

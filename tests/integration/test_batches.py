@@ -20,7 +20,7 @@ from oncely.core.errors import ConfigError, MessageError, ReplyLost, StoreError,
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.stores.sql import SqlStore
-from oncely.stores.sql.database import Database
+from oncely.stores.sql.dialect import Dialect
 from oncely.testing import ManualClock
 
 
@@ -99,12 +99,12 @@ def test_what_is_broken_off_is_undone(
     assert isinstance(store, SqlStore)
     first, second = (granted(ledger.claim(key_of(n))) for n in range(2))
 
-    def break_off(_: Database, connection: Connection, *__: object) -> set[Key]:
+    def break_off(_: Dialect, connection: Connection, *__: object) -> set[Key]:
         connection.connection.cursor().execute("BEGIN")
         raise broken_off_by
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(store._database), "swap", break_off)
+        patched.setattr(type(store._dialect), "swap", break_off)
         with pytest.raises(broken_off_by):
             ledger.complete(first)
     ledger.complete(second)
@@ -128,7 +128,7 @@ def test_lease_begins_when_the_lock_is_had(
     monkeypatch.setattr(sqlite_files, "is_locked", noted)
     store, ledger = open_sqlite(clock), Ledger(open_sqlite(clock))
     with ThreadPoolExecutor(1) as pool:
-        with store._connected() as connection, store._database.migrating(connection):
+        with store._connected() as connection, store._dialect.migrating(connection):
             claim = pool.submit(ledger.claim, key_of(0), "60s")
             assert waits.wait(60)
             clock.advance(61)

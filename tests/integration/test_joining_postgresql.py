@@ -32,10 +32,10 @@ def engine(place: Place) -> Iterator[Engine]:
     engine.dispose()
 
 
-Joined = Callable[[Inbox, Connection], object]
+CallersTransaction = Callable[[Inbox, Connection], object]
 
 
-def transact(place: Place, engine: Engine, work: Joined) -> None:
+def transact(place: Place, engine: Engine, work: CallersTransaction) -> None:
     """Do `work` in a transaction that the ledger has joined."""
     with engine.begin() as connection, place.ledger.transaction(connection) as inbox:
         work(inbox, connection)

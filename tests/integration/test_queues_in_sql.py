@@ -12,8 +12,8 @@ from tests.conditions import LIMIT_S, wait_until
 
 from oncely import Consumer, Ledger, Message, at_least_once, open_ledger, open_transport
 from oncely.core.control import Unrecoverable
-from oncely.core.verdicts import Settlement
-from oncely.stores import news
+from oncely.core.verdicts import Acknowledgement
+from oncely.stores import notifications
 from oncely.stores.open_store import open_store
 from oncely.stores.sql import SqlStore
 from oncely.transports.store_transport import StoreTransport
@@ -23,9 +23,9 @@ _QUEUE = "jobs"
 
 
 class _Unsettling(StoreTransport):
-    """A transport of one that dies before it settles anything."""
+    """A transport of one that dies before it acknowledges anything."""
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
+    def acknowledge(self, verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
         pass
 
 
@@ -47,7 +47,7 @@ def ledger(url: str) -> Iterator[Ledger]:
 
 @pytest.fixture
 def unsettling(url: str) -> Iterator[Transport]:
-    """A transport there that settles nothing."""
+    """A transport there that acknowledges nothing."""
     store = open_store(url)
     assert isinstance(store, SqlStore)
     with closing(_Unsettling(store)) as transport:
@@ -87,7 +87,7 @@ def _fail(_: Message) -> None:
 def test_gone_with_the_end(
     ledger: Ledger, unsettling: Transport, handler: Callable[[Message], None]
 ) -> None:
-    """A message whose end is stored is gone from the queue, though nobody has settled it."""
+    """A message whose end is stored is gone from the queue, though nobody has acknowledged it."""
     unsettling.publish(_QUEUE, [Message(str(n)) for n in range(20)])
     consumer = Consumer(unsettling, _QUEUE).idempotent(ledger, "shop", policy=at_least_once())
     report = consumer.backoff("10ms").consume(handler, drain=True)
@@ -111,7 +111,7 @@ def test_gone_with_the_transaction(ledger: Ledger, unsettling: Transport, engine
 
 
 def test_ledger_elsewhere(url: str, tmp_path: Path) -> None:
-    """A queue in another database than the ledger's is settled by its transport."""
+    """A queue in another database than the ledger's is acknowledged by its transport."""
     with (
         closing(open_ledger(f"sqlite:///{tmp_path / 'other.db'}")) as ledger,
         closing(open_transport(url)) as transport,
@@ -167,14 +167,14 @@ def _of_another_process(url: str) -> Transport:
 def test_told_by_the_server(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL tells a receiver what another process has put in: it need not look."""
     waits_s: list[float] = []
-    wait = news.Bell.wait
+    wait = notifications.ProcessSignal.wait
 
-    def noted(bell: news.Bell, seen: int, timeout_s: float) -> int:
+    def noted(signal: notifications.ProcessSignal, seen: int, timeout_s: float) -> int:
         waits_s.append(timeout_s)
-        return wait(bell, seen, timeout_s)
+        return wait(signal, seen, timeout_s)
 
-    monkeypatch.setattr(news, "_LOOK_WHILE_HEARING_S", 3_600.0)
-    monkeypatch.setattr(news.Bell, "wait", noted)
+    monkeypatch.setattr(notifications, "_LOOK_WHILE_HEARING_S", 3_600.0)
+    monkeypatch.setattr(notifications.ProcessSignal, "wait", noted)
     store = open_store(postgresql_url)
     assert isinstance(store, SqlStore)
     with (
@@ -194,7 +194,7 @@ def test_not_told_behind_a_pooler(pooled_url: str, monkeypatch: pytest.MonkeyPat
     """Behind PgBouncer nothing would be heard: receivers look, and are given messages all the
     same.
     """
-    monkeypatch.setattr(news, "_BUSY_S", 0.0)
+    monkeypatch.setattr(notifications, "_BUSY_S", 0.0)
     store = open_store(pooled_url)
     assert isinstance(store, SqlStore)
     with (
@@ -206,4 +206,4 @@ def test_not_told_behind_a_pooler(pooled_url: str, monkeypatch: pytest.MonkeyPat
         waiting = pool.submit(transport.receive, _QUEUE, 1, LIMIT_S)
         other.publish(_QUEUE, [Message("1")])
         assert len(waiting.result(LIMIT_S)) == 1
-        assert store.news.look_s < 1.0
+        assert store.notifications.poll_s < 1.0

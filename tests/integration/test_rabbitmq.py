@@ -20,7 +20,7 @@ from tests.servers import Rabbitmq
 from oncely.consumer import Consumer
 from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, Refuse, Requeue
+from oncely.core.verdicts import Ack, Reject, Requeue
 from oncely.testing import at_once
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Delivery, Transport
@@ -117,7 +117,7 @@ def test_what_others_write(
     strange, _, whole = _received(transport, 3)
     assert (strange.message.body, strange.count) == (b"strange", 1)
     assert (whole.message, whole.problem) == (Message("0"), None)
-    transport.settle([(strange, Refuse("no"))])
+    transport.acknowledge([(strange, Reject("no"))])
     [letter] = transport.receive(f"{_QUEUE}.dead", 1, LIMIT_S)
     assert letter.message.body == b"strange"
 
@@ -191,7 +191,7 @@ def test_queue_of_another(transport: Transport, channel: BlockingChannel) -> Non
     channel.queue_declare("theirs", durable=True, arguments=arguments)
     transport.publish("theirs", [Message("1")])
     [delivery] = transport.receive("theirs", 1, LIMIT_S)
-    transport.settle([(delivery, Refuse("no"))])
+    transport.acknowledge([(delivery, Reject("no"))])
     _becomes(channel, "message_count", 1, "graves")
     with pytest.raises(ChannelClosedByBroker):
         channel.queue_declare("theirs.dead", passive=True)
@@ -296,7 +296,7 @@ def test_refused_beside_others(transport: Transport) -> None:
     while not transport.is_drained(_QUEUE):
         deliveries = transport.receive(_QUEUE, 100, 0.05)
         ids.update(_ids(deliveries))
-        transport.settle([(delivery, Ack()) for delivery in deliveries])
+        transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
     assert ids == {f"{publisher}-{n}" for publisher in (0, 2) for n in range(30)}
 
 
@@ -331,16 +331,16 @@ def test_queues_are_declared_once(
     assert declared == []
 
 
-# ---- Settling in bulk, prefetch -----------------------------------------------------------------
+# ---- Acknowledging in bulk, prefetch -----------------------------------------------------------
 
 
 def test_acknowledged_out_of_order(transport: Transport, rabbitmq_url: str) -> None:
     """Whatever the order, what is acknowledged is, and nothing besides."""
     ids = _publish(transport, 30)
     deliveries = _received(transport, 30)
-    transport.settle([(d, Ack()) for n, d in enumerate(deliveries) if n % 3])
-    transport.settle([(d, Ack()) for d in reversed(deliveries[:9])])
-    transport.settle([(deliveries[9], Requeue()), (deliveries[12], Ack())])
+    transport.acknowledge([(d, Ack()) for n, d in enumerate(deliveries) if n % 3])
+    transport.acknowledge([(d, Ack()) for d in reversed(deliveries[:9])])
+    transport.acknowledge([(deliveries[9], Requeue()), (deliveries[12], Ack())])
     transport.close()
     left = [id_ for n, id_ in enumerate(ids) if n % 3 == 0 and n >= 9 and n != 12]
     assert sorted(_ids(_received(transport, len(left)))) == sorted(left)
@@ -362,15 +362,15 @@ def test_told_together(transport: Transport, monkeypatch: pytest.MonkeyPatch) ->
     _publish(transport, 30)
     deliveries = _received(transport, 30)
     told = _Told(monkeypatch)
-    transport.settle([(delivery, Ack()) for delivery in reversed(deliveries[:20])])
-    transport.settle([(delivery, Ack()) for delivery in deliveries[21:23]])
-    transport.settle([(delivery, Ack()) for delivery in (*deliveries[23:], deliveries[20])])
+    transport.acknowledge([(delivery, Ack()) for delivery in reversed(deliveries[:20])])
+    transport.acknowledge([(delivery, Ack()) for delivery in deliveries[21:23]])
+    transport.acknowledge([(delivery, Ack()) for delivery in (*deliveries[23:], deliveries[20])])
     assert told.acks == [(20, True), (22, False), (23, False), (30, True)]
 
 
 @pytest.mark.parametrize("prefetch", [1, 2])
 def test_prefetch(transport: Transport, rabbitmq_url: str, prefetch: int) -> None:
-    """One is given no more than its prefetch before it settles: others have the rest."""
+    """One is given no more than its prefetch before it acknowledges: others have the rest."""
     transport.close()
     with closing(open_transport(f"{rabbitmq_url}?prefetch={prefetch}")) as slow:
         ids = _publish(slow, 6)
@@ -378,8 +378,8 @@ def test_prefetch(transport: Transport, rabbitmq_url: str, prefetch: int) -> Non
         assert slow.receive(_QUEUE, 6, 0.2) == []
         others = _received(transport, 6 - prefetch)
         assert _ids([*first, *others]) == ids
-        transport.settle([(delivery, Ack()) for delivery in others])
-        slow.settle([(delivery, Ack()) for delivery in first])
+        transport.acknowledge([(delivery, Ack()) for delivery in others])
+        slow.acknowledge([(delivery, Ack()) for delivery in first])
         assert slow.is_drained(_QUEUE)
 
 
@@ -400,7 +400,7 @@ def test_prefetch_in_bytes(rabbitmq_url: str, channel: BlockingChannel, small: i
             if len(taken) % 100 < 10:
                 waiting = channel.queue_declare(_QUEUE, passive=True).method.message_count
                 here[len(taken)] = small + 100 - len(taken) - waiting
-            transport.settle([(delivery, Ack()) for delivery in deliveries])
+            transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
         assert len(set(taken)) == len(taken) == small + 100
         assert max((n for at, n in here.items() if at < small - 1_000), default=600) > 500
         assert all(n <= 30 for at, n in here.items() if at > small + 60)

@@ -20,7 +20,7 @@ from tests.servers import HOST, Rabbitmq
 from oncely.consumer import Consumer
 from oncely.core.errors import BrokerRefused, PublishRefused, TransportError
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, Refuse, Requeue
+from oncely.core.verdicts import Ack, Reject, Requeue
 from oncely.ledger import Ledger, open_ledger
 from oncely.testing import at_once
 from oncely.transports.open_transport import open_transport
@@ -136,7 +136,7 @@ class Traffic:
         deliveries = self._transport.receive(_QUEUE, 50, 0.2)
         # Where the reply is lost, the broker may have taken the acknowledgement: none comes again.
         self.received.update(_ids(deliveries))
-        self._transport.settle([(delivery, Ack()) for delivery in deliveries])
+        self._transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
 
 
 def test_restart(private_rabbitmq: Rabbitmq, open_at: Open) -> None:
@@ -147,7 +147,7 @@ def test_restart(private_rabbitmq: Rabbitmq, open_at: Open) -> None:
     other = open_at(private_rabbitmq.url)
     other.publish("another", [Message("kept"), Message("dead")])
     _, second = _received(other, 2, "another")
-    other.settle([(second, Refuse("no"))])
+    other.acknowledge([(second, Reject("no"))])
     with Traffic(transport) as traffic:
         for end in (private_rabbitmq.kill, private_rabbitmq.stop):
             traffic.goes_on()
@@ -217,7 +217,7 @@ def test_queue_deleted(
     rabbitmq_url: str, transport: Transport, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A queue that is deleted under its consumer is made again, and what comes into it arrives;
-    what was held of the former one cannot be settled any more.
+    what was held of the former one cannot be acknowledged any more.
     """
     caplog.set_level(logging.INFO, "oncely")
     _publish(transport, 1)
@@ -227,7 +227,7 @@ def test_queue_deleted(
     assert transport.receive(_QUEUE, 1, 0.2) == []
     _publish(transport, 1, first=1)
     [delivery] = _received(transport, 1)
-    transport.settle([(held, Ack()), (delivery, Ack())])
+    transport.acknowledge([(held, Ack()), (delivery, Ack())])
     assert delivery.message.id == "1"
     assert events_in(caplog) == ["settled_too_late"]
     assert transport.is_drained(_QUEUE)
@@ -258,9 +258,9 @@ def test_memory_alarm(rabbitmq: Rabbitmq, rabbitmq_url: str, open_at: Open) -> N
         with pytest.raises(TransportError, match="not answered within"):  # noqa: PT012
             for _ in range(3):
                 transport.publish("another", [Message("1")])
-        transport.settle([(delivery, Ack()) for delivery in _received(transport, 4)])
-        transport.settle([(first, Requeue()), (second, Refuse("no"))])
-        transport.settle([(delivery, Ack()) for delivery in _received(transport, 1)])
+        transport.acknowledge([(delivery, Ack()) for delivery in _received(transport, 4)])
+        transport.acknowledge([(first, Requeue()), (second, Reject("no"))])
+        transport.acknowledge([(delivery, Ack()) for delivery in _received(transport, 1)])
         assert transport.is_drained(_QUEUE)
     _publish(transport, 1)
     assert _ids(_received(transport, 1)) == ["0"]
@@ -329,10 +329,10 @@ def test_acknowledged_too_late(
         _publish(transport, 1)
         [late] = _received(transport, 1)
         [again] = _received(transport, 1)
-        transport.settle([(late, Ack())])
+        transport.acknowledge([(late, Ack())])
         assert events_in(caplog) == ["settled_too_late"]
         assert (again.message.id, again.count) == ("0", 2)
-        transport.settle([(again, Ack())])
+        transport.acknowledge([(again, Ack())])
         assert transport.is_drained(_QUEUE)
 
 
@@ -375,17 +375,17 @@ def test_cut_while_publishing(rabbitmq_url: str, open_at: Open, delivers: bool) 
 
 @pytest.mark.parametrize("delivers", [True, False], ids=["delivered", "lost"])
 def test_cut_while_settling(rabbitmq_url: str, open_at: Open, delivers: bool) -> None:
-    """What was acknowledged when the connection broke is settled, or comes again."""
+    """What was acknowledged when the connection broke is acknowledged, or comes again."""
     with Proxy(urlsplit(rabbitmq_url).port or 0) as proxy:
         transport = open_at(_through(rabbitmq_url, proxy))
         _publish(transport, 2)
         deliveries = _received(transport, 2)
         proxy.cut(_ACK, delivers=delivers)
-        transport.settle([(delivery, Ack()) for delivery in deliveries])
+        transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
         _publish(transport, 1, first=2)
         again = _received(transport, 1 if delivers else 3)
         assert sorted(_ids(again)) == (["2"] if delivers else ["0", "1", "2"])
-        transport.settle([(delivery, Ack()) for delivery in again])
+        transport.acknowledge([(delivery, Ack()) for delivery in again])
         assert transport.is_drained(_QUEUE)
 
 
@@ -402,14 +402,14 @@ def test_fork(transport: Transport) -> None:
     if child == 0:
         os._exit(_status_of(lambda: _use_in_child(transport)))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    transport.settle([(held, Requeue())])
+    transport.acknowledge([(held, Requeue())])
     assert _ids(_received(transport, 1)) == ids
 
 
 def _use_in_child(transport: Transport) -> None:
     transport.publish("another", [Message("1")])
     [delivery] = transport.receive("another", 10, LIMIT_S)
-    transport.settle([(delivery, Ack())])
+    transport.acknowledge([(delivery, Ack())])
     assert transport.receive(_QUEUE, 10, 0.05) == []
     transport.close()
 

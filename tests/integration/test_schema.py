@@ -413,7 +413,7 @@ def _make_older(url: str, revision: str = "0001") -> None:
     assert isinstance(store, SqlStore)
     with (
         store._connected() as connection,
-        store._database.migrating(connection),
+        store._dialect.migrating(connection),
         _config(connection, store._name) as config,
     ):
         command.upgrade(config, revision)

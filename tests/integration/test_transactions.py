@@ -23,10 +23,10 @@ from tests.servers import Postgresql
 from oncely.core.errors import StoreError
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
-from oncely.stores import news
+from oncely.stores import notifications
 from oncely.stores.open_store import open_store
 from oncely.stores.sql import SqlStore
-from oncely.stores.store import Inside
+from oncely.stores.store import Transaction
 
 ROOT = Path(__file__).parents[2]
 _KINDS = ("sqlite", "postgresql", "mysql")
@@ -84,12 +84,12 @@ def test_error_ends_a_transaction(store: SqlStore, url: str) -> None:
     run_by_hand(url, "DROP TABLE message_steps;")
     errors = []
 
-    def work(inside: Inside) -> None:
-        inside.keep([deferred("m")])
+    def work(transaction: Transaction) -> None:
+        transaction.keep([deferred("m")])
         calls: list[Callable[[], object]] = [
-            lambda: inside.steps_of([PARENT]),
-            lambda: inside.waiting([PARENT]),
-            lambda: inside.load([PARENT]),
+            lambda: transaction.steps_of([PARENT]),
+            lambda: transaction.waiting([PARENT]),
+            lambda: transaction.load([PARENT]),
         ]
         for call in calls:
             with pytest.raises(StoreError) as raised:
@@ -107,10 +107,10 @@ def test_error_that_is_swallowed(store: SqlStore, url: str) -> None:
     """Work that goes on after an error of the store, and ends well, has stored nothing."""
     run_by_hand(url, "DROP TABLE message_steps;")
 
-    def work(inside: Inside) -> str:
-        inside.keep([deferred("m")])
+    def work(transaction: Transaction) -> str:
+        transaction.keep([deferred("m")])
         with pytest.raises(StoreError):
-            inside.steps_of([PARENT])
+            transaction.steps_of([PARENT])
         return "well"
 
     with pytest.raises(StoreError, match=r"migrate\(\)"):
@@ -129,13 +129,13 @@ def test_session_ended_inside(kind: str, request: pytest.FixtureRequest) -> None
     for store in _opened(request.getfixturevalue(f"{kind}_url")):
         runs: list[int] = []
 
-        def work(inside: Inside, runs: list[int] = runs) -> None:
+        def work(transaction: Transaction, runs: list[int] = runs) -> None:
             runs.append(len(runs))
-            inside.keep_step(PARENT, f"run {len(runs)}", 1)
+            transaction.keep_step(PARENT, f"run {len(runs)}", 1)
             if len(runs) == 1:
                 while other.end_one():
                     pass
-            inside.keep([deferred("m")])
+            transaction.keep([deferred("m")])
 
         store.transaction(work)
         assert runs == [0, 1]
@@ -148,7 +148,9 @@ def test_body_too_large_for_a_statement(mysql_url: str) -> None:
     """A message longer than the server takes is refused in words, and not by a lost line."""
     for store in _opened(mysql_url):
         with pytest.raises(StoreError, match="raise max_allowed_packet"):
-            store.transaction(lambda inside: inside.keep([deferred("m", body=b"x" * 20_000_000)]))
+            store.transaction(
+                lambda transaction: transaction.keep([deferred("m", body=b"x" * 20_000_000)])
+            )
         assert not store.backlogs()
 
 
@@ -321,12 +323,12 @@ def test_own_process_is_told(
     """What the same process has deferred ends a wait at once, and not at the next look."""
     pausing = Event()
 
-    def waits(bell: news.Bell, seen: int, _: float) -> int:
+    def waits(signal: notifications.ProcessSignal, seen: int, _: float) -> int:
         pausing.set()
-        return wait(bell, seen, 10 * LIMIT_S)
+        return wait(signal, seen, 10 * LIMIT_S)
 
-    wait = news.Bell.wait
-    monkeypatch.setattr(news.Bell, "wait", waits)
+    wait = notifications.ProcessSignal.wait
+    monkeypatch.setattr(notifications.ProcessSignal, "wait", waits)
     for store in _opened(url_of(kind, request, tmp_path)):
         waiter = _Waiter(store)
         assert pausing.wait(LIMIT_S)

@@ -601,12 +601,12 @@ def test_all_is_stored_together(ledger: Ledger, engine: Engine) -> None:
     """The claim, the handler's own writes and what it deferred commit in one transaction."""
     beating = _heartbeats()
     with engine.begin() as connection, ledger.transaction(connection) as inbox:
-        inside = IdempotenceService(inbox, _CONSUMER)
-        assert inside.processing_status(MESSAGE) is ASSIGNED
+        transaction = IdempotenceService(inbox, _CONSUMER)
+        assert transaction.processing_status(MESSAGE) is ASSIGNED
         assert _heartbeats() == beating, "nobody else sees this claim to extend it"
         connection.execute(text("INSERT INTO orders (id) VALUES ('order-1')"))
-        inside.add_deferred_message(MESSAGE, INVOICE, "archive")
-        inside.message_handled(MESSAGE)
+        transaction.add_deferred_message(MESSAGE, INVOICE, "archive")
+        transaction.message_handled(MESSAGE)
     service = IdempotenceService(ledger, _CONSUMER)
     assert sent_by(service) == ["invoice-1 to archive"]
     service.processing_completed(MESSAGE)
@@ -622,11 +622,11 @@ def _heartbeats() -> int:
 def test_nothing_is_left_of_a_handler_that_fails(ledger: Ledger, engine: Engine) -> None:
     """When the transaction is rolled back there is no claim, no write and nothing deferred."""
     with engine.connect() as connection, ledger.transaction(connection) as inbox:
-        inside = IdempotenceService(inbox, _CONSUMER)
-        inside.processing_status(MESSAGE)
+        transaction = IdempotenceService(inbox, _CONSUMER)
+        transaction.processing_status(MESSAGE)
         connection.execute(text("INSERT INTO orders (id) VALUES ('order-1')"))
-        inside.add_deferred_message(MESSAGE, INVOICE, "archive")
-        inside.message_handled(MESSAGE)
+        transaction.add_deferred_message(MESSAGE, INVOICE, "archive")
+        transaction.message_handled(MESSAGE)
     # Closed without a commit: it is rolled back.
     assert orders_in(engine) == []
     assert ledger.counts() == {}

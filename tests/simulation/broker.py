@@ -12,11 +12,11 @@ from oncely.core.binding import Binding
 from oncely.core.errors import PublishRefused, TransportError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
+from oncely.core.verdicts import Ack, Acknowledgement, Reject, Requeue
 from oncely.transports.transport import Delivery, Features
 
 VISIBILITY_S = 20.0
-"""What is not settled for so long is delivered again."""
+"""What is not acknowledged for so long is delivered again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class Broker:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that was to be consumed is settled."""
+        """Whether all that was to be consumed is acknowledged."""
         return not self._letters
 
     def put(self, actor: str, queue: str, message: Message) -> None:
@@ -72,7 +72,9 @@ class Broker:
             self._note(actor, "delivered", id=letter.message.id, tag=tag)
         return taken
 
-    def settle(self, actor: str, delivery: Delivery, holder: object, verdict: Settlement) -> None:
+    def acknowledge(
+        self, actor: str, delivery: Delivery, holder: object, verdict: Acknowledgement
+    ) -> None:
         """Do as the verdict says, unless it comes too late."""
         number, count = delivery.tag
         letter = next((each for each in self._letters if each.number == number), None)
@@ -84,7 +86,7 @@ class Broker:
             case Ack():
                 self._letters.remove(letter)
                 self._note(actor, "acknowledged", **told)
-            case Refuse(reason):
+            case Reject(reason):
                 self._letters.remove(letter)
                 self._note(actor, "dead_letter", reason=reason, **told)
             case Requeue():
@@ -138,10 +140,10 @@ class FaultyTransport:
         self._end(lost)
         return taken
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
+    def acknowledge(self, verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
         for delivery, verdict in verdicts:
             lost = self._begin()
-            self._broker.settle(self._actor, delivery, self.holder, verdict)
+            self._broker.acknowledge(self._actor, delivery, self.holder, verdict)
             self._end(lost)
 
     def publish(

@@ -16,7 +16,7 @@ from oncely.core.waiting import OUTBOX, retry_name
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.memory_tables import WaitingRow
 from oncely.stores.retrying import TryAgain, patiently
-from oncely.stores.store import Inside, Store
+from oncely.stores.store import Store, Transaction
 
 T = TypeVar("T")
 
@@ -169,7 +169,7 @@ class FaultyStore(ForwardingStore):
             return work(self.store)
         return self._asked(work, lost=ReplyLost if name in _TOLD_ONCE else TryAgain)
 
-    def transaction(self, work: Callable[[Inside], T]) -> T:
+    def transaction(self, work: Callable[[Transaction], T]) -> T:
         """As the shared store does it, perhaps cut off between two statements."""
         draws, weather = self._weather.draws, self._weather
 
@@ -177,8 +177,10 @@ class FaultyStore(ForwardingStore):
             is_cut = not weather.is_over and draws.random() < weather.likely / 2
             statements = draws.randrange(4) if is_cut else None
 
-            def cut(inside: Inside) -> T:
-                return work(inside if statements is None else _CutInside(inside, statements))
+            def cut(transaction: Transaction) -> T:
+                return work(
+                    transaction if statements is None else _CutInside(transaction, statements)
+                )
 
             return store.transaction(cut)
 
@@ -230,12 +232,12 @@ class FaultyStore(ForwardingStore):
 class _CutInside:
     """A transaction whose line breaks after so many statements."""
 
-    def __init__(self, inside: Inside, statements: int) -> None:
-        self._inside = inside
+    def __init__(self, transaction: Transaction, statements: int) -> None:
+        self._transaction = transaction
         self._left = statements
 
     def __getattr__(self, name: str) -> Any:
         if self._left <= 0:
             raise TryAgain("the line broke within a transaction")
         self._left -= 1
-        return getattr(self._inside, name)
+        return getattr(self._transaction, name)

@@ -279,8 +279,8 @@ MUTANTS = [
     Mutant(
         "a dead letter is not kept with its record",
         KEEPING,
-        "            case SetAside(reason):\n                return self._dead(turn, reason)\n",
-        "            case SetAside(reason):\n"
+        "            case DeadLetter(reason):\n                return self._dead(turn, reason)\n",
+        "            case DeadLetter(reason):\n"
         "                return () if turn.error else self._dead(turn, reason)\n",
         seed=3,
     ),

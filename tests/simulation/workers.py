@@ -21,7 +21,7 @@ from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message, current
 from oncely.core.policy import Policy
 from oncely.core.record import Key
-from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
+from oncely.core.verdicts import Ack, Acknowledgement, Reject, Requeue
 from oncely.ledger import Ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
@@ -188,11 +188,11 @@ class CallerLoop:
     def _work(self) -> None:
         try:
             for delivery in self._transport.receive(QUEUE, 1, _IDLE_S):
-                self._transport.settle([(delivery, self._verdict(delivery))])
+                self._transport.acknowledge([(delivery, self._verdict(delivery))])
         except TransportError:
             self._stop.wait(_AGAIN_S)
 
-    def _verdict(self, delivery: Delivery) -> Settlement:
+    def _verdict(self, delivery: Delivery) -> Acknowledgement:
         try:
             result = self._answer(delivery.message)
         except KeyboardInterrupt:
@@ -203,9 +203,9 @@ class CallerLoop:
         self._note("returned", key=(CONSUMER, delivery.message.id), result=result)
         return Ack()
 
-    def _after(self, error: Exception, message: Message) -> Settlement:
+    def _after(self, error: Exception, message: Message) -> Acknowledgement:
         if isinstance(error, RefusedError):
-            return Refuse(f"{type(error).__name__}: {error}")
+            return Reject(f"{type(error).__name__}: {error}")
         if isinstance(error, BusyError | FencedError | StoreError):
             self._note("put_off", id=message.id, error=type(error).__name__)
         elif not self._handler.has_raised(error):

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from oncely import Key, Ledger, Message
 from oncely._util.crash_points import kill_at, reached
 from oncely.core.waiting import retries_of
-from oncely.lifecycle.transacting import Begins
+from oncely.lifecycle.transacting import TransactionSource
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.leased import LeasedTask
 from oncely.spark.modes.transactional import TransactionalTask
@@ -35,7 +35,7 @@ def task_of(
     handler: Callable[..., Any],
     folder: Path,
     channel: TaskChannel | None = None,
-    begins: Begins | None = None,
+    begins: TransactionSource | None = None,
     /,
     **options: str,
 ) -> ChunkTask:
@@ -61,7 +61,7 @@ def run_task(
     folder: Path,
     rows: Rows,
     batch: int = 1_000,
-    begins: Begins | None = None,
+    begins: TransactionSource | None = None,
     /,
     *,
     drains: bool = False,

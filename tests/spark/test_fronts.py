@@ -29,7 +29,7 @@ from oncely import (
     ops,
 )
 from oncely.core.activity import Run
-from oncely.locations import LedgerPlace
+from oncely.locations import LedgerAddress
 from oncely.spark import Report, StreamCounts, foreach_batch, process, sink_options
 from oncely.spark.failures import as_own
 from oncely.spark.ledgers import migrated_ledger
@@ -144,7 +144,7 @@ def test_a_batch_is_a_run(frame: Frame, settings: Settings) -> None:
     others = sum(run.totals[name] for name in ("handled", "failed", "in_doubt", "waiting"))
     copies = sum(run.totals["duplicates"].values())
     assert others + copies + sum(run.totals["quarantined"].values()) == 4
-    migrated_ledger(LedgerPlace(settings["ledger"])).recorder.tell()
+    migrated_ledger(LedgerAddress(settings["ledger"])).recorder.tell()
     with closing(open_ledger(settings["ledger"])) as ledger:
         rates = ops.activity(ledger).day["tests"]
         assert (rates.handled, rates.failed, rates.duplicates) == (1, 1, 1)

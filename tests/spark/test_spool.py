@@ -163,7 +163,7 @@ def left_in_queue(url: str) -> list[str]:
         deliveries: list[Delivery] = []
         while not transport.is_drained(_QUEUE):
             more = transport.receive(_QUEUE, 1_000, 0.1)
-            transport.settle([(delivery, Ack()) for delivery in more])
+            transport.acknowledge([(delivery, Ack()) for delivery in more])
             deliveries += more
     return [delivery.message.id for delivery in deliveries]
 
@@ -293,15 +293,15 @@ def test_a_broker_that_goes_away(
     url = private_rabbitmq.url
     publish(url, [f"a{n}" for n in range(100)])
     spooler = open_at(url, wait="2s")
-    settle = spooler._transport.settle
+    acknowledge = spooler._transport.acknowledge
     rounds = itertools.count()
 
-    def settle_late(verdicts: Any) -> None:
+    def acknowledge_late(verdicts: Any) -> None:
         if next(rounds) == 0:
             private_rabbitmq.kill()
-        settle(verdicts)
+        acknowledge(verdicts)
 
-    spooler._transport.settle = settle_late  # type: ignore[method-assign]
+    spooler._transport.acknowledge = acknowledge_late  # type: ignore[method-assign]
     assert spooler.take(100)[1] == 100
     # Whoever waited for this one would do so for a day.
     monkeypatch.setattr(spooler_module, "_OUTAGE_S", 86_400.0)

@@ -15,7 +15,7 @@ from tests.conformance.conftest import SHARED, url_of
 from tests.turns import in_turn
 
 from oncely import State, open_ledger
-from oncely.locations import LedgerPlace
+from oncely.locations import LedgerAddress
 from oncely.spark.ledgers import migrated_ledger
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def test_connections_are_bounded_by_running_tasks(
 
 def test_ledgers_of_many_places_are_closed(postgresql_url: str) -> None:
     """A process keeps those open that were asked for last; one that was closed opens again."""
-    places = [LedgerPlace(postgresql_url, f"messages_{n}") for n in range(12)]
+    places = [LedgerAddress(postgresql_url, f"messages_{n}") for n in range(12)]
     first = migrated_ledger(places[0])
     for place in places:
         migrated_ledger(place).now()

@@ -17,7 +17,7 @@ from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record
-from oncely.core.verdicts import Ack, SetAside, Verdict
+from oncely.core.verdicts import Ack, DeadLetter, Verdict
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
@@ -30,7 +30,7 @@ class Keyless(MemoryStore):
 
     def put(self, queue: str, messages: Sequence[Message]) -> None:
         rows = [replace(row, lane=row.name) for row in WaitingMessage.queued(queue, messages)]
-        self.transaction(lambda inside: inside.keep(rows))
+        self.transaction(lambda transaction: transaction.keep(rows))
 
 
 class Queue(StoreTransport):
@@ -45,7 +45,7 @@ class Queue(StoreTransport):
     def note(self, message: Message, verdict: Verdict) -> None:
         """A turn has ended so."""
         self.verdicts.append(verdict)
-        if isinstance(verdict, SetAside):
+        if isinstance(verdict, DeadLetter):
             self._dead[message.id] = verdict.reason
 
     def put(self, *ids: str, **fields: Any) -> None:
@@ -73,8 +73,8 @@ class Once(Queue):
         taken = super().receive(queue, max_messages, wait_s)
         return [replace(delivery, count=self.count) for delivery in taken]
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Any]]) -> None:
-        super().settle([(delivery, Ack()) for delivery, _ in verdicts])
+    def acknowledge(self, verdicts: Sequence[tuple[Delivery, Any]]) -> None:
+        super().acknowledge([(delivery, Ack()) for delivery, _ in verdicts])
 
 
 @pytest.fixture

@@ -101,10 +101,10 @@ class _BothWays(RuleBasedStateMachine):
             if isinstance(one, held) and isinstance(other_one, held):
                 self.claims.append((one.claim, other_one.claim))
 
-    @rule(command=st.sampled_from(COMMANDS), places=st.sets(st.integers(0, 20), max_size=6))
-    def write(self, command: Any, places: set[int]) -> None:
+    @rule(command=st.sampled_from(COMMANDS), indexes=st.sets(st.integers(0, 20), max_size=6))
+    def write(self, command: Any, indexes: set[int]) -> None:
         """Let the holders of some claims say what became of them."""
-        chosen = [pair for n, pair in enumerate(self.claims[-20:]) if n in places]
+        chosen = [pair for n, pair in enumerate(self.claims[-20:]) if n in indexes]
         self._settled([[to_write(command(pair[n])) for pair in chosen] for n in (0, 1)])
 
     @rule(command=st.sampled_from(COMMANDS), count=st.integers(2, 6))

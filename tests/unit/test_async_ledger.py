@@ -34,7 +34,7 @@ from oncely.core.errors import (
     StoreUnavailable,
 )
 from oncely.core.record import Claim, Key, State
-from oncely.engine import batch as batching
+from oncely.engine import group_commit
 from oncely.ledger import Ledger
 from oncely.testing import ManualClock, at_once
 
@@ -44,13 +44,13 @@ T = TypeVar("T")
 @pytest.fixture(autouse=True)
 def _nothing_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, no batch is taken for stalled unless the test wants it."""
-    monkeypatch.setattr(batching, "STALL_S", LIMIT_S)
+    monkeypatch.setattr(group_commit, "STALL_S", LIMIT_S)
 
 
 @pytest.fixture
 def stalls(_nothing_stalls: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is taken for stalled soon."""
-    monkeypatch.setattr(batching, "STALL_S", 0.01)
+    monkeypatch.setattr(group_commit, "STALL_S", 0.01)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def stall(meddling: MeddlingStore) -> Iterator["Stall"]:
 def waiting(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     """Released for each call that is handed to the threads of the ledger, or waits for them."""
     handed_over = threading.Semaphore(0)
-    submit = ledger._batcher.submit
+    submit = ledger._group_commit.submit
 
     def tell(given: Iterable[Any]) -> bool:
         given = list(given)
@@ -82,7 +82,7 @@ def waiting(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> threading.Semaph
             handed_over.release()
         return wanted
 
-    monkeypatch.setattr(ledger._batcher, "submit", tell)
+    monkeypatch.setattr(ledger._group_commit, "submit", tell)
     return handed_over
 
 
@@ -600,7 +600,7 @@ def test_many_claims_cancelled(calls: AsyncLedger, ledger: Ledger, stall: Stall)
 
 def test_many_claims_cancelled_when_granted(ledger: Ledger) -> None:
     """What was granted to a `claim_many` is given back also where it was cancelled just then."""
-    claiming = _Claiming(lambda: ledger.claim_many(keys_of(5)), ledger._batcher)
+    claiming = _Claiming(lambda: ledger.claim_many(keys_of(5)), ledger._group_commit)
     claiming.run()
     claiming.abandon()
     ledger.close()
@@ -679,7 +679,7 @@ def test_exit_gives_back() -> None:
 
 def test_exit_does_not_wait_for_ever() -> None:
     """A store that hangs does not keep the program from ending."""
-    program = CANCELLED_AT_EXIT.replace("GO_ON", "oncely.engine.batch._PATIENCE_S = 0.1")
+    program = CANCELLED_AT_EXIT.replace("GO_ON", "oncely.engine.group_commit._PATIENCE_S = 0.1")
     assert printed(program) == "1\n"
 
 

@@ -298,12 +298,12 @@ def test_waiting_goes_on_beside_other_calls(clock: ManualClock) -> None:
     handled(ledger, "one", deferred(ONE, "a", delay_s=60))
     store = ledger._store
     assert isinstance(store, MemoryStore)
-    before = store.news.rung
+    before = store.notifications.count
     ledger.find(ONE)
     ledger.mailbox.take(10, "1s")
-    assert store.news.rung == before
+    assert store.notifications.count == before
     handled(ledger, "two", deferred(TWO, "b"))
-    assert store.news.rung > before
+    assert store.notifications.count > before
 
 
 # ---- Transactions ------------------------------------------------------------------------------

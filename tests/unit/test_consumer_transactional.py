@@ -16,7 +16,7 @@ from oncely.core.errors import BusyError, StoreError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.core.verdicts import Ack, Delay, SetAside
+from oncely.core.verdicts import Ack, DeadLetter, Delay
 from oncely.lifecycle.held_message import deferred_message
 
 INSERT = text("INSERT INTO effects (name) VALUES (:name)")
@@ -253,4 +253,4 @@ def test_async(queue: Queue, sql: Sql, made: Callable[[AsyncEngine], Any]) -> No
     assert sorted(sql.effects()) == ["1", "2"]
     assert (report.handled, report.retried, report.duplicates) == (2, 1, 1)
     assert report.deferred_sent == 2
-    assert SetAside not in map(type, queue.verdicts)
+    assert DeadLetter not in map(type, queue.verdicts)

@@ -26,7 +26,7 @@ from oncely.core.errors import (
 from oncely.core.message import Message
 from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, Record, State
-from oncely.core.verdicts import Ack, Delay, SetAside
+from oncely.core.verdicts import Ack, DeadLetter, Delay
 from oncely.ledger import Ledger
 from oncely.middleware.chain import CallNext
 from oncely.testing import ManualClock
@@ -91,7 +91,7 @@ def test_other_content_is_set_aside(deliver: Deliver) -> None:
     deliver(nothing)
     other = Message("1", b"other")
     verdict = deliver(never, other)
-    assert isinstance(verdict, SetAside)
+    assert isinstance(verdict, DeadLetter)
     assert "MismatchError" in verdict.reason
     assert deliver(never, other, Policy(on_mismatch="ignore")) == Ack()
 
@@ -107,7 +107,7 @@ def test_other_content_is_set_aside(deliver: Deliver) -> None:
 )
 def test_unusable_is_set_aside(deliver: Deliver, message: Message, reason: str) -> None:
     """What no handler can be given is set aside, with the reason."""
-    assert deliver(never, message) == SetAside(f"MessageError: {reason}")
+    assert deliver(never, message) == DeadLetter(f"MessageError: {reason}")
 
 
 def test_without_an_id(deliver: Deliver, ledger: Ledger) -> None:
@@ -140,7 +140,7 @@ def test_in_doubt_is_set_aside(deliver: Deliver, ledger: Ledger, clock: ManualCl
     """What is in doubt, and held, is for people to look at."""
     in_doubt(ledger, clock)
     verdict = deliver(never, policy=Policy(on_in_doubt="hold"))
-    assert isinstance(verdict, SetAside)
+    assert isinstance(verdict, DeadLetter)
     assert "InDoubtError" in verdict.reason
 
 
@@ -161,7 +161,7 @@ def test_probe(
 
     verdict = deliver(handled.append, policy=Policy(on_in_doubt=probe))
     assert (asked, len(handled)) == ([b"{}"], runs)
-    assert isinstance(verdict, SetAside) is (finding == "unknown")
+    assert isinstance(verdict, DeadLetter) is (finding == "unknown")
 
 
 def test_too_old(deliver: Deliver, ledger: Ledger, clock: ManualClock) -> None:
@@ -171,7 +171,7 @@ def test_too_old(deliver: Deliver, ledger: Ledger, clock: ManualClock) -> None:
     clock.advance(1)
     assert ledger.purge("0s") == 1
     verdict = deliver(never, old)
-    assert isinstance(verdict, SetAside)
+    assert isinstance(verdict, DeadLetter)
     assert "TooOldError" in verdict.reason
     ledger.complete(granted(ledger.claim(KEY)))
     assert deliver(never, old) == Ack()
@@ -203,7 +203,7 @@ def test_failures_are_the_handlers_own(
     assert (found(ledger).state, found(ledger).attempts) == (State.FAILED, 1)
     clock.advance(BACKOFF.delay_s)
     verdict = deliver(raising(error), policy=policy)
-    assert isinstance(verdict, SetAside)
+    assert isinstance(verdict, DeadLetter)
     assert type(error).__name__ in verdict.reason
     assert found(ledger).exhausted
 
@@ -213,13 +213,13 @@ def test_exhausted_is_set_aside(deliver: Deliver) -> None:
     policy = Policy(tries=1)
     deliver(raising(ValueError("no")), policy=policy)
     verdict = deliver(never, policy=policy)
-    assert isinstance(verdict, SetAside)
+    assert isinstance(verdict, DeadLetter)
     assert "ExhaustedError" in verdict.reason
 
 
 def test_failed_is_skipped(deliver: Deliver) -> None:
     """Where an effect must never repeat, what failed is set aside; a copy of it is acknowledged."""
-    assert deliver(raising(ValueError("no")), policy=at_most_once()) == SetAside("ValueError: no")
+    assert deliver(raising(ValueError("no")), policy=at_most_once()) == DeadLetter("ValueError: no")
     assert deliver(never, policy=at_most_once()) == Ack()
 
 
@@ -228,7 +228,7 @@ def test_failed_is_skipped(deliver: Deliver) -> None:
 def test_final_is_set_aside(deliver: Deliver, message: Message, error: Exception) -> None:
     """An error that says that no try can help sets the message aside at once."""
     policy = Policy(on_missing_id="untracked")
-    assert isinstance(deliver(raising(error), message, policy), SetAside)
+    assert isinstance(deliver(raising(error), message, policy), DeadLetter)
 
 
 def test_retry_says_when(deliver: Deliver) -> None:
@@ -250,7 +250,7 @@ def test_unfinished_work_has_failed(deliver: Deliver, ledger: Ledger) -> None:
 def test_result_that_is_no_json(deliver: Deliver) -> None:
     """A result that cannot be kept is a permanent failure of the message."""
     policy = Policy(results="keep", tries=2)
-    assert isinstance(deliver(lambda _: object(), policy=policy), SetAside)
+    assert isinstance(deliver(lambda _: object(), policy=policy), DeadLetter)
 
 
 def test_untracked_failures_are_counted_by_the_broker(deliver: Deliver) -> None:
@@ -259,7 +259,7 @@ def test_untracked_failures_are_counted_by_the_broker(deliver: Deliver) -> None:
     verdicts = [
         deliver(raising(ValueError("no")), Message(""), policy, count) for count in (1, 2, 3)
     ]
-    assert verdicts == [BACKOFF, Delay(120.0), SetAside("ValueError: no")]
+    assert verdicts == [BACKOFF, Delay(120.0), DeadLetter("ValueError: no")]
 
 
 # ---- The store is away -------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_store_away_after(deliver: Deliver, outage: Outage, clock: ManualClock) 
     outage.end()
     assert deliver(never, policy=policy) == AGAIN
     clock.advance(1)
-    assert isinstance(deliver(never, policy=policy), SetAside)
+    assert isinstance(deliver(never, policy=policy), DeadLetter)
 
 
 def test_store_back_after(deliver: Deliver, ledger: Ledger, outage: Outage) -> None:

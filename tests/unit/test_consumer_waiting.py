@@ -27,7 +27,7 @@ from oncely.engine.request import Request
 from oncely.ledger import Ledger
 from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.patience import store_outage
-from oncely.stores.store import Inside, PutBack
+from oncely.stores.store import PutBack, Transaction
 from oncely.testing import ManualClock
 from oncely.transports.transport import Delivery
 
@@ -343,11 +343,11 @@ def test_error_queue_where_keeping_fails(
     """A copy is sent once the dead letter is stored, and not for each time that it cannot be."""
     failures = [1, 2, 3]
 
-    def fail_first(inside: Inside, messages: Sequence[WaitingMessage]) -> None:
+    def fail_first(transaction: Transaction, messages: Sequence[WaitingMessage]) -> None:
         if messages and failures:
             failures.pop()
             raise StoreError("not now")
-        keep_anew(inside, messages)
+        keep_anew(transaction, messages)
 
     monkeypatch.setattr("oncely.engine.mailbox.keep_anew", fail_first)
     queue.publish("in", [Message("")])
@@ -362,10 +362,10 @@ def test_a_letter_that_cannot_be_kept(
 ) -> None:
     """It holds up no other: each is kept by itself then."""
 
-    def fail_for_some(inside: Inside, messages: Sequence[WaitingMessage]) -> None:
+    def fail_for_some(transaction: Transaction, messages: Sequence[WaitingMessage]) -> None:
         if any(each.message.body == b"bad" for each in messages):
             raise StoreError("not this one")
-        keep_anew(inside, messages)
+        keep_anew(transaction, messages)
 
     monkeypatch.setattr("oncely.engine.mailbox.keep_anew", fail_for_some)
     queue.publish("in", [Message("", b"bad"), *(Message("", b"good") for _ in range(3))])

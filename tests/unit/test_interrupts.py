@@ -16,7 +16,7 @@ from tests.records import granted
 
 import oncely
 from oncely.core.record import Key
-from oncely.engine import batch as batching
+from oncely.engine import group_commit
 from oncely.ledger import Ledger, open_ledger
 from oncely.testing import at_once
 
@@ -106,19 +106,19 @@ def test_call_alone(ledger: Ledger) -> None:
         if not interrupted(place, ledger, Key("billing", f"broken off {place}")):
             break
         granted(ledger.claim(Key("billing", f"here {place}")))
-        assert not ledger._batcher._in_flight
+        assert not ledger._group_commit._in_flight
         [claim] = at_once(1, lambda n: granted(ledger.claim(Key("billing", f"there {place}"))))  # noqa: B023
         ledger.complete(claim)
     assert place > 50
     assert set(threading.enumerate()) <= before
-    assert not ledger._batcher._waiting
+    assert not ledger._group_commit._waiting
 
 
 def test_slot_that_nobody_gave_back(ledger: Ledger) -> None:
     """However many calls are broken off where they would have given back their slots, others find
     room.
     """
-    for _ in range(2 * batching.MOST_BATCHES):
-        ledger._batcher._begin_alone(batching._Alone())
+    for _ in range(2 * group_commit.MOST_BATCHES):
+        ledger._group_commit._begin_alone(group_commit._Alone())
     granted(ledger.claim(Key("billing", "1")))
-    assert not ledger._batcher._in_flight
+    assert not ledger._group_commit._in_flight

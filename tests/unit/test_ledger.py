@@ -20,7 +20,7 @@ from oncely.core.commands import (
 from oncely.core.errors import ConfigError, ContentionError, FencedError, MessageError, RefusedError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
-from oncely.engine import batch
+from oncely.engine import group_commit
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
@@ -444,7 +444,7 @@ class SideBySide(MeddlingStore):
 
 def test_as_many_batches_as_the_store_works_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single call goes on beside another that stands still in such a store."""
-    monkeypatch.setattr(batch, "STALL_S", 60.0)
+    monkeypatch.setattr(group_commit, "STALL_S", 60.0)
     reached, go_on = threading.Event(), threading.Event()
     store = SideBySide(MemoryStore())
 

@@ -9,7 +9,7 @@ from oncely.core.message import Message
 from oncely.core.waiting import WaitingMessage
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.memory_tables import WaitingRow
-from oncely.stores.store import Inside, PutBack
+from oncely.stores.store import PutBack, Transaction
 from oncely.testing import ManualClock
 
 _QUEUES = ("a", "b")
@@ -20,24 +20,24 @@ class _GivenUpError(Exception):
     pass
 
 
-def change(random: Random, inside: Inside, rows: list[WaitingRow]) -> None:
+def change(random: Random, transaction: Transaction, rows: list[WaitingRow]) -> None:
     """Do something to what waits."""
     some = [row.message for row in random.sample(rows, min(len(rows), 3))]
     match random.randrange(6):
         case 0 | 1:
             keys = [random.choice([None, "x", "y"]) for _ in range(3)]
             messages = [Message(str(n), key=key) for n, key in enumerate(keys)]
-            inside.keep(WaitingMessage.queued(random.choice(_QUEUES), messages))
+            transaction.keep(WaitingMessage.queued(random.choice(_QUEUES), messages))
         case 2:
-            inside.take(f"queue/{random.choice(_QUEUES)}", 3, _HOLD_S, one_per_lane=True)
+            transaction.take(f"queue/{random.choice(_QUEUES)}", 3, _HOLD_S, one_per_lane=True)
         case 3:
-            inside.put_back(
+            transaction.put_back(
                 [PutBack(each, "no", random.choice([None, 0.0]), False) for each in some]
             )
         case 4:
-            inside.free([each.moved(random.choice(_QUEUES)) for each in some])
+            transaction.free([each.moved(random.choice(_QUEUES)) for each in some])
         case 5:
-            inside.remove(some)
+            transaction.remove(some)
 
 
 def takeable(rows: list[WaitingRow], queue: str) -> list[int]:
@@ -59,9 +59,9 @@ def test_transactions(seed: int) -> None:
         before = tables.rows()
         is_given_up = random.random() < 0.4
 
-        def work(inside: Inside, is_given_up: bool = is_given_up) -> None:
+        def work(transaction: Transaction, is_given_up: bool = is_given_up) -> None:
             for _ in range(random.randrange(1, 4)):
-                change(random, inside, tables.rows())
+                change(random, transaction, tables.rows())
             if is_given_up:
                 raise _GivenUpError
 
@@ -78,7 +78,7 @@ def test_transactions(seed: int) -> None:
         expected = takeable(tables.rows(), name)
         assert store.free_in_s(name) == (0.0 if expected else None)
         taken = store.transaction(
-            lambda inside, name=name: inside.take(name, 1_000, _HOLD_S, one_per_lane=True)  # type: ignore[misc]
+            lambda transaction, name=name: transaction.take(name, 1_000, _HOLD_S, one_per_lane=True)  # type: ignore[misc]
         )
         assert [each.number for each in taken] == expected
 
@@ -101,13 +101,13 @@ def test_one_lane_of_many() -> None:
     store.put("a", [Message("gone")])
     store.put("a", [Message(str(n), key="x") for n in range(1_000)])
 
-    def take(inside: Inside) -> Sequence[WaitingMessage]:
-        return inside.take("queue/a", 100, _HOLD_S, one_per_lane=True)
+    def take(transaction: Transaction) -> Sequence[WaitingMessage]:
+        return transaction.take("queue/a", 100, _HOLD_S, one_per_lane=True)
 
     gone, first = store.transaction(take)
-    store.transaction(lambda inside: inside.remove([gone]))
+    store.transaction(lambda transaction: transaction.remove([gone]))
     rows.looked = 0
     assert store.transaction(take) == []
-    store.transaction(lambda inside: inside.remove([first]))
+    store.transaction(lambda transaction: transaction.remove([first]))
     [second] = store.transaction(take)
     assert (second.message.id, rows.looked) == ("1", 4)

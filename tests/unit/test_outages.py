@@ -19,8 +19,8 @@ from tests.unit.conftest import Queue, Sql
 
 from oncely import http
 from oncely.consumer import Consumer
+from oncely.consuming.acknowledger import Acknowledger
 from oncely.consuming.sending import Sending
-from oncely.consuming.settling import Settling
 from oncely.core import rules
 from oncely.core.errors import StoreUnavailable, TransportError
 from oncely.core.message import Message
@@ -34,7 +34,7 @@ from oncely.metrics import Metrics
 from oncely.once import once
 from oncely.outbox import Relay, RelayReport
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.sql.listening import Listening
+from oncely.stores.sql.postgresql_listener import PostgresqlListener
 from oncely.testing import ManualClock
 
 
@@ -122,11 +122,11 @@ def test_sending(
 
 def test_acknowledging(caplog: pytest.LogCaptureFixture) -> None:
     """Deliveries that end during an outage cannot be acknowledged."""
-    transport: Any = SimpleNamespace(settle=failing(3, LOST, nothing))
-    settling = Settling(transport, None, threading.Event())
+    transport: Any = SimpleNamespace(acknowledge=failing(3, LOST, nothing))
+    acknowledger = Acknowledger(transport, None, threading.Event())
     turn: Any = SimpleNamespace(taken=None, ending=None, delivery=None, verdict=Requeue())
     for _ in range(5):
-        settling.settle([turn])
+        acknowledger.acknowledge([turn])
     assert events_in(caplog) == ["settling_failed", "settling_recovered"]
     assert vars(caplog.records[0])["count"] == 1
 
@@ -176,12 +176,12 @@ def test_metrics(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_notifications(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Listening is begun again every few seconds."""
-    monkeypatch.setattr("oncely.stores.sql.listening._AGAIN_S", 0.0)
-    monkeypatch.setattr("oncely.stores.sql.listening._is_direct", lambda _: True)
-    monkeypatch.setattr(Listening, "_hear", nothing)
+    monkeypatch.setattr("oncely.stores.sql.postgresql_listener._AGAIN_S", 0.0)
+    monkeypatch.setattr("oncely.stores.sql.postgresql_listener._is_direct", lambda _: True)
+    monkeypatch.setattr(PostgresqlListener, "_hear", nothing)
     heard: list[bool] = []
     connect: Any = failing(3, OSError("gone\nand more"), lambda: Connection())
-    listening = Listening(connect, "messages", lambda: heard.append(True))
+    listening = PostgresqlListener(connect, "messages", lambda: heard.append(True))
 
     def begin() -> bool:
         listening.begin()

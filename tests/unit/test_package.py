@@ -15,9 +15,9 @@ SMOKE = ROOT / "package_tests" / "smoke"
 def test_all() -> None:
     """The extra `all` has every other but `java`, and nothing of its own."""
     named = [re.fullmatch(r"oncely\[(.*)\]", each) for each in EXTRAS["all"]]
-    inside = {extra for each in named if each for extra in each[1].split(",")}
+    transaction = {extra for each in named if each for extra in each[1].split(",")}
     assert all(named)
-    assert inside == EXTRAS.keys() - {"all", "java"}
+    assert transaction == EXTRAS.keys() - {"all", "java"}
 
 
 def test_extras_are_tried() -> None:

@@ -20,7 +20,7 @@ from oncely.core.errors import (
 )
 from oncely.core.policy import Policy
 from oncely.core.rules import AGAIN_S, after_end, after_refusal, after_stop
-from oncely.core.verdicts import Ack, Counted, Delay, Phase, Requeue, SetAside, Told, Verdict
+from oncely.core.verdicts import Ack, Counted, DeadLetter, Delay, Phase, Requeue, Told, Verdict
 
 RETRY = Policy(tries=3, backoff=["1s", "2s"])
 SKIP = replace(RETRY, on_failed="skip")
@@ -41,21 +41,21 @@ ENDS: list[tuple[Policy, int, BaseException | None, Phase, bool, Told, Verdict, 
     (RETRY,   1,       None,                     WAITING, False,    Told.RELEASED,  Requeue(),                        Counted.GIVEN_BACK),
     (RETRY,   1,       NO,                       CALLED,  False,    Told.FAILED,    Delay(1.0),                       Counted.RETRIED),
     (RETRY,   2,       NO,                       CALLED,  False,    Told.FAILED,    Delay(2.0),                       Counted.RETRIED),
-    (RETRY,   3,       NO,                       CALLED,  False,    Told.EXHAUSTED, SetAside("ValueError: no"),     Counted.FAILED),
+    (RETRY,   3,       NO,                       CALLED,  False,    Told.EXHAUSTED, DeadLetter("ValueError: no"),     Counted.FAILED),
     (RETRY,   1,       NO,                       STARTED, False,    Told.FAILED,    Delay(1.0),                       Counted.RETRIED),
     (RETRY,   1,       NO,                       CALLED,  True,     Told.FAILED,    Delay(1.0),                       Counted.RETRIED),
     (ENDLESS, 99,      NO,                       CALLED,  False,    Told.FAILED,    Delay(2.0),                       Counted.RETRIED),
-    (SKIP,    1,       NO,                       CALLED,  False,    Told.FAILED,    SetAside("ValueError: no"),     Counted.FAILED),
-    (DEAD,    1,       NO,                       CALLED,  False,    Told.EXHAUSTED, SetAside("ValueError: no"),     Counted.FAILED),
+    (SKIP,    1,       NO,                       CALLED,  False,    Told.FAILED,    DeadLetter("ValueError: no"),     Counted.FAILED),
+    (DEAD,    1,       NO,                       CALLED,  False,    Told.EXHAUSTED, DeadLetter("ValueError: no"),     Counted.FAILED),
     (RETRY,   1,       Retry("no", "9s"),        CALLED,  False,    Told.FAILED,    Delay(9.0),                       Counted.RETRIED),
     (RETRY,   1,       Retry("no"),              CALLED,  False,    Told.FAILED,    Delay(1.0),                       Counted.RETRIED),
-    (RETRY,   3,       Retry("no", "9s"),        CALLED,  False,    Told.EXHAUSTED, SetAside("Retry: no"),          Counted.FAILED),
-    (RETRY,   1,       Reject("no"),             CALLED,  False,    Told.EXHAUSTED, SetAside("Reject: no"),         Counted.REJECTED),
-    (RETRY,   1,       MessageError("no"),       CALLED,  False,    Told.EXHAUSTED, SetAside("MessageError: no"),   Counted.REJECTED),
-    (RETRY,   1,       Unrecoverable("no"),      CALLED,  False,    Told.EXHAUSTED, SetAside("Unrecoverable: no"),  Counted.FAILED),
+    (RETRY,   3,       Retry("no", "9s"),        CALLED,  False,    Told.EXHAUSTED, DeadLetter("Retry: no"),          Counted.FAILED),
+    (RETRY,   1,       Reject("no"),             CALLED,  False,    Told.EXHAUSTED, DeadLetter("Reject: no"),         Counted.REJECTED),
+    (RETRY,   1,       MessageError("no"),       CALLED,  False,    Told.EXHAUSTED, DeadLetter("MessageError: no"),   Counted.REJECTED),
+    (RETRY,   1,       Unrecoverable("no"),      CALLED,  False,    Told.EXHAUSTED, DeadLetter("Unrecoverable: no"),  Counted.FAILED),
     (RETRY,   1,       SystemExit(3),            CALLED,  False,    Told.FAILED,    Delay(1.0),                       Counted.RETRIED),
-    (RETRY,   3,       KeyboardInterrupt(),      CALLED,  False,    Told.EXHAUSTED, SetAside("KeyboardInterrupt"),  Counted.FAILED),
-    (SKIP,    1,       asyncio.CancelledError(), CALLED,  False,    Told.FAILED,    SetAside("CancelledError"),     Counted.FAILED),
+    (RETRY,   3,       KeyboardInterrupt(),      CALLED,  False,    Told.EXHAUSTED, DeadLetter("KeyboardInterrupt"),  Counted.FAILED),
+    (SKIP,    1,       asyncio.CancelledError(), CALLED,  False,    Told.FAILED,    DeadLetter("CancelledError"),     Counted.FAILED),
     (RETRY,   1,       SystemExit(3),            CALLED,  True,     Told.RELEASED,  AGAIN,                            Counted.GIVEN_BACK),
     (HOLD,    1,       SystemExit(3),            CALLED,  True,     Told.NOTHING,   AGAIN,                            Counted.GIVEN_BACK),
     (HOLD,    1,       SystemExit(3),            RUNNING, True,     Told.RELEASED,  AGAIN,                            Counted.GIVEN_BACK),
@@ -68,11 +68,11 @@ REFUSALS = [
     (ContentionError("why"),  AGAIN,                              Counted.GIVEN_BACK),
     (OSError("why"),          AGAIN,                              Counted.GIVEN_BACK),
     (DuplicateError("why"),   Ack(),                              Counted.DUPLICATE),
-    (MessageError("why"),     SetAside("MessageError: why"),    Counted.SET_ASIDE),
-    (MismatchError("why"),    SetAside("MismatchError: why"),   Counted.SET_ASIDE),
-    (InDoubtError("why"),     SetAside("InDoubtError: why"),    Counted.SET_ASIDE),
-    (TooOldError("why"),      SetAside("TooOldError: why"),     Counted.SET_ASIDE),
-    (ExhaustedError("why"),   SetAside("ExhaustedError: why"),  Counted.SET_ASIDE),
+    (MessageError("why"),     DeadLetter("MessageError: why"),    Counted.SET_ASIDE),
+    (MismatchError("why"),    DeadLetter("MismatchError: why"),   Counted.SET_ASIDE),
+    (InDoubtError("why"),     DeadLetter("InDoubtError: why"),    Counted.SET_ASIDE),
+    (TooOldError("why"),      DeadLetter("TooOldError: why"),     Counted.SET_ASIDE),
+    (ExhaustedError("why"),   DeadLetter("ExhaustedError: why"),  Counted.SET_ASIDE),
 ]
 # fmt: on
 

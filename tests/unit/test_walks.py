@@ -111,8 +111,8 @@ class WatchedTransport(StoreTransport):
             self.walks.append(self._walker.end())
         return deliveries
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Any]]) -> None:
-        super().settle(verdicts)
+    def acknowledge(self, verdicts: Sequence[tuple[Delivery, Any]]) -> None:
+        super().acknowledge(verdicts)
         self._is_acknowledged.set()
 
 

@@ -18,7 +18,7 @@ from oncely import Key, Message, Relay, State, ops
 from oncely.core.errors import StoreUnavailable
 from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.sql.database import Link
+from oncely.stores.sql.dialect import SqlConnection
 from oncely.stores.sql.sqlite import Sqlite
 from oncely.stores.store import Loaded, PutBack
 from oncely.testing import ManualClock
@@ -316,7 +316,7 @@ def test_a_group_is_read_at_once(
     """
     trouble, asked, run = Trouble(open_sqlite(clock), clock), list[str](), Sqlite.run
 
-    def noted(database: Sqlite, link: Link, statement: str, *values: Any) -> Any:
+    def noted(database: Sqlite, link: SqlConnection, statement: str, *values: Any) -> Any:
         asked.append(statement)
         return run(database, link, statement, *values)
 

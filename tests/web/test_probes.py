@@ -16,7 +16,7 @@ from oncely.core.record import Record
 from oncely.core.waiting import WaitingMessage
 from oncely.ops import probing
 from oncely.stores.sql import SqlStore
-from oncely.stores.sql.database import Link
+from oncely.stores.sql.dialect import SqlConnection
 from oncely.stores.sql.sqlite import Sqlite
 from oncely.testing import ManualClock
 from oncely.web import dashboard
@@ -75,7 +75,7 @@ def test_what_is_known_is_asked_once(
     """What a page asks of the database does not grow with the records on it."""
     trouble, asked, run = Trouble(open_sqlite(clock), clock), list[str](), Sqlite.run
 
-    def noted(database: Sqlite, link: Link, statement: str, *values: Any) -> Any:
+    def noted(database: Sqlite, link: SqlConnection, statement: str, *values: Any) -> Any:
         asked.append(statement)
         return run(database, link, statement, *values)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 _VALUES_BETWEEN = 250_000
 
 _lock = threading.Lock()
-_inside: list[tuple[int, int, int]] = []
+_transaction: list[tuple[int, int, int]] = []
 """The thresholds that each block inside found when it was entered."""
 
 
@@ -23,13 +23,13 @@ def rarely_collecting() -> Iterator[None]:
     """
     with _lock:
         former = gc.get_threshold()
-        _inside.append(former)
+        _transaction.append(former)
         gc.set_threshold(_VALUES_BETWEEN, *former[1:])
     try:
         yield
     finally:
         with _lock:
-            first = _inside[0]
-            _inside.pop()
-            if not _inside:
+            first = _transaction[0]
+            _transaction.pop()
+            if not _transaction:
                 gc.set_threshold(*first)

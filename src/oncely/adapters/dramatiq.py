@@ -15,7 +15,7 @@ from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError
 from oncely.core.ids import Id, id_of_key
 from oncely.core.policy import Policy
-from oncely.core.verdicts import Delay, SetAside
+from oncely.core.verdicts import DeadLetter, Delay
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
@@ -141,7 +141,7 @@ def _attempted(
                 # Not by Retries, which would count it.
                 broker.enqueue(message, delay=int(delay_s * 1_000))  # type: ignore[arg-type]
                 raise _skipped(message) from error
-            case SetAside(reason):
+            case DeadLetter(reason):
                 message.fail()
                 raise SkipMessage(reason) from error
             case None:

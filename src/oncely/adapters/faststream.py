@@ -19,7 +19,7 @@ from oncely.core.errors import ConfigError, describe
 from oncely.core.ids import Id, fingerprint_of, id_of_key
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.verdicts import Delay, SetAside
+from oncely.core.verdicts import DeadLetter, Delay
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
@@ -137,7 +137,7 @@ class _OneMessage(BaseMiddleware[Any, Any]):
             match verdict:
                 case Delay() as delay:
                     return delay
-                case SetAside(reason):
+                case DeadLetter(reason):
                     raise _rejected(attempt.turn.asked.message_id, reason) from error
                 case _:
                     raise

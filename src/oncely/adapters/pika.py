@@ -13,7 +13,7 @@ from oncely.core.errors import ConfigError, describe
 from oncely.core.ids import Id, fingerprint_of, id_of_key
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.verdicts import Ack, Delay, SetAside, Verdict
+from oncely.core.verdicts import Ack, DeadLetter, Delay, Verdict
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
@@ -70,7 +70,7 @@ class _Callback:
         try:
             message = replace(message, id=id_of_key(self._key_of(properties, body)) or "")
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything.
-            verdict = SetAside(f"key: {describe(error)}")
+            verdict = DeadLetter(f"key: {describe(error)}")
         else:
             verdict = self._verdict(message, count_of(said, method.redelivered))
         match verdict:
@@ -80,7 +80,7 @@ class _Callback:
                 # Not requeued: it would be redelivered at once, and be counted by quorum queues.
                 again = partial(self._again, channel, method, properties, body)
                 _later(channel.connection, delay_s, again)
-            case SetAside(reason):
+            case DeadLetter(reason):
                 log_rejected(message.id, reason)
                 channel.basic_reject(method.delivery_tag, requeue=False)
 

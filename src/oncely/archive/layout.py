@@ -54,7 +54,7 @@ SPARK_SCHEMA = (
 _PART = re.compile(r"date=(\d{4}-\d\d-\d\d)/bucket=(\d\d)/part-[0-9a-f]+\.parquet")
 
 
-class ArchivePlace(NamedTuple):
+class ArchiveFolder(NamedTuple):
     """Where an archive is."""
 
     files: fs.FileSystem
@@ -71,7 +71,7 @@ class Part(NamedTuple):
     bucket: int
 
 
-def place_of(folder: str) -> ArchivePlace:
+def archive_at(folder: str) -> ArchiveFolder:
     """Where `folder` is, a path or a URI that Arrow knows. Raises ConfigError."""
     try:
         if "://" not in folder:
@@ -86,7 +86,7 @@ def place_of(folder: str) -> ArchivePlace:
     is_local = isinstance(files, fs.LocalFileSystem)
     if is_local and Path(path).exists() and not Path(path).is_dir():
         raise ConfigError(f"archive: {path!r} is a file; name a folder")
-    return ArchivePlace(fs.SubTreeFileSystem(path, files), Path(path) if is_local else None)
+    return ArchiveFolder(fs.SubTreeFileSystem(path, files), Path(path) if is_local else None)
 
 
 def folder_of(consumer: str) -> str:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from oncely._util.event_log import EventLog
-from oncely.archive.layout import SCHEMA, Part, bucket_of, date_of, parts, place_of, record_of
+from oncely.archive.layout import SCHEMA, Part, archive_at, bucket_of, date_of, parts, record_of
 from oncely.core.commands import Ask, Duplicate, Exhausted, Granted, Mismatch
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.core.policy import Policy
@@ -59,11 +59,11 @@ class Archive:
     """
 
     def __init__(self, folder: str, consumer: str) -> None:
-        place = place_of(folder)
-        self._files = place.files
+        archive = archive_at(folder)
+        self._files = archive.files
         self._shown = mask_passwords(folder)
         self._consumer = consumer
-        if place.folder is not None:
+        if archive.folder is not None:
             self._check_there()
 
     def judge(self, old: Sequence[Old], policy: Policy) -> list[Answer | None]:

@@ -18,11 +18,11 @@ from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely.archive.layout import (
     UNFINISHED,
-    ArchivePlace,
+    ArchiveFolder,
+    archive_at,
     bucket_of,
     date_of,
     folder_of,
-    place_of,
     table_of,
 )
 from oncely.core.durations import Duration
@@ -90,13 +90,13 @@ def archive(
     Raises ConfigError for a folder that cannot be written to and as `ops.purge` does, OncelyError
     where what was written cannot be read back.
     """
-    place = _prepared(folder)
+    archive = _prepared(folder)
     kept = ops.retentions(ledger, older_than, consumer=consumer, retention=retention)
     archived = {name: Archived() for name in kept}
     with audited(ledger, "archived", Note.of(by, why), Key(consumer or "", "")) as tally:
         try:
             for name, age in kept.items():
-                for _ in _archive_consumer(ledger, place, name, age, batch, archived[name]):
+                for _ in _archive_consumer(ledger, archive, name, age, batch, archived[name]):
                     on_batch(name, archived[name])
                 ledger.purge_steps(age, name)
                 count = archived[name].archived
@@ -111,7 +111,12 @@ def archive(
 
 
 def _archive_consumer(
-    ledger: Ledger, place: ArchivePlace, consumer: str, age: Duration, batch: int, so_far: Archived
+    ledger: Ledger,
+    archive: ArchiveFolder,
+    consumer: str,
+    age: Duration,
+    batch: int,
+    so_far: Archived,
 ) -> Iterator[None]:
     """Archive batch by batch, least recently seen first, so that each batch touches few dates."""
     for state in PURGEABLE:
@@ -123,7 +128,7 @@ def _archive_consumer(
                 break
             waiting = ledger.mailbox.waiting({record.key for record in found})
             ready = [record for record in found if record.key not in waiting]
-            so_far.files += _write(place, consumer, ready)
+            so_far.files += _write(archive, consumer, ready)
             for start in range(0, len(ready), _PURGED_TOGETHER):
                 part = ready[start : start + _PURGED_TOGETHER]
                 purged = ledger.purge_found(part)
@@ -138,23 +143,23 @@ def _archive_consumer(
 # ---- Files -------------------------------------------------------------------------------------
 
 
-def _prepared(folder: str) -> ArchivePlace:
+def _prepared(folder: str) -> ArchiveFolder:
     """Create the archive's folder, and remove files that crashed runs have left unfinished."""
-    place = place_of(folder)
+    archive = archive_at(folder)
     try:
-        place.files.create_dir(UNFINISHED)
+        archive.files.create_dir(UNFINISHED)
     except OSError as error:
         shown = mask_passwords(folder)
         raise ConfigError(f"archive: {shown!r} cannot be written to: {error}") from error
     # Younger files may be another run's, which is still writing.
     before = datetime.now(UTC) - _ABANDONED
-    for info in place.files.get_file_info(fs.FileSelector(UNFINISHED)):
+    for info in archive.files.get_file_info(fs.FileSelector(UNFINISHED)):
         if info.is_file and info.mtime < before:
-            place.files.delete_file(info.path)
-    return place
+            archive.files.delete_file(info.path)
+    return archive
 
 
-def _write(place: ArchivePlace, consumer: str, records: Sequence[Record]) -> int:
+def _write(archive: ArchiveFolder, consumer: str, records: Sequence[Record]) -> int:
     """Write and verify the files of a batch; return how many."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
@@ -162,24 +167,24 @@ def _write(place: ArchivePlace, consumer: str, records: Sequence[Record]) -> int
         groups[f"date={date_of(record.last_seen)}/bucket={bucket:02}"].append(record)
     for folder, group in groups.items():
         group.sort(key=lambda record: record.key.message_id)
-        _write_file(place, f"{folder_of(consumer)}/{folder}", group)
-    _sync(place, {Path(folder_of(consumer), folder) for folder in groups})
+        _write_file(archive, f"{folder_of(consumer)}/{folder}", group)
+    _sync(archive, {Path(folder_of(consumer), folder) for folder in groups})
     reached("archive_verified")
     return len(groups)
 
 
-def _write_file(place: ArchivePlace, folder: str, records: Sequence[Record]) -> None:
+def _write_file(archive: ArchiveFolder, folder: str, records: Sequence[Record]) -> None:
     """Write a file aside, read it back, and only then put it where readers find it."""
     table = table_of(records)
     aside = f"{UNFINISHED}/{uuid.uuid4().hex}.parquet"
-    place.files.create_dir(folder)
-    with place.files.open_output_stream(aside) as stream:
+    archive.files.create_dir(folder)
+    with archive.files.open_output_stream(aside) as stream:
         pq.write_table(table, stream, row_group_size=_ROW_GROUP, compression="zstd")
-    _sync(place, {Path(aside)})
+    _sync(archive, {Path(aside)})
     reached("archive_written")
-    _verify(place.files, aside, table)
+    _verify(archive.files, aside, table)
     # The same records have the same name: written once more after a crash, they replace themselves.
-    place.files.move(aside, f"{folder}/part-{_digest(records)}.parquet")
+    archive.files.move(aside, f"{folder}/part-{_digest(records)}.parquet")
 
 
 def _verify(files: fs.FileSystem, path: str, table: pa.Table) -> None:
@@ -197,12 +202,12 @@ def _digest(records: Sequence[Record]) -> str:
     return sha256(lines.encode()).hexdigest()[:32]
 
 
-def _sync(place: ArchivePlace, paths: Set[Path]) -> None:
+def _sync(archive: ArchiveFolder, paths: Set[Path]) -> None:
     """Flush these, and the folders that list them, to the disk, so that they survive a crash."""
-    if place.folder is None:
+    if archive.folder is None:
         return
     for path in paths | {above for each in paths for above in each.parents}:
-        opened = os.open(place.folder / path, os.O_RDONLY)
+        opened = os.open(archive.folder / path, os.O_RDONLY)
         try:
             os.fsync(opened)
         finally:

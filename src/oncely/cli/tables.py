@@ -182,9 +182,9 @@ def _put_in_lines(console: "Console", table: "Table") -> None:
     widths = [min(max(text.cell_len for text in texts), room) for texts in columns]
     lines = _side_by_side(widths, console.width)
 
-    def put_row(place: int, style: str = "") -> None:
+    def put_row(index: int, style: str = "") -> None:
         for line in lines:
-            texts = [columns[each][place] for each in line]
+            texts = [columns[each][index] for each in line]
             grid = Table.grid(padding=(0, _GAP, 0, 0))
             for each in line:
                 grid.add_column(justify=table.columns[each].justify, width=widths[each])
@@ -194,8 +194,8 @@ def _put_in_lines(console: "Console", table: "Table") -> None:
 
     put_row(0, "bold")
     console.print("─" * console.width)
-    for place, row in enumerate(table.rows, start=1):
-        put_row(place)
+    for index, row in enumerate(table.rows, start=1):
+        put_row(index)
         if row.end_section:
             console.print()
 
@@ -204,11 +204,11 @@ def _side_by_side(widths: Sequence[int], room: int) -> list[list[int]]:
     """The places of the columns, line by line."""
     lines: list[list[int]] = [[]]
     taken = -_GAP
-    for place, width in enumerate(widths):
+    for index, width in enumerate(widths):
         if lines[-1] and taken + _GAP + width > room:
             lines.append([])
             taken = _INDENT - _GAP
-        lines[-1].append(place)
+        lines[-1].append(index)
         taken += _GAP + width
     return lines
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from oncely._util.clock import monotonic
 from oncely._util.crash_points import reached
+from oncely.consuming.acknowledger import Acknowledger
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.executors import Executor, LoopExecutor, ThreadExecutor
 from oncely.consuming.health import BrokerOutage, Pulse
@@ -18,7 +19,6 @@ from oncely.consuming.retries import Retries
 from oncely.consuming.running import AsyncRunning, Parts, Running, RunningTogether
 from oncely.consuming.sending import Sending
 from oncely.consuming.settings import ConsumerSettings
-from oncely.consuming.settling import Settling
 from oncely.consuming.stages import Stage
 from oncely.consuming.starting import Starting
 from oncely.consuming.telling import Telling
@@ -92,12 +92,16 @@ class Consuming:
         self._sending: Sending | None = None
         if parts.handling is not None:
             self._keep_in(parts.handling)
-        self._place = _place(parts, settings.concurrency)
-        self._starting = Starting(settings, self._claims, self._retries, self._place, drains=drains)
+        self._executor = _executor(parts, settings.concurrency)
+        self._starting = Starting(
+            settings, self._claims, self._retries, self._executor, drains=drains
+        )
         self._telling = Telling(settings, self.report)
-        self._settling = Settling(transport, self._retries, stop)
-        self._to_store = Stage("oncely-storing", self._store, self._place.ring)
-        self._to_settle = Stage("oncely-settling", self._settling.settle, lambda: None)
+        self._acknowledger = Acknowledger(transport, self._retries, stop)
+        self._to_store = Stage("oncely-storing", self._store, self._executor.ring)
+        self._to_acknowledge = Stage(
+            "oncely-acknowledging", self._acknowledger.acknowledge, lambda: None
+        )
 
     def _keep_in(self, handling: Handling) -> None:
         """Set up the work with a ledger, as far as its store supports it."""
@@ -121,11 +125,11 @@ class Consuming:
                     break
             self._wait_for_the_rest()
         finally:
-            self._place.stop()
+            self._executor.stop()
             self._to_store.close()
             self._give_back()
-            self._place.close()
-            self._to_settle.close()
+            self._executor.close()
+            self._to_acknowledge.close()
             if self._sending is not None:
                 self._sending.close(0.0)
             self._transport.close()
@@ -133,7 +137,7 @@ class Consuming:
 
     def _go_on(self) -> bool:
         """Do one round; return whether anything has happened."""
-        ended = self._end(self._place.collect(0.0))
+        ended = self._end(self._executor.collect(0.0))
         self._again(self._put_off.due())
         self._receive()
         has_begun = self._begin_gathered()
@@ -141,7 +145,7 @@ class Consuming:
             self._rest_s = _SHORTEST_REST_S
             return True
         if self._under_way:
-            self._end(self._place.collect(self._rest_s))
+            self._end(self._executor.collect(self._rest_s))
             self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
         return False
 
@@ -193,7 +197,7 @@ class Consuming:
             return False
         is_full = self._pace.room(self._under_way) <= len(self._arrived)
         is_idle = self._under_way == len(self._ready)
-        is_early = self._place.is_behind or monotonic() < self._begin_at
+        is_early = self._executor.is_behind or monotonic() < self._begin_at
         if is_early and not (is_full or is_idle):
             return False
         self._begin()
@@ -203,7 +207,7 @@ class Consuming:
     def _is_drained(self) -> bool:
         if self._in_flight or (self._sending is not None and self._sending.is_unsent):
             return False
-        self._to_settle.wait()
+        self._to_acknowledge.wait()
         if self._retries is not None and not self._retries.are_none():
             return False
         try:
@@ -214,7 +218,7 @@ class Consuming:
 
     def _wait_for_the_rest(self) -> None:
         """Let running handlers end, within the grace time."""
-        self._place.stop()
+        self._executor.stop()
         middlewares: Iterable[Any] = (*self._settings.parts.outer, *self._settings.parts.inner)
         for middleware in middlewares:
             if isinstance(middleware, Stoppable):
@@ -223,9 +227,9 @@ class Consuming:
         until = monotonic() + left_s
         while self._under_way and left_s > 0:
             self._begin()
-            self._end(self._place.collect(0.0 if self._answered else min(left_s, _IDLE_S)))
+            self._end(self._executor.collect(0.0 if self._answered else min(left_s, _IDLE_S)))
             left_s = until - monotonic()
-        self._end(self._place.collect(0.0))
+        self._end(self._executor.collect(0.0))
         self._conclude(self._to_store.wait())
         if self._sending is not None:
             self._sending.close(max(0.0, until - monotonic()))
@@ -238,7 +242,7 @@ class Consuming:
             return
         left = [*self._in_flight]
         self._claims.give_back(left)
-        self._settling.settle([turn for turn in left if turn.taken is not None])
+        self._acknowledger.acknowledge([turn for turn in left if turn.taken is not None])
 
     # ---- Beginning -----------------------------------------------------------------------------
 
@@ -279,11 +283,11 @@ class Consuming:
             self._telling.tell(turn, turn.ending)
         self._send_deferred(turns)
         reached("before_acknowledge")
-        put_off = [turn for turn in turns if self._settling.is_put_off(turn)]
+        put_off = [turn for turn in turns if self._acknowledger.is_put_off(turn)]
         done = [turn for turn in turns if turn not in put_off] if put_off else turns
         self._put_off.add(put_off)
-        self._to_settle.put(done)
-        self._to_settle.collect()
+        self._to_acknowledge.put(done)
+        self._to_acknowledge.collect()
         self._in_flight.difference_update(done)
         self._ready += self._lanes.leave(done)
         if self._retries is not None:
@@ -299,7 +303,7 @@ class Consuming:
             self._sending.send(keys)
 
 
-def _place(parts: Parts, concurrency: int) -> Executor[DeliveryTurn]:
+def _executor(parts: Parts, concurrency: int) -> Executor[DeliveryTurn]:
     if parts.are_async:
         return LoopExecutor(AsyncRunning(parts).run, concurrency)
     running = RunningTogether(parts) if parts.is_together else Running(parts)

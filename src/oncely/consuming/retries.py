@@ -18,7 +18,7 @@ _LOOK_S = 0.5
 
 
 class Retries:
-    """Takes messages of `keeping` that are due, as deliveries, and settles them in the ledger.
+    """Takes messages of `keeping` that are due, as deliveries, and acknowledges them in the ledger.
 
     No other worker is given a taken message for `hold_s`: if this process dies, the message is
     available again after that time.
@@ -110,7 +110,7 @@ class Retries:
             if lane in taken:
                 turn.ending, turn.waits = BEHIND, True
 
-    def settle(self, turns: Sequence[DeliveryTurn]) -> None:
+    def acknowledge(self, turns: Sequence[DeliveryTurn]) -> None:
         """Tell the ledger how the taken messages have ended, if it does not know yet. Raises
         StoreError.
         """

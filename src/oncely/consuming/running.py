@@ -40,7 +40,7 @@ class Parts:
     handlers: Handlers
     handling: Handling | None
     begins: Any = None
-    """A Begins or AsyncBegins if handlers work in one transaction with their claims."""
+    """A source of transactions, plain or async, if handlers work in one with their claims."""
     is_together: bool = False
     """Whether handlers take all the messages of a transaction at once."""
 

@@ -10,7 +10,7 @@ from oncely.consuming.turn import DeliveryTurn
 from oncely.consuming.window_claims import Claims
 from oncely.core.errors import MessageError
 from oncely.core.rules import after_unknown
-from oncely.core.verdicts import SetAside
+from oncely.core.verdicts import DeadLetter
 from oncely.lifecycle.held_message import Untracked
 from oncely.lifecycle.turn import Kept
 from oncely.transports.transport import Delivery
@@ -30,7 +30,7 @@ class Starting:
         settings: ConsumerSettings,
         claims: Claims | None,
         retries: Retries | None,
-        place: Executor[DeliveryTurn],
+        executor: Executor[DeliveryTurn],
         *,
         drains: bool,
     ) -> None:
@@ -38,7 +38,7 @@ class Starting:
         self._parts = settings.parts
         self._claims = claims
         self._retries = retries
-        self._place = place
+        self._executor = executor
         self._drains = drains
         self._unknown = FirstSeen()
 
@@ -62,7 +62,7 @@ class Starting:
 
     def start(self, turns: Sequence[DeliveryTurn]) -> Sequence[DeliveryTurn]:
         """Run the granted turns; return those whose handler does not run."""
-        if self._place.is_stopped:
+        if self._executor.is_stopped:
             return turns
         if self._retries is not None:
             new = [turn for turn in turns if turn.taken is None and turn.ending is None]
@@ -72,7 +72,7 @@ class Starting:
             self._claims.begin(asking)
         running = [turn for turn in asking if self._is_to_run(turn)]
         if running:
-            self._place.start(running)
+            self._executor.start(running)
         if len(running) == len(turns):
             return []
         started = set(running)
@@ -85,7 +85,7 @@ class Starting:
         if turn.taken is not None:
             waited_s = (turn.taken.due or 0.0) - (turn.taken.since or 0.0)
         ending = after_unknown(self._settings.policy, error, waited_s, drains=self._drains)
-        if isinstance(ending.verdict, SetAside):
+        if isinstance(ending.verdict, DeadLetter):
             turn.refusal = error
         else:
             turn.ending = ending

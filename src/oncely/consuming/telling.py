@@ -7,7 +7,7 @@ from oncely._util.event_log import EventLog
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.settings import ConsumerSettings, Listener
 from oncely.consuming.turn import DeliveryTurn
-from oncely.core.verdicts import Counted, Delay, Ending, SetAside
+from oncely.core.verdicts import Counted, DeadLetter, Delay, Ending
 from oncely.lifecycle.failures import log_failure
 
 _log = EventLog(__name__)
@@ -23,7 +23,7 @@ class Telling:
     def tell(self, turn: DeliveryTurn, ending: Ending) -> None:
         """Report that the turn has ended in this way."""
         report = self._report
-        report.dead_lettered += isinstance(ending.verdict, SetAside)
+        report.dead_lettered += isinstance(ending.verdict, DeadLetter)
         match ending.counted:
             case Counted.HANDLED:
                 report.handled += 1

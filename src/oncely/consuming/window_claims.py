@@ -12,7 +12,7 @@ from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import MessageError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message, check_message
-from oncely.core.verdicts import SetAside
+from oncely.core.verdicts import DeadLetter
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.patience import AWAY, PAUSE_S
@@ -92,4 +92,4 @@ def _metadata(metadata_of: MetadataOf, message: Message) -> Mapping[str, Any] | 
 
 def _is_dead_unheard(turn: DeliveryTurn) -> bool:
     """Whether the turn is a dead letter that was not stored with its end."""
-    return isinstance(turn.verdict, SetAside) and turn.held is None and not turn.waits
+    return isinstance(turn.verdict, DeadLetter) and turn.held is None and not turn.waits

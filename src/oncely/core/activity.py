@@ -102,7 +102,7 @@ class AuditEntry(NamedTuple):
         return f"begun; at least {self.changed:,} changed{of}"
 
 
-def place_of(seconds: float) -> int:
+def bucket_of(seconds: float) -> int:
     """Which count of `Activity.seconds` a handling time belongs to."""
     return bisect_left(BOUNDS_S, seconds)
 

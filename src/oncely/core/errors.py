@@ -110,8 +110,8 @@ class PublishRefused(TransportError):
         available."""
 
     def __str__(self) -> str:
-        place, reason = next(iter(self.refused.items()))
-        return f"messages refused: {len(self.refused)}; message {place}: {reason}"
+        index, reason = next(iter(self.refused.items()))
+        return f"messages refused: {len(self.refused)}; message {index}: {reason}"
 
 
 class FencedError(OncelyError):

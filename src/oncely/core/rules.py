@@ -71,11 +71,11 @@ from oncely.core.record import Claim, Record, State, birth_of, version_of
 from oncely.core.verdicts import (
     Ack,
     Counted,
+    DeadLetter,
     Delay,
     Ending,
     Phase,
     Requeue,
-    SetAside,
     Told,
 )
 
@@ -272,7 +272,7 @@ def after_stop(policy: Policy, phase: Phase) -> Ending:
 
 
 def _after_failure(policy: Policy, attempts: int, error: BaseException) -> Ending:
-    dead_letter = SetAside(describe(error))
+    dead_letter = DeadLetter(describe(error))
     if isinstance(error, Reject | MessageError):
         return Ending(Told.EXHAUSTED, dead_letter, Counted.REJECTED)
     if isinstance(error, Unrecoverable) or policy.is_spent(attempts):
@@ -292,11 +292,11 @@ def after_refusal(error: Exception) -> Ending:
     """What follows where a handler does not run, or the ledger does not take its end."""
     if isinstance(error, ExhaustedError) and error.is_first:
         # Its tries are spent, and the worker of the last try died before it could say so.
-        return Ending(Told.NOTHING, SetAside(describe(error)), Counted.FAILED)
+        return Ending(Told.NOTHING, DeadLetter(describe(error)), Counted.FAILED)
     if isinstance(error, DuplicateError | WaitingError):
         return AFTER_DUPLICATE
     if isinstance(error, RefusedError | MessageError | UnreadableRow):
-        return Ending(Told.NOTHING, SetAside(describe(error)), Counted.SET_ASIDE)
+        return Ending(Told.NOTHING, DeadLetter(describe(error)), Counted.SET_ASIDE)
     return Ending(Told.NOTHING, Delay(AGAIN_S), Counted.GIVEN_BACK)
 
 

@@ -23,23 +23,23 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
+class DeadLetter:
     """Set it aside for people. The reason is fit to be stored: `errors.describe` makes it so."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class Reject:
     """Refuse it permanently: the queue's own dead-letter exchange takes it."""
 
     reason: str
 
 
-Settlement = Ack | Requeue | Refuse
+Acknowledgement = Ack | Requeue | Reject
 """What a transport does with a delivery."""
 
-Verdict = Ack | Requeue | Delay | SetAside
+Verdict = Ack | Requeue | Delay | DeadLetter
 """What becomes of a message that was delivered."""
 
 

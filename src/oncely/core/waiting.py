@@ -158,8 +158,8 @@ class QueuedRow:
     """A message taken from a queue in a store, for whoever removes it there."""
 
     row: WaitingMessage
-    place: object
-    """`Store.place` of that store."""
+    database_id: object
+    """`Store.database_id` of that store."""
     is_over: bool = False
     """Whether it was removed in the commit that ended its record."""
 
@@ -204,7 +204,7 @@ class DeadLetter:
 def names_for(count: int) -> list[str]:
     """Unique names for `count` messages: in their order, and neighbours in an index."""
     batch = uuid4().hex[:_BATCH]
-    return [f"{batch}{place:0{32 - _BATCH}x}" for place in range(count)]
+    return [f"{batch}{index:0{32 - _BATCH}x}" for index in range(count)]
 
 
 def lane_in(queue: str, key: str) -> str:

@@ -61,8 +61,8 @@ class AlikeOutcomes(MadeSequence[Outcome]):
     def __len__(self) -> int:
         return len(self.records)
 
-    def _at(self, place: int) -> Outcome:
-        record = self.records[place]
+    def _at(self, index: int) -> Outcome:
+        record = self.records[index]
         if isinstance(self.first, Granted):
             return Granted(self.first.claim._replace(record=record))
         return Written(record)
@@ -87,7 +87,7 @@ class AlikeDecision(NamedTuple):
     """The outcome of each, in the order of the requests."""
     old: AlikeRecords | None
     """The records as they are believed to be; None where there are none yet."""
-    places: Sequence[int] | None = None
+    indexes: Sequence[int] | None = None
     """Which requests are answered, where one is of a message that another asks for before it: that
     one has to see what becomes of the first.
     """
@@ -110,19 +110,19 @@ def decide_alike(requests: AlikeRequests) -> AlikeDecision | None:
     """
     if len({key.consumer for key in requests.keys}) > 1:
         return None
-    places = _of_firsts(requests.keys)
+    indexes = _of_firsts(requests.keys)
     if type(requests) is AlikeAsks:
-        decision = _asked(requests if places is None else requests.in_places(places))
-        return decision and decision._replace(places=places)
-    return _held(requests) if places is None else None
+        decision = _asked(requests if indexes is None else requests.at_indexes(indexes))
+        return decision and decision._replace(indexes=indexes)
+    return _held(requests) if indexes is None else None
 
 
 def _of_firsts(keys: Sequence[Key]) -> Sequence[int] | None:
     """The places of the first request of each key; None where all are."""
     if len({*keys}) == len(keys):
         return None
-    places = range(len(keys))
-    return sorted(dict(zip(reversed(keys), reversed(places), strict=True)).values())
+    indexes = range(len(keys))
+    return sorted(dict(zip(reversed(keys), reversed(indexes), strict=True)).values())
 
 
 def _asked(asks: AlikeAsks) -> AlikeDecision | None:

@@ -31,19 +31,19 @@ class MadeSequence(Sequence[Item]):
     __slots__ = ()
 
     @abstractmethod
-    def _at(self, place: int) -> Item:
+    def _at(self, index: int) -> Item:
         """The item at that place."""
 
     @overload
-    def __getitem__(self, place: int) -> Item: ...
+    def __getitem__(self, index: int) -> Item: ...
 
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Item]: ...
+    def __getitem__(self, index: slice) -> Sequence[Item]: ...
 
-    def __getitem__(self, place: int | slice) -> Item | Sequence[Item]:
-        if isinstance(place, slice):
-            return [self._at(n) for n in range(len(self))[place]]
-        return self._at(place)
+    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
+        if isinstance(index, slice):
+            return [self._at(n) for n in range(len(self))[index]]
+        return self._at(index)
 
 
 @final
@@ -64,19 +64,19 @@ class AlikeAsks(MadeSequence[Request]):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def _at(self, place: int) -> Request:
-        key, of = self.keys[place], self.columns
-        values = [of[n][place] if n in of else getattr(self.first, n) for n in _ASKED]
+    def _at(self, index: int) -> Request:
+        key, of = self.keys[index], self.columns
+        values = [of[n][index] if n in of else getattr(self.first, n) for n in _ASKED]
         return Request(key, Ask(key, *values))
 
     def __iter__(self) -> Iterator[Request]:
         values = [self.columns.get(name, repeat(getattr(self.first, name))) for name in _ASKED]
         return map(Request, self.keys, map(Ask, self.keys, *values))
 
-    def in_places(self, places: Sequence[int]) -> "AlikeAsks":
+    def at_indexes(self, indexes: Sequence[int]) -> "AlikeAsks":
         """Those in these places, of which the first is 0, in that order."""
-        columns = {name: [values[n] for n in places] for name, values in self.columns.items()}
-        return AlikeAsks([self.keys[n] for n in places], self.first, columns)
+        columns = {name: [values[n] for n in indexes] for name, values in self.columns.items()}
+        return AlikeAsks([self.keys[n] for n in indexes], self.first, columns)
 
 
 @final
@@ -94,8 +94,8 @@ class AlikeWrites(MadeSequence[Request]):
     def __len__(self) -> int:
         return len(self.claims)
 
-    def _at(self, place: int) -> Request:
-        return to_write(self.command(self.claims[place]))
+    def _at(self, index: int) -> Request:
+        return to_write(self.command(self.claims[index]))
 
     def __iter__(self) -> Iterator[Request]:
         return map(to_write, map(self.command, self.claims))

@@ -35,7 +35,7 @@ from oncely.engine.request import (
     renewed,
     to_write,
 )
-from oncely.stores.store import Inside
+from oncely.stores.store import Transaction
 
 
 class Calls(SettlingMeans):
@@ -148,18 +148,18 @@ class Calls(SettlingMeans):
         if not any(write.kept or write.is_over or write.removed for write in all_):
             return self._write([to_write(write.command) for write in all_])
 
-        def work(inside: Inside) -> Sequence[WriteOutcome]:
+        def work(transaction: Transaction) -> Sequence[WriteOutcome]:
             commands = [to_write(write.command) for write in all_]
-            outcomes = self._settle_inside(inside, commands)
+            outcomes = self._settle_in(transaction, commands)
             # A repeated write was stored before, and its messages may be sent by now: they are not
             # kept again.
             pairs = zip(all_, outcomes, strict=True)
             done = [w for w, o in pairs if isinstance(o, Written) and not o.is_repeated]
-            _keep_all(inside, done)
+            _keep_all(transaction, done)
             pairs = zip(all_, outcomes, strict=True)
             removed = [row for w, o in pairs if isinstance(o, Written) for row in w.removed]
             if removed:
-                inside.remove_held(removed)
+                transaction.remove_held(removed)
             return cast(Sequence[WriteOutcome], outcomes)
 
         return self._transact(work)
@@ -247,7 +247,7 @@ class Calls(SettlingMeans):
             check_key(key)
         if not self.can_defer:
             return {key: {} for key in keys}
-        found = self._transact(lambda inside: inside.steps_of(keys))
+        found = self._transact(lambda transaction: transaction.steps_of(keys))
         return {key: found.get(key, {}) for key in keys}
 
     def keep_step(self, claim: Claim, name: str, result: Any) -> None:
@@ -257,10 +257,10 @@ class Calls(SettlingMeans):
         """
         kept = json_value(result)
 
-        def work(inside: Inside) -> None:
-            [outcome] = self._settle_inside(inside, [to_write(Confirm(claim))])
+        def work(transaction: Transaction) -> None:
+            [outcome] = self._settle_in(transaction, [to_write(Confirm(claim))])
             raise_if_fenced(cast(WriteOutcome, outcome))
-            inside.keep_step(claim.key, name, kept)
+            transaction.keep_step(claim.key, name, kept)
 
         self._transact(work)
 
@@ -270,12 +270,12 @@ class Calls(SettlingMeans):
         """
         check_key(key)
         kept = json_value(result)
-        self._transact(lambda inside: inside.keep_step(key, name, kept))
+        self._transact(lambda transaction: transaction.keep_step(key, name, kept))
 
 
-def _keep_all(inside: Inside, writes: Sequence[Write]) -> None:
+def _keep_all(transaction: Transaction, writes: Sequence[Write]) -> None:
     """Keep the messages of these writes, and remove the retries that are over."""
-    keep_anew(inside, [message for write in writes for message in write.kept])
+    keep_anew(transaction, [message for write in writes for message in write.kept])
     if over := [write.command.claim.key for write in writes if write.is_over]:
-        waiting = inside.waiting(over)
-        inside.remove([each for each in waiting if each.name == retry_name(each.queue)])
+        waiting = transaction.waiting(over)
+        transaction.remove([each for each in waiting if each.name == retry_name(each.queue)])

@@ -31,7 +31,7 @@ from oncely.core.waiting import (
 from oncely.engine.asking import to_claim
 from oncely.engine.means import SettlingMeans
 from oncely.engine.request import Request, to_write
-from oncely.stores.store import Backlog, Inside, Listing, PutBack, Store
+from oncely.stores.store import Backlog, Listing, PutBack, Store, Transaction
 
 _PAGE = 100
 
@@ -72,7 +72,11 @@ class Mailbox:
 
     def _of(self, keys: Collection[Key]) -> Sequence[WaitingMessage]:
         means = self._means
-        return means._transact(lambda inside: inside.waiting(keys)) if means.can_defer else []
+        return (
+            means._transact(lambda transaction: transaction.waiting(keys))
+            if means.can_defer
+            else []
+        )
 
     def keep(
         self,
@@ -85,19 +89,19 @@ class Mailbox:
         held. All of that is stored together, or nothing.
         """
 
-        def work(inside: Inside) -> None:
+        def work(transaction: Transaction) -> None:
             if messages:
-                inside.keep(messages)
-            keep_anew(inside, anew)
+                transaction.keep(messages)
+            keep_anew(transaction, anew)
             if removed:
-                inside.remove_held(removed)
+                transaction.remove_held(removed)
 
         if messages or anew or removed:
             self._means._transact(work)
 
     def lanes(self, lanes: Collection[str]) -> set[str]:
         """Those of these lanes in which messages wait that are not set aside."""
-        return self._means._transact(lambda inside: inside.lanes(lanes))
+        return self._means._transact(lambda transaction: transaction.lanes(lanes))
 
     def take(
         self,
@@ -114,7 +118,9 @@ class Mailbox:
         hold_s = seconds(hold, "hold")
         one_per_lane = queue != OUTBOX
         return self._means._transact(
-            lambda inside: inside.take(queue, limit, hold_s, parents, one_per_lane=one_per_lane)
+            lambda transaction: transaction.take(
+                queue, limit, hold_s, parents, one_per_lane=one_per_lane
+            )
         )
 
     def sent(self, messages: Sequence[WaitingMessage]) -> None:
@@ -122,13 +128,13 @@ class Mailbox:
         completed. Safe to repeat.
         """
 
-        def work(inside: Inside) -> None:
+        def work(transaction: Transaction) -> None:
             # A message that was sent outside a handler has no parent.
             parents = sorted({each.parent for each in messages if each.parent.consumer})
             # The load locks: of two relays that send the last two, one comes after the other.
-            found = inside.load(parents).records if parents else {}
-            inside.remove(messages)
-            self._finish(inside, parents, found)
+            found = transaction.load(parents).records if parents else {}
+            transaction.remove(messages)
+            self._finish(transaction, parents, found)
 
         self._means._transact(work)
 
@@ -137,34 +143,36 @@ class Mailbox:
         that are `left`. One that has failed or was set aside since stays as it is.
         """
 
-        def work(inside: Inside) -> None:
-            held = inside.held([*done, *(each.message for each in left)])
-            inside.remove([each for each in done if each.number in held])
-            inside.put_back([each for each in left if each.message.number in held])
+        def work(transaction: Transaction) -> None:
+            held = transaction.held([*done, *(each.message for each in left)])
+            transaction.remove([each for each in done if each.number in held])
+            transaction.put_back([each for each in left if each.message.number in held])
 
         self._means._transact(work)
 
     def put_back(self, changes: Sequence[PutBack]) -> None:
         """Let these go on waiting, each as its change says."""
-        self._means._transact(lambda inside: inside.put_back(changes))
+        self._means._transact(lambda transaction: transaction.put_back(changes))
 
     def finish(self, keys: Sequence[Key]) -> None:
         """Complete those that are handled and of which nothing waits to be sent."""
 
-        def work(inside: Inside) -> None:
-            self._finish(inside, keys, inside.load(keys).records)
+        def work(transaction: Transaction) -> None:
+            self._finish(transaction, keys, transaction.load(keys).records)
 
         if self._means.can_defer:
             self._means._transact(work)
         else:
             self._means._settle([Request(key, Finish()) for key in keys])
 
-    def _finish(self, inside: Inside, keys: Sequence[Key], found: Mapping[Key, Record]) -> None:
+    def _finish(
+        self, transaction: Transaction, keys: Sequence[Key], found: Mapping[Key, Record]
+    ) -> None:
         if not keys:
             return
-        unsent = {each.parent for each in inside.waiting(keys) if each.queue == OUTBOX}
+        unsent = {each.parent for each in transaction.waiting(keys) if each.queue == OUTBOX}
         done = [Request(key, Finish(), found.get(key)) for key in keys if key not in unsent]
-        self._means._settle_inside(inside, done)
+        self._means._settle_in(transaction, done)
 
 
 class LedgerMailbox(Mailbox):
@@ -223,7 +231,7 @@ class LedgerMailbox(Mailbox):
 
     def dead_numbered(self, ids: Collection[int]) -> Sequence[DeadLetter]:
         """Those of these dead letters that are still there."""
-        found = self._means._transact(lambda inside: inside.numbered(ids))
+        found = self._means._transact(lambda transaction: transaction.numbered(ids))
         return [DeadLetter.of(each) for each in _dead_of(found)]
 
     # ---- Putting in ----------------------------------------------------------------------------
@@ -237,11 +245,11 @@ class LedgerMailbox(Mailbox):
         rows = WaitingMessage.queued(queue, [check_message(message)])
         [request] = to_claim([key], None, policy, None, None, None, None)
 
-        def work(inside: Inside) -> ClaimOutcome:
-            [outcome] = self._means._settle_inside(inside, [request])
+        def work(transaction: Transaction) -> ClaimOutcome:
+            [outcome] = self._means._settle_in(transaction, [request])
             if isinstance(outcome, Granted):
-                self._means._settle_inside(inside, [to_write(Complete(outcome.claim))])
-                inside.keep(rows)
+                self._means._settle_in(transaction, [to_write(Complete(outcome.claim))])
+                transaction.keep(rows)
             return cast(ClaimOutcome, outcome)
 
         return self._means._transact(work)
@@ -259,9 +267,9 @@ class LedgerMailbox(Mailbox):
     def send_again_numbered(self, ids: Collection[int]) -> Sequence[WaitingMessage]:
         """The same for those of these numbers; return them."""
 
-        def work(inside: Inside) -> Sequence[WaitingMessage]:
-            refused = _refused_of(inside.numbered(ids))
-            inside.free(refused)
+        def work(transaction: Transaction) -> Sequence[WaitingMessage]:
+            refused = _refused_of(transaction.numbered(ids))
+            transaction.free(refused)
             return refused
 
         return self._means._transact(work)
@@ -271,72 +279,72 @@ class LedgerMailbox(Mailbox):
         message of which they were the last is completed.
         """
 
-        def work(inside: Inside) -> Sequence[WaitingMessage]:
-            refused = _refused_of(inside.numbered(ids))
+        def work(transaction: Transaction) -> Sequence[WaitingMessage]:
+            refused = _refused_of(transaction.numbered(ids))
             parents = sorted({each.parent for each in refused if each.parent.consumer})
             # Held, as by `sent`.
-            found = inside.load(parents).records if parents else {}
-            inside.remove(refused)
-            self._finish(inside, parents, found)
+            found = transaction.load(parents).records if parents else {}
+            transaction.remove(refused)
+            self._finish(transaction, parents, found)
             return refused
 
         return self._means._transact(work)
 
     def unsent(self, ids: Collection[int]) -> Sequence[WaitingMessage]:
         """Those of these numbers that are to be sent, set aside or not."""
-        found = self._means._transact(lambda inside: inside.numbered(ids))
+        found = self._means._transact(lambda transaction: transaction.numbered(ids))
         return [each for each in found if each.queue == OUTBOX]
 
     def _free(self, messages: Sequence[WaitingMessage]) -> None:
-        self._means._transact(lambda inside: inside.free(messages))
+        self._means._transact(lambda transaction: transaction.free(messages))
 
     def run_now(self, key: Key) -> Outcome:
         """Make a waiting retry due at once. Raises RefusedError where it does not
         wait.
         """
         return self._means._transact(
-            lambda inside: self._change_retry(inside, key, RunNow(), None, 0.0)
+            lambda transaction: self._change_retry(transaction, key, RunNow(), None, 0.0)
         )
 
     def cancel(self, key: Key, by: str, why: str) -> Outcome:
         """Set a waiting retry aside. Raises RefusedError where it does not wait."""
         reason = f"cancelled by {by}: {why}" if why else f"cancelled by {by}"
         return self._means._transact(
-            lambda inside: self._change_retry(inside, key, Cancel(by, why), reason, None)
+            lambda transaction: self._change_retry(transaction, key, Cancel(by, why), reason, None)
         )
 
     def _change_retry(
         self,
-        inside: Inside,
+        transaction: Transaction,
         key: Key,
         command: RunNow | Cancel,
         reason: str | None,
         retry_s: float | None,
     ) -> Outcome:
         # First: it holds the record, so that nobody begins with the message meanwhile.
-        [outcome] = self._means._settle_inside(inside, [Request(key, command)])
-        found = [each for each in inside.waiting([key]) if each.name == retry_name(each.queue)]
+        [outcome] = self._means._settle_in(transaction, [Request(key, command)])
+        found = [each for each in transaction.waiting([key]) if each.name == retry_name(each.queue)]
         if isinstance(outcome, Written) and outcome.is_repeated and reason is not None:
             return outcome
         if not found or found[0].is_set_aside:
             raise RefusedError(f"{key.message_id!r} ({key.consumer}) does not wait for a retry")
         if isinstance(outcome, Written):
-            inside.put_back([PutBack(found[0], reason, retry_s, is_try=False)])
+            transaction.put_back([PutBack(found[0], reason, retry_s, is_try=False)])
         return outcome
 
     def retry_dead(self, ids: Collection[int], message: Message | None, by: str, why: str) -> int:
         """Let dead letters be tried again, and their records run; return how many there were."""
 
-        def work(inside: Inside) -> int:
-            letters = _dead_of(inside.numbered(ids))
+        def work(transaction: Transaction) -> int:
+            letters = _dead_of(transaction.numbered(ids))
             resets = [
                 Request(each.parent, Reset(by, why, is_edited=message is not None))
                 for each in letters
                 if each.name == retry_name(each.queue)
             ]
             # A reset is refused where the record may run anyway: then nothing has to be reset.
-            self._means._settle_inside(inside, resets)
-            inside.free([_edited(each, message) for each in letters])
+            self._means._settle_in(transaction, resets)
+            transaction.free([_edited(each, message) for each in letters])
             return len(letters)
 
         return self._means._transact(work)
@@ -344,19 +352,19 @@ class LedgerMailbox(Mailbox):
     def discard_dead(self, ids: Collection[int]) -> int:
         """Remove dead letters; return how many there were. Their records stay as they are."""
 
-        def work(inside: Inside) -> int:
-            letters = _dead_of(inside.numbered(ids))
-            inside.remove(letters)
+        def work(transaction: Transaction) -> int:
+            letters = _dead_of(transaction.numbered(ids))
+            transaction.remove(letters)
             return len(letters)
 
         return self._means._transact(work)
 
 
-def keep_anew(inside: Inside, messages: Sequence[WaitingMessage]) -> None:
+def keep_anew(transaction: Transaction, messages: Sequence[WaitingMessage]) -> None:
     """Keep these; one that is there already is replaced, except in the outbox."""
     for renews in (False, True):
         if those := [each for each in messages if (each.queue != OUTBOX) == renews]:
-            inside.keep(those, renews=renews)
+            transaction.keep(those, renews=renews)
 
 
 def _dead_of(messages: Sequence[WaitingMessage]) -> list[WaitingMessage]:

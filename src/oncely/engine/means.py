@@ -7,7 +7,7 @@ from typing import TypeVar
 from oncely.core.commands import Outcome
 from oncely.engine.request import Request
 from oncely.engine.settle import Settler
-from oncely.stores.store import Inside
+from oncely.stores.store import Transaction
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class SettlingMeans(ABC):
         return self._settle(requests)
 
     @abstractmethod
-    def _transact(self, work: Callable[[Inside], T]) -> T:
+    def _transact(self, work: Callable[[Transaction], T]) -> T:
         """What `work` returns, done in one transaction; it may be called again."""
 
     @property
@@ -36,6 +36,8 @@ class SettlingMeans(ABC):
     def can_defer(self) -> bool:
         """Whether there are transactions. Without them no message waits, and no step is kept."""
 
-    def _settle_inside(self, inside: Inside, requests: Sequence[Request]) -> Sequence[Outcome]:
+    def _settle_in(
+        self, transaction: Transaction, requests: Sequence[Request]
+    ) -> Sequence[Outcome]:
         """One outcome for each, as a part of a transaction."""
-        return Settler(inside).settle(requests)
+        return Settler(transaction).settle(requests)

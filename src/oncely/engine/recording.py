@@ -18,7 +18,7 @@ from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
 from oncely._util.version import __version__
-from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, Worker, place_of
+from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, Worker, bucket_of
 from oncely.core.commands import (
     Command,
     Complete,
@@ -159,8 +159,8 @@ class Recorder:
         """Count what others have done for a consumer, in the period that is now."""
         if self._store.keeps_operations:
             new = (counts.handled, counts.failed, counts.exhausted, counts.duplicates)
-            for place, count in enumerate((*new, counts.in_doubt)):
-                self._counted.append((consumer, place, count))
+            for bucket, count in enumerate((*new, counts.in_doubt)):
+                self._counted.append((consumer, bucket, count))
             self._start()
 
     def _count(self, requests: Sequence[Request], results: Sequence[Outcome | Exception]) -> None:
@@ -215,8 +215,8 @@ class Recorder:
         # Claims of one batch were granted at one time.
         for claimed_at, same in groupby(self._ended(keys)):
             if claimed_at is not None:
-                place = _SECONDS + place_of(now - claimed_at)
-                self._counted.append((consumer, place, len([*same])))
+                bucket = _SECONDS + bucket_of(now - claimed_at)
+                self._counted.append((consumer, bucket, len([*same])))
 
     def _ended(self, keys: Sequence[Key]) -> Sequence[float | None]:
         """When each of these claims was granted, as far as that is known."""
@@ -251,8 +251,8 @@ class Recorder:
 
     def _add_up(self) -> None:
         while self._counted:
-            consumer, place, count = self._counted.popleft()
-            self._new.setdefault(consumer, [*_NONE])[place] += count
+            consumer, bucket, count = self._counted.popleft()
+            self._new.setdefault(consumer, [*_NONE])[bucket] += count
         if (excess := len(self._claimed) - _MOST_CLAIMS) > 0:
             # A copy, since others add to it meanwhile.
             for key in islice(self._claimed.copy(), excess):

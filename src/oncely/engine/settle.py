@@ -290,8 +290,8 @@ def _decided_alike(requests: Sequence[Request], horizons: BelievedHorizons) -> A
 def _fill_in(outcomes: _Outcomes, decision: AlikeDecision, written: set[Key]) -> None:
     """Fill in the outcomes of what is written."""
     answers = decision.outcomes
-    places = range(len(outcomes)) if decision.places is None else decision.places
-    for n, key, outcome in zip(places, answers.keys, answers, strict=True):
+    indexes = range(len(outcomes)) if decision.indexes is None else decision.indexes
+    for n, key, outcome in zip(indexes, answers.keys, answers, strict=True):
         if key in written:
             outcomes[n] = outcome
 

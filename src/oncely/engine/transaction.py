@@ -25,7 +25,7 @@ from oncely.engine.calls import Calls
 from oncely.engine.request import Request, sent_message
 from oncely.engine.settle import Beliefs, LedgerObserver, Settler
 from oncely.stores.alike import AlikeRecords
-from oncely.stores.store import Inside, Joined, Store
+from oncely.stores.store import CallersTransaction, Store, Transaction
 
 T = TypeVar("T")
 
@@ -41,14 +41,14 @@ class Inbox(Calls):
     def __init__(
         self,
         ledger: Calls,
-        inside: Joined,
+        transaction: CallersTransaction,
         observer: LedgerObserver | None = None,
         beliefs: Beliefs | None = None,
     ) -> None:
         self.ledger = ledger
         """The ledger itself: its own calls are outside the transaction."""
-        self._settler = Settler(inside, observer, beliefs)
-        self._inside = inside
+        self._settler = Settler(transaction, observer, beliefs)
+        self._transaction = transaction
 
     def _settle_one(self, request: Request) -> Outcome:
         return self._settle([request])[0]
@@ -56,11 +56,11 @@ class Inbox(Calls):
     def _settle(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         return self._settler.settle(requests)
 
-    def _settle_inside(self, _: Inside, requests: Sequence[Request]) -> Sequence[Outcome]:
+    def _settle_in(self, _: Transaction, requests: Sequence[Request]) -> Sequence[Outcome]:
         return self._settler.settle(requests)
 
-    def _transact(self, work: Callable[[Inside], T]) -> T:
-        return work(self._inside)
+    def _transact(self, work: Callable[[Transaction], T]) -> T:
+        return work(self._transaction)
 
     def send(
         self,
@@ -81,7 +81,7 @@ class Inbox(Calls):
         name = new_name()
         message = sent_message(content, name, key)
         delay_s = 0.0 if delay is None else seconds(delay, "delay")
-        self._inside.keep([WaitingMessage.unparented(destination, message, name, delay_s)])
+        self._transaction.keep([WaitingMessage.unparented(destination, message, name, delay_s)])
         return message.id
 
     def complete_new(
@@ -101,7 +101,7 @@ class Inbox(Calls):
         [first] = to_claim(keys[:1], None, policy, None, None, None, None)
         claimed = decide(None, first.command, 0.0).new
         assert claimed is not None  # noqa: S101 - a first claim is always granted.
-        written = self._inside.insert(AlikeRecords(keys, completed(claimed, 0.0)))
+        written = self._transaction.insert(AlikeRecords(keys, completed(claimed, 0.0)))
         return {key.message_id for key in written}
 
     def lately_completed(
@@ -111,7 +111,7 @@ class Inbox(Calls):
         each was first seen. For messages without a fingerprint. No observer is called.
         """
         spared = spared_s(policy)
-        return self._inside.completed(consumer, message_ids, spared) if spared else {}
+        return self._transaction.completed(consumer, message_ids, spared) if spared else {}
 
     def put(self, queue: str, messages: Sequence[Message]) -> None:
         """Put messages into the queue of that name in this database: its consumers get them once
@@ -119,11 +119,11 @@ class Inbox(Calls):
         """
         for message in messages:
             check_message(message)
-        self._inside.keep(WaitingMessage.queued(queue, messages))
+        self._transaction.keep(WaitingMessage.queued(queue, messages))
 
     def find(self, key: Key) -> Record | None:
         """The record of `key`, if there is one, as the transaction sees it."""
-        return self._inside.look([check_key(key)]).get(key)
+        return self._transaction.look([check_key(key)]).get(key)
 
 
 class AsyncInbox(AsyncCalls):

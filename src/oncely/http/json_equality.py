@@ -53,13 +53,13 @@ def _number(text: str) -> Any:
     whole, _, part = mantissa.removeprefix("-").partition(".")
     digits = f"{whole}{part}"
     kept = digits.rstrip("0")
-    place = int(power or 0) - len(part) + len(digits) - len(kept)
+    exponent = int(power or 0) - len(part) + len(digits) - len(kept)
     kept = kept.lstrip("0")
     if not kept:
         return 0
-    if len(kept) <= _EXACT_DIGITS and _is_usual(value := float(f"{sign}{kept}e{place}")):
+    if len(kept) <= _EXACT_DIGITS and _is_usual(value := float(f"{sign}{kept}e{exponent}")):
         return _shown(value)
-    return {"": [sign, kept, place]}
+    return {"": [sign, kept, exponent]}
 
 
 _decode = json.JSONDecoder(

@@ -35,9 +35,9 @@ Errors = Callable[[Problem], HttpAnswer]
 def problem_json(problem: Problem) -> HttpAnswer:
     """The problem as application/problem+json (RFC 9457)."""
     documentation = problem.documentation
-    place = "urn:oncely:problem:" if documentation is None else f"{documentation}#"
+    base = "urn:oncely:problem:" if documentation is None else f"{documentation}#"
     content = {
-        "type": f"{place}{problem.name}",
+        "type": f"{base}{problem.name}",
         "title": problem.title,
         "status": problem.status,
         "detail": problem.detail,
@@ -68,7 +68,9 @@ def _answer(problem: Problem, content_type: str, content: Mapping[str, Any]) -> 
     if problem.retry_s is not None:
         fields.append(("Retry-After", str(problem.retry_s)))
     if problem.documentation is not None:
-        fields.append(("Link", f'<{problem.documentation}>; rel="describedby"; type="text/html"'))
+        fields.append(
+            ("SqlConnection", f'<{problem.documentation}>; rel="describedby"; type="text/html"')
+        )
     return HttpAnswer(problem.status, fields, body)
 
 

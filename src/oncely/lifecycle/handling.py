@@ -277,7 +277,7 @@ class Handling:
             record = cast(InDoubt, turn.outcome).record
             message = turn.probed() or Message(record.key.message_id)
             turn.finding = await calls.run(asked_probe, self.policy.on_in_doubt, message)
-            turn.requests, turn.place = self._requests([turn], turn.finding, record), 0
+            turn.requests, turn.index = self._requests([turn], turn.finding, record), 0
         await self._ask(calls, turns, is_joined=is_joined)
 
     # ---- What is asked -------------------------------------------------------------------------
@@ -308,8 +308,8 @@ class Handling:
                 for turn in asking:
                     self._prepare([turn])
             return
-        for place, turn in enumerate(asking):
-            turn.requests, turn.place = requests, place
+        for index, turn in enumerate(asking):
+            turn.requests, turn.index = requests, index
 
     def _is_to_be_asked(self, turn: Turn) -> bool:
         if turn.begun is not None or turn.refusal is not None:
@@ -651,7 +651,7 @@ class Handling:
     def _rows_in_queue(self, turns: Sequence[Turn]) -> list[WaitingMessage]:
         """The rows that these were taken from, as far as they are in the ledger's database."""
         queued = [turn.queued for turn in turns if turn.queued is not None]
-        return [each.row for each in queued if each.place == self.ledger.place]
+        return [each.row for each in queued if each.database_id == self.ledger.database_id]
 
     def _note_gone(self, turn: Turn) -> None:
         if turn.queued is not None and self._rows_in_queue([turn]):
@@ -722,9 +722,9 @@ def _requests_of(turns: Sequence[Turn]) -> Sequence[Request]:
     """What the ledger is asked about these: as it was prepared, where that is about no others."""
     together = turns[0].requests or ()
     are_all = all(turn.requests is together for turn in turns)
-    if are_all and [turn.place for turn in turns] == [*range(len(together))]:
+    if are_all and [turn.index for turn in turns] == [*range(len(together))]:
         return together
-    return [cast(Sequence[Request], turn.requests)[turn.place] for turn in turns]
+    return [cast(Sequence[Request], turn.requests)[turn.index] for turn in turns]
 
 
 def _held_by(turn: Turn) -> HeldMessage:

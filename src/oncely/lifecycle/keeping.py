@@ -9,7 +9,7 @@ from oncely.core.errors import ExhaustedError, InDoubtError, describe, storable,
 from oncely.core.ids import MAX_ID_LENGTH
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.core.verdicts import Delay, SetAside
+from oncely.core.verdicts import DeadLetter, Delay
 from oncely.core.waiting import WaitingMessage, digest, retries_of, retry_name
 from oncely.lifecycle.turn import Turn
 
@@ -53,7 +53,7 @@ class Keeping:
         """The key under which a turn that has ended may have left messages to be sent; None where
         it has left none.
         """
-        is_dead = turn.ending is not None and isinstance(turn.ending.verdict, SetAside)
+        is_dead = turn.ending is not None and isinstance(turn.ending.verdict, DeadLetter)
         if is_dead and self.error_queue is not None:
             return self.key_of(turn)
         return turn.key if turn.may_have_sent else None
@@ -67,7 +67,7 @@ class Keeping:
                 row = replace(self._row(turn), delay_s=delay_s)
                 # A message that only waits behind another has no error: it was not tried.
                 return [replace(row, error=describe(turn.error))] if turn.error else [row]
-            case SetAside(reason):
+            case DeadLetter(reason):
                 return self._dead(turn, reason)
             case _:
                 return ()

@@ -36,21 +36,23 @@ _FIRST_WAIT_S = 0.01
 _LONGEST_WAIT_S = 0.5
 
 
-class Begins(Protocol):
+class TransactionSource(Protocol):
     """A SQLAlchemy Engine or sessionmaker."""
 
     def begin(self) -> AbstractContextManager[Any]:
         """A connection or session in a transaction, which is committed in the end."""
 
 
-class AsyncBegins(Protocol):
+class AsyncTransactionSource(Protocol):
     """A SQLAlchemy AsyncEngine or async_sessionmaker."""
 
     def begin(self) -> AbstractAsyncContextManager[Any]:
-        """As Begins, for `async with`."""
+        """As TransactionSource, for `async with`."""
 
 
-def run(handling: Handling, source: Begins, turn: Turn, call: Callable[[Any], Any]) -> Any:
+def run(
+    handling: Handling, source: TransactionSource, turn: Turn, call: Callable[[Any], Any]
+) -> Any:
     """What `call` returns, given a connection of `source`; or what a duplicate gets.
 
     Raises as a function under `once` does. The turn's `ending` says what follows.
@@ -65,7 +67,7 @@ def run(handling: Handling, source: Begins, turn: Turn, call: Callable[[Any], An
     return result
 
 
-def _run(tries: "_Tries", source: Begins, call: Callable[[Any], Any]) -> Any:
+def _run(tries: "_Tries", source: TransactionSource, call: Callable[[Any], Any]) -> Any:
     for wait_s in _waits_s():
         work = tries.next()
         try:
@@ -87,7 +89,10 @@ def _run(tries: "_Tries", source: Begins, call: Callable[[Any], Any]) -> Any:
 
 
 def run_together(
-    handling: Handling, source: Begins, turns: Sequence[Turn], run_all: Callable[[Any], bool]
+    handling: Handling,
+    source: TransactionSource,
+    turns: Sequence[Turn],
+    run_all: Callable[[Any], bool],
 ) -> bool:
     """Let `run_all` run the handlers of these, given a connection of `source`, in one transaction
     with their claims. Return whether all are settled: all have succeeded, and that is stored; or
@@ -147,7 +152,7 @@ def _commit_done(handling: Handling, turns: Sequence[Turn]) -> None:
         handling.note_removed(turn)
 
 
-def retried(ledger: Ledger, source: Begins, transact: Callable[[Any, Inbox], T]) -> T:
+def retried(ledger: Ledger, source: TransactionSource, transact: Callable[[Any, Inbox], T]) -> T:
     """What `transact` returns, given a connection of `source` and `ledger` in its transaction. It
     is called again where the transaction only lost against others.
     """
@@ -163,7 +168,10 @@ def retried(ledger: Ledger, source: Begins, transact: Callable[[Any, Inbox], T])
 
 
 async def run_async(
-    handling: Handling, source: AsyncBegins, turn: Turn, call: Callable[[Any], Awaitable[Any]]
+    handling: Handling,
+    source: AsyncTransactionSource,
+    turn: Turn,
+    call: Callable[[Any], Awaitable[Any]],
 ) -> Any:
     """As `run`, with an async engine or sessionmaker."""
     calls = SteadyLedger(handling.ledger)
@@ -178,7 +186,7 @@ async def run_async(
 
 
 async def _run_async(
-    tries: "_Tries", source: AsyncBegins, call: Callable[[Any], Awaitable[Any]]
+    tries: "_Tries", source: AsyncTransactionSource, call: Callable[[Any], Awaitable[Any]]
 ) -> Any:
     for wait_s in _waits_s():
         work = tries.next()

@@ -49,7 +49,7 @@ class Turn:
     requests: Sequence[Request] | None = None
     """What the ledger is asked about it, and about those that were prepared together with it: the
     same in every repetition."""
-    place: int = 0
+    index: int = 0
     """Which of these requests is its own."""
     outcome: Outcome | None = None
     """What the ledger has answered."""

@@ -101,8 +101,8 @@ def story(ledger: Ledger, key: Key) -> Story:
         timed += _perhaps_discarded(entries, record)
     chapters = sorted(timed, key=lambda chapter: chapter.at or 0.0)
     steps = [Chapter(None, "step", {"name": name}) for name in ledger.steps(key)]
-    place = next((n for n, each in enumerate(chapters) if each.what == "last seen"), len(chapters))
-    return Story(record, [*chapters[:place], *steps, *chapters[place:]], is_whole)
+    index = next((n for n, each in enumerate(chapters) if each.what == "last seen"), len(chapters))
+    return Story(record, [*chapters[:index], *steps, *chapters[index:]], is_whole)
 
 
 def _of_record(record: Record | None, now: float, audited: Sequence[Chapter]) -> Iterator[Chapter]:

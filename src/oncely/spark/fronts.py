@@ -18,7 +18,7 @@ from oncely.spark.session import make_active
 from oncely.spark.settings import as_names, as_text, sink_options
 from oncely.spark.sink.driver_checks import check_on_driver, check_reachable
 from oncely.spark.sink.handover import fetch
-from oncely.spark.sink.places import absolute_places
+from oncely.spark.sink.paths import absolute_paths
 from oncely.spark.sink.sink_options import Mode, import_function, read_options
 from oncely.spark.sink.spreading import spread
 from oncely.spark.spark_report import Report
@@ -111,7 +111,7 @@ def _process(
     if is_alone:
         check_reachable(options)
     name = spark.sparkContext.appName or options.consumer
-    with recorded.batch(options.place, name, options.consumer) as told:
+    with recorded.batch(options.address, name, options.consumer) as told:
         report = _settled(messages, settings, function, partitions, writers)
         told(report)
     return report
@@ -183,7 +183,7 @@ def _checked(spark: SparkSession, settings: dict[str, str]) -> dict[str, str]:
     if not _is_driver(spark):
         check_master(spark, settings)
         return settings
-    located = absolute_places(settings)
+    located = absolute_paths(settings)
     check_master(spark, located)
     check_on_driver(read_options(located))
     return located

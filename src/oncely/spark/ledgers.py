@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from oncely.core.errors import ConfigError
 from oncely.ledger import Ledger, open_ledger
-from oncely.locations import LedgerPlace, hidden, read_secret
+from oncely.locations import LedgerAddress, hidden, read_secret
 from oncely.spark.jvm import is_local
 from oncely.stores.open_store import sqlite_file
 
@@ -30,39 +30,39 @@ _opening = threading.Lock()
 _migrate = lru_cache(maxsize=_MOST_OPEN)(Ledger.migrate)
 
 
-def migrated_ledger(place: LedgerPlace) -> Ledger:
+def migrated_ledger(address: LedgerAddress) -> Ledger:
     """The ledger there; its schema is created or upgraded at the first call in this process.
 
     A secret (env:NAME or file:PATH) is read each time, so that a changed password takes effect.
     Raises ConfigError, which names the machine on which a secret is missing.
     """
-    with url_here(place.location) as url:
-        ledger = _opened(url, place.table, place.schema)
+    with url_here(address.location) as url:
+        ledger = _opened(url, address.table, address.schema)
     _migrate(ledger)
     return ledger
 
 
-def existing_ledger(place: LedgerPlace) -> Ledger:
+def existing_ledger(address: LedgerAddress) -> Ledger:
     """The same, without changing its schema. Raises ConfigError also for a file that does not
     exist: opening a mistyped name would create an empty file.
     """
-    with url_here(place.location) as url:
+    with url_here(address.location) as url:
         if url.startswith("sqlite:") and not sqlite_file(url).is_file():
             raise ConfigError(f"ledger: there is no file {str(sqlite_file(url))!r}")
-        return _opened(url, place.table, place.schema)
+        return _opened(url, address.table, address.schema)
 
 
 def _opened(url: str, table: str, schema: str | None) -> Ledger:
     """The ledger of this process. If there are too many, the least recently used one is closed; it
     opens again if it is still used.
     """
-    place = (url, table, schema)
+    address = (url, table, schema)
     with _opening:
-        ledger = _ledgers.pop(place, None) or open_ledger(url, table=table, schema=schema)
+        ledger = _ledgers.pop(address, None) or open_ledger(url, table=table, schema=schema)
         if TaskContext.get() is not None:
             # Its thread would take one more connection for each of Spark's workers.
             ledger.recorder.is_silent = True
-        _ledgers[place] = ledger
+        _ledgers[address] = ledger
         if len(_ledgers) > _MOST_OPEN:
             _ledgers.pop(next(iter(_ledgers))).close()
         return ledger

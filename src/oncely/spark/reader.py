@@ -50,12 +50,12 @@ class LedgerReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """A range of keys for each task."""
-        ledger = existing_ledger(self._options.place)
+        ledger = existing_ledger(self._options.address)
         return [InputPartition(keys) for keys in ledger.key_ranges(self._options.partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """The records of a range, a page at a time."""
-        ledger = existing_ledger(self._options.place)
+        ledger = existing_ledger(self._options.address)
         keys: KeyRange = partition.value
         now = ledger.now()
         for page in ledger.read(keys, self._wanted):

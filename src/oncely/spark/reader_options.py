@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from oncely.core.record import State
-from oncely.locations import LedgerPlace, absolute_location, check_shared
+from oncely.locations import LedgerAddress, absolute_location, check_shared
 from oncely.spark.option_values import (
     check_consumer,
     choice,
@@ -33,9 +33,9 @@ class ReaderOptions:
     """The most ranges of keys into which the records are split."""
 
     @property
-    def place(self) -> LedgerPlace:
+    def address(self) -> LedgerAddress:
         """Where the ledger is."""
-        return LedgerPlace(self.ledger, self.table, self.schema)
+        return LedgerAddress(self.ledger, self.table, self.schema)
 
 
 def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:

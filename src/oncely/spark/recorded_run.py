@@ -10,7 +10,7 @@ from oncely._util.outage import Outage
 from oncely.core.activity import Activity, Run
 from oncely.core.errors import OncelyError, describe
 from oncely.ledger import Ledger
-from oncely.locations import LedgerPlace
+from oncely.locations import LedgerAddress
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.sink.counts import Counts
 from oncely.spark.spark_report import Report
@@ -105,13 +105,13 @@ class FrontRun:
 
     @contextmanager
     def batch(
-        self, place: LedgerPlace, name: str, consumer: str
+        self, address: LedgerAddress, name: str, consumer: str
     ) -> Iterator[Callable[[Report], None]]:
         """While a batch is processed: to be called with what it came to. A ledger that is away is
         no reason for the batch not to begin.
         """
         if self._run is None:
-            self._run = self._begun(place, name, consumer)
+            self._run = self._begun(address, name, consumer)
         run = self._run
         try:
             yield self._add
@@ -128,9 +128,9 @@ class FrontRun:
         self._counts += report.counts
         self._seconds += report.seconds
 
-    def _begun(self, place: LedgerPlace, name: str, consumer: str) -> RecordedRun | None:
+    def _begun(self, address: LedgerAddress, name: str, consumer: str) -> RecordedRun | None:
         try:
-            run = RecordedRun(migrated_ledger(place), name, consumer, self._outage)
+            run = RecordedRun(migrated_ledger(address), name, consumer, self._outage)
         except OncelyError as away:
             self._outage.met(away, run=name)
             return None

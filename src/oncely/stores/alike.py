@@ -35,16 +35,16 @@ class AlikeRecords(Sequence[Record]):
         return len(self.keys)
 
     @overload
-    def __getitem__(self, place: int) -> Record: ...
+    def __getitem__(self, index: int) -> Record: ...
 
     @overload
-    def __getitem__(self, place: slice) -> "AlikeRecords": ...
+    def __getitem__(self, index: slice) -> "AlikeRecords": ...
 
-    def __getitem__(self, place: int | slice) -> "Record | AlikeRecords":
-        columns: dict[str, Any] = {name: of[place] for name, of in self.columns.items()}
-        if isinstance(place, slice):
-            return AlikeRecords(self.keys[place], self.first, columns)
-        return self.first._replace(key=self.keys[place], **columns)
+    def __getitem__(self, index: int | slice) -> "Record | AlikeRecords":
+        columns: dict[str, Any] = {name: of[index] for name, of in self.columns.items()}
+        if isinstance(index, slice):
+            return AlikeRecords(self.keys[index], self.first, columns)
+        return self.first._replace(key=self.keys[index], **columns)
 
     def __iter__(self) -> Iterator[Record]:
         values = map(self.values, _FIELDS)
@@ -58,10 +58,10 @@ class AlikeRecords(Sequence[Record]):
         """Records with these keys and columns, and some more, that else are as `first`."""
         return AlikeRecords(self.keys, first, {**self.columns, **columns})
 
-    def in_places(self, places: Sequence[int]) -> "AlikeRecords":
+    def at_indexes(self, indexes: Sequence[int]) -> "AlikeRecords":
         """Those in these places, in that order."""
-        columns = {name: [values[n] for n in places] for name, values in self.columns.items()}
-        return AlikeRecords([self.keys[n] for n in places], self.first, columns)
+        columns = {name: [values[n] for n in indexes] for name, values in self.columns.items()}
+        return AlikeRecords([self.keys[n] for n in indexes], self.first, columns)
 
 
 @final
@@ -78,15 +78,15 @@ class AlikeChanges(Sequence[Change]):
         return len(self.old)
 
     @overload
-    def __getitem__(self, place: int) -> Change: ...
+    def __getitem__(self, index: int) -> Change: ...
 
     @overload
-    def __getitem__(self, place: slice) -> "AlikeChanges": ...
+    def __getitem__(self, index: slice) -> "AlikeChanges": ...
 
-    def __getitem__(self, place: int | slice) -> "Change | AlikeChanges":
-        if isinstance(place, slice):
-            return AlikeChanges(self.old[place], self.new[place])
-        return Change(self.old[place], self.new[place])
+    def __getitem__(self, index: int | slice) -> "Change | AlikeChanges":
+        if isinstance(index, slice):
+            return AlikeChanges(self.old[index], self.new[index])
+        return Change(self.old[index], self.new[index])
 
     def __iter__(self) -> Iterator[Change]:
         return map(Change, self.old, self.new)
@@ -96,9 +96,9 @@ class AlikeChanges(Sequence[Change]):
         """In which fields the records differ, besides their message ids."""
         return self.old.columns
 
-    def in_places(self, places: Sequence[int]) -> "AlikeChanges":
+    def at_indexes(self, indexes: Sequence[int]) -> "AlikeChanges":
         """Those in these places, in that order."""
-        return AlikeChanges(self.old.in_places(places), self.new.in_places(places))
+        return AlikeChanges(self.old.at_indexes(indexes), self.new.at_indexes(indexes))
 
 
 def keys_of(records: Sequence[Record]) -> Sequence[Key]:

@@ -15,14 +15,13 @@ from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
 from oncely.stores.memory_tables import MemoryTables, own
-from oncely.stores.news import Bell, News
+from oncely.stores.notifications import Notifications, ProcessSignal
 from oncely.stores.store import (
     Backlog,
+    CallersTransaction,
     Change,
     Clock,
     Horizons,
-    Inside,
-    Joined,
     KeyRange,
     Listing,
     Loaded,
@@ -30,6 +29,7 @@ from oncely.stores.store import (
     Query,
     Store,
     Tally,
+    Transaction,
     Wanted,
     Window,
     lease_is_over,
@@ -49,7 +49,7 @@ class MemoryStore(Store):
 
     def __init__(self, clock: Clock = wall_time) -> None:
         self._clock = clock
-        self.news = News(Bell(), _LOOK_S)
+        self.notifications = Notifications(ProcessSignal(), _LOOK_S)
         self._tables = MemoryTables(clock, self._tell)
         self._bindings: set[Binding] = set()
         self.start_afresh()
@@ -63,23 +63,23 @@ class MemoryStore(Store):
 
     def _tell(self) -> None:
         self._lock.notify_all()
-        self.news.tell()
+        self.notifications.tell()
 
     def insert(
         self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
     ) -> set[Key]:
-        return self.transaction(lambda inside: inside.insert(records, believed))
+        return self.transaction(lambda transaction: transaction.insert(records, believed))
 
     def horizons(self, consumers: Collection[str]) -> Horizons:
-        return self.transaction(lambda inside: inside.horizons(consumers))
+        return self.transaction(lambda transaction: transaction.horizons(consumers))
 
     def load(self, keys: Collection[Key]) -> Loaded:
-        return self.transaction(lambda inside: inside.load(keys))
+        return self.transaction(lambda transaction: transaction.load(keys))
 
     def swap(self, changes: Sequence[Change]) -> set[Key]:
-        return self.transaction(lambda inside: inside.swap(changes))
+        return self.transaction(lambda transaction: transaction.swap(changes))
 
-    def transaction(self, work: Callable[[Inside], T]) -> T:
+    def transaction(self, work: Callable[[Transaction], T]) -> T:
         with self._lock:
             try:
                 done = work(self._tables)
@@ -89,7 +89,7 @@ class MemoryStore(Store):
             self._tables.commit()
             return done
 
-    def within(self, connection: Any) -> AbstractContextManager[Joined]:  # noqa: ARG002 - the protocol's.
+    def within(self, connection: Any) -> AbstractContextManager[CallersTransaction]:  # noqa: ARG002 - the protocol's.
         raise never_joined("in memory")
 
     def check_joins(self, source: object) -> None:  # noqa: ARG002 - the protocol's.
@@ -114,7 +114,7 @@ class MemoryStore(Store):
     def put(self, queue: str, messages: Sequence[Message]) -> None:
         """Put messages into the queue of that name: all, or none."""
         waiting = WaitingMessage.queued(queue, messages)
-        self.transaction(lambda inside: inside.keep(waiting))
+        self.transaction(lambda transaction: transaction.keep(waiting))
 
     def bind(self, bindings: Collection[Binding]) -> None:
         with self._lock:
@@ -144,16 +144,16 @@ class MemoryStore(Store):
     def window(self, look: Look) -> Window:
         with self._lock:
             now = self._clock()
-            places = sorted(_place(key) for key in self._tables.records if _is_within(key, look))
+            keys = sorted(_order_of(key) for key in self._tables.records if _is_within(key, look))
             # The records of one id stay together.
-            last = places[look.size - 1][0] if len(places) > look.size else None
-            part = [place for place in places if last is None or place[0] <= last]
+            last = keys[look.size - 1][0] if len(keys) > look.size else None
+            part = [key for key in keys if last is None or key[0] <= last]
             rows = []
             for message_id, consumer in part:
                 record = self._tables.records[Key(consumer, message_id)]
                 fits = any(query.holds(record, now) for query in look.fits)
                 rows.append((message_id, consumer, fits))
-        return Window.of(rows, look.limit, is_last=len(part) == len(places))
+        return Window.of(rows, look.limit, is_last=len(part) == len(keys))
 
     def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
         with self._lock:
@@ -174,7 +174,7 @@ class MemoryStore(Store):
             return {name: _tally(records, now) for name, records in groups.items()}
 
     def purge(self, query: Query, states: Sequence[State]) -> int:
-        def purge(_: Inside) -> int:
+        def purge(_: Transaction) -> int:
             fitting = (record for record in self._fitting(query) if record.state in states)
             gone = (record.key.consumer for record in fitting if self._tables.purge(record.key))
             purged = list(islice(gone, query.limit))
@@ -186,7 +186,7 @@ class MemoryStore(Store):
         return self.transaction(purge)
 
     def forget_until(self, horizons: Horizons) -> None:
-        self.transaction(lambda inside: inside.forget_until(horizons))
+        self.transaction(lambda transaction: transaction.forget_until(horizons))
 
     def keep_retention(self, consumer: str, retention_s: float) -> None:
         with self._lock:
@@ -215,7 +215,7 @@ def _is_within(key: Key, look: Look) -> bool:
     return is_later and key.message_id.startswith(look.begins)
 
 
-def _place(key: Key) -> tuple[str, str]:
+def _order_of(key: Key) -> tuple[str, str]:
     return key.message_id, key.consumer
 
 

@@ -58,7 +58,7 @@ class MemoryTables:
         self._horizons: dict[str, float] = {}
         self._queues: dict[str, dict[int, WaitingRow]] = defaultdict(dict)
         """The waiting messages, by queue and number."""
-        self._places: dict[int, str] = {}
+        self._queue_of: dict[int, str] = {}
         """The queue of each number."""
         self._unsorted: set[str] = set()
         """Queues in which a number may come after a higher one."""
@@ -127,7 +127,7 @@ class MemoryTables:
             for n, (key, version) in enumerate(zip(old.keys, old.values("version"), strict=False))
             if (stored := self.records.get(key)) is not None and stored.version == version
         }
-        renewed = _stored(new.in_places([*found]), now, [*found.values()])
+        renewed = _stored(new.at_indexes([*found]), now, [*found.values()])
         written = {record.key: record for record in renewed}
         self._put_all(self.records, written)
         return {*written}
@@ -188,7 +188,7 @@ class MemoryTables:
         return [row.message for row in self.rows() if row.message.parent in keys]
 
     def numbered(self, numbers: Collection[int]) -> Sequence[WaitingMessage]:
-        return [self._row(number).message for number in sorted(numbers) if number in self._places]
+        return [self._row(number).message for number in sorted(numbers) if number in self._queue_of]
 
     def lanes(self, lanes: Collection[str]) -> set[str]:
         messages = (row.message for row in self.rows())
@@ -247,16 +247,16 @@ class MemoryTables:
 
     def remove(self, messages: Sequence[WaitingMessage]) -> None:
         for message in messages:
-            if (number := message.number or 0) in self._places:
+            if (number := message.number or 0) in self._queue_of:
                 there = self._row(number).message
                 self._count_lane(there, -1)
                 self._take_out(self._queues[there.queue], number)
-                self._take_out(self._places, number)
+                self._take_out(self._queue_of, number)
                 self._take_out(self._told_by, (there.parent, there.name))
                 self._has_kept = True
 
     def held(self, messages: Sequence[WaitingMessage]) -> set[int]:
-        there = [message for message in messages if message.number in self._places]
+        there = [message for message in messages if message.number in self._queue_of]
         return {each.number or 0 for each in there if _is_held(self._row(each.number or 0), each)}
 
     def remove_held(self, messages: Sequence[WaitingMessage]) -> set[int]:
@@ -267,7 +267,7 @@ class MemoryTables:
     def put_back(self, changes: Sequence[PutBack]) -> None:
         now = self.clock()
         for message, error, retry_s, is_try in changes:
-            if message.number not in self._places:
+            if message.number not in self._queue_of:
                 continue
             there = self._row(message.number).message
             renewed = replace(
@@ -285,7 +285,7 @@ class MemoryTables:
     def free(self, messages: Sequence[WaitingMessage]) -> None:
         now = self.clock()
         for message in messages:
-            if message.number not in self._places:
+            if message.number not in self._queue_of:
                 continue
             there = self._row(message.number).message
             moved = replace(there, queue=message.queue, lane=message.lane, attempts=0)
@@ -332,22 +332,22 @@ class MemoryTables:
         return None if first == math.inf else first - now
 
     def _row(self, number: int) -> WaitingRow:
-        return self._queues[self._places[number]][number]
+        return self._queues[self._queue_of[number]][number]
 
     def rows(self) -> list[WaitingRow]:
         """All waiting messages, in order."""
-        return [self._row(number) for number in sorted(self._places)]
+        return [self._row(number) for number in sorted(self._queue_of)]
 
     def _renew(self, row: WaitingRow) -> None:
         number, queue = row.message.number or 0, row.message.queue
-        before = self._places.get(number)
+        before = self._queue_of.get(number)
         if before is not None:
             self._count_lane(self._row(number).message, -1)
             if before != queue:
                 self._take_out(self._queues[before], number)
         rows = self._queues[queue]
         if before != queue:
-            self._put(self._places, number, queue)
+            self._put(self._queue_of, number, queue)
             if rows and number < next(reversed(rows)):
                 self._unsorted.add(queue)
         self._put(rows, number, row)

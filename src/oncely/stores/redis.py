@@ -25,17 +25,17 @@ from oncely.stores.names import TABLE_NAME
 from oncely.stores.redis_server import RedisServer, Script
 from oncely.stores.retrying import TryAgain
 from oncely.stores.store import (
+    CallersTransaction,
     Change,
     Clock,
     Horizons,
-    Inside,
-    Joined,
     KeyRange,
     Loaded,
     Look,
     Query,
     Store,
     Tally,
+    Transaction,
     Wanted,
     Window,
     never_joined,
@@ -144,13 +144,13 @@ class RedisStore(Store):
 
     has_transactions = False
 
-    def transaction(self, work: Callable[[Inside], T]) -> T:  # noqa: ARG002 - the protocol's.
+    def transaction(self, work: Callable[[Transaction], T]) -> T:  # noqa: ARG002 - the protocol's.
         raise ConfigError(
             "ledger: Redis has no transactions, so no message waits, and no step is kept; open the "
             'ledger on a database, as in "postgresql://user@host/database"'
         )
 
-    def within(self, connection: Any) -> AbstractContextManager[Joined]:  # noqa: ARG002
+    def within(self, connection: Any) -> AbstractContextManager[CallersTransaction]:  # noqa: ARG002
         raise never_joined("in Redis")
 
     def check_joins(self, source: object) -> None:  # noqa: ARG002
@@ -173,7 +173,7 @@ class RedisStore(Store):
         state, the least recently seen first. A record that changes between two windows may be given
         twice, or not at all.
         """
-        begin, after = _place_of(look.after)
+        begin, after = _position_of(look.after)
         groups = sorted(
             (group, number)
             for number, query in enumerate(look.fits)
@@ -184,8 +184,8 @@ class RedisStore(Store):
             return Window([], 0, None)
         (group, number), rest = groups[0], groups[1:]
         asked = _asked(group, look.fits[number], look.limit, after if group == begin else None)
-        place, rows, looked_at = json.loads(self._run(_SCAN, {**asked, "begins": look.begins}))
-        end = [*group, *place] if place else next(([*later] for later, _ in rest), None)
+        position, rows, looked_at = json.loads(self._run(_SCAN, {**asked, "begins": look.begins}))
+        end = [*group, *position] if position else next(([*later] for later, _ in rest), None)
         keys = [Key(group[0], message_id) for message_id, _ in rows]
         return Window(keys, looked_at, None if end is None else json.dumps(end))
 
@@ -368,7 +368,7 @@ def _asked(group: _Group, query: Query, limit: int, after: object) -> Mapping[st
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _place_of(end: str | None) -> tuple[_Group | None, object]:
+def _position_of(end: str | None) -> tuple[_Group | None, object]:
     """The group in which a window begins, and what it continues after there."""
     if end is None:
         return None, None

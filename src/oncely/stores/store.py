@@ -112,12 +112,12 @@ class Window(NamedTuple):
         it fits: of those up to the id with which so many fit. `is_last`: no records come after
         them.
         """
-        fitting = [place for place, (_, _, fits) in enumerate(rows) if fits]
+        fitting = [index for index, (_, _, fits) in enumerate(rows) if fits]
         part = rows
         if len(fitting) > limit:
-            place = fitting[limit - 1]
-            last = rows[place][0]
-            part = rows[: place + sum(message_id == last for message_id, _, _ in rows[place:])]
+            index = fitting[limit - 1]
+            last = rows[index][0]
+            part = rows[: index + sum(message_id == last for message_id, _, _ in rows[index:])]
         end = None if is_last and len(part) == len(rows) else part[-1][0]
         keys = [Key(consumer, message_id) for message_id, consumer, fits in part if fits]
         return cls(keys, len(part), end)
@@ -241,7 +241,7 @@ class Records(Protocol):
         """
 
 
-class Inside(Records, Protocol):
+class Transaction(Records, Protocol):
     """What a store does inside one transaction: all of it is stored, or nothing.
 
     Nothing is retried: after an error the transaction is over, and every further call raises
@@ -322,7 +322,7 @@ class Inside(Records, Protocol):
         """Keep the result of a finished step; a result that is there stays as it is."""
 
 
-class Joined(Inside, Protocol):
+class CallersTransaction(Transaction, Protocol):
     """Inside a transaction that somebody else begins and ends. Each call raises EndedError where it
     finds that the transaction is over already.
     """
@@ -412,13 +412,13 @@ class Store(Records, Operations, Protocol):
         return 1
 
     @property
-    def place(self) -> object:
-        """Identifies its tables: two stores whose places are equal work on the same ones, so that a
+    def database_id(self) -> object:
+        """Identifies its tables: two stores with equal ones work on the same ones, so that a
         transaction of one can do the work of the other.
         """
         return self
 
-    def transaction(self, work: Callable[[Inside], T]) -> T:
+    def transaction(self, work: Callable[[Transaction], T]) -> T:
         """What `work` returns, once everything that it did is stored.
 
         `work` may be called again where the transaction lost against another, or where nobody
@@ -426,7 +426,7 @@ class Store(Records, Operations, Protocol):
         the store has no transactions.
         """
 
-    def within(self, connection: Any) -> AbstractContextManager[Joined]:
+    def within(self, connection: Any) -> AbstractContextManager[CallersTransaction]:
         """While the transaction of `connection` is joined; its owner begins and ends it.
 
         Raises ConfigError where it cannot be joined. On leaving, unless another error is being

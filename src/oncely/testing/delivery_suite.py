@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
+from oncely.core.verdicts import Ack, Acknowledgement, Reject, Requeue
 from oncely.testing.tools import AdvancingClock, at_once
 from oncely.transports.transport import Delivery, Transport
 
@@ -26,11 +26,11 @@ _CLOSES = 2_000
 """How often a transport is closed before its receiver must have returned."""
 
 _ORDER = Message("order-17", b'{"total": 3}', "order.placed", {"tenant": "a"}, key="customer-9")
-_VERDICTS: tuple[Settlement, ...] = (Ack(), Requeue(), Refuse("late"))
+_VERDICTS: tuple[Acknowledgement, ...] = (Ack(), Requeue(), Reject("late"))
 
 
 class RedeliveryConformance:
-    """A delivery is settled once, by its holder; what is not settled is redelivered."""
+    """A delivery is acknowledged once, by its holder; what is not acknowledged is redelivered."""
 
     @pytest.fixture
     def transport(self, connect: Connect) -> Transport:
@@ -44,14 +44,14 @@ class RedeliveryConformance:
             [delivery] = received(transport, 1)
             assert delivery.message == _ORDER
             assert delivery.count == (times if transport.features.counts_deliveries else 1)
-            transport.settle([(delivery, Requeue())])
+            transport.acknowledge([(delivery, Requeue())])
 
     def test_mixed_verdicts(self, transport: Transport) -> None:
         """Each delivery gets its own verdict, also if verdicts are mixed in one call."""
         transport.publish(QUEUE, [Message(str(n)) for n in range(9)])
         deliveries = {d.message.id: d for d in received(transport, 9)}
-        kinds: tuple[Settlement, ...] = (Ack(), Requeue(), Refuse("no"))
-        transport.settle([(d, kinds[int(id_) % 3]) for id_, d in deliveries.items()])
+        kinds: tuple[Acknowledgement, ...] = (Ack(), Requeue(), Reject("no"))
+        transport.acknowledge([(d, kinds[int(id_) % 3]) for id_, d in deliveries.items()])
         assert sorted(ids_of(received(transport, 3))) == ["1", "4", "7"]
         assert sorted(ids_of(received(transport, 3, queue=DEAD))) == ["2", "5", "8"]
         assert nothing_comes(transport)
@@ -64,7 +64,7 @@ class RedeliveryConformance:
         assert nothing_comes(holder)
 
     def test_unsettled_comes_again(self, connect: Connect, clock: AdvancingClock) -> None:
-        """A message that is not settled in time is redelivered, to any receiver, and counted."""
+        """Unless it is acknowledged in time, a message is redelivered, to any receiver, and counted."""
         holder, other = connect(), connect()
         visibility_s = holder.features.visibility_s
         if visibility_s is None:
@@ -78,7 +78,7 @@ class RedeliveryConformance:
         assert again.count == (2 if other.features.counts_deliveries else 1)
 
     def test_late_settle(self, connect: Connect, clock: AdvancingClock) -> None:
-        """A settle after the message was redelivered does not affect the new delivery."""
+        """A acknowledge after the message was redelivered does not affect the new delivery."""
         holder, other = connect(), connect()
         if holder.features.visibility_s is None:
             pytest.skip("this transport declares no visibility timeout")
@@ -86,25 +86,25 @@ class RedeliveryConformance:
             [late] = given(holder, Message("1"))
             clock.advance(holder.features.visibility_s)
             [current] = received(later, 1)
-            holder.settle([(late, verdict)])
+            holder.acknowledge([(late, verdict)])
             assert nothing_comes(other)
             assert not other.is_drained(QUEUE)
-            later.settle([(current, Ack())])
+            later.acknowledge([(current, Ack())])
             assert other.is_drained(QUEUE)
         assert nothing_comes(other, queue=DEAD)
 
-    def test_settled_twice(self, transport: Transport) -> None:
-        """Only the first settle of a delivery counts, in one call and in the next."""
+    def test_acknowledged_twice(self, transport: Transport) -> None:
+        """Only the first acknowledge of a delivery counts, in one call and in the next."""
         for verdict in _VERDICTS:
             [delivery] = given(transport, Message("1"))
-            transport.settle([(delivery, Ack()), (delivery, verdict)])
+            transport.acknowledge([(delivery, Ack()), (delivery, verdict)])
             [other] = given(transport, Message("2"))
-            transport.settle([(delivery, verdict)])
+            transport.acknowledge([(delivery, verdict)])
             assert not transport.is_drained(QUEUE)
-            transport.settle([(other, Requeue()), (other, verdict)])
+            transport.acknowledge([(other, Requeue()), (other, verdict)])
             [again] = received(transport, 1)
             assert again.message.id == "2"
-            transport.settle([(again, Ack())])
+            transport.acknowledge([(again, Ack())])
         assert nothing_comes(transport, queue=DEAD)
 
     def test_receivers_share(self, connect: Connect) -> None:
@@ -119,7 +119,7 @@ class RedeliveryConformance:
             while not transport.is_drained(QUEUE):
                 deliveries = transport.receive(QUEUE, 7, _NOTHING_S)
                 taken.extend(ids_of(deliveries))
-                transport.settle([(delivery, Ack()) for delivery in deliveries])
+                transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
             return taken
 
         by_receiver = at_once(RECEIVERS, work)
@@ -129,22 +129,22 @@ class RedeliveryConformance:
         """Held messages of a closed transport are redelivered at once; waiting messages stay."""
         holder, other = connect(), connect()
         first, second, _ = given(holder, Message("1"), Message("2"), Message("3"))
-        holder.settle([(first, Ack()), (second, Refuse("no"))])
+        holder.acknowledge([(first, Ack()), (second, Reject("no"))])
         holder.close()
         [again] = received(other, 1)
         assert again.message.id not in (first.message.id, second.message.id)
         assert ids_of(received(other, 1, queue=DEAD)) == [second.message.id]
 
-    def test_settled_after_close(self, transport: Transport) -> None:
-        """A delivery of a closed transport cannot be settled: another may have the message."""
+    def test_acknowledged_after_close(self, transport: Transport) -> None:
+        """A delivery of a closed transport cannot be acknowledged: another may have the message."""
         for verdict in _VERDICTS:
             [before] = given(transport, Message("1"))
             transport.close()
             [after] = received(transport, 1)
-            transport.settle([(before, verdict)])
+            transport.acknowledge([(before, verdict)])
             assert nothing_comes(transport)
             assert not transport.is_drained(QUEUE)
-            transport.settle([(after, Ack())])
+            transport.acknowledge([(after, Ack())])
             assert transport.is_drained(QUEUE)
 
 
@@ -154,7 +154,7 @@ class DeliveryConformance(RedeliveryConformance):
     def test_ack(self, transport: Transport, clock: AdvancingClock) -> None:
         """An acknowledged message is never redelivered, also not after the visibility timeout."""
         first, second = given(transport, Message("1"), Message("2"))
-        transport.settle([(first, Ack()), (second, Ack())])
+        transport.acknowledge([(first, Ack()), (second, Ack())])
         _lapse(transport, clock)
         assert nothing_comes(transport)
 
@@ -163,21 +163,21 @@ class DeliveryConformance(RedeliveryConformance):
     def test_reject(self, transport: Transport, clock: AdvancingClock) -> None:
         """A rejected message goes unchanged to the dead-letter queue, and is not redelivered."""
         [delivery] = given(transport, _ORDER)
-        transport.settle([(delivery, Refuse("no such customer: é 🧾"))])
+        transport.acknowledge([(delivery, Reject("no such customer: é 🧾"))])
         _lapse(transport, clock)
         assert nothing_comes(transport)
         assert transport.is_drained(QUEUE)
         [letter] = received(transport, 1, queue=DEAD)
         assert (letter.message, letter.queue) == (_ORDER, DEAD)
-        transport.settle([(letter, Ack())])
+        transport.acknowledge([(letter, Ack())])
         assert transport.is_drained(DEAD)
 
     def test_dead_letters_of_dead_letters(self, transport: Transport) -> None:
         """A dead-letter queue is a queue like any other: no rejected message is lost."""
         [delivery] = given(transport, _ORDER)
-        transport.settle([(delivery, Refuse("no"))])
+        transport.acknowledge([(delivery, Reject("no"))])
         [letter] = received(transport, 1, queue=DEAD)
-        transport.settle([(letter, Refuse("no"))])
+        transport.acknowledge([(letter, Reject("no"))])
         assert ids_of(received(transport, 1, queue=f"{DEAD}.dead")) == [_ORDER.id]
 
     # ---- Drained ---------------------------------------------------------------------------------
@@ -190,17 +190,15 @@ class DeliveryConformance(RedeliveryConformance):
         assert transport.is_drained("another")
         first, second = received(transport, 2)
         assert not transport.is_drained(QUEUE)
-        transport.settle([(first, Requeue()), (second, Refuse("no"))])
+        transport.acknowledge([(first, Requeue()), (second, Reject("no"))])
         assert not transport.is_drained(QUEUE)
         [again] = received(transport, 1)
         assert not transport.is_drained(QUEUE)
-        transport.settle([(again, Ack())])
+        transport.acknowledge([(again, Ack())])
         assert transport.is_drained(QUEUE)
 
     def test_drained_loop(self, transport: Transport) -> None:
-        """A receiver that settles until the queue is drained gets every message, each once, small
-        ones and large ones.
-        """
+        """Who acknowledges until the queue is drained gets every message once, small and large."""
         ids = [str(n) for n in range(300)]
         sizes = (10, 100_000)
         transport.publish(QUEUE, [Message(id_, b"x" * sizes[n % 2]) for n, id_ in enumerate(ids)])
@@ -208,7 +206,7 @@ class DeliveryConformance(RedeliveryConformance):
         while not transport.is_drained(QUEUE):
             deliveries = transport.receive(QUEUE, 20, _NOTHING_S)
             taken.extend(ids_of(deliveries))
-            transport.settle([(delivery, Ack()) for delivery in deliveries])
+            transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
         assert sorted(taken, key=int) == ids
 
     # ---- close -----------------------------------------------------------------------------------

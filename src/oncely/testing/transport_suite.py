@@ -11,7 +11,7 @@ from oncely.core.binding import Binding
 from oncely.core.errors import ConfigError, PublishRefused
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key, Record, State
-from oncely.core.verdicts import Ack, Refuse, Requeue
+from oncely.core.verdicts import Ack, Reject, Requeue
 from oncely.testing.delivery_suite import (
     DEADLINE_S,
     QUEUE,
@@ -83,11 +83,11 @@ class TransportConformance(DeliveryConformance):
         [first] = received(transport, 1)
         assert first.message.headers == {"tenant": "a"}
         first.message.headers["tenant"] = "c"  # type: ignore[index]
-        transport.settle([(first, Requeue())])
+        transport.acknowledge([(first, Requeue())])
         [again] = received(transport, 1)
         assert again.message.headers == {"tenant": "a"}
         again.message.headers["tenant"] = "d"  # type: ignore[index]
-        transport.settle([(again, Refuse("no"))])
+        transport.acknowledge([(again, Reject("no"))])
         [dead] = received(transport, 1, queue=dead_of(QUEUE))
         assert dead.message.headers == {"tenant": "a"}
 
@@ -108,12 +108,12 @@ class TransportConformance(DeliveryConformance):
         assert {*ids_of(first), *ids_of(rest)} == {str(n) for n in range(5)}
 
     def test_many_at_once(self, transport: Transport) -> None:
-        """A thousand messages are published, received and settled at once; each comes once."""
+        """A thousand messages are published, received and acknowledged at once; each comes once."""
         messages = [Message(str(n), b"x" * 1_000) for n in range(1_000)]
         transport.publish(QUEUE, messages)
         deliveries = received(transport, 1_000, at_most=1_000)
         assert {d.message.id: d.message for d in deliveries} == {m.id: m for m in messages}
-        transport.settle([(delivery, Ack()) for delivery in deliveries])
+        transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
         assert transport.is_drained(QUEUE)
 
     def test_equal_messages_are_two(self, transport: Transport) -> None:
@@ -121,9 +121,9 @@ class TransportConformance(DeliveryConformance):
         transport.publish(QUEUE, [Message("1")])
         transport.publish(QUEUE, [Message("1")])
         first, second = received(transport, 2)
-        transport.settle([(first, Ack())])
+        transport.acknowledge([(first, Ack())])
         assert not transport.is_drained(QUEUE)
-        transport.settle([(second, Ack())])
+        transport.acknowledge([(second, Ack())])
         assert transport.is_drained(QUEUE)
 
     def test_queues_are_apart(self, transport: Transport) -> None:
@@ -150,9 +150,9 @@ class TransportConformance(DeliveryConformance):
         assert len(set(ids)) == RECEIVERS * 100
 
     def test_nothing(self, transport: Transport) -> None:
-        """To publish or settle nothing does nothing."""
+        """To publish or acknowledge nothing does nothing."""
         transport.publish(QUEUE, [])
-        transport.settle([])
+        transport.acknowledge([])
         assert nothing_comes(transport)
 
     # ---- Refusals ------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class TransportConformance(DeliveryConformance):
         [delivery] = given(holder, Message("1"))
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(connect().receive, QUEUE, 10, 2 * DEADLINE_S)
-            holder.settle([(delivery, Requeue())])
+            holder.acknowledge([(delivery, Requeue())])
             # It may be sent to the one who gave it back, too.
             holder.close()
             assert ids_of(waiting.result(DEADLINE_S)) == ["1"]

@@ -33,20 +33,20 @@ _SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
 def open_transport(url: str) -> Transport:
     """The transport that `url` names. Raises ConfigError, which says what to type instead."""
     address, _, options = url.partition("?")
-    kind, _, place = address.partition("://")
+    kind, _, path = address.partition("://")
     named = f"transport: {mask_passwords(url)!r}"
     match kind:
-        case "memory" if place:
-            return StoreTransport(_memories[place], Limits(**read_values(options, _LIMITS)))
+        case "memory" if path:
+            return StoreTransport(_memories[path], Limits(**read_values(options, _LIMITS)))
         case "memory":
             raise ConfigError(f'{named} names no queues; write "memory://name"')
-        case "sqlite" if place.startswith("/") and place != "/":
+        case "sqlite" if path.startswith("/") and path != "/":
             return _open_sql(address, options)
         case "sqlite":
             raise ConfigError(f'{named} names no file; write "sqlite:///queue.db"')
         case _ if kind.partition("+")[0] in _SERVERS:
             return _open_sql(address, options)
-        case "amqp" | "amqps" if place:
+        case "amqp" | "amqps" if path:
             return _open_rabbitmq(address, options)
         case "amqp" | "amqps":
             raise ConfigError(f'{named} names no broker; write "amqp://localhost"')

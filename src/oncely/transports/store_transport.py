@@ -20,10 +20,10 @@ from oncely.core.errors import (
     TransportError,
 )
 from oncely.core.message import Message
-from oncely.core.verdicts import Ack, Refuse, Requeue, Settlement
+from oncely.core.verdicts import Ack, Acknowledgement, Reject, Requeue
 from oncely.core.waiting import QueuedRow, WaitingMessage, name_of, queue_named
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.store import Inside, PutBack
+from oncely.stores.store import PutBack, Transaction
 from oncely.transports.transport import (
     Delivery,
     Features,
@@ -62,7 +62,7 @@ class StoreTransport:
         self._calls = 0
         """How many calls are running."""
         self._held: dict[int, WaitingMessage] = {}
-        """The unsettled messages that were received since the transport was opened, by number."""
+        """The messages received since the transport was opened, until acknowledged, by number."""
         # A new object after each close.
         self._opening = object()
         self._looked: dict[str, tuple[int, float]] = defaultdict(lambda: (-1, 0.0))
@@ -72,36 +72,40 @@ class StoreTransport:
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
         until = monotonic() + wait_s
-        opening, news = self._opening, self._store.news
+        opening, notifications = self._opening, self._store.notifications
         with self._calling():
             self._make(queue)
             while True:
-                rung = news.rung
+                count = notifications.count
                 if self._opening is not opening:
                     return []
-                taken = self._look(queue, max_messages, rung, opening)
+                taken = self._look(queue, max_messages, count, opening)
                 left_s = until - monotonic()
                 if taken or left_s <= 0:
                     return [self._delivery(queue, row) for row in taken]
-                news.wait(rung, min(left_s, self._looked[queue][1] - monotonic()))
+                notifications.wait(count, min(left_s, self._looked[queue][1] - monotonic()))
 
-    def _look(self, queue: str, limit: int, rung: int, opening: object) -> Sequence[WaitingMessage]:
+    def _look(
+        self, queue: str, limit: int, count: int, opening: object
+    ) -> Sequence[WaitingMessage]:
         """The messages that can be taken now. After an empty look, it waits before the next one."""
         (seen, look_at), now = self._looked[queue], monotonic()
-        if rung == seen and now < look_at:
+        if count == seen and now < look_at:
             return []
         # A read first: a waiting receiver must not block those that write.
         free_in_s = self._store.free_in_s(queue_named(queue))
         taken = self._take(queue, limit, opening) if free_in_s == 0 else ()
         if not taken:
-            look_s = self._store.news.look_s
-            self._looked[queue] = rung, now + min(look_s, free_in_s or look_s)
+            look_s = self._store.notifications.poll_s
+            self._looked[queue] = count, now + min(look_s, free_in_s or look_s)
         return taken
 
     def _take(self, queue: str, limit: int, opening: object) -> Sequence[WaitingMessage]:
         name, hold_s = queue_named(queue), self._limits.visibility_s
         taken = self._store.transaction(
-            lambda inside: inside.take(name, limit, hold_s, one_per_lane=True, counts=True)
+            lambda transaction: transaction.take(
+                name, limit, hold_s, one_per_lane=True, counts=True
+            )
         )
         with self._lock:
             if self._opening is opening:
@@ -112,23 +116,23 @@ class StoreTransport:
 
     def _delivery(self, queue: str, row: WaitingMessage) -> Delivery:
         problem = too_large(row.message.body, self._limits.max_bytes)
-        tag = QueuedRow(row, self._store.place)
+        tag = QueuedRow(row, self._store.database_id)
         # A copy: a handler may change the headers of its message, but not of the row.
         message = replace(row.message, headers=dict(row.message.headers))
         return Delivery(message, queue, row.attempts, tag, problem)
 
-    # ---- Settling ------------------------------------------------------------------------------
+    # ---- Acknowledging -------------------------------------------------------------------------
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
+    def acknowledge(self, verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
         log_rejected(verdicts)
         asked = [(d.tag.row, verdict) for d, verdict in verdicts if not d.tag.is_over]
-        # If a delivery is settled twice, the first time counts.
+        # If a delivery is acknowledged twice, the first time counts.
         first = {(row.number, row.attempts): (row, verdict) for row, verdict in reversed(asked)}
         with self._calling():
             for delivery, verdict in verdicts:
-                if isinstance(verdict, Refuse) and _can_be_named(dead_of(delivery.queue)):
+                if isinstance(verdict, Reject) and _can_be_named(dead_of(delivery.queue)):
                     self._make(dead_of(delivery.queue))
-            done = self._settle([*first.values()]) if first else 0
+            done = self._acknowledge([*first.values()]) if first else 0
         with self._lock:
             for delivery, _ in verdicts:
                 number = delivery.tag.row.number
@@ -137,27 +141,27 @@ class StoreTransport:
         if done < len(asked):
             log_late(len(asked) - done)
 
-    def _settle(self, verdicts: Sequence[tuple[WaitingMessage, Settlement]]) -> int:
-        """Settle; return how many deliveries were still held."""
+    def _acknowledge(self, verdicts: Sequence[tuple[WaitingMessage, Acknowledgement]]) -> int:
+        """Acknowledge; return how many deliveries were still held."""
         acked = [row for row, verdict in verdicts if isinstance(verdict, Ack)]
         others = [(row, verdict) for row, verdict in verdicts if not isinstance(verdict, Ack)]
 
-        def work(inside: Inside) -> int:
-            done = len(inside.remove_held(acked)) if acked else 0
-            held = inside.held([row for row, _ in others]) if others else ()
+        def work(transaction: Transaction) -> int:
+            done = len(transaction.remove_held(acked)) if acked else 0
+            held = transaction.held([row for row, _ in others]) if others else ()
             still = [(row, verdict) for row, verdict in others if row.number in held]
             if back := [row for row, verdict in still if isinstance(verdict, Requeue)]:
-                inside.put_back([PutBack(row, None, 0.0, is_try=False) for row in back])
+                transaction.put_back([PutBack(row, None, 0.0, is_try=False) for row in back])
             for row, verdict in still:
-                if isinstance(verdict, Refuse):
-                    _reject(inside, row, verdict.reason)
+                if isinstance(verdict, Reject):
+                    _reject(transaction, row, verdict.reason)
             return done + len(still)
 
         return self._store.transaction(work)
 
     def _give_back(self, rows: Sequence[WaitingMessage]) -> None:
         if rows:
-            self._settle([(row, Requeue()) for row in rows])
+            self._acknowledge([(row, Requeue()) for row in rows])
 
     # ---- Publishing ----------------------------------------------------------------------------
 
@@ -179,7 +183,7 @@ class StoreTransport:
             return
         # Into all queues, or none.
         rows = [row for queue in queues for row in WaitingMessage.queued(queue, messages)]
-        self._store.transaction(lambda inside: inside.keep(rows))
+        self._store.transaction(lambda transaction: transaction.keep(rows))
 
     def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:  # noqa: ARG002 - what is held has its own time here.
         with self._calling():
@@ -223,7 +227,7 @@ class StoreTransport:
             self._opening = object()
             held, self._held = [*self._held.values()], {}
             # Receivers that wait in other threads see that it is closed.
-            self._store.news.tell()
+            self._store.notifications.tell()
             self._lock.wait_for(lambda: self._calls == 0, _CLOSING_S)
             try:
                 with _told():
@@ -269,12 +273,12 @@ class StoreTransport:
         self._is_migrated = True
 
 
-def _reject(inside: Inside, row: WaitingMessage, reason: str) -> None:
+def _reject(transaction: Transaction, row: WaitingMessage, reason: str) -> None:
     dead = dead_of(name_of(row.queue))
     if _can_be_named(dead):
-        inside.free([row.moved(dead)])
+        transaction.free([row.moved(dead)])
     else:
-        inside.put_back([PutBack(row, reason, None, is_try=False)])
+        transaction.put_back([PutBack(row, reason, None, is_try=False)])
 
 
 def _can_be_named(queue: str) -> bool:

@@ -9,7 +9,7 @@ from oncely.core.binding import Binding
 from oncely.core.destination import Destination, EventsOf, ExchangeNamed, destination_of
 from oncely.core.errors import MessageError
 from oncely.core.message import Message, check_message
-from oncely.core.verdicts import Refuse, Settlement
+from oncely.core.verdicts import Acknowledgement, Reject
 
 _log = EventLog(__name__)
 
@@ -19,7 +19,7 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """One arrival of a message. No other receiver is given the message until it is settled."""
+    """One arrival of a message. No other receiver is given the message until it is acknowledged."""
 
     message: Message
     queue: str
@@ -43,7 +43,7 @@ class Features(NamedTuple):
     max_bytes: int | None
     """A message with a longer body is refused, or has a `problem`; None if no limit is known."""
     visibility_s: float | None
-    """A delivery that is not settled for so long is redelivered; None: it is redelivered when its
+    """A delivery that is not acknowledged for so long is redelivered; None: only when its
     receiver's connection is lost."""
     exchange: str = ""
     """The topic exchange of events, of a broker that cannot list bindings; empty if
@@ -69,17 +69,18 @@ class Transport(Protocol):
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
         """Receive waiting messages, at most `max_messages`; waits at most `wait_s` for the first.
 
-        Of any number of receivers only one gets a message, until the delivery is settled or
+        Of any number of receivers only one gets a message, until the delivery is acknowledged or
         `Features.visibility_s` is over. Returns an empty sequence as soon as the transport is
         closed. A missing queue is created.
         """
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
-        """Settle each delivery of this transport by its verdict, also if others fail.
+    def acknowledge(self, verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
+        """Acknowledge each delivery of this transport by its verdict, also if others fail.
 
-        A verdict that comes too late is dropped, and logged: the delivery was settled before, or
-        another receiver may have the message, as its time was over or the connection was lost.
-        After TransportError it is not known which are settled; it is safe to settle all again.
+        A verdict that comes too late is dropped, and logged: the delivery was acknowledged
+        before, or another receiver may have the message, as its time was over or the connection
+        was lost. After TransportError it is not known which are acknowledged; it is safe to
+        acknowledge all again.
         Rejected messages go to the queue `NAME.dead`, unless the queue was created with another
         dead-letter exchange.
         """
@@ -102,7 +103,7 @@ class Transport(Protocol):
     def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:
         """Create the queue if it is missing, and bind it to the events of these types. Types are
         topics: `*` is one word between dots, `#` any number of words. A receiver that is `alone`
-        waits some seconds, if necessary, for the unsettled messages of one that is gone.
+        waits some seconds, if necessary, for the unacknowledged messages of one that is gone.
         """
 
     def unsubscribe(self, bindings: Collection[Binding]) -> None:
@@ -114,13 +115,13 @@ class Transport(Protocol):
         """The bindings of a queue; None if the broker cannot list them."""
 
     def is_drained(self, queue: str) -> bool:
-        """Whether no message is waiting, or received and not settled.
+        """Whether no message is waiting, or received and not acknowledged.
 
         Messages that other transports have received count if the broker reports them.
         """
 
     def close(self) -> None:
-        """Close the connection; unsettled messages are redelivered. A later call opens the
+        """Close the connection; unacknowledged messages are redelivered. A later call opens the
         connection again.
         """
 
@@ -137,7 +138,7 @@ def parted(
         no = "there are no exchanges here" if is_exchange else "no queue takes it"
         return [], dict.fromkeys(range(len(messages)), f"{destination!r}: {no}")
     refused = refusals(messages, max_bytes)
-    fit = (message for place, message in enumerate(messages) if place not in refused)
+    fit = (message for index, message in enumerate(messages) if index not in refused)
     return [typed(message, target) for message in fit], refused
 
 
@@ -153,10 +154,10 @@ def dead_of(queue: str) -> str:
     return f"{queue}.dead"
 
 
-def log_rejected(verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
+def log_rejected(verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
     """Log rejected deliveries: the reason is stored nowhere else."""
     for delivery, verdict in verdicts:
-        if isinstance(verdict, Refuse):
+        if isinstance(verdict, Reject):
             told = {"message_id": delivery.message.id, "queue": delivery.queue}
             _log.warning(
                 "message '%(message_id)s' of queue '%(queue)s' was rejected: %(reason)s",
@@ -165,9 +166,9 @@ def log_rejected(verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
 
 
 def log_late(count: int) -> None:
-    """Log that deliveries were settled when somebody else could have them."""
+    """Log that deliveries were acknowledged when somebody else could have them."""
     _log.info(
-        "%(count)s deliveries were settled too late: another receiver may have got them",
+        "%(count)s deliveries were acknowledged too late: another receiver may have got them",
         extra={"event": "settled_too_late", "count": count},
         stacklevel=2,
     )
@@ -175,8 +176,8 @@ def log_late(count: int) -> None:
 
 def refusals(messages: Sequence[Message], max_bytes: int) -> Mapping[int, str]:
     """Why messages cannot be published, by their place among all."""
-    reasons = ((place, _refusal(message, max_bytes)) for place, message in enumerate(messages))
-    return {place: reason for place, reason in reasons if reason is not None}
+    reasons = ((index, _refusal(message, max_bytes)) for index, message in enumerate(messages))
+    return {index: reason for index, reason in reasons if reason is not None}
 
 
 def _refusal(message: Message, max_bytes: int) -> str | None:

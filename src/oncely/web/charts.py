@@ -53,15 +53,15 @@ def _columns(series: Mapping[str, Sequence[int]], said: str) -> Markup:
     tallest = max(totals, default=0) or 1
     width = _WIDTH / max(1, len(totals))
     parts: list[Markup] = []
-    for place in range(len(totals)):
+    for index in range(len(totals)):
         top = _TALL
         for word, counts in series.items():
-            height = counts[place] / tallest * _TALL
+            height = counts[index] / tallest * _TALL
             if not height:
                 continue
             top -= height
             rect = Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>')
-            x, w = f"{place * width:.2f}", f"{width * 0.9:.2f}"
+            x, w = f"{index * width:.2f}", f"{width * 0.9:.2f}"
             slug = word.replace(" ", "-")
             parts.append(rect.format(slug, x, f"{top:.2f}", w, f"{height:.2f}"))
     svg = Markup(
@@ -76,8 +76,8 @@ def _axis(words: Sequence[str]) -> Markup:
     stretched to the width of the screen, and letters would be, too.
     """
     parts = []
-    for place, word in enumerate(words):
-        at = place / len(words) * _WIDTH
+    for index, word in enumerate(words):
+        at = index / len(words) * _WIDTH
         if not word or at > _WIDTH - _WORD:
             continue
         mark = Markup('<line x1="{0}%" x2="{0}%" y1="0" y2="4"/>').format(f"{at:.2f}")

@@ -73,15 +73,15 @@ def _labelled(rows: Markup) -> Markup:
     room for one column. Text of others is escaped by now: a tag in it is not one.
     """
     words = _HEAD.findall(rows)
-    place = 0
+    column = 0
 
     def label(tag: re.Match[str]) -> str:
-        nonlocal place
+        nonlocal column
         if tag[0] == "<tr":
-            place = 0
+            column = 0
             return tag[0]
-        place += 1
-        return f'{tag[0]} data-label="{words[place - 1]}"'
+        column += 1
+        return f'{tag[0]} data-label="{words[column - 1]}"'
 
     return Markup(_CELL.sub(label, rows))  # noqa: S704
 

@@ -63,9 +63,9 @@ class _Recipient:
         return None if query else f"#{path.removeprefix('/')}"
 
 
-def report(ledger: Ledger, found: ops.LedgerOverview, place: str) -> str:
+def report(ledger: Ledger, found: ops.LedgerOverview, ledger_name: str) -> str:
     """The file as HTML: where the ledger stands, which is what was `found`, and the first rows of
-    each list of the dashboard. `place` says which ledger it is; no password may be in it.
+    each list of the dashboard. `ledger_name` says which ledger it is; no password may be in it.
 
     Headers and bodies of messages are not in it. Raises StoreUnavailable.
     """
@@ -77,7 +77,7 @@ def report(ledger: Ledger, found: ops.LedgerOverview, place: str) -> str:
         "visit": recipient,
         "style": Markup(style),  # noqa: S704
         "style_hash": b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        "place": place,
+        "ledger_name": ledger_name,
         "at": datetime.fromtimestamp(now, UTC),
         "sections": [(each, each.content(recipient)) for each in sections],
     }

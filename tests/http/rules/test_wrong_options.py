@@ -72,14 +72,14 @@ def test_djangos_options_are_the_same(ledger: Ledger) -> None:
 
 def test_the_same_keys_twice_around_an_application(ledger: Ledger) -> None:
     """The inner one would wait for the outer one's request, which waits for it: 409 for ever."""
-    inside: Any = {"consumer": "api"}
-    asgi = IdempotencyKey(IdempotencyKey(answering, ledger, **inside), ledger, **inside)
+    transaction: Any = {"consumer": "api"}
+    asgi = IdempotencyKey(IdempotencyKey(answering, ledger, **transaction), ledger, **transaction)
     wsgi = WsgiIdempotencyKey(
-        WsgiIdempotencyKey(wsgi_answering, ledger, **inside), ledger, **inside
+        WsgiIdempotencyKey(wsgi_answering, ledger, **transaction), ledger, **transaction
     )
     django = django_client(
         lambda request: None,
-        {"ledger": ledger, **inside},
+        {"ledger": ledger, **transaction},
         MIDDLEWARE=["oncely.http.DjangoIdempotencyKey"] * 2,
         DEBUG_PROPAGATE_EXCEPTIONS=True,
     )

@@ -76,7 +76,7 @@ class Batches:
         self._handler = check_called(found, "handler_batch", ("messages", "batch_key"))
         self._policy = options.whole_policy()
         self._folder = absolute(options.staging or f"{options.quarantine.rstrip('/')}-batches")
-        self._ledger = patiently(lambda: migrated_ledger(options.place), options.consumer)
+        self._ledger = patiently(lambda: migrated_ledger(options.address), options.consumer)
         self._calls = InlineCalls(self._ledger)
         self._consumer = options.consumer
         handling = Handling.under(self._ledger, f"{self._consumer}/batches", self._policy)

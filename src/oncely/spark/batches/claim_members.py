@@ -35,12 +35,12 @@ BATCH = "batch"
 _POLL_S = 0.5
 
 
-class PlacedRow(NamedTuple):
+class NumberedRow(NamedTuple):
     """A row, and its place in Spark's input."""
 
     row: Row
     source: RecordBatch
-    place: int
+    number: int
 
 
 class NewFile:
@@ -51,7 +51,7 @@ class NewFile:
         self.name = staging.new_file()
         self._writer: Any = None
 
-    def write(self, granted: Sequence[PlacedRow]) -> None:
+    def write(self, granted: Sequence[NumberedRow]) -> None:
         """Add these rows of one chunk, in its order."""
         if not granted:
             return
@@ -60,8 +60,8 @@ class NewFile:
             files, path = FileSystem.from_uri(self._staging.path_of(self.name))
             files.create_dir(path.rpartition("/")[0], recursive=True)
             self._writer = pq.ParquetWriter(path, source.schema, filesystem=files)
-        places = pa.array([each.place for each in granted], pa.int64())
-        self._writer.write_table(pa.Table.from_batches([source]).take(places))
+        numbers = pa.array([each.number for each in granted], pa.int64())
+        self._writer.write_table(pa.Table.from_batches([source]).take(numbers))
 
     def close(self) -> str | None:
         """Finish the file; return its name, or None if nothing was written."""
@@ -96,7 +96,7 @@ class ClaimTask:
         self.granted = 0
         self._granted: dict[str, str | None] = {}
         """The fingerprints of granted messages by id, as long as copies may follow."""
-        self._busy: list[PlacedRow] = []
+        self._busy: list[NumberedRow] = []
         """Deliveries that another worker holds, to be claimed again."""
 
     def run(self, batches: Iterable[RecordBatch]) -> None:
@@ -108,7 +108,7 @@ class ClaimTask:
             self._granted = {last: self._granted[last]} if last in self._granted else {}
         self._wait_for_busy()
 
-    def _usable(self, chunk: Sequence[PlacedRow]) -> list[PlacedRow]:
+    def _usable(self, chunk: Sequence[NumberedRow]) -> list[NumberedRow]:
         usable = []
         for delivery in chunk:
             reason = unusable(delivery.row)
@@ -118,10 +118,10 @@ class ClaimTask:
                 self._tally.set_aside(delivery.row, reason)
         return usable
 
-    def _take(self, deliveries: Sequence[PlacedRow], waited_s: float = 0.0) -> None:
+    def _take(self, deliveries: Sequence[NumberedRow], waited_s: float = 0.0) -> None:
         """Claim each message once, for its first delivery; the others are its copies."""
         while deliveries:
-            firsts: dict[str, PlacedRow] = {}
+            firsts: dict[str, NumberedRow] = {}
             copies = []
             for delivery in deliveries:
                 if delivery.row.id in self._granted:
@@ -140,7 +140,7 @@ class ClaimTask:
         else:
             self.counts.duplicates_input += 1
 
-    def _ask(self, deliveries: Sequence[PlacedRow], waited_s: float) -> None:
+    def _ask(self, deliveries: Sequence[NumberedRow], waited_s: float) -> None:
         if not deliveries:
             return
         rows = [delivery.row for delivery in deliveries]
@@ -164,7 +164,7 @@ class ClaimTask:
                 self._count_refused(delivery, outcome, waited_s)
         self._judge_too_old(too_old)
 
-    def _write_granted(self, granted: Sequence[PlacedRow]) -> None:
+    def _write_granted(self, granted: Sequence[NumberedRow]) -> None:
         for delivery in granted:
             self._granted[delivery.row.id] = delivery.row.fingerprint()
         self.granted += len(granted)
@@ -174,7 +174,7 @@ class ClaimTask:
             of_source = [each for each in granted if id(each.source) == name]
             self._new.write(of_source)
 
-    def _count_refused(self, delivery: PlacedRow, outcome: Outcome, waited_s: float) -> None:
+    def _count_refused(self, delivery: NumberedRow, outcome: Outcome, waited_s: float) -> None:
         # The other batch finishes its messages, and may itself wait for messages of this one.
         if isinstance(outcome, Busy) and BATCH in (outcome.record.metadata or {}):
             if outcome.record.first_seen >= self._since:
@@ -185,7 +185,7 @@ class ClaimTask:
         elif self._tally.refused(outcome, lambda: delivery.row, waited_s) is not None:
             self._busy.append(delivery)
 
-    def _judge_too_old(self, answered: Sequence[tuple[PlacedRow, TooOld]]) -> None:
+    def _judge_too_old(self, answered: Sequence[tuple[NumberedRow, TooOld]]) -> None:
         """Set aside messages that the ledger may have forgotten, or count them by the archive;
         claim again those that may run.
         """
@@ -211,10 +211,10 @@ class ClaimTask:
             self._take(busy, time.monotonic() - began)
 
 
-def _chunks(batches: Iterable[RecordBatch], size: int) -> Iterator[list[PlacedRow]]:
+def _chunks(batches: Iterable[RecordBatch], size: int) -> Iterator[list[NumberedRow]]:
     for batch in batches:
         start = 0
         for rows in read_chunks(numbered([batch]), lambda: size):
             source = batch.slice(start, len(rows))
             start += len(rows)
-            yield [PlacedRow(row, source, place) for place, row in enumerate(rows)]
+            yield [NumberedRow(row, source, number) for number, row in enumerate(rows)]

@@ -102,7 +102,7 @@ class JobWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[RecordBatch]) -> JobReport:
         """Do the job with the rows of one partition."""
         options = self._options
-        ledger = patiently(lambda: migrated_ledger(options.place), options.consumer)
+        ledger = patiently(lambda: migrated_ledger(options.address), options.consumer)
         with rarely_collecting():
             if self._job.does == "claim":
                 return _claim(ledger, self._options, self._job, iterator)

@@ -61,15 +61,15 @@ class _Given(NamedTuple):
 
     def settle(self, number: int) -> None:
         """Note that a row is settled."""
-        place = bisect_left(self.numbers, number)
-        assert self.numbers[place] == number  # noqa: S101 - a row is settled once.
-        self.is_settled[place] = 1
+        index = bisect_left(self.numbers, number)
+        assert self.numbers[index] == number  # noqa: S101 - a row is settled once.
+        self.is_settled[index] = 1
 
     def left(self) -> "_Given":
         """The rows that are not settled."""
-        places = [place for place, settled in enumerate(self.is_settled) if not settled]
-        rows = self.rows.take(pa.array(places, pa.int64()))
-        return _Given([self.numbers[place] for place in places], rows, bytearray(len(places)))
+        indexes = [index for index, settled in enumerate(self.is_settled) if not settled]
+        rows = self.rows.take(pa.array(indexes, pa.int64()))
+        return _Given([self.numbers[index] for index in indexes], rows, bytearray(len(indexes)))
 
     def kept(self) -> "_Given":
         """The same with less memory if few are left: these may wait for long."""

@@ -56,7 +56,7 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
 def _awaited_table(options: SinkOptions) -> "TargetTable":
     """Open the table as soon as the database answers: a stream may start a batch without it."""
     return _awaited(
-        lambda: _table(options, migrated_ledger(options.place)), options, TaskChannel(None, "")
+        lambda: _table(options, migrated_ledger(options.address)), options, TaskChannel(None, "")
     )
 
 
@@ -120,7 +120,7 @@ def _table(options: SinkOptions, ledger: Ledger) -> "TargetTable":
 
 
 def _ledger(options: SinkOptions) -> Ledger:
-    ledger = migrated_ledger(options.place)
+    ledger = migrated_ledger(options.address)
     ledger.keep_retention(options.consumer, options.policy.retention)
     return ledger
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from oncely._util.forking import end_child
 from oncely.core.commands import Duplicate, Exhausted, InDoubt, Waiting
 from oncely.core.message import Message, entered
-from oncely.core.verdicts import Counted, Ending, Phase, SetAside
+from oncely.core.verdicts import Counted, DeadLetter, Ending, Phase
 from oncely.engine.request import json_value
 from oncely.lifecycle.held_message import HeldMessage
 from oncely.lifecycle.turn import Asked, Turn
@@ -43,7 +43,7 @@ class RowTurn(Turn):
             return False
         # A row that is not a message goes to the quarantine.
         is_message = self.taken is not None or isinstance(self.outcome, Exhausted | InDoubt)
-        return is_message and isinstance(self.ending.verdict, SetAside)
+        return is_message and isinstance(self.ending.verdict, DeadLetter)
 
     @property
     def is_known_dead(self) -> bool:

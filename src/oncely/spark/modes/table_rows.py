@@ -45,21 +45,21 @@ class TableChunk(NamedTuple):
     ids: Sequence[str]
     batch: "RecordBatch"
 
-    def at(self, places: Sequence[int]) -> "TableChunk":
+    def at(self, indexes: Sequence[int]) -> "TableChunk":
         """The rows at these places, which are in order."""
-        if len(places) == len(self.ids):
+        if len(indexes) == len(self.ids):
             return self
-        chosen = self.batch.take(pa.array(places, pa.int64()))
-        return TableChunk([self.ids[n] for n in places], chosen)
+        chosen = self.batch.take(pa.array(indexes, pa.int64()))
+        return TableChunk([self.ids[n] for n in indexes], chosen)
 
-    def row(self, place: int) -> Row:
+    def row(self, index: int) -> Row:
         """The row at a place, for the quarantine, with all its values as text."""
-        row = self.batch.slice(place, 1)
+        row = self.batch.slice(index, 1)
         values: dict[str, Any] = {}
         for name, column in zip(row.schema.names, row.columns, strict=True):
             [values[name]] = values_of(name, column, {})
         original = values.pop(ROW_COLUMN, None) or json.dumps(values, default=plain)
-        return Row(self.ids[place], None, None, None, None, None, None, original, None)
+        return Row(self.ids[index], None, None, None, None, None, None, original, None)
 
     def halves(self) -> "tuple[TableChunk, TableChunk]":
         """The first half and the second."""

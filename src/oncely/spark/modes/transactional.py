@@ -16,7 +16,7 @@ from oncely.core.message import Message
 from oncely.core.verdicts import Phase
 from oncely.engine.inline_calls import run_inline
 from oncely.ledger import Ledger
-from oncely.lifecycle.transacting import Begins, run, run_together
+from oncely.lifecycle.transacting import TransactionSource, run, run_together
 from oncely.lifecycle.wrapping import is_async
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
@@ -38,7 +38,7 @@ class TransactionalTask(ChunkTask):
         handler: Callable[[Message, Any], Any],
         aside: Aside,
         channel: TaskChannel,
-        begins: Begins,
+        begins: TransactionSource,
         start: Start | None = None,
     ) -> None:
         super().__init__(ledger, options, handler, aside, channel, start)

@@ -14,7 +14,7 @@ from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import check_id
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import (
-    LedgerPlace,
+    LedgerAddress,
     absolute_location,
     check_shared_transport,
     open_named_ledger,
@@ -24,7 +24,7 @@ from oncely.spark.option_values import unknown
 from oncely.spark.rabbitmq.source_options import FORMAT as RABBITMQ
 from oncely.spark.rabbitmq.source_options import beside, read_rabbitmq_options
 from oncely.spark.settings import as_text
-from oncely.spark.sink.places import check_scheme, check_writable
+from oncely.spark.sink.paths import check_scheme, check_writable
 from oncely.spark.sink.sink_options import Mode, check_ledger, import_function, read_policy
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import check_transactions, sqlite_file
@@ -164,11 +164,11 @@ class SourceConfig:
     def _absolute(self, path: str) -> str:
         return path if "://" in path else str(self.folder / path)
 
-    def _located(self, place: str) -> str:
+    def _located(self, address: str) -> str:
         """The place of a ledger or transport: a file's URL is made absolute, secrets are not read.
         Raises ConfigError.
         """
-        location = absolute_location(place, self.folder)
+        location = absolute_location(address, self.folder)
         url = read_secret(location, "ledger")
         return absolute_location(url, self.folder) if url.startswith("sqlite:") else location
 
@@ -188,7 +188,7 @@ class PipelineConfig(SourceConfig):
             self._check_rows()
         else:
             self._check_handler()
-        self.place = self._place()
+        self.address = self._address()
         self.transport = self._transport()
         self.checkpoint = self._written("checkpoint", self.pipeline.checkpoint)
         self.quarantine = self._written("quarantine", self.pipeline.quarantine)
@@ -249,16 +249,18 @@ class PipelineConfig(SourceConfig):
             if name != "id":
                 raise self.wrong(f"[message] {name}", 'mode = "rows" takes it under [columns]')
 
-    def _place(self) -> LedgerPlace:
+    def _address(self) -> LedgerAddress:
         """Where the ledger is; its folder is created."""
         with self.checking("[pipeline] ledger", "ledger: "):
             location = self._located(self.pipeline.ledger)
             if location.startswith("sqlite:"):
                 _make_folder(sqlite_file(location))
             check_ledger(read_secret(location, "ledger"), self.pipeline.mode)
-            place = LedgerPlace(location, self.pipeline.ledger_table, self.pipeline.ledger_schema)
-            open_named_ledger(*place)
-        return place
+            address = LedgerAddress(
+                location, self.pipeline.ledger_table, self.pipeline.ledger_schema
+            )
+            open_named_ledger(*address)
+        return address
 
     def _transport(self) -> str | None:
         if self.pipeline.transport is None:

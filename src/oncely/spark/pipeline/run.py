@@ -48,7 +48,7 @@ def run_pipeline(
     for a retry. Raises ConfigError for a wrong file, StoreError if the ledger cannot be opened,
     OncelyError if Spark gives up.
     """
-    with closing(open_named_ledger(*config.place)) as ledger:
+    with closing(open_named_ledger(*config.address)) as ledger:
         ledger.migrate()
         with (
             told_to_stop() as stop,
@@ -151,9 +151,9 @@ class _PipelineRun:
         config, pipeline = self.config, self.config.pipeline
         options = {
             "consumer": pipeline.consumer,
-            "ledger": config.place.location,
-            "ledger_table": config.place.table,
-            "ledger_schema": config.place.schema,
+            "ledger": config.address.location,
+            "ledger_table": config.address.table,
+            "ledger_schema": config.address.schema,
             "handler": pipeline.handler,
             "handler_batch": pipeline.handler_batch,
             "staging": config.staging,
@@ -178,9 +178,9 @@ def _start(
     spark: SparkSession, config: PipelineConfig, settings: Mapping[str, str]
 ) -> StreamingQuery:
     pipeline = config.pipeline
-    for name, place in (("ledger", config.place.location), ("transport", config.transport)):
+    for name, address in (("ledger", config.address.location), ("transport", config.transport)):
         with config.checking(f"[pipeline] {name}", f"{name}: "):
-            check_master(spark, {name: place})
+            check_master(spark, {name: address})
     messages = read_messages(spark, config, columns=config.columns)
     if pipeline.handler_batch is None:
         dealt = spread(messages, pipeline.partitions, pipeline.upsert, pipeline.writers)

@@ -125,7 +125,7 @@ class Spooler:
 
     def _acknowledge(self, deliveries: list[Delivery]) -> None:
         try:
-            self._transport.settle([(delivery, Ack()) for delivery in deliveries])
+            self._transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
         except (TransportError, BrokerRefused):
             # They are durable; the broker redelivers them, and the ledger knows them then.
             _log.warning(

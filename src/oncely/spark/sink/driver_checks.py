@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from oncely.core.errors import ConfigError
 from oncely.spark.ledgers import migrated_ledger, url_here
-from oncely.spark.sink.places import check_writable
+from oncely.spark.sink.paths import check_writable
 from oncely.spark.sink.sink_options import SinkOptions, import_function
 
 
@@ -26,7 +26,7 @@ def check_reachable(options: SinkOptions) -> None:
     would wait for it.
     """
     with suppress(ConfigError):
-        migrated_ledger(options.place).now()
+        migrated_ledger(options.address).now()
 
 
 def check_here(options: SinkOptions) -> None:

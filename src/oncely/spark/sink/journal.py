@@ -37,34 +37,34 @@ class Journal:
     def begin(self, number: int, fence: int) -> None:
         """Record that a handler begins."""
         with self._lock:
-            place = self._places.get(number)
-            if place is None:
-                place = self._free.pop() if self._free else len(self._places)
-            self._places[number] = place
-            _ENTRY.pack_into(self._memory, _at(place), number, fence, _FREE)
-            _WORD.pack_into(self._memory, 0, max(len(self._places) + len(self._free), place + 1))
+            slot = self._slots.get(number)
+            if slot is None:
+                slot = self._free.pop() if self._free else len(self._slots)
+            self._slots[number] = slot
+            _ENTRY.pack_into(self._memory, _at(slot), number, fence, _FREE)
+            _WORD.pack_into(self._memory, 0, max(len(self._slots) + len(self._free), slot + 1))
             # The state is written last: an entry is visible only when it is complete.
-            self._mark(place, _BEGUN)
+            self._mark(slot, _BEGUN)
 
     def returned(self, number: int) -> None:
         """Record that the handler has succeeded, with nothing to store except that."""
         with self._lock:
-            self._mark(self._places[number], _RETURNED)
+            self._mark(self._slots[number], _RETURNED)
 
     def forget(self, numbers: Collection[int]) -> None:
         """Remove the entries of these, whose ends are stored."""
         with self._lock:
             for number in numbers:
-                place = self._places.pop(number, None)
-                if place is not None:
-                    self._mark(place, _FREE)
-                    self._free.append(place)
+                slot = self._slots.pop(number, None)
+                if slot is not None:
+                    self._mark(slot, _FREE)
+                    self._free.append(slot)
 
     def clear(self) -> None:
         """Remove all entries."""
         with self._lock:
             _WORD.pack_into(self._memory, 0, 0)
-            self._places: dict[int, int] = {}
+            self._slots: dict[int, int] = {}
             """The places of the entries, by their numbers."""
             self._free: list[int] = []
             """Unused places before the last one."""
@@ -72,15 +72,15 @@ class Journal:
     def entries(self) -> list[Entry]:
         """The begun handlers."""
         (count,) = _WORD.unpack_from(self._memory, 0)
-        found = [_ENTRY.unpack_from(self._memory, _at(place)) for place in range(count)]
+        found = [_ENTRY.unpack_from(self._memory, _at(slot)) for slot in range(count)]
         return [
             Entry(number, fence, state == _RETURNED)
             for number, fence, state in found
             if state != _FREE
         ]
 
-    def _mark(self, place: int, state: int) -> None:
-        _WORD.pack_into(self._memory, _at(place) + _STATE, state)
+    def _mark(self, slot: int, state: int) -> None:
+        _WORD.pack_into(self._memory, _at(slot) + _STATE, state)
 
 
 def size() -> int:
@@ -88,5 +88,5 @@ def size() -> int:
     return _WORD.size + CAPACITY * _ENTRY.size
 
 
-def _at(place: int) -> int:
-    return _WORD.size + place * _ENTRY.size
+def _at(slot: int) -> int:
+    return _WORD.size + slot * _ENTRY.size

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import POLICY_FIELDS, Policy
-from oncely.locations import LedgerPlace, check_shared, check_shared_transport
+from oncely.locations import LedgerAddress, check_shared, check_shared_transport
 from oncely.spark.option_values import (
     check_consumer,
     choice,
@@ -22,7 +22,7 @@ from oncely.spark.option_values import (
     whole_number,
 )
 from oncely.spark.settings import as_names
-from oncely.spark.sink.places import absolute_places
+from oncely.spark.sink.paths import absolute_paths
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import check_transactions
 
@@ -107,9 +107,9 @@ class SinkOptions:
     """The share of a batch's handler runs that may fail; if more fail, its commit raises."""
 
     @property
-    def place(self) -> LedgerPlace:
+    def address(self) -> LedgerAddress:
         """Where the ledger is."""
-        return LedgerPlace(self.ledger, self.ledger_table, self.ledger_schema)
+        return LedgerAddress(self.ledger, self.ledger_table, self.ledger_schema)
 
     def whole_policy(self) -> Policy:
         """The policy with its probe. Raises ConfigError if that cannot be imported."""
@@ -124,7 +124,7 @@ _NAMES = {each.name for each in fields(SinkOptions)} - {"policy", "probe"} | set
 
 def read_options(options: Mapping[str, str]) -> SinkOptions:
     """Check the options of the sink. Raises ConfigError, which names the option."""
-    given = absolute_places({name.lower(): value for name, value in options.items()})
+    given = absolute_paths({name.lower(): value for name, value in options.items()})
     refuse_unknown(given, _NAMES)
     policy = read_policy(_policy_values(given), given.get("handler_path"))
     mode = cast(Mode, choice("mode", given.get("mode", "leased"), get_args(Mode)))

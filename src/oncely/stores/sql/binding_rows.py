@@ -3,14 +3,14 @@
 from collections.abc import Collection
 
 from oncely.core.binding import Binding
-from oncely.stores.sql.access import Access
-from oncely.stores.sql.database import Link
+from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.dialect import SqlConnection
 
 
-def bind(at: Access[Link], bindings: Collection[Binding]) -> None:
+def bind(at: ConnectedTables[SqlConnection], bindings: Collection[Binding]) -> None:
     """Keep these; a binding that is there already is not an error."""
-    insert = at.database.insert_absent.format(
-        f"{at.database.bindings_name} (queue, exchange, pattern)"
+    insert = at.dialect.insert_absent.format(
+        f"{at.dialect.bindings_name} (queue, exchange, pattern)"
         " VALUES (%(queue)s, %(exchange)s, %(pattern)s)"
     )
     # Always in the same order, so that no two writers deadlock.
@@ -18,19 +18,19 @@ def bind(at: Access[Link], bindings: Collection[Binding]) -> None:
         at.run(insert, binding._asdict())
 
 
-def unbind(at: Access[Link], bindings: Collection[Binding]) -> None:
+def unbind(at: ConnectedTables[SqlConnection], bindings: Collection[Binding]) -> None:
     """Remove these; a binding that is gone already is not an error."""
     delete = (
-        f"DELETE FROM {at.database.bindings_name}"
+        f"DELETE FROM {at.dialect.bindings_name}"
         " WHERE queue = %(queue)s AND exchange = %(exchange)s AND pattern = %(pattern)s"
     )
     for binding in sorted(set(bindings)):
         at.run(delete, binding._asdict())
 
 
-def bindings(at: Access[Link], queue: str | None = None) -> list[Binding]:
+def bindings(at: ConnectedTables[SqlConnection], queue: str | None = None) -> list[Binding]:
     """The bindings of one queue, or of all, sorted."""
     these = "" if queue is None else " WHERE queue = %(queue)s"
-    statement = f"SELECT queue, exchange, pattern FROM {at.database.bindings_name}{these}"
+    statement = f"SELECT queue, exchange, pattern FROM {at.dialect.bindings_name}{these}"
     values = {} if queue is None else {"queue": queue}
     return sorted(Binding(*row) for row in at.run(statement, values).fetchall())

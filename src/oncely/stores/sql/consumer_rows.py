@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from oncely.core.record import Key, Record
-from oncely.stores.sql.access import Access
-from oncely.stores.sql.database import Link
+from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.dialect import SqlConnection
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Horizons
 
@@ -12,7 +12,7 @@ _RETENTION = ("provider", "retention_s")
 
 
 def insert(
-    at: Access[Link],
+    at: ConnectedTables[SqlConnection],
     records: Sequence[Record],
     believed: Mapping[str, float | None],
     *,
@@ -22,39 +22,39 @@ def insert(
 
     `reads_anew` where the transaction sees everything that is committed by now.
     """
-    written = at.database.insert(at.link, records)
+    written = at.dialect.insert(at.link, records)
     if not written:
         return written
     # The horizon is read after that: the insert may have waited for a purge of such a record.
-    found = at.database.horizons(at.link, sorted(believed), reads_anew=reads_anew)
+    found = at.dialect.horizons(at.link, sorted(believed), reads_anew=reads_anew)
     wrong = {consumer for consumer, horizon in believed.items() if found.get(consumer) != horizon}
     gone = [each for each in records if each.key in written and each.key.consumer in wrong]
     if gone:
-        at.database.remove(at.link, gone)
+        at.dialect.remove(at.link, gone)
     return written - {record.key for record in gone}
 
 
-def horizons(at: Access[Link], consumers: Collection[str]) -> Horizons:
+def horizons(at: ConnectedTables[SqlConnection], consumers: Collection[str]) -> Horizons:
     """As the Store protocol says."""
-    return at.database.horizons(at.link, sorted(consumers)) if consumers else {}
+    return at.dialect.horizons(at.link, sorted(consumers)) if consumers else {}
 
 
-def forget_until(at: Access[Link], horizons: Horizons) -> None:
+def forget_until(at: ConnectedTables[SqlConnection], horizons: Horizons) -> None:
     """As Inside says. Always in the same order, so that no two purges deadlock."""
-    statement = at.database.consumer_written("forgotten_until", only_later=True)
+    statement = at.dialect.consumer_written("forgotten_until", only_later=True)
     for consumer, horizon in sorted(horizons.items()):
         at.run(statement, {"consumer": consumer, "value": horizon})
 
 
-def keep_retention(at: Access[Link], consumer: str, retention_s: float) -> None:
+def keep_retention(at: ConnectedTables[SqlConnection], consumer: str, retention_s: float) -> None:
     """As the Store protocol says."""
-    statement = at.database.consumer_written("retention_s")
+    statement = at.dialect.consumer_written("retention_s")
     at.run(statement, {"consumer": consumer, "value": retention_s})
 
 
-def retentions(at: Access[Link]) -> Mapping[str, float]:
+def retentions(at: ConnectedTables[SqlConnection]) -> Mapping[str, float]:
     """As the Store protocol says."""
-    asked = f"SELECT {', '.join(_RETENTION)} FROM {at.database.consumers_name}"
+    asked = f"SELECT {', '.join(_RETENTION)} FROM {at.dialect.consumers_name}"
     rows = at.run(f"{asked} WHERE retention_s IS NOT NULL").fetchall()
-    found = (read(at.database.tables.consumers, _RETENTION, row) for row in rows)
+    found = (read(at.dialect.tables.consumers, _RETENTION, row) for row in rows)
     return {each["provider"]: each["retention_s"] for each in found}

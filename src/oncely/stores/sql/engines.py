@@ -10,7 +10,7 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from oncely.core.errors import ConfigError, mask_passwords
-from oncely.stores.sql.database import Database
+from oncely.stores.sql.dialect import Dialect
 
 _CONNECT_TIMEOUT_S = 5
 """For one try: a server that is gone may not even refuse the connection."""
@@ -32,7 +32,7 @@ _POOL: Any = {"pool_use_lifo": True}
 """The connection that was used last has its statements prepared, and its pages in memory."""
 
 
-def database_of(engine: Engine) -> type[Database]:
+def dialect_of(engine: Engine) -> type[Dialect]:
     """The class with the statements for the database of an engine. Imports its driver."""
     match engine.dialect.name:
         case "postgresql":

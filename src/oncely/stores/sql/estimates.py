@@ -9,8 +9,8 @@ from sqlalchemy import Connection, func, literal, select
 
 from oncely.core.record import State
 from oncely.stores.sql import record_queries
-from oncely.stores.sql.access import Access
-from oncely.stores.sql.database import Sample
+from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.dialect import Sample
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Tally
 
@@ -21,13 +21,13 @@ _STATES = {state.value for state in State}
 _NONE = Tally(0, 0, 0.0, 0, is_estimate=True)
 
 
-def tallies(at: Access[Connection], most: int) -> Mapping[tuple[str, State], Tally]:
+def tallies(at: ConnectedTables[Connection], most: int) -> Mapping[tuple[str, State], Tally]:
     """As the Store protocol says: of what is completed, which is nearly all of a large table, what
     a sample says; of the rest what the index of it says, unless that is over `most` as well.
     """
-    if not at.database.samples or not _is_over(at, most):
+    if not at.dialect.samples or not _is_over(at, most):
         return record_queries.tallies(at)
-    sample = at.database.sample(at.link, SAMPLE)
+    sample = at.dialect.sample(at.link, SAMPLE)
     found = {
         **{(consumer, State.COMPLETED): _NONE for consumer in _known(at)},
         **_estimated(at, sample),
@@ -51,17 +51,17 @@ def _at_least(some: Tally, estimated: Tally) -> Tally:
     return replace(some, count=count, duplicates=duplicates, is_estimate=True)
 
 
-def _is_over(at: Access[Connection], most: int) -> bool:
-    some = select(literal(1)).select_from(at.database.table).limit(most + 1).subquery()
+def _is_over(at: ConnectedTables[Connection], most: int) -> bool:
+    some = select(literal(1)).select_from(at.dialect.table).limit(most + 1).subquery()
     return bool(at.link.execute(select(func.count()).select_from(some)).scalar_one() > most)
 
 
-def _estimated(at: Access[Connection], sample: Sample) -> dict[tuple[str, State], Tally]:
+def _estimated(at: ConnectedTables[Connection], sample: Sample) -> dict[tuple[str, State], Tally]:
     rows: Counter[tuple[str, State]] = Counter()
     duplicates: Counter[tuple[str, State]] = Counter()
     for row in sample.rows:
         if row[1] in _STATES:
-            consumer, state, repeated = read(at.database.table, _SAMPLED, row).values()
+            consumer, state, repeated = read(at.dialect.table, _SAMPLED, row).values()
             rows[consumer, state] += 1
             duplicates[consumer, state] += repeated
     share = sample.total / max(1, len(sample.rows))
@@ -71,7 +71,7 @@ def _estimated(at: Access[Connection], sample: Sample) -> dict[tuple[str, State]
     }
 
 
-def _known(at: Access[Connection]) -> Sequence[str]:
+def _known(at: ConnectedTables[Connection]) -> Sequence[str]:
     """Consumers of which the sample may hold no record."""
-    rows: Any = at.run(f"SELECT provider FROM {at.database.consumers_name}").fetchall()
+    rows: Any = at.run(f"SELECT provider FROM {at.dialect.consumers_name}").fetchall()
     return [row[0] for row in rows]

@@ -13,11 +13,11 @@ from sqlalchemy.util import await_only
 from oncely._util import sqlite_files
 from oncely._util.chance import CHANCE
 from oncely.core.errors import ConfigError, ContentionError, EndedError
-from oncely.stores.sql.database import Database, Fault
+from oncely.stores.sql.dialect import Dialect, Fault
 from oncely.stores.sql.drivers import Driver, driver_of, is_driver_error, own_connection
-from oncely.stores.sql.foreign import Foreign, foreign
-from oncely.stores.sql.sql_inside import SqlInside, guarded
-from oncely.stores.store import Joined
+from oncely.stores.sql.joined_connection import JoinedConnection, foreign
+from oncely.stores.sql.sql_transaction import SqlTransaction, guarded
+from oncely.stores.store import CallersTransaction
 
 _FIRST_TRIES = 6
 """How often the first statement of a transaction may lose against others."""
@@ -36,29 +36,29 @@ Translate = Callable[[Exception, Fault], Exception]
 
 @contextmanager
 def joined(
-    connection: Any, database: Database, kind: str, translate: Translate
-) -> Iterator[Joined]:
+    connection: Any, dialect: Dialect, kind: str, translate: Translate
+) -> Iterator[CallersTransaction]:
     """As `Store.within` says; `kind` is that of the database."""
-    transaction = foreign(connection)
-    driver = _driver_for(transaction.raw)
+    owner = foreign(connection)
+    driver = _driver_for(owner.raw)
     if driver.kind != kind:
         raise ConfigError(
             f"transaction: this is a connection to {driver.kind}, and the ledger is in {kind}; open"
             " the ledger on the same database, as in open_ledger(engine)"
         )
-    if driver.commits_each(transaction.raw):
+    if driver.commits_each(owner.raw):
         raise ConfigError(
             "transaction: this connection commits each statement: switch autocommit off (of"
             " SQLAlchemy, take an isolation level that is not AUTOCOMMIT), or begin a"
             " transaction first"
         )
-    link = _ForeignLink(transaction, driver, database)
-    inside = _JoinedInside(link, database, translate)
+    link = _JoinedSqlConnection(owner, driver, dialect)
+    transaction = _JoinedSqlTransaction(link, dialect, translate)
     try:
-        yield inside
-        inside.check_end()
+        yield transaction
+        transaction.check_end()
     except Exception:
-        if inside.error is None:
+        if transaction.error is None:
             # The error is raised as it is; but where the transaction was ended, its owner is told.
             link.has_ended()
         raise
@@ -79,31 +79,33 @@ def _driver_for(raw: Any) -> Driver:
     return driver
 
 
-class _JoinedInside(SqlInside):
+class _JoinedSqlTransaction(SqlTransaction):
     """Inside a caller's transaction."""
 
-    def __init__(self, link: "_ForeignLink", database: Database, translate: Translate) -> None:
+    def __init__(
+        self, link: "_JoinedSqlConnection", dialect: Dialect, translate: Translate
+    ) -> None:
         def translated(error: Exception) -> Exception:
             if link.is_broken_by(error):
                 return _undone()
             if link.is_timed_out(error):
-                link.transaction.lose()
+                link.owner.lose()
                 return _timed_out()
             fault = link.fault(error)
             if fault is Fault.LOST:
-                link.transaction.lose()
+                link.owner.lose()
             elif fault in (Fault.NO_TABLE, Fault.OTHER) and link.has_ended():
                 return _ended()
             return error if fault is None else translate(error, fault)
 
-        super().__init__(database, link, translated)
+        super().__init__(dialect, link, translated)
         self._joined = link
         self._begin()
 
     @guarded
     def _begin(self) -> None:
         # Asked before the mark is set, which begins the transaction.
-        self.reads_anew = self.database.has_read_nothing(self._joined)
+        self.reads_anew = self.dialect.has_read_nothing(self._joined)
         self._joined.begin()
 
     def check(self) -> None:
@@ -120,17 +122,17 @@ class _JoinedInside(SqlInside):
         self._joined.end()
 
 
-class _ForeignLink:
+class _JoinedSqlConnection:
     """The Link to a caller's transaction."""
 
     is_left = False
     """Whether the block that joined it was left."""
 
-    def __init__(self, transaction: Foreign, driver: Driver, database: Database) -> None:
-        self.transaction = transaction
+    def __init__(self, owner: JoinedConnection, driver: Driver, dialect: Dialect) -> None:
+        self.owner = owner
         self.driver = driver
-        self._database = database
-        self._own = own_connection(transaction.raw)
+        self._dialect = dialect
+        self._own = own_connection(owner.raw)
         self._has_begun = False
         """Whether the transaction was seen to have begun."""
         self._mark = f"oncely_{next(_marks)}"
@@ -147,11 +149,11 @@ class _ForeignLink:
         return {"max_allowed_packet": value}
 
     def cursor(self) -> "_Cursor":
-        return _Cursor(self, self.driver.cursor(self.transaction.raw))
+        return _Cursor(self, self.driver.cursor(self.owner.raw))
 
     def fault(self, error: Exception) -> Fault | None:
         """What an error means; None where it is not the driver's."""
-        return self._database.fault(error) if is_driver_error(error) else None
+        return self._dialect.fault(error) if is_driver_error(error) else None
 
     def is_broken_by(self, error: Exception) -> bool:
         """Whether an error says that an earlier statement failed, and that a commit rolls back."""
@@ -169,14 +171,14 @@ class _ForeignLink:
         The mark is a savepoint: it ends with its transaction, in whatever way that ends. It is
         older than savepoints that are set inside the block, so that rolling those back keeps it.
         """
-        self.transaction.prepare()
+        self.owner.prepare()
         if self.driver.kind == "sqlite":
             self._lock_file()
         self._set_mark()
 
     def _set_mark(self) -> None:
         mark = f"{self.driver.begins_with}SAVEPOINT {self._mark}"
-        self.driver.cursor(self.transaction.raw).execute(mark)
+        self.driver.cursor(self.owner.raw).execute(mark)
         self._is_marked = True
         self._note_beginning()
 
@@ -184,7 +186,7 @@ class _ForeignLink:
         """Take the mark away. Raises EndedError where it is gone."""
         self._check_open()
         try:
-            self.driver.cursor(self.transaction.raw).execute(f"RELEASE SAVEPOINT {self._mark}")
+            self.driver.cursor(self.owner.raw).execute(f"RELEASE SAVEPOINT {self._mark}")
         except Exception as error:
             if _state_of(error) in (_IN_ERROR, *_TIMED_OUT):
                 raise
@@ -195,7 +197,7 @@ class _ForeignLink:
     def _lost(self) -> EndedError:
         # Nobody knows what else the program has done on the connection: it may have locked tables,
         # or begun another transaction.
-        self.transaction.lose()
+        self.owner.lose()
         return _ended()
 
     def has_ended(self) -> bool:
@@ -235,13 +237,13 @@ class _ForeignLink:
             except Exception as error:
                 if self.fault(error) is not Fault.ROLLED_BACK:
                     raise
-            self.transaction.raw.rollback()
+            self.owner.raw.rollback()
             self._set_mark()
             self._wait(_FIRST_WAIT_S * 2**lost * CHANCE.uniform(0.5, 1.0))
         call()
 
     def _wait(self, seconds: float) -> None:
-        if self._own is self.transaction.raw:
+        if self._own is self.owner.raw:
             time.sleep(seconds)
         else:
             await_only(asyncio.sleep(seconds))
@@ -252,8 +254,8 @@ class _ForeignLink:
         Raises ContentionError where another connection has written since the transaction read.
         """
         is_idle = self.driver.is_idle(self._own)
-        nothing = f"UPDATE {self._database.name} SET version = version WHERE false"
-        cursor = self.driver.cursor(self.transaction.raw)
+        nothing = f"UPDATE {self._dialect.name} SET version = version WHERE false"
+        cursor = self.driver.cursor(self.owner.raw)
         cursor.execute("PRAGMA busy_timeout")
         [patience_ms] = cursor.fetchone()
         cursor.execute(f"PRAGMA busy_timeout = {sqlite_files.BUSY_TIMEOUT_S * 1000:.0f}")
@@ -278,12 +280,12 @@ class _ForeignLink:
         if self.is_left:
             raise ConfigError("transaction: this inbox was left; use it inside its `with` block")
         is_idle = self._check_open()
-        self.transaction.prepare()
+        self.owner.prepare()
         return is_idle
 
     def _check_open(self) -> bool:
         """Whether nothing was done in the transaction yet. Raises EndedError where it is over."""
-        if self.transaction.has_ended:
+        if self.owner.has_ended:
             raise _ended()
         if self.driver.is_closed(self._own):
             raise self._lost()
@@ -332,7 +334,7 @@ def _timed_out() -> EndedError:
 class _Cursor:
     """A cursor that takes the same statements as those of our own connections."""
 
-    def __init__(self, link: _ForeignLink, cursor: Any) -> None:
+    def __init__(self, link: _JoinedSqlConnection, cursor: Any) -> None:
         self._link = link
         self._cursor = cursor
         self.fetchone = cursor.fetchone

@@ -15,10 +15,10 @@ from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, Record
 from oncely.stores.alike import keys_of
 from oncely.stores.sql.batches import batches
-from oncely.stores.sql.database import (
-    Database,
+from oncely.stores.sql.dialect import (
+    Dialect,
     Fault,
-    Link,
+    SqlConnection,
     in_transaction,
     raw_cursor,
 )
@@ -113,7 +113,7 @@ def _weight(item: Any) -> int:
     return sum(len(json.dumps(value)) for value in (record.metadata, record.result) if value)
 
 
-class Mysql(Database):
+class Mysql(Dialect):
     """One table. Rows are written in the order of their keys, so that no two writers deadlock.
 
     Neither server says which rows an UPDATE wrote, only how many. Where that is not all of them,
@@ -137,7 +137,7 @@ class Mysql(Database):
     def moment(self) -> str:
         return _NOW.format(_UTC if self.is_inside else "SYSDATE(6)")
 
-    def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
+    def insert(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
         rows = inserted(records)
         if self.is_inside or len(records) <= _FEW:
             cursor = self._insert_values(link, rows)
@@ -148,7 +148,7 @@ class Mysql(Database):
         # No two inserts under one key have the same version: these are ours.
         return self._unchanged(link, records)
 
-    def _insert_values(self, link: Link, rows: Columns) -> Any:
+    def _insert_values(self, link: SqlConnection, rows: Columns) -> Any:
         varying, constant, count = rows
         values = {
             f"{name}_{n}": value for name, of in varying.items() for n, value in enumerate(of)
@@ -162,30 +162,32 @@ class Mysql(Database):
             return count == 1 and bool(cursor.lastrowid)
         return bool(cursor.rowcount == count)
 
-    def swap(self, link: Link, pairs: Sequence[Pair]) -> set[Key]:
+    def swap(self, link: SqlConnection, pairs: Sequence[Pair]) -> set[Key]:
         def write(pairs: Sequence[Pair]) -> int:
             return self._written(link, self._build_swap, swapped(pairs))
 
         return self._write(link, pairs, lambda pair: pair[0], write)
 
-    def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
+    def remove(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
         def write(records: Sequence[Record]) -> int:
             return self._written(link, self._build_removal, believed(records))
 
         return self._write(link, records, lambda record: record, write)
 
-    def rows_of(self, link: Link, keys: Sequence[Key], *, locks: bool) -> Iterable[Sequence[Any]]:
+    def rows_of(
+        self, link: SqlConnection, keys: Sequence[Key], *, locks: bool
+    ) -> Iterable[Sequence[Any]]:
         build = self._build_locking if locks else self._build_load
         return self._executed(link, build, sought(keys)).fetchall()  # type: ignore[no-any-return]
 
     def horizons(
-        self, link: Link, consumers: Sequence[str], *, reads_anew: bool = False
+        self, link: SqlConnection, consumers: Sequence[str], *, reads_anew: bool = False
     ) -> Mapping[str, float]:
         # A locking read sees the row as it is now. A purge waits for that lock.
         lock = " LOCK IN SHARE MODE" if self.is_inside and not reads_anew else ""
         return self._horizons_of(link, consumers, lock)
 
-    def has_read_nothing(self, link: Link) -> bool:
+    def has_read_nothing(self, link: SqlConnection) -> bool:
         # Drivers do not know: they notice only writes.
         if not getattr(self._engine.dialect, "is_mariadb", False):
             return False
@@ -214,7 +216,7 @@ class Mysql(Database):
         finally:
             cursor.execute("SELECT RELEASE_LOCK(%s)", (lock,))
 
-    def unsafe_settings(self, link: Link) -> Sequence[str]:
+    def unsafe_settings(self, link: SqlConnection) -> Sequence[str]:
         name = "innodb_flush_log_at_trx_commit"
         [value] = self.run(link, f"SELECT @@{name}").fetchone()
         if value in _FLUSHED:
@@ -244,7 +246,7 @@ class Mysql(Database):
         # PyMySQL raises OperationalError for nearly everything: only the code tells.
         return Fault.UNAVAILABLE if code in _UNAVAILABLE else Fault.OTHER
 
-    def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
+    def keep(self, link: SqlConnection, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
         encoded = [{**row, "body": b64encode(row["body"]).decode()} for row in rows]
         self._executed(link, self._build_renewal if renews else self._build_keep, kept(encoded))
 
@@ -283,7 +285,7 @@ class Mysql(Database):
             record.info[_MAX_PACKET] = cursor.fetchone()[0]
 
     @contextmanager
-    def hurry(self, link: Link) -> Iterator[None]:
+    def hurry(self, link: SqlConnection) -> Iterator[None]:
         if not self.is_hurried:
             yield
             return
@@ -301,7 +303,7 @@ class Mysql(Database):
 
     def _write(
         self,
-        link: Link,
+        link: SqlConnection,
         items: Sequence[T],
         believed_in: Callable[[T], Record],
         write: Callable[[Sequence[T]], int],
@@ -324,17 +326,19 @@ class Mysql(Database):
                 write([item for item in items if believed_in(item).key in unchanged])
             return unchanged
 
-    def _unchanged(self, link: Link, records: Sequence[Record], *, lock: bool = False) -> set[Key]:
+    def _unchanged(
+        self, link: SqlConnection, records: Sequence[Record], *, lock: bool = False
+    ) -> set[Key]:
         """The keys of records that the table has in the same version."""
         suffix = " FOR UPDATE" if lock else ""
         cursor = self._executed(link, self._build_find, believed(records), lock=suffix)
         return {Key(*row) for row in cursor.fetchall()}
 
-    def _written(self, link: Link, build: _Build, rows: Columns) -> int:
+    def _written(self, link: SqlConnection, build: _Build, rows: Columns) -> int:
         """Write these rows; return how many were written."""
         return int(self._executed(link, build, rows).rowcount)
 
-    def _executed(self, link: Link, build: _Build, rows: Columns, lock: str = "") -> Any:
+    def _executed(self, link: SqlConnection, build: _Build, rows: Columns, lock: str = "") -> Any:
         """A cursor that has executed the statement for these rows."""
         varying, constant, _ = rows
         # Not ASCII only: the server would have to decode an escape for every other character.
@@ -455,7 +459,7 @@ class _NotAll(Exception):
     """Fewer rows were written than were given."""
 
 
-def _check_length(link: Link, statement: str) -> None:
+def _check_length(link: SqlConnection, statement: str) -> None:
     """Raise StoreError for a statement at which the server would disconnect."""
     length, most = len(statement.encode()), link.info[_MAX_PACKET]
     if length >= most:
@@ -465,7 +469,7 @@ def _check_length(link: Link, statement: str) -> None:
         )
 
 
-def _execute(link: Link, statement: str, values: Mapping[str, Any]) -> Any:
+def _execute(link: SqlConnection, statement: str, values: Mapping[str, Any]) -> Any:
     """A cursor that has executed a statement."""
     cursor = raw_cursor(link)
     # The server disconnects at a statement that is too long.

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, Select, Table, and_, delete, func, inser
 from sqlalchemy.sql.elements import ColumnElement
 
 from oncely.core.activity import Activity, AuditEntry, Run, Worker
-from oncely.stores.sql.access import Access
+from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.row_values import read
 
 K = TypeVar("K", Activity, AuditEntry, Run, Worker)
@@ -17,11 +17,13 @@ _COLUMNS = {"consumer": "provider", "by": "changed_by"}
 """The columns that are not named as the fields."""
 
 
-def keep_worker(at: Access[Connection], worker: Worker, activity: Sequence[Activity]) -> None:
+def keep_worker(
+    at: ConnectedTables[Connection], worker: Worker, activity: Sequence[Activity]
+) -> None:
     """As the Store protocol says, in the transaction that is open."""
-    tables, now = at.database.tables, at.database.time(at.link)
+    tables, now = at.dialect.tables, at.dialect.time(at.link)
     c = tables.workers.c
-    known = at.database.selected(at.link, select(c.started).where(c.id == worker.id))
+    known = at.dialect.selected(at.link, select(c.started).where(c.id == worker.id))
     started = known[0][0] if known else now
     _put(at.link, tables.workers, ("id",), _row(worker._replace(seen=now, started=started)))
     for each in activity:
@@ -29,68 +31,70 @@ def keep_worker(at: Access[Connection], worker: Worker, activity: Sequence[Activ
         _put(at.link, tables.activity, ("provider", "worker", "began"), row)
 
 
-def forget_worker(at: Access[Connection], id_: str) -> None:
+def forget_worker(at: ConnectedTables[Connection], id_: str) -> None:
     """As the Store protocol says."""
-    workers = at.database.tables.workers
+    workers = at.dialect.tables.workers
     at.link.execute(delete(workers).where(workers.c.id == id_))
 
 
-def workers(at: Access[Connection]) -> list[Worker]:
+def workers(at: ConnectedTables[Connection]) -> list[Worker]:
     """As the Store protocol says."""
-    table = at.database.tables.workers
+    table = at.dialect.tables.workers
     chosen = _of(table, Worker).order_by(table.c.seen.desc(), table.c.id)
     return _read(at, table, Worker, chosen)
 
 
-def activity(at: Access[Connection], since: float) -> list[Activity]:
+def activity(at: ConnectedTables[Connection], since: float) -> list[Activity]:
     """As the Store protocol says."""
-    table = at.database.tables.activity
+    table = at.dialect.tables.activity
     chosen = _of(table, Activity).where(table.c.began >= since)
     in_order = chosen.order_by(table.c.began, table.c.provider, table.c.worker)
     return _read(at, table, Activity, in_order)
 
 
-def keep_run(at: Access[Connection], run: Run) -> None:
+def keep_run(at: ConnectedTables[Connection], run: Run) -> None:
     """As the Store protocol says, in the transaction that is open."""
     row = {**_row(run), "totals": json.dumps(dict(run.totals))}
-    _put(at.link, at.database.tables.runs, ("id",), row)
+    _put(at.link, at.dialect.tables.runs, ("id",), row)
 
 
-def runs(at: Access[Connection], limit: int) -> list[Run]:
+def runs(at: ConnectedTables[Connection], limit: int) -> list[Run]:
     """As the Store protocol says."""
-    table = at.database.tables.runs
+    table = at.dialect.tables.runs
     chosen = _of(table, Run).order_by(table.c.began.desc(), table.c.id).limit(limit)
     return _read(at, table, Run, chosen)
 
 
-def note(at: Access[Connection], entry: AuditEntry) -> int:
+def note(at: ConnectedTables[Connection], entry: AuditEntry) -> int:
     """As the Store protocol says, in the transaction that is open."""
-    row = _row(entry._replace(at=at.database.time(at.link)))
+    row = _row(entry._replace(at=at.dialect.time(at.link)))
     del row["id"]
-    done = at.link.execute(insert(at.database.tables.audit).values(**row))
+    done = at.link.execute(insert(at.dialect.tables.audit).values(**row))
     [id_] = cast("Row[Any]", done.inserted_primary_key)
     return int(id_)
 
 
-def note_counts(at: Access[Connection], id_: int, changed: int, refused: int | None) -> None:
+def note_counts(
+    at: ConnectedTables[Connection], id_: int, changed: int, refused: int | None
+) -> None:
     """As the Store protocol says, in the transaction that is open."""
-    table = at.database.tables.audit
+    table = at.dialect.tables.audit
     counts = update(table).values(changed=changed, refused=refused)
     at.link.execute(counts.where(table.c.id == id_))
 
 
-def audit(at: Access[Connection], limit: int, before: int | None) -> list[AuditEntry]:
+def audit(at: ConnectedTables[Connection], limit: int, before: int | None) -> list[AuditEntry]:
     """As the Store protocol says."""
-    table = at.database.tables.audit
+    table = at.dialect.tables.audit
     chosen = _of(table, AuditEntry).order_by(table.c.id.desc()).limit(limit)
     if before is not None:
         chosen = chosen.where(table.c.id < before)
     return _read(at, table, AuditEntry, chosen)
 
 
-def purge(at: Access[Connection], older_than_s: float) -> int:
+def purge(at: ConnectedTables[Connection], older_than_s: float) -> int:
     """As `Store.purge_operations` says, in the transaction that is open."""
-    tables, until = at.database.tables, at.database.time(at.link) - older_than_s
+    tables, until = at.dialect.tables, at.dialect.time(at.link) - older_than_s
     return sum(
         at.link.execute(delete(table).where(moment < until)).rowcount
         for table, moment in (
@@ -110,9 +114,11 @@ def _of(table: Table, kind: type[K]) -> Select[Any]:
     return select(*(table.c[_COLUMNS.get(name, name)] for name in kind._fields))
 
 
-def _read(at: Access[Connection], table: Table, kind: type[K], chosen: Select[Any]) -> list[K]:
+def _read(
+    at: ConnectedTables[Connection], table: Table, kind: type[K], chosen: Select[Any]
+) -> list[K]:
     names = [column.name for column in chosen.selected_columns]
-    rows = at.database.selected(at.link, chosen)
+    rows = at.dialect.selected(at.link, chosen)
     return [kind(*read(table, names, row).values()) for row in rows]
 
 

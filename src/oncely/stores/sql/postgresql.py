@@ -12,17 +12,17 @@ from oncely._util.clock import monotonic
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import digest
 from oncely.stores.alike import keys_of
-from oncely.stores.news import Hearing
+from oncely.stores.notifications import Listener
 from oncely.stores.sql.batches import MOST_ROWS
-from oncely.stores.sql.database import (
-    Database,
+from oncely.stores.sql.dialect import (
+    Dialect,
     Fault,
-    Link,
     Sample,
+    SqlConnection,
     in_transaction,
     raw_cursor,
 )
-from oncely.stores.sql.listening import Listening
+from oncely.stores.sql.postgresql_listener import PostgresqlListener
 from oncely.stores.sql.record_rows import (
     INSERTED,
     SWAPPED,
@@ -85,7 +85,7 @@ _READ_ONLY = "25006"
 _SHUT_DOWN = ("57P01", "57P02", "57P03", "57P05")
 
 
-class Postgresql(Database):
+class Postgresql(Dialect):
     """One table. Rows are written in the order of their keys, so that no two writers deadlock."""
 
     clock = "extract(epoch FROM clock_timestamp())::float8"
@@ -107,12 +107,12 @@ class Postgresql(Database):
     def _wait_ms(self) -> int:
         return _HURRIED_WAIT_MS if self.is_hurried else _LOCK_WAIT_MS
 
-    def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
+    def insert(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
         cursor = self._executed(link, self._build_insert, inserted(records))
         return _written(cursor, records)
 
     def completed(
-        self, link: Link, consumer: str, message_ids: Sequence[str], seen_within_s: float
+        self, link: SqlConnection, consumer: str, message_ids: Sequence[str], seen_within_s: float
     ) -> Mapping[str, float]:
         values = {"message_ids": message_ids, "provider": consumer, "within_s": seen_within_s}
         statement = self._text(self._build_completed, (), ())
@@ -120,14 +120,16 @@ class Postgresql(Database):
         cursor.execute(statement, {**values, "now": self.now}, prepare=True, binary=True)
         return dict(cursor.fetchall())
 
-    def swap(self, link: Link, pairs: Sequence[Pair]) -> set[Key]:
+    def swap(self, link: SqlConnection, pairs: Sequence[Pair]) -> set[Key]:
         cursor = self._executed(link, self._build_swap, swapped(pairs))
         return _written(cursor, olds(pairs))
 
-    def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
+    def remove(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
         return _written(self._executed(link, self._build_removal, believed(records)), records)
 
-    def run(self, link: Link, statement: str, values: Mapping[str, Any] | None = None) -> Any:
+    def run(
+        self, link: SqlConnection, statement: str, values: Mapping[str, Any] | None = None
+    ) -> Any:
         cursor = raw_cursor(link)
         # As text, a session's `extra_float_digits` may cut times off.
         cursor.execute(statement, values or {}, binary=True)
@@ -137,11 +139,13 @@ class Postgresql(Database):
         compiled = chosen.compile(link, compile_kwargs={"render_postcompile": True})
         return self.run(link, str(compiled), compiled.params).fetchall()  # type: ignore[no-any-return]
 
-    def rows_of(self, link: Link, keys: Sequence[Key], *, locks: bool) -> Iterable[Sequence[Any]]:
+    def rows_of(
+        self, link: SqlConnection, keys: Sequence[Key], *, locks: bool
+    ) -> Iterable[Sequence[Any]]:
         build = self._build_locking if locks else self._build_load
         return self._executed(link, build, sought(keys)).fetchall()
 
-    def sample_ids(self, link: Link, number: int) -> Sequence[str]:
+    def sample_ids(self, link: SqlConnection, number: int) -> Sequence[str]:
         # By pages, since the table has no index of row numbers. A page has dozens of rows, which
         # may have come one after another; a few times as many ids are enough.
         statement = (
@@ -150,7 +154,7 @@ class Postgresql(Database):
         )
         return [row[0] for row in self.run(link, statement).fetchall()]
 
-    def sample(self, link: Link, number: int) -> Sample:
+    def sample(self, link: SqlConnection, number: int) -> Sample:
         share = self._share_of_pages(link, max(1, number // _ROWS_IN_A_PAGE))
         rows = self.run(
             link,
@@ -158,7 +162,7 @@ class Postgresql(Database):
         ).fetchall()
         return Sample(rows, 100 * len(rows) / share)
 
-    def _share_of_pages(self, link: Link, pages: int) -> float:
+    def _share_of_pages(self, link: SqlConnection, pages: int) -> float:
         """So many pages of the table, in per cent."""
         size = f"pg_relation_size('{self.name}') / current_setting('block_size')::int"
         all_pages: int = self.run(link, f"SELECT greatest(1, {size})").fetchone()[0]
@@ -212,7 +216,7 @@ class Postgresql(Database):
 
     def horizons(
         self,
-        link: Link,
+        link: SqlConnection,
         consumers: Sequence[str],
         *,
         reads_anew: bool = False,  # noqa: ARG002 - the same statement asks the server.
@@ -243,7 +247,7 @@ class Postgresql(Database):
             connection.exec_driver_sql(lock)
             yield
 
-    def unsafe_settings(self, link: Link) -> Sequence[str]:
+    def unsafe_settings(self, link: SqlConnection) -> Sequence[str]:
         asked = (
             "SELECT current_setting('fsync'), current_setting('synchronous_commit'),"
             " current_setting('server_encoding'), (SELECT c.relpersistence::text FROM pg_class AS c"
@@ -293,11 +297,11 @@ class Postgresql(Database):
         is_away = state == _READ_ONLY or "OperationalError" in kinds
         return Fault.UNAVAILABLE if is_away else Fault.OTHER
 
-    def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
+    def keep(self, link: SqlConnection, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
         build = self._build_renewal if renews else self._build_keep
         self._executed(link, build, kept(rows), tells=self._is_to_tell())
 
-    def put(self, link: Link, rows: Columns) -> None:
+    def put(self, link: SqlConnection, rows: Columns) -> None:
         varying, constant, _ = rows
         statement = self._text(self._build_put, tuple(varying), tuple(constant))
         values = {**varying, **constant, "now": self.now, "tells": self._is_to_tell()}
@@ -305,7 +309,7 @@ class Postgresql(Database):
         with suppress(psycopg.errors.UniqueViolation):
             raw_cursor(link).execute(statement, values, prepare=True, binary=True)
 
-    def tell(self, link: Link) -> None:
+    def tell(self, link: SqlConnection) -> None:
         if self._is_to_tell():
             self.run(link, f"SELECT {self._told}", {"tells": True})
 
@@ -319,8 +323,8 @@ class Postgresql(Database):
         self._told_at = now
         return True
 
-    def hearing(self, ring: Callable[[], None]) -> Hearing:
-        return Listening(self._connected, self._channel, ring)
+    def listener(self, notify: Callable[[], None]) -> Listener:
+        return PostgresqlListener(self._connected, self._channel, notify)
 
     @contextmanager
     def _connected(self) -> "Iterator[psycopg.Connection[tuple[Any, ...]]]":
@@ -368,7 +372,7 @@ class Postgresql(Database):
     # ---- Statements ----------------------------------------------------------------------------
 
     def _executed(
-        self, link: Link, build: _Build, rows: Columns, **more: Any
+        self, link: SqlConnection, build: _Build, rows: Columns, **more: Any
     ) -> "psycopg.Cursor[tuple[Any, ...]]":
         """A cursor that has executed the statement for these rows."""
         varying, constant, _ = rows

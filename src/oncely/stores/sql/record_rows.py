@@ -224,7 +224,7 @@ def _believed(records: AlikeRecords) -> Mapping[str, Sequence[Any]]:
 def parted(changes: Sequence[Change]) -> tuple[Sequence[Pair], Sequence[Record]]:
     """The swaps and the removals, each in the same order for all writers, so that none deadlock."""
     if type(changes) is AlikeChanges:
-        alike = changes.in_places(_order(changes.old.keys))
+        alike = changes.at_indexes(_order(changes.old.keys))
         return cast(Sequence[Pair], alike), []
     ordered = sorted(changes, key=lambda change: _of_key(change.old.key))
     kept = [(old, new) for old, new in ordered if new is not None]
@@ -234,7 +234,7 @@ def parted(changes: Sequence[Change]) -> tuple[Sequence[Pair], Sequence[Record]]
 def by_key(records: Sequence[Record]) -> Sequence[Record]:
     """The records in the same order for all writers, that of the index."""
     if type(records) is AlikeRecords:
-        return records.in_places(_order(records.keys))
+        return records.at_indexes(_order(records.keys))
     if len(records) == 1:
         return list(records)
     return sorted(records, key=lambda record: _of_key(record.key))
@@ -251,7 +251,7 @@ def olds(pairs: Sequence[Pair]) -> Sequence[Record]:
     return pairs.old if type(pairs) is AlikeChanges else [old for old, _ in pairs]
 
 
-def by_place(keys: Collection[Key]) -> list[Key]:
+def by_index(keys: Collection[Key]) -> list[Key]:
     """The keys in that order."""
     return sorted(keys, key=_of_key)
 

@@ -26,7 +26,7 @@ from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage, names_for, queue_named
 from oncely.stores.names import TableName
-from oncely.stores.news import Bell, Hearing, Looking, News, bell_at
+from oncely.stores.notifications import Listener, Notifications, Poll, ProcessSignal, signal_in
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.sql import binding_rows as queues
 from oncely.stores.sql import consumer_rows as consumers
@@ -34,23 +34,22 @@ from oncely.stores.sql import estimates, steps, windows
 from oncely.stores.sql import operation_rows as operations
 from oncely.stores.sql import record_queries as reading
 from oncely.stores.sql import waiting_rows as rows
-from oncely.stores.sql.access import Access
 from oncely.stores.sql.batches import MOST_BYTES, MOST_ROWS
-from oncely.stores.sql.database import Database, Fault
+from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.dialect import Dialect, Fault
 from oncely.stores.sql.drivers import is_driver_error
-from oncely.stores.sql.engines import database_of, engine_beside, renew
+from oncely.stores.sql.engines import dialect_of, engine_beside, renew
 from oncely.stores.sql.record_rows import Pair, by_key, parted
 from oncely.stores.sql.revision import is_current
 from oncely.stores.sql.sources import check_joined_source
-from oncely.stores.sql.sql_inside import SqlInside
+from oncely.stores.sql.sql_transaction import SqlTransaction
 from oncely.stores.sql.table import tables
 from oncely.stores.store import (
     Backlog,
+    CallersTransaction,
     Change,
     Clock,
     Horizons,
-    Inside,
-    Joined,
     KeyRange,
     Listing,
     Loaded,
@@ -58,6 +57,7 @@ from oncely.stores.store import (
     Query,
     Records,
     Tally,
+    Transaction,
     Wanted,
     Window,
 )
@@ -80,26 +80,26 @@ class SqlStore:
         self._engine = engine
         self._name = name.checked()
         self._tables = tables(name, engine.dialect.name)
-        self._database: Database = database_of(engine)(engine, self._tables, clock)
-        self.news = News(*self._told())
-        self._looking = Looking(self._newest, self.news)
+        self._dialect: Dialect = dialect_of(engine)(engine, self._tables, clock)
+        self.notifications = Notifications(*self._told())
+        self._poll = Poll(self._newest, self.notifications)
         self._purged_to: dict[tuple[Query, tuple[State, ...]], str] = {}
         """Where the last batch of each purge ended: the next looks there first."""
-        event.listen(engine, "connect", self._database.prepare)
+        event.listen(engine, "connect", self._dialect.prepare)
         # A second pool, since all connections of the first may be in use.
         self._engine_beside = engine_beside(engine)
         afresh_in_children(self)
 
-    def _told(self) -> tuple[Bell, float, Hearing | None]:
-        bell = bell_at(self.place)
-        return bell, self._database.look_s, self._database.hearing(bell.ring)
+    def _told(self) -> tuple[ProcessSignal, float, Listener | None]:
+        signal = signal_in(self.database_id)
+        return signal, self._dialect.poll_s, self._dialect.listener(signal.send)
 
     @property
     def batches_at_once(self) -> int:
-        return self._database.batches_at_once
+        return self._dialect.batches_at_once
 
     @property
-    def place(self) -> object:
+    def database_id(self) -> object:
         return self._engine.url, self._name
 
     # ---- Records -------------------------------------------------------------------------------
@@ -109,18 +109,18 @@ class SqlStore:
     ) -> set[Key]:
         ordered = by_key(records)
         if believed is None:
-            return self._write((ordered, lambda at, batch: at.database.insert(at.link, batch)))
+            return self._write((ordered, lambda at, batch: at.dialect.insert(at.link, batch)))
         return self._write((ordered, partial(_insert_believing, believed)))
 
     def swap(self, changes: Sequence[Change]) -> set[Key]:
         kept, gone = parted(changes)
         return self._write(
-            (kept, lambda at, batch: at.database.swap(at.link, batch)),
-            (gone, lambda at, batch: at.database.remove(at.link, batch)),
+            (kept, lambda at, batch: at.dialect.swap(at.link, batch)),
+            (gone, lambda at, batch: at.dialect.remove(at.link, batch)),
         )
 
     def load(self, keys: Collection[Key]) -> Loaded:
-        return self._read(lambda at: at.database.load(at.link, keys))
+        return self._read(lambda at: at.dialect.load(at.link, keys))
 
     def beside(self) -> Records:
         other = copy(self)
@@ -140,7 +140,7 @@ class SqlStore:
         return self._read(lambda at: reading.key_ranges(at, number))
 
     def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
-        condition = reading.wanted_of(self._database, keys, wanted)
+        condition = reading.wanted_of(self._dialect, keys, wanted)
         last: Key | None = None
         while page := self._read(partial(reading.page, condition, last)):
             yield page
@@ -172,7 +172,7 @@ class SqlStore:
         return self._read(lambda at: consumers.horizons(at, consumers_))
 
     def forget_until(self, horizons: Horizons) -> None:
-        self.transaction(lambda inside: inside.forget_until(horizons))
+        self.transaction(lambda transaction: transaction.forget_until(horizons))
 
     def keep_retention(self, consumer: str, retention_s: float) -> None:
         self._change(lambda at: consumers.keep_retention(at, consumer, retention_s))
@@ -182,15 +182,15 @@ class SqlStore:
 
     # ---- Transactions --------------------------------------------------------------------------
 
-    def transaction(self, work: Callable[[Inside], T]) -> T:
+    def transaction(self, work: Callable[[Transaction], T]) -> T:
         return patiently(lambda: self._transact(work))
 
-    def within(self, connection: Any) -> AbstractContextManager[Joined]:
+    def within(self, connection: Any) -> AbstractContextManager[CallersTransaction]:
         # SQLAlchemy's ORM takes long to import, and so does Alembic: most programs need neither.
         from oncely.stores.sql.joining import joined
 
         kind = self._engine.dialect.name
-        return joined(connection, self._database, kind, self._error_inside)
+        return joined(connection, self._dialect, kind, self._error_in)
 
     def check_joins(self, source: object) -> None:
         check_joined_source(source, self._engine.url, self._name)
@@ -203,17 +203,17 @@ class SqlStore:
         is_fault = self._fault(error) in (Fault.LOST, Fault.UNAVAILABLE)
         return is_fault or isinstance(error, StoreUnavailable)
 
-    def _transact(self, work: Callable[[Inside], T]) -> T:
+    def _transact(self, work: Callable[[Transaction], T]) -> T:
         with self._connected() as connection:
             translate = partial(self._translated, connection=connection, lost=TryAgain)
-            inside = SqlInside(self._database, connection, translate)
+            transaction = SqlTransaction(self._dialect, connection, translate)
             try:
-                with self._database.transaction(connection):
-                    done = work(inside)
+                with self._dialect.transaction(connection):
+                    done = work(transaction)
                     # After an error, PostgreSQL's COMMIT would roll back without raising.
-                    inside.check()
-                if inside.has_kept:
-                    self.news.tell()
+                    transaction.check()
+                if transaction.has_kept:
+                    self.notifications.tell()
                 return done
             except Exception as error:
                 # Errors of the driver come here only from the transaction's beginning and end.
@@ -236,7 +236,7 @@ class SqlStore:
         return self._read(lambda at: rows.free_in_s(at, queue))
 
     def wait_for_messages(self, timeout_s: float) -> None:
-        self._looking.wait(timeout_s)
+        self._poll.wait(timeout_s)
 
     # ---- Queues in the database ----------------------------------------------------------------
 
@@ -244,13 +244,13 @@ class SqlStore:
         """Put messages into the queue of that name: all, or none."""
         names = names_for(len(messages))
         weight = sum(len(message.body) for message in messages)
-        if self._database.puts and len(messages) <= MOST_ROWS and weight <= MOST_BYTES:
+        if self._dialect.puts and len(messages) <= MOST_ROWS and weight <= MOST_BYTES:
             # One statement needs no transaction. A repeated one finds the rows there already.
             self._read(lambda at: rows.put(at, queue_named(queue), messages, names))
-            self.news.tell()
+            self.notifications.tell()
             return
         waiting = WaitingMessage.queued(queue, messages, names)
-        self.transaction(lambda inside: inside.keep(waiting))
+        self.transaction(lambda transaction: transaction.keep(waiting))
 
     def bind(self, bindings: Collection[Binding]) -> None:
         self._change(lambda at: queues.bind(at, bindings))
@@ -305,8 +305,8 @@ class SqlStore:
             return
         from oncely.stores.sql import migrating
 
-        def migrate(at: Access[Connection]) -> None:
-            with at.database.migrating(at.link):
+        def migrate(at: ConnectedTables[Connection]) -> None:
+            with at.dialect.migrating(at.link):
                 migrating.upgrade(at.link, self._name)
 
         self._read(migrate)
@@ -319,37 +319,37 @@ class SqlStore:
     def problems(self) -> Sequence[str]:
         from oncely.stores.sql import migrating
 
-        def found(at: Access[Connection]) -> Sequence[str]:
+        def found(at: ConnectedTables[Connection]) -> Sequence[str]:
             drift = migrating.drift(at.link, self._name, self._tables)
-            return [*drift, *at.database.unsafe_settings(at.link)]
+            return [*drift, *at.dialect.unsafe_settings(at.link)]
 
         return self._read(found)
 
     def size(self) -> int | None:
-        return self._read(lambda at: at.database.size(at.link))
+        return self._read(lambda at: at.dialect.size(at.link))
 
     def close(self) -> None:
-        self.news.close()
+        self.notifications.close()
         for engine in (self._engine, self._engine_beside):
             renew(engine)
 
     def start_afresh(self) -> None:
         """Leave connections to the parent: called in a forked child."""
-        self.news.start_afresh()
+        self.notifications.start_afresh()
         for engine in (self._engine, self._engine_beside):
             engine.dispose(close=False)
 
     # ---- Connections and errors ----------------------------------------------------------------
 
-    def _read(self, work: Callable[[Access[Connection]], T]) -> T:
+    def _read(self, work: Callable[[ConnectedTables[Connection]], T]) -> T:
         """Work that may be repeated when nobody knows whether it was done."""
-        return patiently(lambda: self._once(work, self._database, lost=TryAgain))
+        return patiently(lambda: self._once(work, self._dialect, lost=TryAgain))
 
-    def _change(self, work: Callable[[Access[Connection]], T]) -> T:
+    def _change(self, work: Callable[[ConnectedTables[Connection]], T]) -> T:
         """The same in a transaction. Doing it twice does no harm."""
 
-        def change(at: Access[Connection]) -> T:
-            with at.database.transaction(at.link):
+        def change(at: ConnectedTables[Connection]) -> T:
+            with at.dialect.transaction(at.link):
                 return work(at)
 
         return self._read(change)
@@ -362,14 +362,14 @@ class SqlStore:
         # One batch after another: if an earlier batch was repeated because of a later one, its own
         # rows would look as if another worker had written them.
         for items, write in parts:
-            for batch in self._database.batches(items):
-                self._write_batch(self._database, batch, write, done)
+            for batch in self._dialect.batches(items):
+                self._write_batch(self._dialect, batch, write, done)
         if done.locked:
             raise _locked(done)
         return done.keys
 
     def _write_batch(
-        self, on: Database, batch: Sequence[Item], write: "_Write[Item]", done: "_Written"
+        self, on: Dialect, batch: Sequence[Item], write: "_Write[Item]", done: "_Written"
     ) -> None:
         """Add to `done` what became of a batch. Where another transaction has locked some of its
         keys, it is written in halves, so that all other keys are written.
@@ -385,15 +385,19 @@ class SqlStore:
             # The whole batch has waited for the locks: the halves hardly wait.
             middle = len(batch) // 2
             for half in (batch[:middle], batch[middle:]):
-                self._write_batch(self._database.hurried, half, write, done)
+                self._write_batch(self._dialect.hurried, half, write, done)
 
     def _once(
-        self, work: Callable[[Access[Connection]], T], on: Database, *, lost: type[Exception]
+        self,
+        work: Callable[[ConnectedTables[Connection]], T],
+        on: Dialect,
+        *,
+        lost: type[Exception],
     ) -> T:
         with self._connected() as connection:
             try:
                 with on.hurry(connection):
-                    return work(Access(on, connection))
+                    return work(ConnectedTables(on, connection))
             except BaseException as error:
                 if not isinstance(error, Exception) or self._fault(error) is None:
                     # Broken off anywhere: a transaction may be open, which must not reach the next
@@ -446,7 +450,7 @@ class SqlStore:
                 connection.invalidate()
         return self._error(error, fault)
 
-    def _error_inside(self, error: Exception, fault: Fault) -> Exception:
+    def _error_in(self, error: Exception, fault: Fault) -> Exception:
         """The same inside a caller's transaction, on the caller's connection."""
         match fault:
             case Fault.ROLLED_BACK:
@@ -478,7 +482,7 @@ class SqlStore:
     def _fault(self, error: Exception) -> Fault | None:
         """What an error means; None where it is not the driver's."""
         of_driver = _of_driver(error)
-        return self._database.fault(of_driver) if is_driver_error(of_driver) else None
+        return self._dialect.fault(of_driver) if is_driver_error(of_driver) else None
 
     def _text(self, error: Exception) -> str:
         # One line: the lines after it are hints, and positions in our statements.
@@ -496,14 +500,16 @@ class _Written(NamedTuple):
     """The keys that another transaction has locked."""
 
 
-_Write = Callable[[Access[Connection], Sequence[Item]], set[Key]]
+_Write = Callable[[ConnectedTables[Connection], Sequence[Item]], set[Key]]
 
 
 def _insert_believing(
-    believed: Mapping[str, float | None], at: Access[Connection], batch: Sequence[Record]
+    believed: Mapping[str, float | None], at: ConnectedTables[Connection], batch: Sequence[Record]
 ) -> set[Key]:
-    with at.database.transaction(at.link):
-        return consumers.insert(Access(at.database.inside, at.link), batch, believed)
+    with at.dialect.transaction(at.link):
+        return consumers.insert(
+            ConnectedTables(at.dialect.within_transactions, at.link), batch, believed
+        )
 
 
 def _key_of(item: Record | Pair) -> Key:

@@ -15,7 +15,7 @@ from oncely._util import sqlite_files
 from oncely._util.forking import pause_at_forks
 from oncely.core.record import Key, Record
 from oncely.stores.alike import keys_of
-from oncely.stores.sql.database import Database, Fault, Link, raw_cursor, roll_back
+from oncely.stores.sql.dialect import Dialect, Fault, SqlConnection, raw_cursor, roll_back
 from oncely.stores.sql.record_rows import (
     INSERTED,
     LOADED,
@@ -45,7 +45,7 @@ _FORK_PATIENCE_S = 5.0
 """How long a fork waits for a writer, which may wait for a transaction of the forking thread."""
 
 
-class Sqlite(Database):
+class Sqlite(Dialect):
     """One file. A statement does not tell which rows it has written: where not all are, they are
     looked up.
     """
@@ -59,7 +59,7 @@ class Sqlite(Database):
     skip_locked = ""
     locked = ""
     batches_at_once = 1
-    look_s = 0.02
+    poll_s = 0.02
 
     def __init__(
         self, engine: Engine, tables: SqlTables, clock: Clock | None, **kind: bool
@@ -83,7 +83,7 @@ class Sqlite(Database):
             f" CASE WHEN :delay_s > 0 THEN {due_at} ELSE {self.always} END)"
         )
 
-    def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
+    def insert(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
         rows = inserted(records)
         with self._writing(link):
             if self._execute(link, self._build_insert, rows).rowcount == len(records):
@@ -91,7 +91,7 @@ class Sqlite(Database):
             # No two inserts under one key have the same version: these are ours.
             return self._unchanged(link, rows, "version")
 
-    def swap(self, link: Link, pairs: Sequence[Pair]) -> set[Key]:
+    def swap(self, link: SqlConnection, pairs: Sequence[Pair]) -> set[Key]:
         rows = swapped(pairs)
         with self._writing(link):
             if len(pairs) == 1:
@@ -108,7 +108,7 @@ class Sqlite(Database):
             self.run(link, "RELEASE swap")
             return {*keys_of(olds(pairs))}
 
-    def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
+    def remove(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
         rows = believed(records)
         with self._writing(link):
             found = self._unchanged(link, rows, "believed")
@@ -121,7 +121,7 @@ class Sqlite(Database):
 
     def rows_of(
         self,
-        link: Link,
+        link: SqlConnection,
         keys: Sequence[Key],
         *,
         locks: bool,  # noqa: ARG002 - a writer has the file's one lock.
@@ -145,7 +145,7 @@ class Sqlite(Database):
     def loaded_text(self, column: str, of: str = "") -> str:
         return f"{of}{column}"
 
-    def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
+    def keep(self, link: SqlConnection, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
         at = self.time(link)
         statement = f"{self._keep} {self.on_conflict(renews=renews)}"
         raw_cursor(link).executemany(statement, [{**row, "now": at} for row in rows])
@@ -166,7 +166,9 @@ class Sqlite(Database):
         these = f"SELECT k.message_id, k.provider FROM {_KEYS}"
         return f"DELETE FROM {name} WHERE (message_id, provider) IN ({these})"
 
-    def run(self, link: Link, statement: str, values: Mapping[str, Any] | None = None) -> Any:
+    def run(
+        self, link: SqlConnection, statement: str, values: Mapping[str, Any] | None = None
+    ) -> Any:
         return super().run(link, _spelled(statement), values)
 
     def prepare(self, connection: Any, _: object) -> None:
@@ -201,16 +203,16 @@ class Sqlite(Database):
                 raise
             cursor.execute("COMMIT")
 
-    def _writing(self, link: Link) -> AbstractContextManager[None]:
+    def _writing(self, link: SqlConnection) -> AbstractContextManager[None]:
         return nullcontext() if self.is_inside else self.transaction(cast(Connection, link))
 
-    def _unchanged(self, link: Link, rows: Columns, version: str) -> set[Key]:
+    def _unchanged(self, link: SqlConnection, rows: Columns, version: str) -> set[Key]:
         """The keys of rows of which the table has the version in that column."""
         found = self._execute(link, self._build_find, rows, (version,))
         return {Key(*row) for row in found}
 
     def _execute(
-        self, link: Link, build: _Build, rows: Columns, *more: tuple[str, ...]
+        self, link: SqlConnection, build: _Build, rows: Columns, *more: tuple[str, ...]
     ) -> sqlite3.Cursor:
         values = {**rows.constant, "now": self.now}
         columns = [*rows.varying.values()]

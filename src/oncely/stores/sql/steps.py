@@ -7,68 +7,70 @@ from typing import Any
 from sqlalchemy import Connection
 
 from oncely.core.record import Key
-from oncely.stores.sql.access import Access
 from oncely.stores.sql.batches import batches
-from oncely.stores.sql.database import Link
-from oncely.stores.sql.record_rows import by_place
+from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.dialect import SqlConnection
+from oncely.stores.sql.record_rows import by_index
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Query
 
 _LOADED = ("provider", "message_id", "name", "result")
 
 
-def steps_of(at: Access[Link], keys: Collection[Key]) -> Mapping[Key, Mapping[str, Any]]:
+def steps_of(
+    at: ConnectedTables[SqlConnection], keys: Collection[Key]
+) -> Mapping[Key, Mapping[str, Any]]:
     """As Inside says."""
     columns = ", ".join(f"d.{name}" for name in _LOADED)
-    statement = f"SELECT {columns} {at.database.of_keys(at.database.steps_name)}"
+    statement = f"SELECT {columns} {at.dialect.of_keys(at.dialect.steps_name)}"
     found: dict[Key, dict[str, Any]] = {}
-    for batch in batches(by_place(keys)):
-        for row in at.run(statement, at.database.key_values(batch)).fetchall():
-            *key, name, result = read(at.database.tables.steps, _LOADED, row).values()
+    for batch in batches(by_index(keys)):
+        for row in at.run(statement, at.dialect.key_values(batch)).fetchall():
+            *key, name, result = read(at.dialect.tables.steps, _LOADED, row).values()
             found.setdefault(Key(*key), {})[name] = result
     return found
 
 
-def keep_step(at: Access[Link], key: Key, name: str, result: Any) -> None:
+def keep_step(at: ConnectedTables[SqlConnection], key: Key, name: str, result: Any) -> None:
     """As Inside says."""
-    statement = at.database.insert_absent.format(
-        f"{at.database.steps_name} (message_id, provider, name, created_at, result)"
-        f" VALUES (%(message_id)s, %(provider)s, %(name)s, {at.database.moment}, %(result)s)"
+    statement = at.dialect.insert_absent.format(
+        f"{at.dialect.steps_name} (message_id, provider, name, created_at, result)"
+        f" VALUES (%(message_id)s, %(provider)s, %(name)s, {at.dialect.moment}, %(result)s)"
     )
     at.run(
         statement,
-        {**_values(key), "name": name, "result": json.dumps(result), "now": at.database.now},
+        {**_values(key), "name": name, "result": json.dumps(result), "now": at.dialect.now},
     )
 
 
-def forget_steps(at: Access[Link], key: Key) -> None:
+def forget_steps(at: ConnectedTables[SqlConnection], key: Key) -> None:
     """As Inside says."""
     this = "message_id = %(message_id)s AND provider = %(provider)s"
-    at.run(f"DELETE FROM {at.database.steps_name} WHERE {this}", _values(key))
+    at.run(f"DELETE FROM {at.dialect.steps_name} WHERE {this}", _values(key))
 
 
-def purge(query: Query, at: Access[Connection]) -> int:
+def purge(query: Query, at: ConnectedTables[Connection]) -> int:
     """Remove the steps of at most `query.limit` messages that have no record: they were released,
     and never redelivered. The query says of which consumer, and how old. Return of how many
     messages.
     """
     record = "r.message_id = d.message_id AND r.provider = d.provider"
-    conditions = [f"NOT EXISTS (SELECT 1 FROM {at.database.name} AS r WHERE {record})"]
+    conditions = [f"NOT EXISTS (SELECT 1 FROM {at.dialect.name} AS r WHERE {record})"]
     values: dict[str, Any] = {}
     if query.consumer is not None:
         conditions.append("d.provider = %(consumer)s")
         values["consumer"] = query.consumer
     if query.older_than_s is not None:
-        conditions.append(f"{at.database.epoch_text('d.created_at')} < %(before)s")
-        values["before"] = at.database.time(at.link) - query.older_than_s
+        conditions.append(f"{at.dialect.epoch_text('d.created_at')} < %(before)s")
+        values["before"] = at.dialect.time(at.link) - query.older_than_s
     chosen = (
-        f"SELECT DISTINCT d.provider, d.message_id FROM {at.database.steps_name} AS d"
+        f"SELECT DISTINCT d.provider, d.message_id FROM {at.dialect.steps_name} AS d"
         f" WHERE {' AND '.join(conditions)} LIMIT {query.limit:d}"
     )
-    with at.database.transaction(at.link):
+    with at.dialect.transaction(at.link):
         found = at.run(chosen, values).fetchall()
         if found:
-            at.database.remove_steps(at.link, [Key(*row) for row in found])
+            at.dialect.remove_steps(at.link, [Key(*row) for row in found])
     return len(found)
 
 

@@ -12,10 +12,10 @@ from oncely.core.errors import UnreadableRow
 from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, lane_in
-from oncely.stores.sql.access import Access
 from oncely.stores.sql.batches import batches
-from oncely.stores.sql.database import Link
-from oncely.stores.sql.record_rows import by_place, split_columns
+from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.dialect import SqlConnection
+from oncely.stores.sql.record_rows import by_index, split_columns
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Backlog, Listing, PutBack
 
@@ -47,14 +47,21 @@ _TIMES = ("created_at", "updated_at", "due_at")
 _GROUPED = ("queue", "set_aside", "due_at")
 
 
-def keep(at: Access[Link], messages: Sequence[WaitingMessage], *, renews: bool = False) -> None:
+def keep(
+    at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage], *, renews: bool = False
+) -> None:
     """As Inside says."""
     ordered = sorted(messages, key=lambda message: message.position)
     for batch in batches([_row(message) for message in ordered], lambda row: len(row["body"])):
-        at.database.keep(at.link, batch, renews=renews)
+        at.dialect.keep(at.link, batch, renews=renews)
 
 
-def put(at: Access[Link], queue: str, messages: Sequence[Message], names: Sequence[str]) -> None:
+def put(
+    at: ConnectedTables[SqlConnection],
+    queue: str,
+    messages: Sequence[Message],
+    names: Sequence[str],
+) -> None:
     """Put messages into a queue under these names, which must be unique, by one statement. The same
     as `keep` of the result of `WaitingMessage.queued`, but faster.
     """
@@ -76,7 +83,7 @@ def put(at: Access[Link], queue: str, messages: Sequence[Message], names: Sequen
     }
     rows = split_columns(columns)
     constant = {**_PUT, "queue": queue, **rows.constant}
-    at.database.put(at.link, rows._replace(constant=constant))
+    at.dialect.put(at.link, rows._replace(constant=constant))
 
 
 def _headers(message: Message) -> str:
@@ -84,13 +91,13 @@ def _headers(message: Message) -> str:
     return json.dumps(dict(message.headers)) if message.headers else "{}"
 
 
-def waiting(at: Access[Link], keys: Collection[Key]) -> list[WaitingMessage]:
+def waiting(at: ConnectedTables[SqlConnection], keys: Collection[Key]) -> list[WaitingMessage]:
     """As Inside says."""
-    statement = f"SELECT {_columns(at)} {at.database.of_keys(at.database.waiting_name)}"
+    statement = f"SELECT {_columns(at)} {at.dialect.of_keys(at.dialect.waiting_name)}"
     found = [
         _message(at, row)
-        for batch in batches(by_place(keys))
-        for row in at.run(statement, at.database.key_values(batch)).fetchall()
+        for batch in batches(by_index(keys))
+        for row in at.run(statement, at.dialect.key_values(batch)).fetchall()
     ]
     return sorted(found, key=_number)
 
@@ -99,7 +106,7 @@ def waiting(at: Access[Link], keys: Collection[Key]) -> list[WaitingMessage]:
 
 
 def take(
-    at: Access[Link],
+    at: ConnectedTables[SqlConnection],
     queue: str,
     limit: int,
     hold_s: float,
@@ -118,10 +125,10 @@ def take(
     if not taken:
         return []
     hold = (
-        f"UPDATE {at.database.waiting_name} SET held_until = {at.database.later('%(hold_s)s')},"
+        f"UPDATE {at.dialect.waiting_name} SET held_until = {at.dialect.later('%(hold_s)s')},"
         f" attempts = attempts + {counts:d} WHERE id IN ({_numbers(taken)})"
     )
-    at.run(hold, {"hold_s": float(hold_s), "now": at.database.now})
+    at.run(hold, {"hold_s": float(hold_s), "now": at.dialect.now})
     return [replace(each, attempts=each.attempts + 1) for each in taken] if counts else taken
 
 
@@ -130,30 +137,34 @@ def is_alone(message: WaitingMessage) -> bool:
     return message.lane == message.name
 
 
-def _let_go(at: Access[Link], queue: str) -> None:
+def _let_go(at: ConnectedTables[SqlConnection], queue: str) -> None:
     """Mark messages whose hold or delay is over as free, so that they are found in their order."""
     at.run(
-        f"UPDATE {at.database.waiting_name} SET held_until = {at.database.always}"
+        f"UPDATE {at.dialect.waiting_name} SET held_until = {at.dialect.always}"
         " WHERE queue = %(queue)s AND set_aside = false"
-        f" AND held_until > {at.database.always}"
+        f" AND held_until > {at.dialect.always}"
         # The time is read once, in a subquery: an index does not help for a clock that moves.
-        f" AND held_until <= (SELECT {at.database.moment})",
-        {"queue": queue, "now": at.database.now},
+        f" AND held_until <= (SELECT {at.dialect.moment})",
+        {"queue": queue, "now": at.dialect.now},
     )
 
 
-def _numbers_of(at: Access[Link], parents: Collection[Key]) -> list[int]:
+def _numbers_of(at: ConnectedTables[SqlConnection], parents: Collection[Key]) -> list[int]:
     # A separate query: joined to the other conditions, planners may begin with those.
-    statement = f"SELECT d.id {at.database.of_keys(at.database.waiting_name)}"
+    statement = f"SELECT d.id {at.dialect.of_keys(at.dialect.waiting_name)}"
     return [
         number
-        for batch in batches(by_place(parents))
-        for [number] in at.run(statement, at.database.key_values(batch)).fetchall()
+        for batch in batches(by_index(parents))
+        for [number] in at.run(statement, at.dialect.key_values(batch)).fetchall()
     ]
 
 
 def _choose(
-    at: Access[Link], queue: str, limit: int, among: Sequence[int] | None, first: str
+    at: ConnectedTables[SqlConnection],
+    queue: str,
+    limit: int,
+    among: Sequence[int] | None,
+    first: str,
 ) -> list[WaitingMessage]:
     """The first free messages, which are locked; messages that others have locked are skipped.
 
@@ -163,15 +174,15 @@ def _choose(
     other lanes.
     """
     these = "" if among is None else f" AND d.id IN ({_listed(among)})"
-    database, name = at.database, at.database.waiting_name
-    free = f"= {database.always}"
+    dialect, name = at.dialect, at.dialect.waiting_name
+    free = f"= {dialect.always}"
     statement = (
         f"SELECT {_columns(at)} FROM {name} AS d"
         f" WHERE d.queue = %(queue)s AND d.set_aside = false AND d.held_until {free}{these}"
         f" AND (d.lane = d.name OR (SELECT h.{first} FROM {name} AS h"
         f" WHERE h.lane = d.lane AND h.lane <> h.name AND h.set_aside = false"
         f" ORDER BY h.id LIMIT 1) = d.{first})"
-        f" ORDER BY d.id LIMIT {limit:d} {database.skip_locked}"
+        f" ORDER BY d.id LIMIT {limit:d} {dialect.skip_locked}"
     )
     chosen = []
     for row in at.run(statement, {"queue": queue}).fetchall():
@@ -184,13 +195,15 @@ def _choose(
     return chosen
 
 
-def _first_left(at: Access[Link], chosen: Sequence[WaitingMessage]) -> dict[str, int]:
+def _first_left(
+    at: ConnectedTables[SqlConnection], chosen: Sequence[WaitingMessage]
+) -> dict[str, int]:
     """For each lane of these, the number of the first message that is not chosen: it is held, has
     to wait, or is locked by another worker.
     """
     if not chosen:
         return {}
-    name, numbers = at.database.waiting_name, _numbers(chosen)
+    name, numbers = at.dialect.waiting_name, _numbers(chosen)
     found = at.run(
         f"SELECT d.lane, MIN(d.id) FROM {name} AS d"
         f" WHERE d.lane IN (SELECT c.lane FROM {name} AS c WHERE c.id IN ({numbers}))"
@@ -203,21 +216,21 @@ def _first_left(at: Access[Link], chosen: Sequence[WaitingMessage]) -> dict[str,
 # ---- What becomes of those that were taken -----------------------------------------------------
 
 
-def remove(at: Access[Link], messages: Sequence[WaitingMessage]) -> None:
+def remove(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage]) -> None:
     """As Inside says."""
     for batch in batches(messages):
         numbers = _numbers(batch)
-        at.run(f"DELETE FROM {at.database.waiting_name} WHERE id IN ({numbers})")
+        at.run(f"DELETE FROM {at.dialect.waiting_name} WHERE id IN ({numbers})")
 
 
-def held(at: Access[Link], messages: Sequence[WaitingMessage]) -> set[int]:
+def held(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage]) -> set[int]:
     """As Inside says."""
     found: dict[int, tuple[str, int]] = {}
     for batch in batches(messages):
         statement = (
-            f"SELECT d.id, d.queue, d.attempts FROM {at.database.waiting_name} AS d"
+            f"SELECT d.id, d.queue, d.attempts FROM {at.dialect.waiting_name} AS d"
             f" WHERE d.id IN ({_numbers(batch)}) AND d.set_aside = false"
-            f" AND d.held_until > {at.database.always} ORDER BY d.id {at.database.locked}"
+            f" AND d.held_until > {at.dialect.always} ORDER BY d.id {at.dialect.locked}"
         )
         rows = at.run(statement).fetchall()
         found |= {number: (queue, attempts) for number, queue, attempts in rows}
@@ -225,82 +238,82 @@ def held(at: Access[Link], messages: Sequence[WaitingMessage]) -> set[int]:
     return {number for number, taken in as_taken if found.get(number) == taken}
 
 
-def remove_held(at: Access[Link], messages: Sequence[WaitingMessage]) -> set[int]:
+def remove_held(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage]) -> set[int]:
     """As Inside says."""
     numbers = held(at, messages)
     remove(at, [each for each in messages if _number(each) in numbers])
     if not all(map(is_alone, messages)):
-        at.database.tell(at.link)
+        at.dialect.tell(at.link)
     return numbers
 
 
-def put_back(at: Access[Link], changes: Sequence[PutBack]) -> None:
+def put_back(at: ConnectedTables[SqlConnection], changes: Sequence[PutBack]) -> None:
     """As Inside says."""
-    later = at.database.later("%(retry_s)s")
-    free_from = f"CASE WHEN %(retry_s)s > 0 THEN {later} ELSE {at.database.always} END"
+    later = at.dialect.later("%(retry_s)s")
+    free_from = f"CASE WHEN %(retry_s)s > 0 THEN {later} ELSE {at.dialect.always} END"
     written = (
-        f"UPDATE {at.database.waiting_name} SET attempts = attempts + %(tried)s,"
-        f" error = coalesce(%(error)s, error), updated_at = {at.database.moment}"
+        f"UPDATE {at.dialect.waiting_name} SET attempts = attempts + %(tried)s,"
+        f" error = coalesce(%(error)s, error), updated_at = {at.dialect.moment}"
     )
     aside = f"{written}, set_aside = true, reason = %(error)s WHERE id = %(id)s"
     again = f"{written}, due_at = {later}, held_until = {free_from} WHERE id = %(id)s"
     for message, error, retry_s, is_try in sorted(changes, key=lambda each: _number(each.message)):
         values: dict[str, Any] = {"id": message.number, "error": error, "tried": int(is_try)}
-        values["now"] = at.database.now
+        values["now"] = at.dialect.now
         if retry_s is None:
             at.run(aside, values)
         else:
             at.run(again, {**values, "retry_s": float(retry_s)})
     if any(change.retry_s == 0 for change in changes):
-        at.database.tell(at.link)
+        at.dialect.tell(at.link)
 
 
-def free(at: Access[Link], messages: Sequence[WaitingMessage]) -> None:
+def free(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage]) -> None:
     """As Inside says."""
     content = ", ".join(f"{name} = %({name})s" for name in _FREED)
-    moment = at.database.moment
+    moment = at.dialect.moment
     statement = (
-        f"UPDATE {at.database.waiting_name} SET {content}, set_aside = false, attempts = 0,"
-        f" due_at = {moment}, held_until = {at.database.always}, updated_at = {moment}"
+        f"UPDATE {at.dialect.waiting_name} SET {content}, set_aside = false, attempts = 0,"
+        f" due_at = {moment}, held_until = {at.dialect.always}, updated_at = {moment}"
         " WHERE id = %(id)s"
     )
     for message in sorted(messages, key=_number):
         row = _row(message)
         given = {name: row[name] for name in _FREED}
-        at.run(statement, {**given, "id": message.number, "now": at.database.now})
-    at.database.tell(at.link)
+        at.run(statement, {**given, "id": message.number, "now": at.dialect.now})
+    at.dialect.tell(at.link)
 
 
 # ---- What waits --------------------------------------------------------------------------------
 
 
-def lanes(at: Access[Link], lanes: Collection[str]) -> set[str]:
+def lanes(at: ConnectedTables[SqlConnection], lanes: Collection[str]) -> set[str]:
     """As Inside says."""
     found: set[str] = set()
     for batch in batches(sorted(lanes)):
         # Lanes are digests of hexadecimal digits, which need no escaping.
         given = ", ".join(f"'{lane}'" for lane in batch)
         statement = (
-            f"SELECT DISTINCT lane FROM {at.database.waiting_name}"
+            f"SELECT DISTINCT lane FROM {at.dialect.waiting_name}"
             f" WHERE lane IN ({given}) AND lane <> name AND set_aside = false"
         )
         found |= {lane for [lane] in at.run(statement).fetchall()}
     return found
 
 
-def numbered(at: Access[Link], numbers: Collection[int]) -> list[WaitingMessage]:
+def numbered(at: ConnectedTables[SqlConnection], numbers: Collection[int]) -> list[WaitingMessage]:
     """As Inside says."""
     found: list[WaitingMessage] = []
     for batch in batches(sorted(numbers)):
         statement = (
-            f"SELECT {_columns(at)} FROM {at.database.waiting_name} AS d"
+            f"SELECT {_columns(at)} FROM {at.dialect.waiting_name} AS d"
             f" WHERE d.id IN ({_listed(batch)}) ORDER BY d.id"
         )
         found += [_message(at, row) for row in at.run(statement).fetchall()]
     return found
 
 
-def listed(at: Access[Link], listing: Listing) -> list[WaitingMessage]:
+def listed(at: ConnectedTables[SqlConnection], listing: Listing) -> list[WaitingMessage]:
     """As Store says."""
     queue, is_many = listing.queue.removesuffix("*"), listing.queue.endswith("*")
     among = "d.queue >= %(queue)s AND d.queue < %(end)s" if is_many else "d.queue = %(queue)s"
@@ -308,7 +321,7 @@ def listed(at: Access[Link], listing: Listing) -> list[WaitingMessage]:
     end = queue[:-1] + chr(ord(queue[-1]) + 1) if is_many else ""
     loaded = _LOADED if listing.with_bodies else _BODILESS
     statement = (
-        f"SELECT {_columns(at, loaded)} FROM {at.database.waiting_name} AS d WHERE {among}"
+        f"SELECT {_columns(at, loaded)} FROM {at.dialect.waiting_name} AS d WHERE {among}"
         f" AND d.set_aside = {'true' if listing.is_set_aside else 'false'}"
         f" AND d.id > {listing.after:d} ORDER BY d.id LIMIT {listing.limit:d}"
     )
@@ -316,16 +329,16 @@ def listed(at: Access[Link], listing: Listing) -> list[WaitingMessage]:
     return [_message(at, row, loaded) for row in at.run(statement, values).fetchall()]
 
 
-def backlogs(at: Access[Link]) -> Mapping[str, Backlog]:
+def backlogs(at: ConnectedTables[SqlConnection]) -> Mapping[str, Backlog]:
     """As Store says."""
-    now, oldest_at = at.database.time(at.link), at.database.epoch_text("MIN(due_at)")
+    now, oldest_at = at.dialect.time(at.link), at.dialect.epoch_text("MIN(due_at)")
     found = at.run(
-        f"SELECT queue, set_aside, {oldest_at}, COUNT(*) FROM {at.database.waiting_name}"
+        f"SELECT queue, set_aside, {oldest_at}, COUNT(*) FROM {at.dialect.waiting_name}"
         " GROUP BY queue, set_aside ORDER BY queue"
     ).fetchall()
     backlogs: dict[str, Backlog] = {}
     for row in found:
-        queue, is_aside, oldest = read(at.database.waiting_table, _GROUPED, row).values()
+        queue, is_aside, oldest = read(at.dialect.waiting_table, _GROUPED, row).values()
         before = backlogs.get(queue, Backlog(0, 0, 0.0))
         if is_aside:
             backlogs[queue] = replace(before, set_aside=row[-1])
@@ -335,23 +348,23 @@ def backlogs(at: Access[Link]) -> Mapping[str, Backlog]:
     return backlogs
 
 
-def free_in_s(at: Access[Link], queue: str) -> float | None:
+def free_in_s(at: ConnectedTables[SqlConnection], queue: str) -> float | None:
     """As Store says."""
-    first = at.database.epoch_text("MIN(held_until)")
+    first = at.dialect.epoch_text("MIN(held_until)")
     statement = (
-        f"SELECT {first} FROM {at.database.waiting_name}"
+        f"SELECT {first} FROM {at.dialect.waiting_name}"
         " WHERE queue = %(queue)s AND set_aside = false"
     )
     [first_at] = at.run(statement, {"queue": queue}).fetchone()
     if first_at is None:
         return None
-    found = read(at.database.waiting_table, ("queue", "held_until"), (queue, first_at))
-    return max(0.0, float(found["held_until"]) - at.database.time(at.link))
+    found = read(at.dialect.waiting_table, ("queue", "held_until"), (queue, first_at))
+    return max(0.0, float(found["held_until"]) - at.dialect.time(at.link))
 
 
-def newest(at: Access[Link]) -> int:
+def newest(at: ConnectedTables[SqlConnection]) -> int:
     """The highest number of any message; 0 where there are none."""
-    statement = f"SELECT COALESCE(MAX(id), 0) FROM {at.database.waiting_name}"
+    statement = f"SELECT COALESCE(MAX(id), 0) FROM {at.dialect.waiting_name}"
     return int(at.run(statement).fetchone()[0])
 
 
@@ -384,17 +397,17 @@ def _row(waiting: WaitingMessage) -> dict[str, Any]:
     }
 
 
-def _columns(at: Access[Link], loaded: Sequence[str] = _LOADED) -> str:
+def _columns(at: ConnectedTables[SqlConnection], loaded: Sequence[str] = _LOADED) -> str:
     """The columns of the table `d` that `_message` reads."""
-    times = (at.database.epoch_text(f"d.{name}") for name in _TIMES)
+    times = (at.dialect.epoch_text(f"d.{name}") for name in _TIMES)
     return ", ".join((*(f"d.{name}" for name in loaded), *times))
 
 
 def _message(
-    at: Access[Link], row: Sequence[Any], loaded: Sequence[str] = _LOADED
+    at: ConnectedTables[SqlConnection], row: Sequence[Any], loaded: Sequence[str] = _LOADED
 ) -> WaitingMessage:
     """The message in a row of `_columns`. Raises UnreadableRow."""
-    of = read(at.database.waiting_table, (*loaded, *_TIMES), row)
+    of = read(at.dialect.waiting_table, (*loaded, *_TIMES), row)
     message = Message(
         id=of["own_id"],
         body=of.get("body", b""),

@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, o
 from sqlalchemy.sql.expression import ColumnCollection
 
 from oncely.core.record import State
-from oncely.stores.sql.access import Access
+from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.record_queries import NOT_COMPLETED, fitting, is_known
 from oncely.stores.store import Look, Window
 
@@ -16,18 +16,18 @@ FEW = 10_000
 _Columns = ColumnCollection[str, Any]
 
 
-def window(at: Access[Connection], look: Look) -> Window:
+def window(at: ConnectedTables[Connection], look: Look) -> Window:
     """As the Store protocol says."""
     states = {query.state for query in look.fits}
-    if at.database.samples and not states & {None, State.COMPLETED}:
+    if at.dialect.samples and not states & {None, State.COMPLETED}:
         count = _count(at, states)
         if count <= FEW:
             return _of_few(at, look, states)._replace(looked_at=count)
-    return _first(at, look, _marked(at, look), at.database.table.c, look.size)
+    return _first(at, look, _marked(at, look), at.dialect.table.c, look.size)
 
 
 def _first(
-    at: Access[Connection], look: Look, chosen: Select[Any], c: _Columns, size: int
+    at: ConnectedTables[Connection], look: Look, chosen: Select[Any], c: _Columns, size: int
 ) -> Window:
     """Of about the first `size` rows of `chosen` after the end of the window before."""
     chosen = chosen.order_by(c.message_id, c.provider)
@@ -43,14 +43,14 @@ def _first(
     return Window.of(within, look.limit, is_last=is_last)
 
 
-def _count(at: Access[Connection], states: set[State | None]) -> int:
+def _count(at: ConnectedTables[Connection], states: set[State | None]) -> int:
     """How many are in these states; of more than FEW, one more than that."""
-    some = _unfinished(select(literal(1)).select_from(at.database.table), at, states)
+    some = _unfinished(select(literal(1)).select_from(at.dialect.table), at, states)
     chosen = select(func.count()).select_from(some.limit(FEW + 1).subquery())
     return int(at.link.execute(chosen).scalar_one())
 
 
-def _of_few(at: Access[Connection], look: Look, states: set[State | None]) -> Window:
+def _of_few(at: ConnectedTables[Connection], look: Look, states: set[State | None]) -> Window:
     """Of all that are in these states."""
     # The range of ids is left to the query around this one: for the range, the database would take
     # the index of the keys, and read what is completed. The limit keeps the two apart; a few more
@@ -60,20 +60,20 @@ def _of_few(at: Access[Connection], look: Look, states: set[State | None]) -> Wi
 
 
 def _unfinished(
-    chosen: Select[Any], at: Access[Connection], states: set[State | None]
+    chosen: Select[Any], at: ConnectedTables[Connection], states: set[State | None]
 ) -> Select[Any]:
     values = sorted(state.value for state in states if state is not None)
-    return chosen.where(NOT_COMPLETED, at.database.table.c.status.in_(values))
+    return chosen.where(NOT_COMPLETED, at.dialect.table.c.status.in_(values))
 
 
-def _marked(at: Access[Connection], look: Look) -> Select[Any]:
+def _marked(at: ConnectedTables[Connection], look: Look) -> Select[Any]:
     """The keys of records, and whether each fits. That is not a condition: the database would go on
     reading until enough fit.
     """
-    c = at.database.table.c
-    now = at.database.time(at.link)
-    fits = or_(*(fitting(at.database, query, now) for query in look.fits))
-    return select(c.message_id, c.provider, and_(is_known(at.database), fits).label("fits"))
+    c = at.dialect.table.c
+    now = at.dialect.time(at.link)
+    fits = or_(*(fitting(at.dialect, query, now) for query in look.fits))
+    return select(c.message_id, c.provider, and_(is_known(at.dialect), fits).label("fits"))
 
 
 def _is_later(message_id: ColumnElement[str], look: Look) -> ColumnElement[bool]:
@@ -87,6 +87,6 @@ def _is_later(message_id: ColumnElement[str], look: Look) -> ColumnElement[bool]
     return message_id >= look.begins
 
 
-def _read(at: Access[Connection], chosen: Select[Any]) -> list[tuple[str, str, bool]]:
+def _read(at: ConnectedTables[Connection], chosen: Select[Any]) -> list[tuple[str, str, bool]]:
     # In SQLite an id may be bytes, which come after all text: no page could name that record.
     return [row for row in at.link.execute(chosen) if isinstance(row[0], str)]

@@ -1,4 +1,4 @@
-"""The allowance: how many messages, and bytes, the broker may send before one is settled."""
+"""The allowance: how many messages, and bytes, the broker may send before one is acknowledged."""
 
 from oncely.transports.rabbitmq.url_options import RabbitSettings
 
@@ -11,7 +11,7 @@ _AROUND_BYTES = 500
 
 
 class Allowance:
-    """How many messages the broker may send to a consumer before it settles.
+    """How many messages the broker may send to a consumer before it acknowledges.
 
     RabbitMQ limits messages, not bytes, and the limit of a consumer cannot change. So the first
     limit allows for messages of the largest size; a new consumer gets a limit by the sizes seen.
@@ -25,7 +25,7 @@ class Allowance:
 
     @property
     def fitting(self) -> int:
-        """How many messages of the current average size may be unsettled."""
+        """How many messages of the current average size may be unacknowledged."""
         return max(1, min(self._settings.prefetch, int(self._settings.prefetch_bytes / self._size)))
 
     def see(self, size: int) -> bool:

@@ -93,7 +93,7 @@ class Line:
         self.wire.loop.add_callback(lambda: self._call_or_wait(call))
 
     def close(self) -> None:
-        """Close the connection; the broker requeues what is not settled."""
+        """Close the connection; the broker requeues what is not acknowledged."""
         closed = TransportError("RabbitMQ: the connection was closed")
         with self._lock:
             is_heard = self._error is None and not self._blocked.is_set()
@@ -202,7 +202,7 @@ class Channel:
         return self.ask(lambda reply: method(*args, **named, callback=reply))
 
     def close(self) -> None:
-        """Close the channel; the broker requeues what is not settled on it."""
+        """Close the channel; the broker requeues what is not acknowledged on it."""
         with suppress(TransportError, BrokerRefused):
             # Answered by the loss of the channel.
             self.ask(lambda _: self.raw.close())

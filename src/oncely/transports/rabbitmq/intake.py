@@ -1,4 +1,4 @@
-"""Receiving from one queue, and settling its deliveries."""
+"""Receiving from one queue, and acknowledging its deliveries."""
 
 import math
 import threading
@@ -12,7 +12,7 @@ from pika import spec
 
 from oncely._util.clock import monotonic
 from oncely.core.errors import TransportError
-from oncely.core.verdicts import Ack, Requeue, Settlement
+from oncely.core.verdicts import Ack, Acknowledgement, Requeue
 from oncely.transports.rabbitmq.allowance import Allowance
 from oncely.transports.rabbitmq.connection import Channel, Line, Reply, succeed
 from oncely.transports.rabbitmq.messages import arrived
@@ -21,7 +21,7 @@ from oncely.transports.rabbitmq.wire import Sent
 from oncely.transports.transport import Delivery
 
 _QUIET_S = 5.0
-"""After so long without a message, a channel without unsettled messages is replaced. If a quorum
+"""After so long without a message, a channel that owes no acknowledgement is replaced. If a quorum
 queue is deleted and created again at once, the broker silently moves its consumers to the new
 queue, whose deliveries may never arrive.
 """
@@ -35,14 +35,14 @@ class Tag(NamedTuple):
 
 
 class Intake(Channel):
-    """A channel that consumes one queue, and its unsettled deliveries.
+    """A channel that consumes one queue, and its unacknowledged deliveries.
 
-    At most `prefetch` messages are unsettled, and one more that `is_drained` has found. At most
-    `prefetch_bytes` are, as long as messages are about as large as those before them. If they
+    At most `prefetch` messages are unacknowledged, and one more that `is_drained` has found; at
+    most `prefetch_bytes` are, as long as messages are about as large as those before them. If they
     grow, the broker still sends what it was allowed to, and no more until half of what may be
-    unsettled is settled.
+    unacknowledged is acknowledged.
 
-    Only the line's thread uses the unsettled deliveries. When the channel is closed, for any
+    Only the line's thread uses the unacknowledged deliveries. When the channel is closed, for any
     reason, the broker has requeued them.
     """
 
@@ -52,12 +52,12 @@ class Intake(Channel):
         self._allowance = Allowance(settings)
         self._arrivals: SimpleQueue[Delivery | None] = SimpleQueue()
         """Deliveries, and None at the end, for waiting receivers."""
-        self._unsettled: dict[int, None] = {}
-        """The numbers of unsettled deliveries, in the order of arrival."""
+        self._unacknowledged: dict[int, None] = {}
+        """The numbers of unacknowledged deliveries, in the order of arrival."""
         self._consumer = b""
         """The tag of the current consumer; empty while messages would be too large."""
         self._most = 0
-        """How many messages may be unsettled before one is settled."""
+        """How many messages may be unacknowledged before one is acknowledged."""
         self._numbers = count()
         self._last_of_former = 0
         """The number of the last message of a former consumer."""
@@ -88,24 +88,24 @@ class Intake(Channel):
             self._arrivals.put(None)
         return taken
 
-    def settle(self, verdicts: Sequence[tuple[int, Settlement]]) -> int:
-        """Settle each delivery; return how many are too late."""
+    def acknowledge(self, verdicts: Sequence[tuple[int, Acknowledgement]]) -> int:
+        """Acknowledge each delivery; return how many are too late."""
 
         def begin(future: "Future[int]") -> None:
-            late = self._settle(verdicts)
+            late = self._apply(verdicts)
             self.line.when_written(lambda: succeed(future, late))
 
         return self.line.ask(begin)
 
     def is_drained(self) -> bool:
-        """Whether no message waits in the queue, and none is unsettled here."""
+        """Whether no message waits in the queue, and none is unacknowledged here."""
         with self._looking:
             # The broker's count is late at times; only an empty basic.get is sure. If the count is
             # not 0, a basic.get would overtake messages that are on their way.
-            if self._unsettled or self._count():
+            if self._unacknowledged or self._count():
                 return False
             self._look()
-            return not self._unsettled
+            return not self._unacknowledged
 
     def _wait(self, until: float) -> Delivery | None:
         while (left_s := until - monotonic()) > 0:
@@ -138,7 +138,7 @@ class Intake(Channel):
 
     def lost(self) -> None:
         self.line.wire.receivers.pop(self.raw.channel_number, None)
-        self._unsettled.clear()
+        self._unacknowledged.clear()
         self._arrivals.put(None)
 
     def _start(self, reply: Reply) -> None:
@@ -152,7 +152,7 @@ class Intake(Channel):
         # Not a bare number: RabbitMQ 3.10 uses such tags for basic.get, and confuses the two.
         tag = f"oncely-{next(self._numbers)}"
         self._consumer = tag.encode()
-        self._most = len(self._unsettled) + self._allowance.share
+        self._most = len(self._unacknowledged) + self._allowance.share
         self.raw.basic_qos(prefetch_count=self._allowance.share)
         # The messages do not go through pika.
         self.raw.basic_consume(self._queue, lambda *_: None, consumer_tag=tag, callback=reply)
@@ -163,21 +163,21 @@ class Intake(Channel):
             self._last_of_former = sent.number
         elif is_too_much:
             self._stop()
-        elif len(self._unsettled) >= self._allowance.share:
+        elif len(self._unacknowledged) >= self._allowance.share:
             self._grow()
 
     def _arrive(self, sent: Sent) -> bool:
         """Take in a message; return whether the broker may send too much."""
-        self._unsettled[sent.number] = None
+        self._unacknowledged[sent.number] = None
         self._quiet_since = monotonic()
         self._arrivals.put(self._delivery(sent))
         return self._allowance.see(len(sent.properties) + len(sent.body))
 
     def _grow(self) -> None:
         """Allow the broker to send more, if it has sent all it may, and sizes allow it."""
-        held = len(self._unsettled)
+        held = len(self._unacknowledged)
         is_stuck = held >= self._most
-        if not is_stuck and self._first_unsettled() <= self._last_of_former:
+        if not is_stuck and self._first_unacknowledged() <= self._last_of_former:
             return
         if self._allowance.grow(held, is_stuck=is_stuck):
             # One consumer after the other: two at once would get messages out of order.
@@ -191,11 +191,11 @@ class Intake(Channel):
         cancel = spec.Basic.Cancel(consumer_tag=self._consumer.decode(), nowait=True)
         self.line.wire.say(self.raw.channel_number, cancel)
         self._consumer = b""
-        self._last_of_former = next(reversed(self._unsettled))
+        self._last_of_former = next(reversed(self._unacknowledged))
 
     def _resume(self) -> None:
         """Consume again, as many messages as fit, when there is room."""
-        if not self._consumer and len(self._unsettled) <= self._allowance.fitting // 2:
+        if not self._consumer and len(self._unacknowledged) <= self._allowance.fitting // 2:
             self._allowance.shrink()
             self._consume()
 
@@ -209,14 +209,14 @@ class Intake(Channel):
         self._looked = reply
         self.raw.basic_get(self._queue, on_got)
 
-    def _settle(self, verdicts: Iterable[tuple[int, Settlement]]) -> int:
+    def _apply(self, verdicts: Iterable[tuple[int, Acknowledgement]]) -> int:
         acknowledged: list[int] = []
         late = 0
         for number, verdict in verdicts:
-            if number not in self._unsettled:
+            if number not in self._unacknowledged:
                 late += 1
                 continue
-            del self._unsettled[number]
+            del self._unacknowledged[number]
             if isinstance(verdict, Ack):
                 acknowledged.append(number)
             else:
@@ -227,7 +227,7 @@ class Intake(Channel):
         return late
 
     def _acknowledge(self, numbers: Iterable[int]) -> None:
-        first_left = self._first_unsettled()
+        first_left = self._first_unacknowledged()
         together = max((number for number in numbers if number < first_left), default=0)
         if together:
             self.raw.basic_ack(together, multiple=True)
@@ -235,12 +235,12 @@ class Intake(Channel):
             if number > first_left:
                 self.raw.basic_ack(number)
 
-    def _first_unsettled(self) -> float:
-        return next(iter(self._unsettled), math.inf)
+    def _first_unacknowledged(self) -> float:
+        return next(iter(self._unacknowledged), math.inf)
 
     def _retire(self, reply: Reply) -> None:
         self._quiet_since = monotonic()
-        if not self._unsettled:
+        if not self._unacknowledged:
             self._give_up(f"nothing came out of queue {self._queue!r}")
         reply(None)
 

@@ -36,7 +36,7 @@ _NAMES = (
 )
 """The properties in their order on the wire; the first has the highest flag."""
 _TEXTS = frozenset(_NAMES) - {"headers", "delivery_mode", "priority", "timestamp"}
-_FLAGS = {name: 1 << (15 - place) for place, name in enumerate(_NAMES)}
+_FLAGS = {name: 1 << (15 - index) for index, name in enumerate(_NAMES)}
 _NUMBERS = {
     kind: struct.Struct(form)
     for kinds, form in (
@@ -185,8 +185,8 @@ class _Reader:
             case "T":
                 return _moment(self.whole(8))
             case "D":
-                places = self.byte()
-                return Decimal(int.from_bytes(self.take(4), signed=True)).scaleb(-places)
+                indexes = self.byte()
+                return Decimal(int.from_bytes(self.take(4), signed=True)).scaleb(-indexes)
             case "F" | "A":
                 return self._nested(is_table=kind == ord("F"))
         raise _UnreadableError(f"a field of the unknown type {chr(kind)!r}")

@@ -74,10 +74,10 @@ class Publishing:
         left = list(range(len(contents)))
         for pause_s in (0.0, *_PAUSES_S):
             time.sleep(pause_s)
-            told = self._publish(route, [contents[place] for place in left])
-            refused = {place: refused[place] for place in refused if place not in left}
+            told = self._publish(route, [contents[index] for index in left])
+            refused = {index: refused[index] for index in refused if index not in left}
             refused |= {left[n]: reason for n, reason in told.items()}
-            left = [place for place, reason in refused.items() if route.may_yet(reason)]
+            left = [index for index, reason in refused.items() if route.may_yet(reason)]
             if not left:
                 break
         return refused
@@ -96,7 +96,7 @@ class Publishing:
                 if lost.code == _TOO_LARGE:
                     if len(contents) > 1:
                         each_told = (self._publish(route, [each]) for each in contents)
-                        return {place: told[0] for place, told in enumerate(each_told) if told}
+                        return {index: told[0] for index, told in enumerate(each_told) if told}
                     if f" {len(contents[0].body)} " in lost.text:
                         return {0: lost.text}
                 elif lost.code not in _REFUSALS:
@@ -124,8 +124,8 @@ class _Window:
         self.unconfirmed = len(contents)
         self.refused: dict[int, str] = {}
 
-    def is_returned(self, place: int, message_id: object, body: bytes) -> bool:
-        sent = self.contents[place]
+    def is_returned(self, index: int, message_id: object, body: bytes) -> bool:
+        sent = self.contents[index]
         return sent.body == body and sent.properties.message_id == message_id
 
 
@@ -164,22 +164,22 @@ class _Publisher(Channel):
         """
         most = self.line.frame_bytes() - _AROUND_PROPERTIES_BYTES
         refused = {
-            place: f"properties of {content.properties.size} bytes are over the limit of {most}"
-            for place, content in enumerate(contents)
+            index: f"properties of {content.properties.size} bytes are over the limit of {most}"
+            for index, content in enumerate(contents)
             if content.properties.size > most
         }
-        places = [place for place in range(len(contents)) if place not in refused]
-        for first in range(0, len(places), _WINDOW):
-            window = places[first : first + _WINDOW]
-            by_place = self.ask(partial(self._send, route, [contents[n] for n in window]))
-            refused |= {window[n]: reason for n, reason in by_place.items()}
+        indexes = [index for index in range(len(contents)) if index not in refused]
+        for first in range(0, len(indexes), _WINDOW):
+            window = indexes[first : first + _WINDOW]
+            by_index = self.ask(partial(self._send, route, [contents[n] for n in window]))
+            refused |= {window[n]: reason for n, reason in by_index.items()}
         return refused
 
     def _send(self, route: Route, contents: Sequence[Content], done: Reply) -> None:
         window = _Window(route, contents, done)
-        for place, (properties, body) in enumerate(contents):
+        for index, (properties, body) in enumerate(contents):
             self._numbers += 1
-            self._unconfirmed[self._numbers] = window, place
+            self._unconfirmed[self._numbers] = window, index
             self.raw.basic_publish(route.exchange, route.key, body, properties, mandatory=True)
 
     def _on_return(self, _: object, returned: spec.Basic.Return, __: object, body: bytes) -> None:
@@ -187,19 +187,19 @@ class _Publisher(Channel):
         raw = self.line.wire.properties.pop(self.raw.channel_number)
         message_id = decode_properties(raw)[0].get("message_id")
         route = (returned.exchange, returned.routing_key)
-        for window, place in self._unconfirmed.values():
-            is_open = window.route[:2] == route and place not in window.refused
-            if is_open and window.is_returned(place, message_id, body):
-                window.refused[place] = _NO_ROUTE
+        for window, index in self._unconfirmed.values():
+            is_open = window.route[:2] == route and index not in window.refused
+            if is_open and window.is_returned(index, message_id, body):
+                window.refused[index] = _NO_ROUTE
                 self.prepared.discard(window.route)
                 return
 
     def _on_confirm(self, told: Any) -> None:
         is_stored = isinstance(told.method, spec.Basic.Ack)
         for number in self._confirmed(told.method.delivery_tag, multiple=told.method.multiple):
-            window, place = self._unconfirmed.pop(number)
+            window, index = self._unconfirmed.pop(number)
             if not is_stored:
-                window.refused[place] = NOT_STORED
+                window.refused[index] = NOT_STORED
             window.unconfirmed -= 1
             if not window.unconfirmed:
                 window.done(window.refused)

@@ -17,7 +17,7 @@ from oncely.core.destination import (
 )
 from oncely.core.errors import BrokerRefused, MessageError, PublishRefused, TransportError
 from oncely.core.message import Message
-from oncely.core.verdicts import Settlement
+from oncely.core.verdicts import Acknowledgement
 from oncely.transports.rabbitmq.connection import Lost
 from oncely.transports.rabbitmq.intake import Intake
 from oncely.transports.rabbitmq.messages import content_of
@@ -64,19 +64,19 @@ class RabbitmqTransport:
                 return taken
         return []
 
-    def settle(self, verdicts: Sequence[tuple[Delivery, Settlement]]) -> None:
+    def acknowledge(self, verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
         session = self._own()
         log_rejected(verdicts)
         late = 0
         failure: Lost | None = None
-        by_intake: dict[Intake, list[tuple[int, Settlement]]] = defaultdict(list)
+        by_intake: dict[Intake, list[tuple[int, Acknowledgement]]] = defaultdict(list)
         for delivery, verdict in verdicts:
             by_intake[delivery.tag.intake].append((delivery.tag.number, verdict))
         for intake, pairs in by_intake.items():
             try:
-                late += intake.settle(pairs) if session.has(intake) else len(pairs)
+                late += intake.acknowledge(pairs) if session.has(intake) else len(pairs)
             except (TransportError, BrokerRefused) as error:
-                # The others may still be settled.
+                # The others may still be acknowledged.
                 failure = error
         if late:
             log_late(late)
@@ -90,18 +90,18 @@ class RabbitmqTransport:
         refused = dict(refusals(messages, self._settings.max_bytes))
         contents = {}
         passing: set[int] = set()
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             try:
-                if place not in refused:
-                    contents[place] = content_of(typed(message, target))
+                if index not in refused:
+                    contents[index] = content_of(typed(message, target))
             except MessageError as error:
-                refused[place] = str(error)
+                refused[index] = str(error)
         if contents:
             route = self._route(target, create=create)
             by_broker = self._own().publishing.publish(route, list(contents.values()))
-            places = list(contents)
-            passing = {places[n] for n, why in by_broker.items() if why == NOT_STORED}
-            refused |= {places[n]: f"{destination!r}: {why}" for n, why in by_broker.items()}
+            indexes = list(contents)
+            passing = {indexes[n] for n, why in by_broker.items() if why == NOT_STORED}
+            refused |= {indexes[n]: f"{destination!r}: {why}" for n, why in by_broker.items()}
         if refused:
             raise PublishRefused(dict(sorted(refused.items())), passing)
 

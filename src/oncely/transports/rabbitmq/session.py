@@ -59,11 +59,11 @@ class Session:
             found = consumers(line, queue)
 
     def has(self, intake: Intake) -> bool:
-        """Whether the intake belongs to this session, so that its deliveries can be settled."""
+        """Whether the intake is of this session, so that its deliveries can be acknowledged."""
         return not intake.is_over and intake in list(self._intakes.values())
 
     def close(self) -> None:
-        """Close both connections; the broker requeues what is not settled."""
+        """Close both connections; the broker requeues what is not acknowledged."""
         self.closed.set()
         self.consuming.close()
         self.publishing.close()

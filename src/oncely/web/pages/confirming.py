@@ -37,7 +37,7 @@ def confirm_page(
     visit: Visit,
     decided: OperatorDecision,
     subjects: Sequence[Subject],
-    places: tuple[str, str],
+    paths: tuple[str, str],
     *,
     left_out: Sequence[str] = (),
     error: str | None = None,
@@ -51,8 +51,8 @@ def confirm_page(
         counts=Counter(each.key.consumer for each in subjects),
         left_out=left_out,
         needs_note=needs_note(decided, len(subjects)),
-        to=places[0],
-        back=places[1],
+        to=paths[0],
+        back=paths[1],
         error=error,
     )
 

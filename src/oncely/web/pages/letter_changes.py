@@ -23,14 +23,14 @@ from oncely.web.pages.confirming import (
 from oncely.web.pages.failed import masked, number
 from oncely.web.visit import MOST, Visit
 
-_PLACES = ("/letters/change", "/failed")
+_PATHS = ("/letters/change", "/failed")
 
 
 def confirm(visit: Visit) -> Response:
     """Show what would be done, to how many."""
     decided = decision(LETTERS, visit.field("decision"))
     subjects, missing = _chosen(visit)
-    return confirm_page(visit, decided, subjects, _PLACES, left_out=missing)
+    return confirm_page(visit, decided, subjects, _PATHS, left_out=missing)
 
 
 def change(visit: Visit) -> Response:
@@ -40,7 +40,7 @@ def change(visit: Visit) -> Response:
     error = lacks_note(visit, decided, len(ids))
     if error:
         subjects, missing = _chosen(visit)
-        return confirm_page(visit, decided, subjects, _PLACES, left_out=missing, error=error)
+        return confirm_page(visit, decided, subjects, _PATHS, left_out=missing, error=error)
     changed = decided.apply(visit.ledger, ids, by=visit.by, why=visit.field("why"))
     return _done(visit, decided, changed)
 
@@ -83,7 +83,7 @@ def _done(visit: Visit, decided: OperatorDecision, changed: LettersChanged) -> R
     gone = [f"dead letter {id_}: {_GONE}" for id_ in changed.missing]
     done = [f"dead letter {id_}" for id_ in changed.done]
     outcome = Outcome(done, gone, changed.audit_error)
-    return done_page(visit, decided, outcome, _PLACES[1])
+    return done_page(visit, decided, outcome, _PATHS[1])
 
 
 _GONE = "it is not there any more: a worker or somebody else was faster"

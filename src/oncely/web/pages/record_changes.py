@@ -14,7 +14,7 @@ from oncely.web.marks import read_record_mark, record_mark
 from oncely.web.pages.confirming import MORE, Outcome, Subject, confirm_page, done_page, lacks_note
 from oncely.web.visit import MOST, Visit
 
-_PLACES = ("/records/change", "/in-doubt")
+_PATHS = ("/records/change", "/in-doubt")
 _PROBING_S = 30.0
 """After that no further probe is begun: a browser, or a proxy, does not wait for ever."""
 _FASTER = "it has changed since it was shown: a worker or somebody else was faster"
@@ -48,7 +48,7 @@ def change(visit: Visit) -> Response:
     if error:
         return _confirm(visit, decided, chosen, error)
     outcome = _probed(visit, chosen) if decided.needs_probe else _decided(visit, decided, chosen)
-    return done_page(visit, decided, outcome, _PLACES[1])
+    return done_page(visit, decided, outcome, _PATHS[1])
 
 
 def _decided(visit: Visit, decided: OperatorDecision, chosen: "_Chosen") -> Outcome:
@@ -97,7 +97,7 @@ def _confirm(
         Subject(each.key, record_mark(each), f"{_named(each.key)}: {ops.word_for(each, now)}")
         for each in chosen.records
     ]
-    return confirm_page(visit, decided, subjects, _PLACES, left_out=chosen.left_out, error=error)
+    return confirm_page(visit, decided, subjects, _PATHS, left_out=chosen.left_out, error=error)
 
 
 def _every(visit: Visit) -> _Chosen:

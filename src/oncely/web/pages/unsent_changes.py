@@ -11,7 +11,7 @@ from oncely.web.pages.confirming import MORE, Outcome, Subject, confirm_page, do
 from oncely.web.pages.failed import number
 from oncely.web.visit import MOST, Visit
 
-_PLACES = ("/unsent/change", "/outbox")
+_PATHS = ("/unsent/change", "/outbox")
 _GONE = "it is not refused any more, or was sent or discarded meanwhile"
 
 
@@ -19,7 +19,7 @@ def confirm(visit: Visit) -> Response:
     """Show what would be done, to how many."""
     found, missing = _chosen(visit)
     decided = decision(UNSENT, visit.field("decision"))
-    return confirm_page(visit, decided, [*map(_subject, found)], _PLACES, left_out=missing)
+    return confirm_page(visit, decided, [*map(_subject, found)], _PATHS, left_out=missing)
 
 
 def change(visit: Visit) -> Response:
@@ -30,11 +30,11 @@ def change(visit: Visit) -> Response:
     if error:
         found, missing = _chosen(visit)
         subjects = [*map(_subject, found)]
-        return confirm_page(visit, decided, subjects, _PLACES, left_out=missing, error=error)
+        return confirm_page(visit, decided, subjects, _PATHS, left_out=missing, error=error)
     changed = decided.apply(visit.ledger, ids, by=visit.by, why=visit.field("why"))
     gone = [f"message {id_}: {_GONE}" for id_ in changed.missing]
     done = [f"message {id_}" for id_ in changed.done]
-    return done_page(visit, decided, Outcome(done, gone, changed.audit_error), _PLACES[1])
+    return done_page(visit, decided, Outcome(done, gone, changed.audit_error), _PATHS[1])
 
 
 def _chosen(visit: Visit) -> tuple[Sequence[WaitingMessage], Sequence[str]]:

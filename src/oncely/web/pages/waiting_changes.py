@@ -8,12 +8,12 @@ from oncely.web.marks import read_waiting_mark, waiting_mark
 from oncely.web.pages.confirming import Outcome, Subject, confirm_page, done_page, lacks_note
 from oncely.web.visit import MOST, Visit
 
-_PLACES = ("/waiting/change", "/waiting")
+_PATHS = ("/waiting/change", "/waiting")
 
 
 def confirm(visit: Visit) -> Response:
     """Show what would be done, to how many."""
-    return confirm_page(visit, decision(WAITING, visit.field("decision")), _chosen(visit), _PLACES)
+    return confirm_page(visit, decision(WAITING, visit.field("decision")), _chosen(visit), _PATHS)
 
 
 def change(visit: Visit) -> Response:
@@ -21,12 +21,12 @@ def change(visit: Visit) -> Response:
     decided, chosen = decision(WAITING, visit.field("decision")), _chosen(visit)
     error = lacks_note(visit, decided, len(chosen))
     if error:
-        return confirm_page(visit, decided, chosen, _PLACES, error=error)
+        return confirm_page(visit, decided, chosen, _PATHS, error=error)
     keys = [each.key for each in chosen]
     changed = decided.apply(visit.ledger, keys, by=visit.by, why=visit.field("why"))
     refused = [each.reason for each in changed.refused]
     outcome = Outcome([*map(_label, changed.done)], refused, changed.audit_error)
-    return done_page(visit, decided, outcome, _PLACES[1])
+    return done_page(visit, decided, outcome, _PATHS[1])
 
 
 def _chosen(visit: Visit) -> list[Subject]:

@@ -17,7 +17,7 @@ from oncely.core.waiting import retries_of
 from oncely.engine.asking import to_claim
 from oncely.engine.request import Write
 from oncely.ledger import Ledger
-from oncely.stores.store import Change, Inside, PutBack, Query
+from oncely.stores.store import Change, PutBack, Query, Transaction
 from oncely.testing.tools import AdvancingClock
 
 
@@ -29,10 +29,10 @@ class TransactionStatements:
     def test_all_is_stored(self, doing: Doing) -> None:
         """The writes of a transaction are there after it, and its result is returned."""
 
-        def work(inside: Inside) -> str:
-            inside.insert([fresh("1")])
-            inside.keep([deferred("m")])
-            inside.keep_step(PARENT, "step", 1)
+        def work(transaction: Transaction) -> str:
+            transaction.insert([fresh("1")])
+            transaction.keep([deferred("m")])
+            transaction.keep_step(PARENT, "step", 1)
             return "done"
 
         assert doing.store.transaction(work) == "done"
@@ -48,15 +48,15 @@ class TransactionStatements:
         [sent, refused] = doing.take(9, HOLD_S)
         before = sorted(doing.store.scan(Query()))
 
-        def work(inside: Inside) -> None:
-            inside.insert([fresh("new")])
-            found = [inside.load(keys).records[key] for key in keys]
-            inside.swap([Change(record, None) for record in found[:2]])
-            inside.swap([Change(record, _later(record)) for record in found[2:]])
-            inside.keep([deferred("more", position=2)])
-            inside.remove([sent])
-            inside.put_back([PutBack(refused, "no", None)])
-            inside.keep_step(PARENT, "step", 1)
+        def work(transaction: Transaction) -> None:
+            transaction.insert([fresh("new")])
+            found = [transaction.load(keys).records[key] for key in keys]
+            transaction.swap([Change(record, None) for record in found[:2]])
+            transaction.swap([Change(record, _later(record)) for record in found[2:]])
+            transaction.keep([deferred("more", position=2)])
+            transaction.remove([sent])
+            transaction.put_back([PutBack(refused, "no", None)])
+            transaction.keep_step(PARENT, "step", 1)
             raise KeyError("mine")
 
         with pytest.raises(KeyError, match="mine"):
@@ -69,14 +69,14 @@ class TransactionStatements:
     def test_own_writes_are_seen(self, doing: Doing) -> None:
         """A transaction reads its own writes."""
 
-        def work(inside: Inside) -> None:
+        def work(transaction: Transaction) -> None:
             record = fresh("1")
-            assert inside.insert([record]) == {record.key}
-            assert inside.insert([record._replace(version=9 << 24)]) == set()
-            found = inside.load([record.key]).records[record.key]
-            assert inside.swap([Change(found, _later(found))]) == {record.key}
-            assert inside.swap([Change(found, _later(found))]) == set()
-            assert inside.load([record.key]).records[record.key].version == found.version + 1
+            assert transaction.insert([record]) == {record.key}
+            assert transaction.insert([record._replace(version=9 << 24)]) == set()
+            found = transaction.load([record.key]).records[record.key]
+            assert transaction.swap([Change(found, _later(found))]) == {record.key}
+            assert transaction.swap([Change(found, _later(found))]) == set()
+            assert transaction.load([record.key]).records[record.key].version == found.version + 1
 
         doing.store.transaction(work)
 
@@ -85,14 +85,14 @@ class TransactionStatements:
         doing.insert([fresh(str(n)) for n in range(10)])
         keys = [key_of(str(n)) for n in range(10)]
 
-        def work(inside: Inside) -> set[Key]:
-            found = inside.load(keys).records
-            inside.swap([Change(found[keys[4]], _later(found[keys[4]]))])
+        def work(transaction: Transaction) -> set[Key]:
+            found = transaction.load(keys).records
+            transaction.swap([Change(found[keys[4]], _later(found[keys[4]]))])
             changes = [
                 Change(found[key], None if n % 2 else _later(found[key]))
                 for n, key in enumerate(keys)
             ]
-            return inside.swap(changes)
+            return transaction.swap(changes)
 
         assert doing.store.transaction(work) == set(keys) - {keys[4]}
         assert set(doing.store.load(keys).records) == set(keys[::2])

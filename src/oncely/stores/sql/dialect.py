@@ -30,14 +30,14 @@ from sqlalchemy import (
 from oncely._util.chance import CHANCE
 from oncely._util.clock import moved_time
 from oncely.core.record import Key, Record
-from oncely.stores.news import Hearing
+from oncely.stores.notifications import Listener
 from oncely.stores.sql.batches import batches
 from oncely.stores.sql.record_rows import (
     LOADED,
     RENEWED,
     Columns,
     Pair,
-    by_place,
+    by_index,
     completed_since,
     record_of,
 )
@@ -50,7 +50,7 @@ _MOST_SAMPLES = 400
 """SQLite takes at most 500 queries in one UNION."""
 
 
-class Link(Protocol):
+class SqlConnection(Protocol):
     """What statements need of a connection: one of ours has it, and the wrapper of a caller's."""
 
     @property
@@ -87,7 +87,7 @@ class Sample(NamedTuple):
     """About how many rows the table has."""
 
 
-class Database(ABC):
+class Dialect(ABC):
     """Statements and errors of one kind of database, for one ledger.
 
     Statements are text that is built once, for raw cursors: SQLAlchemy's own work per row would
@@ -113,7 +113,7 @@ class Database(ABC):
     """The same, but waits for rows that others have locked."""
     batches_at_once: ClassVar[int] = 2
     """How many batches it works on side by side."""
-    look_s: ClassVar[float] = 0.2
+    poll_s: ClassVar[float] = 0.2
     """How often to look for messages that others have kept."""
 
     def __init__(
@@ -142,7 +142,7 @@ class Database(ABC):
         self.bindings_name = name_of(tables.bindings)
 
     @cached_property
-    def inside(self) -> Self:
+    def within_transactions(self) -> Self:
         """The same for use inside transactions."""
         return type(self)(self._engine, self.tables, self._clock, is_inside=True)
 
@@ -151,7 +151,7 @@ class Database(ABC):
         """The same for statements that hardly wait for locks."""
         return type(self)(self._engine, self.tables, self._clock, is_hurried=True)
 
-    def hurry(self, _: Link) -> AbstractContextManager[None]:
+    def hurry(self, _: SqlConnection) -> AbstractContextManager[None]:
         """Inside the block, statements on a connection of ours wait for locks as this one's do."""
         return nullcontext()
 
@@ -161,22 +161,22 @@ class Database(ABC):
     # ---- Records -------------------------------------------------------------------------------
 
     @abstractmethod
-    def insert(self, link: Link, records: Sequence[Record]) -> set[Key]:
+    def insert(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
         """Write one of `batches` of records as the Store protocol says."""
 
     @abstractmethod
-    def swap(self, link: Link, pairs: Sequence[Pair]) -> set[Key]:
+    def swap(self, link: SqlConnection, pairs: Sequence[Pair]) -> set[Key]:
         """Replace the first by the second of each pair, as the Store protocol says."""
 
     @abstractmethod
-    def remove(self, link: Link, records: Sequence[Record]) -> set[Key]:
+    def remove(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
         """Remove those that are unchanged, as the Store protocol says."""
 
     def batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
         """`items` in parts, each of which is stored whole or not at all, and can be repeated."""
         return batches(items)
 
-    def load(self, link: Link, keys: Collection[Key]) -> Loaded:
+    def load(self, link: SqlConnection, keys: Collection[Key]) -> Loaded:
         """As the Store protocol says."""
         # Rows that are locked by the read may have the time in them: nobody can extend their leases
         # in between.
@@ -189,14 +189,14 @@ class Database(ABC):
                 at = float(row[len(LOADED)])
         return Loaded(found, self.time(link) if at is None else at)
 
-    def look(self, link: Link, keys: Collection[Key]) -> Mapping[Key, Record]:
+    def look(self, link: SqlConnection, keys: Collection[Key]) -> Mapping[Key, Record]:
         """The records that exist, without locking them."""
         rows = self._rows_by_batch(link, keys, locks=False)
         found = (record_of(self.table, row) for row in rows)
         return {record.key: record for record in found}
 
     def completed(
-        self, link: Link, consumer: str, message_ids: Sequence[str], seen_within_s: float
+        self, link: SqlConnection, consumer: str, message_ids: Sequence[str], seen_within_s: float
     ) -> Mapping[str, float]:
         """One of `batches` of messages, as the Joined protocol says."""
         since = self.time(link) - seen_within_s
@@ -204,13 +204,15 @@ class Database(ABC):
         return completed_since(self.rows_of(link, keys, locks=False), since)
 
     def _rows_by_batch(
-        self, link: Link, keys: Collection[Key], *, locks: bool
+        self, link: SqlConnection, keys: Collection[Key], *, locks: bool
     ) -> Iterator[Sequence[Any]]:
-        for batch in batches(by_place(keys)):
+        for batch in batches(by_index(keys)):
             yield from self.rows_of(link, batch, locks=locks)
 
     @abstractmethod
-    def rows_of(self, link: Link, keys: Sequence[Key], *, locks: bool) -> Iterable[Sequence[Any]]:
+    def rows_of(
+        self, link: SqlConnection, keys: Sequence[Key], *, locks: bool
+    ) -> Iterable[Sequence[Any]]:
         """The rows of these keys that exist: the columns of `LOADED` and, where it `locks` them,
         one with the time before that.
         """
@@ -220,7 +222,7 @@ class Database(ABC):
         # SQLite takes the one or the other from the index, and reads all for both together.
         return f"SELECT (SELECT min(id) FROM {self.name}), (SELECT max(id) FROM {self.name})"
 
-    def sample_ids(self, link: Link, number: int) -> Sequence[str]:
+    def sample_ids(self, link: SqlConnection, number: int) -> Sequence[str]:
         """Message ids from all over the table, in the order of its index: about `number`, or a few
         times as many.
         """
@@ -228,18 +230,18 @@ class Database(ABC):
         if first is None:
             return []
         number = min(number, _MOST_SAMPLES)
-        places = range(first, last + 1, max(1, -(-(last + 1 - first) // number)))
+        indexes = range(first, last + 1, max(1, -(-(last + 1 - first) // number)))
         nearest = f"(SELECT min(id) FROM {self.name} WHERE id >= {{}})"
         chosen = " UNION ".join(
-            f"SELECT message_id FROM {self.name} WHERE id = {nearest.format(place)}"
-            for place in places
+            f"SELECT message_id FROM {self.name} WHERE id = {nearest.format(index)}"
+            for index in indexes
         )
         return [row[0] for row in self.run(link, f"{chosen} ORDER BY message_id").fetchall()]
 
     samples: ClassVar[bool] = True
     """Whether there is a `sample`, and an index of what is not completed."""
 
-    def sample(self, link: Link, number: int) -> Sample:
+    def sample(self, link: SqlConnection, number: int) -> Sample:
         """About `number` rows from all over the table."""
         first, last = self.run(link, self._ends).fetchone()
         if first is None:
@@ -277,7 +279,7 @@ class Database(ABC):
             if found:
                 keys = [Key(row.provider, row.message_id) for row in found]
                 # By key: for many ids MariaDB reads all rows, and waits for any that is locked.
-                self.run(connection, self.removal(self.name), self.key_values(by_place(keys)))
+                self.run(connection, self.removal(self.name), self.key_values(by_index(keys)))
                 if steps:
                     self.remove_steps(connection, keys)
             raised = self.consumer_written("forgotten_until", only_later=True)
@@ -285,22 +287,22 @@ class Database(ABC):
                 self.run(connection, raised, {"consumer": consumer, "value": horizon})
         return len(found), str(found[-1].id) if found else after
 
-    def has_beside(self, link: Link) -> tuple[bool, bool]:
+    def has_beside(self, link: SqlConnection) -> tuple[bool, bool]:
         """Whether there are any waiting messages, and any steps."""
         tables = (self.waiting_name, self.steps_name)
         asked = ", ".join(f"EXISTS (SELECT 1 FROM {name})" for name in tables)
         some_wait, some_steps = self.run(link, f"SELECT {asked}").fetchone()
         return bool(some_wait), bool(some_steps)
 
-    def remove_steps(self, link: Link, keys: Sequence[Key]) -> None:
+    def remove_steps(self, link: SqlConnection, keys: Sequence[Key]) -> None:
         """Remove the steps of one of `batches` of messages."""
-        self.run(link, self.removal(self.steps_name), self.key_values(by_place(keys)))
+        self.run(link, self.removal(self.steps_name), self.key_values(by_index(keys)))
 
     # ---- Consumers -----------------------------------------------------------------------------
 
     def horizons(
         self,
-        link: Link,
+        link: SqlConnection,
         consumers: Sequence[str],
         *,
         reads_anew: bool = False,  # noqa: ARG002 - where it makes a difference, it is used.
@@ -310,14 +312,14 @@ class Database(ABC):
         """
         return self._horizons_of(link, consumers)
 
-    def has_read_nothing(self, link: Link) -> bool:  # noqa: ARG002 - for one that has to ask.
+    def has_read_nothing(self, link: SqlConnection) -> bool:  # noqa: ARG002 - for one that has to ask.
         """Whether a transaction has surely read nothing yet, so that its next read sees everything
         that is committed by now. False where that is not known, or makes no difference.
         """
         return False
 
     def _horizons_of(
-        self, link: Link, consumers: Sequence[str], lock: str = ""
+        self, link: SqlConnection, consumers: Sequence[str], lock: str = ""
     ) -> Mapping[str, float]:
         names = {f"c{n}": consumer for n, consumer in enumerate(consumers)}
         given = ", ".join(f"%({name})s" for name in names)
@@ -343,23 +345,23 @@ class Database(ABC):
     # ---- Messages that wait --------------------------------------------------------------------
 
     @abstractmethod
-    def keep(self, link: Link, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
+    def keep(self, link: SqlConnection, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
         """Keep messages, each a row of `WAITING`, as the Inside protocol says."""
 
     puts: ClassVar[bool] = False
     """Whether there is a `put`."""
 
-    def put(self, link: Link, rows: Columns) -> None:
+    def put(self, link: SqlConnection, rows: Columns) -> None:
         """Keep rows of `WAITING`, whose names are unique, without a transaction. Where nobody knows
         whether they are stored, the call may be repeated.
         """
         raise NotImplementedError
 
-    def tell(self, link: Link) -> None:  # noqa: B027 - not all can.
+    def tell(self, link: SqlConnection) -> None:  # noqa: B027 - not all can.
         """Notify those who wait for messages that some can be taken, once this is committed."""
 
-    def hearing(self, ring: Callable[[], None]) -> Hearing | None:  # noqa: ARG002 - as `tell`.
-        """Calls `ring` at each notification; None where the database does not notify."""
+    def listener(self, notify: Callable[[], None]) -> Listener | None:  # noqa: ARG002 - as `tell`.
+        """Calls `notify` at each notification; None where the database does not notify."""
         return None
 
     def on_conflict(self, *, renews: bool) -> str:
@@ -378,7 +380,7 @@ class Database(ABC):
         """
         return self.transaction(connection)
 
-    def unsafe_settings(self, link: Link) -> Sequence[str]:  # noqa: ARG002 - not all have any.
+    def unsafe_settings(self, link: SqlConnection) -> Sequence[str]:  # noqa: ARG002 - not all have any.
         """What of the server's settings can lose records, a sentence each."""
         return []
 
@@ -399,7 +401,9 @@ class Database(ABC):
 
     # ---- Running -------------------------------------------------------------------------------
 
-    def run(self, link: Link, statement: str, values: Mapping[str, Any] | None = None) -> Any:
+    def run(
+        self, link: SqlConnection, statement: str, values: Mapping[str, Any] | None = None
+    ) -> Any:
         """A cursor that has executed a statement, its parameters written `%(name)s`."""
         cursor = raw_cursor(link)
         cursor.execute(statement, values or {})
@@ -471,7 +475,7 @@ class Database(ABC):
         """The parameter `now`: a time that a test has set, None for the database's own clock."""
         return moved_time() if self._clock is None else self._clock()
 
-    def time(self, link: Link) -> float:
+    def time(self, link: SqlConnection) -> float:
         """The time, in seconds since 1970."""
         now = self.now
         return float(self.run(link, f"SELECT {self.clock}").fetchone()[0]) if now is None else now
@@ -481,13 +485,13 @@ def _built(build: Callable[..., str], *shape: tuple[str, ...]) -> str:
     return build(*shape)
 
 
-def raw_cursor(link: Link) -> Any:
+def raw_cursor(link: SqlConnection) -> Any:
     """The driver's own cursor, or a wrapper of one."""
     return link.connection.cursor()
 
 
 @contextmanager
-def in_transaction(link: Link, begin: str = "BEGIN") -> Iterator[None]:
+def in_transaction(link: SqlConnection, begin: str = "BEGIN") -> Iterator[None]:
     """A transaction on a connection that otherwise commits each statement."""
     # Not through SQLAlchemy, which would roll back once more when the connection is returned.
     cursor = raw_cursor(link)

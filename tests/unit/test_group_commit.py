@@ -13,8 +13,8 @@ from tests.conditions import LIMIT_S
 from tests.logs import events_in
 
 from oncely.core.errors import StoreError
-from oncely.engine import batch as batching
-from oncely.engine.batch import Batcher, Call, CallPhase, Posts
+from oncely.engine import group_commit
+from oncely.engine.group_commit import Call, CallPhase, GroupCommit, Posts
 from oncely.testing import ManualClock
 
 Outcome = tuple[str, str]
@@ -65,7 +65,7 @@ def undo(outcome: Outcome) -> str | None:
     return f"undo {outcome[1]}" if outcome[1].startswith("take") else None
 
 
-class WatchedBatcher(Batcher[str, Outcome]):
+class WatchedBatcher(GroupCommit[str, Outcome]):
     """Tells of each call that waits, and of each look whether a batch has stalled."""
 
     def __init__(self, work: Work, at_once: int = 1) -> None:
@@ -111,11 +111,11 @@ class Callers:
     """Threads that call, each once."""
 
     def __init__(self, batcher: WatchedBatcher, pool: ThreadPoolExecutor) -> None:
-        self._batcher = batcher
+        self._group_commit = batcher
         self._pool = pool
 
     def begin(self, request: str) -> "Future[Outcome]":
-        return self._pool.submit(self._batcher.call, request)
+        return self._pool.submit(self._group_commit.call, request)
 
     def stall(self, request: str, gate: Gate) -> "Future[Outcome]":
         """One whose batch stands at its gate when this returns."""
@@ -128,27 +128,27 @@ class Callers:
         futures = []
         for request in requests:
             futures.append(self.begin(request))
-            self._batcher.await_waiting(1)
+            self._group_commit.await_waiting(1)
         return futures
 
 
 @pytest.fixture(autouse=True)
 def _nothing_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, no batch is taken for stalled unless the test wants it."""
-    monkeypatch.setattr(batching, "STALL_S", LIMIT_S)
+    monkeypatch.setattr(group_commit, "STALL_S", LIMIT_S)
 
 
 @pytest.fixture
 def stalls(_nothing_stalls: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is taken for stalled soon."""
-    monkeypatch.setattr(batching, "STALL_S", 0.01)
+    monkeypatch.setattr(group_commit, "STALL_S", 0.01)
 
 
 @pytest.fixture
 def monotonic(stalls: None, monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """The clock that tells what has stalled, moved by hand."""
     by_hand = ManualClock(1_000.0)
-    monkeypatch.setattr(batching, "monotonic", by_hand)
+    monkeypatch.setattr(group_commit, "monotonic", by_hand)
     return by_hand
 
 
@@ -220,10 +220,10 @@ def test_first_of_those_waiting_leads(work: Work, callers: Callers) -> None:
 
     def lead() -> Outcome:
         leaders.append(threading.get_ident())
-        return callers._batcher.call("a")
+        return callers._group_commit.call("a")
 
     futures = [callers.stall("first", gate), callers._pool.submit(lead)]
-    callers._batcher.await_waiting(1)
+    callers._group_commit.await_waiting(1)
     futures += callers.wait("b", "c")
     gate.opened.set()
     results(futures)
@@ -234,7 +234,7 @@ def test_most_calls_in_a_batch(
     work: Work, callers: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch holds so many calls at most; those beyond go with the next, in their order."""
-    monkeypatch.setattr(batching, "MOST_CALLS", 3)
+    monkeypatch.setattr(group_commit, "MOST_CALLS", 3)
     gate = work.gate("first")
     futures = [callers.stall("first", gate), *callers.wait(*"abcdefg")]
     gate.opened.set()
@@ -330,7 +330,7 @@ def test_those_behind_a_stall_are_taken_along(
     """Who comes when a batch has stalled does not go before those that wait."""
     callers.stall("first", work.gate("first"))
     [waiting] = callers.wait("waiting")
-    monkeypatch.setattr(batching, "STALL_S", 0.0)
+    monkeypatch.setattr(group_commit, "STALL_S", 0.0)
     assert batcher.call("new") == ("done", "new")
     assert waiting.result(LIMIT_S) == ("done", "waiting")
     assert work.batches == [["first"], ["new", "waiting"]]
@@ -389,10 +389,10 @@ def test_slow_leader(
     not before the time of a stall, since that thread takes all who wait.
     """
     gate, slow = work.gate("first"), Gate()
-    asleep: list[batching._Sleeper] = []
-    sleep = batching._Sleeper.sleep
+    asleep: list[group_commit._Sleeper] = []
+    sleep = group_commit._Sleeper.sleep
 
-    def sleep_on(sleeper: batching._Sleeper, at_most_s: float) -> bool:
+    def sleep_on(sleeper: group_commit._Sleeper, at_most_s: float) -> bool:
         asleep.append(sleeper)
         if sleeper is asleep[0]:
             sleep(sleeper, -1)
@@ -400,7 +400,7 @@ def test_slow_leader(
             return True
         return sleep(sleeper, at_most_s)
 
-    monkeypatch.setattr(batching._Sleeper, "sleep", sleep_on)
+    monkeypatch.setattr(group_commit._Sleeper, "sleep", sleep_on)
     futures = [callers.stall("first", gate), *callers.wait("slow")]
     gate.opened.set()
     assert slow.reached.wait(LIMIT_S)
@@ -420,9 +420,9 @@ def test_most_batches_in_flight(
     work: Work, callers: Callers, batcher: WatchedBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No more than so many batches are in flight; calls wait until one of them ends."""
-    monkeypatch.setattr(batching, "MOST_BATCHES", 2)
-    monkeypatch.setattr(batching, "STALL_S", 0.001)
-    monkeypatch.setattr(batching, "_FULL_S", 0.005)
+    monkeypatch.setattr(group_commit, "MOST_BATCHES", 2)
+    monkeypatch.setattr(group_commit, "STALL_S", 0.001)
+    monkeypatch.setattr(group_commit, "_FULL_S", 0.005)
     for request in ("first", "second"):
         callers.stall(request, work.gate(request))
     while batcher.submitted.acquire(blocking=False):
@@ -441,7 +441,7 @@ def test_lost_wake(work: Work, callers: Callers, monkeypatch: pytest.MonkeyPatch
     gate = work.gate("first")
     futures = [callers.stall("first", gate), *callers.wait("second")]
     with monkeypatch.context() as patched:
-        patched.setattr(batching._Sleeper, "wake", lambda sleeper: None)
+        patched.setattr(group_commit._Sleeper, "wake", lambda sleeper: None)
         gate.opened.set()
         assert results(futures) == [("done", "first"), ("done", "second")]
 
@@ -488,7 +488,7 @@ def test_error_in_a_batch(work: Work, callers: Callers, monkeypatch: pytest.Monk
     def fail_bad(requests: Sequence[str]) -> list[Outcome | Exception]:
         return [StoreError(r) if r == "bad" else ("done", r) for r in requests]
 
-    monkeypatch.setattr(callers._batcher, "_carry_out_each", fail_bad)
+    monkeypatch.setattr(callers._group_commit, "_carry_out_each", fail_bad)
     gate = work.gate("first")
     first = callers.stall("first", gate)
     good, bad, fine = callers.wait("good", "bad", "fine")
@@ -715,7 +715,7 @@ def test_idle_workers_end(
     work: Work, batcher: WatchedBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker whom nobody needs ends, and another starts when one is needed."""
-    monkeypatch.setattr(batching, "_IDLE_S", 0.01)
+    monkeypatch.setattr(group_commit, "_IDLE_S", 0.01)
     for request in ("a", "b"):
         batcher.submit([call := NotedCall(request)])
         call.wait()
@@ -767,7 +767,7 @@ def test_close_waits_for_what_is_undone_beside(
     batcher.abandon(call)
     # What the first worker is at has stalled, or else it would go on itself.
     batcher.submit([beside := NotedCall("b")])
-    while not beside.done.wait(batching.STALL_S):
+    while not beside.done.wait(group_commit.STALL_S):
         batcher.push()
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(batcher.close)
@@ -783,7 +783,7 @@ def test_close_does_not_wait_for_ever(
     work: Work, batcher: WatchedBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing does not wait for a batch that hangs."""
-    monkeypatch.setattr(batching, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(group_commit, "_PATIENCE_S", 0.01)
     gate = work.gate("a")
     batcher.submit([call := NotedCall("a")])
     assert gate.reached.wait(LIMIT_S)

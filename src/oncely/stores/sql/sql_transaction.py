@@ -1,4 +1,4 @@
-"""SqlInside: a SQL store inside one transaction, whoever began it."""
+"""SqlTransaction: a SQL store inside one transaction, whoever began it."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
@@ -9,9 +9,9 @@ from oncely.core.waiting import WaitingMessage
 from oncely.stores.sql import consumer_rows as consumers
 from oncely.stores.sql import steps as finished
 from oncely.stores.sql import waiting_rows as rows
-from oncely.stores.sql.access import Access
 from oncely.stores.sql.batches import batches
-from oncely.stores.sql.database import Database, Link
+from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.dialect import Dialect, SqlConnection
 from oncely.stores.sql.record_rows import by_key, parted
 from oncely.stores.store import Change, Loaded, PutBack
 
@@ -20,23 +20,23 @@ T = TypeVar("T")
 
 
 def guarded(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A call of a SqlInside: after an error, every further call raises the same error."""
+    """A call of a SqlTransaction: after an error, every further call raises the same error."""
 
     @wraps(call)
-    def checked(inside: "SqlInside", /, *args: P.args, **options: P.kwargs) -> T:
-        inside.check()
+    def checked(transaction: "SqlTransaction", /, *args: P.args, **options: P.kwargs) -> T:
+        transaction.check()
         try:
-            return call(inside, *args, **options)
+            return call(transaction, *args, **options)
         except Exception as error:
-            inside.error = inside.translate(error)
-            if inside.error is error:
+            transaction.error = transaction.translate(error)
+            if transaction.error is error:
                 raise
-            raise inside.error from error
+            raise transaction.error from error
 
     return checked
 
 
-class SqlInside(Access[Link]):
+class SqlTransaction(ConnectedTables[SqlConnection]):
     """The tables of `database`, through a connection with an open transaction.
 
     `translate` turns an error of the driver into one of the Store protocol; any other error it
@@ -50,11 +50,11 @@ class SqlInside(Access[Link]):
 
     def __init__(
         self,
-        database: Database,
-        link: Link,
+        dialect: Dialect,
+        link: SqlConnection,
         translate: Callable[[Exception], Exception],
     ) -> None:
-        super().__init__(database.inside, link)
+        super().__init__(dialect.within_transactions, link)
         self.translate = translate
         self.error: Exception | None = None
         """The error that has ended the transaction."""
@@ -73,9 +73,9 @@ class SqlInside(Access[Link]):
         self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
     ) -> set[Key]:
         written: set[Key] = set()
-        for batch in self.database.batches(by_key(records)):
+        for batch in self.dialect.batches(by_key(records)):
             if believed is None:
-                written |= self.database.insert(self.link, batch)
+                written |= self.dialect.insert(self.link, batch)
             else:
                 written |= consumers.insert(self, batch, believed, reads_anew=self.reads_anew)
         return written
@@ -86,25 +86,25 @@ class SqlInside(Access[Link]):
     ) -> Mapping[str, float]:
         found: dict[str, float] = {}
         for batch in batches(sorted(message_ids)):
-            found |= self.database.completed(self.link, consumer, batch, seen_within_s)
+            found |= self.dialect.completed(self.link, consumer, batch, seen_within_s)
         return found
 
     @guarded
     def load(self, keys: Collection[Key]) -> Loaded:
-        return self.database.load(self.link, keys)
+        return self.dialect.load(self.link, keys)
 
     @guarded
     def look(self, keys: Collection[Key]) -> Mapping[Key, Record]:
-        return self.database.look(self.link, keys)
+        return self.dialect.look(self.link, keys)
 
     @guarded
     def swap(self, changes: Sequence[Change]) -> set[Key]:
         kept, gone = parted(changes)
         written: set[Key] = set()
-        for pairs in self.database.batches(kept):
-            written |= self.database.swap(self.link, pairs)
-        for records in self.database.batches(gone):
-            written |= self.database.remove(self.link, records)
+        for pairs in self.dialect.batches(kept):
+            written |= self.dialect.swap(self.link, pairs)
+        for records in self.dialect.batches(gone):
+            written |= self.dialect.remove(self.link, records)
         return written
 
     horizons = guarded(consumers.horizons)

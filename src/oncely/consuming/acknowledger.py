@@ -1,4 +1,4 @@
-"""Settling: ends deliveries at the transport, and waiting messages in the ledger."""
+"""Acknowledging: ends deliveries at the transport, and waiting messages in the ledger."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ from oncely._util.outage import Outage
 from oncely.consuming.retries import Retries
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import BrokerRefused, StoreError, TransportError
-from oncely.core.verdicts import Ack, Delay, Refuse, Requeue, SetAside, Settlement, Told
+from oncely.core.verdicts import Ack, Acknowledgement, DeadLetter, Delay, Reject, Requeue, Told
 from oncely.transports.transport import Transport
 
 _log = EventLog(__name__)
 
 
-class Settling:
+class Acknowledger:
     """Settles turns that have ended. Without `retries` the ledger keeps no waiting messages and no
     dead letters. After `stop`, messages to redeliver go back when the connection closes.
     """
@@ -38,8 +38,8 @@ class Settling:
         """Whether the delivery stays here, unacknowledged, until its retry."""
         return isinstance(turn.verdict, Delay) and turn.taken is None and not self._is_kept(turn)
 
-    def settle(self, turns: Sequence[DeliveryTurn]) -> None:
-        """Settle these turns; a failure to settle is logged."""
+    def acknowledge(self, turns: Sequence[DeliveryTurn]) -> None:
+        """Acknowledge these turns; a failure to acknowledge is logged."""
         taken = [turn for turn in turns if turn.taken is not None]
         verdicts = [(turn.delivery, self._verdict(turn)) for turn in turns if turn.taken is None]
         if self._stop.is_set():
@@ -48,10 +48,10 @@ class Settling:
             verdicts = [each for each in verdicts if each[1] != Requeue()]
         if taken and self._retries is not None:
             with self._logged("the ledger", len(taken)):
-                self._retries.settle(taken)
+                self._retries.acknowledge(taken)
         if verdicts:
             with self._logged("the broker", len(verdicts)):
-                self._transport.settle(verdicts)
+                self._transport.acknowledge(verdicts)
 
     @contextmanager
     def _logged(self, by: str, count: int) -> Iterator[None]:
@@ -63,14 +63,14 @@ class Settling:
         else:
             self._outage.over(by)
 
-    def _verdict(self, turn: DeliveryTurn) -> Settlement:
+    def _verdict(self, turn: DeliveryTurn) -> Acknowledgement:
         if self._is_kept(turn):
             return Ack()
         match turn.verdict:
             case Ack():
                 return Ack()
-            case SetAside(reason):
-                return Refuse(reason)
+            case DeadLetter(reason):
+                return Reject(reason)
         return Requeue()
 
     def _is_kept(self, turn: DeliveryTurn) -> bool:
@@ -79,4 +79,4 @@ class Settling:
             return False
         told, verdict, _ = turn.ending
         is_told = told in (Told.FAILED, Told.EXHAUSTED)
-        return turn.waits or is_told or isinstance(verdict, SetAside)
+        return turn.waits or is_told or isinstance(verdict, DeadLetter)

@@ -146,7 +146,7 @@ class _Alone:
 _Leader = _Sleeper | weakref.ref[_Alone]
 
 
-class _Flight:
+class _Batch:
     """A batch in flight."""
 
     __slots__ = ("calls", "since")
@@ -157,7 +157,7 @@ class _Flight:
         """How many; 0 until its leader, which was woken, has come to take them."""
 
 
-class Batcher(Generic[Request, Outcome]):
+class GroupCommit(Generic[Request, Outcome]):
     """Carries out the calls of many threads and tasks, together those that wait together.
 
     `carry_out` gives each request its outcome, or raises; `carry_out_each` gives each an outcome
@@ -189,7 +189,7 @@ class Batcher(Generic[Request, Outcome]):
         """What callers keep in each thread."""
         self._waiting: dict[Call[Request, Outcome], None] = {}
         # By the threads that lead them, or are woken to lead; newest last.
-        self._in_flight: dict[_Leader, _Flight] = {}
+        self._in_flight: dict[_Leader, _Batch] = {}
         self._workers: set[_BatchThread] = set()
         self._idle: list[_BatchThread] = []
 
@@ -250,7 +250,7 @@ class Batcher(Generic[Request, Outcome]):
         with self._lock:
             if self._waiting or not self._may_begin(1):
                 return False
-            self._in_flight[me.slot] = _Flight(1)
+            self._in_flight[me.slot] = _Batch(1)
             return True
 
     def _begin_next(self) -> bool:
@@ -262,7 +262,7 @@ class Batcher(Generic[Request, Outcome]):
         except RuntimeError as error:
             self._break_off(self._take(), error)
             return False
-        self._in_flight[leader] = _Flight(0)
+        self._in_flight[leader] = _Batch(0)
         leader.wake()
         return True
 
@@ -278,7 +278,7 @@ class Batcher(Generic[Request, Outcome]):
         return len(self._in_flight) < MOST_BATCHES and self._stalls_in_s() <= 0
 
     @property
-    def _newest(self) -> _Flight:
+    def _newest(self) -> _Batch:
         return next(reversed(self._in_flight.values()))
 
     def _stalls_in_s(self) -> float:
@@ -424,7 +424,7 @@ class Batcher(Generic[Request, Outcome]):
 
 # ---- The process -------------------------------------------------------------------------------
 
-_batchers: "weakref.WeakSet[Batcher[Any, Any]]" = weakref.WeakSet()
+_batchers: "weakref.WeakSet[GroupCommit[Any, Any]]" = weakref.WeakSet()
 
 
 def _close_all() -> None:

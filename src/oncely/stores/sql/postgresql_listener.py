@@ -25,13 +25,13 @@ _Session = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[[], AbstractContextManager[_Session]]
 
 
-class Listening:
-    """Listens on a channel while somebody waits, and then calls `ring`."""
+class PostgresqlListener:
+    """Listens on a channel while somebody waits, and then calls `notify`."""
 
-    def __init__(self, connect: Connect, channel: str, ring: Callable[[], None]) -> None:
+    def __init__(self, connect: Connect, channel: str, notify: Callable[[], None]) -> None:
         self._connect = connect
         self._channel = channel
-        self._ring = ring
+        self._notify = notify
         self._outage = Outage(
             _log,
             "listening_ended",
@@ -44,7 +44,7 @@ class Listening:
 
     def start_afresh(self) -> None:
         """Leave the connection to the parent: called in a forked child."""
-        self.is_heard = False
+        self.is_listening = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake: socket.socket | None = None
@@ -94,15 +94,15 @@ class Listening:
                     self._begin_at = float("inf")
                     return
                 connection.execute(f'LISTEN "{self._channel}"')
-                self.is_heard = True
+                self.is_listening = True
                 self._outage.over()
                 # Notifications before the LISTEN are lost.
-                self._ring()
+                self._notify()
                 self._hear(connection, woken)
         except (psycopg.Error, OSError) as error:
             self._outage.met(str(error).partition("\n")[0])
         finally:
-            self.is_heard = False
+            self.is_listening = False
 
     def _hear(self, connection: _Session, woken: socket.socket) -> None:
         while monotonic() - self._asked_at < _IDLE_S:
@@ -111,7 +111,7 @@ class Listening:
             if woken.fileno() in readable:
                 return
             for _ in connection.notifies(timeout=0):
-                self._ring()
+                self._notify()
 
 
 def _is_direct(connection: _Session) -> bool:

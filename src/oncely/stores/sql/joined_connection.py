@@ -16,7 +16,7 @@ _WANTED = (
 )
 
 
-class Foreign(ABC):
+class JoinedConnection(ABC):
     """A transaction that its owner begins and ends, while it is joined.
 
     Raises ConfigError where there is none to join.
@@ -39,7 +39,7 @@ class Foreign(ABC):
         """Tell its owner that the connection is gone."""
 
 
-def foreign(connection: Any) -> Foreign:
+def foreign(connection: Any) -> JoinedConnection:
     """The transaction of a connection or session that a caller has handed over."""
     if isinstance(connection, scoped_session):
         connection = connection()
@@ -53,7 +53,7 @@ def foreign(connection: Any) -> Foreign:
     raise ConfigError(f"transaction: {what.__name__} is not a connection; hand over {_WANTED}")
 
 
-class _SqlAlchemy(Foreign):
+class _SqlAlchemy(JoinedConnection):
     """The transaction of a Connection, or of a Session's. One that has not begun is begun."""
 
     def __init__(self, connection: Connection | Session) -> None:
@@ -95,7 +95,7 @@ def _begun(connection: Connection | Session) -> Connection:
         raise ConfigError(f"transaction: this cannot be joined: {error}") from error
 
 
-class _Django(Foreign):
+class _Django(JoinedConnection):
     """The transaction of Django's `atomic`, which itself forbids commit and rollback inside."""
 
     def __init__(self, connection: Any) -> None:
@@ -112,7 +112,7 @@ class _Django(Foreign):
         return bool(self._connection.needs_rollback or not self._connection.in_atomic_block)
 
 
-class _Bare(Foreign):
+class _Bare(JoinedConnection):
     """The transaction of a driver's own connection."""
 
     has_ended = False

@@ -19,14 +19,14 @@ notified.
 """
 
 
-class Bell:
-    """Rings in one process when messages may have come to some tables."""
+class ProcessSignal:
+    """An in-process event: new messages may be waiting in some tables."""
 
     def __init__(self) -> None:
-        self.rung = 0
-        """How often it has rung."""
-        self.rung_at = -math.inf
-        """`clock.monotonic()` when it last rang."""
+        self.count = 0
+        """How often it was sent."""
+        self.sent_at = -math.inf
+        """`clock.monotonic()` when it was last sent."""
         self.start_afresh()
         afresh_in_children(self)
 
@@ -34,37 +34,37 @@ class Bell:
         """Leave the lock to the parent: called in a forked child."""
         self._changed = threading.Condition()
 
-    def ring(self) -> None:
+    def send(self) -> None:
         """Wake whoever waits."""
         with self._changed:
-            self.rung += 1
-            self.rung_at = monotonic()
+            self.count += 1
+            self.sent_at = monotonic()
             self._changed.notify_all()
 
     def wait(self, seen: int, timeout_s: float) -> int:
-        """How often it has rung; returns as soon as that differs from `seen`."""
+        """How often it was sent; returns as soon as that differs from `seen`."""
         with self._changed:
-            self._changed.wait_for(lambda: self.rung != seen, timeout_s)
-            return self.rung
+            self._changed.wait_for(lambda: self.count != seen, timeout_s)
+            return self.count
 
 
-_bells: "WeakValueDictionary[object, Bell]" = WeakValueDictionary()
+_signals: "WeakValueDictionary[object, ProcessSignal]" = WeakValueDictionary()
 _making = threading.Lock()
 
 
-def bell_at(place: object) -> Bell:
-    """The bell of all stores of this process in one place."""
+def signal_in(database: object) -> ProcessSignal:
+    """The signal of all stores of this process in one database."""
     with _making:
-        bell = _bells.get(place)
-        if bell is None:
-            bell = _bells[place] = Bell()
-        return bell
+        signal = _signals.get(database)
+        if signal is None:
+            signal = _signals[database] = ProcessSignal()
+        return signal
 
 
-class Hearing(Protocol):
+class Listener(Protocol):
     """Receives a database's notifications that messages have come."""
 
-    is_heard: bool
+    is_listening: bool
     """Whether notifications would be received now."""
 
     def begin(self) -> None:
@@ -77,35 +77,37 @@ class Hearing(Protocol):
         """Leave the connection to the parent: called in a forked child."""
 
 
-class News:
+class Notifications:
     """Tells when messages may have come: from this process and, by notifications, from others."""
 
-    def __init__(self, bell: Bell, look_s: float, hearing: Hearing | None = None) -> None:
-        self._bell = bell
-        self._look_s = look_s
+    def __init__(
+        self, signal: ProcessSignal, poll_s: float, hearing: Listener | None = None
+    ) -> None:
+        self._signal = signal
+        self._poll_s = poll_s
         self._hearing = hearing
 
     @property
-    def rung(self) -> int:
-        """How often the bell has rung so far."""
-        return self._bell.rung
+    def count(self) -> int:
+        """How often messages may have come so far."""
+        return self._signal.count
 
     @property
-    def look_s(self) -> float:
+    def poll_s(self) -> float:
         """How long to wait at most before the next poll."""
-        is_heard = self._hearing is not None and self._hearing.is_heard
-        is_quiet = monotonic() - self._bell.rung_at > _BUSY_S
-        return _LOOK_WHILE_HEARING_S if is_heard and is_quiet else self._look_s
+        is_listening = self._hearing is not None and self._hearing.is_listening
+        is_quiet = monotonic() - self._signal.sent_at > _BUSY_S
+        return _LOOK_WHILE_HEARING_S if is_listening and is_quiet else self._poll_s
 
     def tell(self) -> None:
         """Messages have come: wake those who wait."""
-        self._bell.ring()
+        self._signal.send()
 
     def wait(self, seen: int, timeout_s: float) -> int:
-        """`rung`, as soon as it differs from `seen`, or it is time to poll."""
+        """`count`, as soon as that differs from `seen`, or it is time to poll."""
         if self._hearing is not None:
             self._hearing.begin()
-        return self._bell.wait(seen, min(timeout_s, self.look_s))
+        return self._signal.wait(seen, min(timeout_s, self.poll_s))
 
     def close(self) -> None:
         """Stop receiving notifications, until somebody waits again."""
@@ -118,22 +120,22 @@ class News:
             self._hearing.start_afresh()
 
 
-class Looking:
-    """Polls the newest number, and reads it whenever there is news."""
+class Poll:
+    """Polls the newest number, also whenever messages may have come."""
 
-    def __init__(self, newest: Callable[[], int], news: News) -> None:
+    def __init__(self, newest: Callable[[], int], notifications: Notifications) -> None:
         self._newest = newest
-        self._news = news
+        self._notifications = notifications
         self._seen = 0
 
     def wait(self, timeout_s: float) -> None:
         """Return as soon as there is a message that was not there in the last wait."""
         deadline = monotonic() + timeout_s
-        told = now_told = self._news.rung
+        told = now_told = self._notifications.count
         while True:
             newest, seen = self._newest(), self._seen
             self._seen = newest
             left_s = deadline - monotonic()
             if newest > seen or now_told != told or left_s <= 0:
                 return
-            now_told = self._news.wait(told, left_s)
+            now_told = self._notifications.wait(told, left_s)

@@ -5,7 +5,7 @@ import threading
 import psycopg
 import pytest
 
-from oncely.stores.sql.listening import Listening
+from oncely.stores.sql.postgresql_listener import PostgresqlListener
 
 
 def test_no_thread_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,9 +17,9 @@ def test_no_thread_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect() -> "psycopg.Connection[tuple[object, ...]]":
         raise AssertionError
 
-    listening = Listening(connect, "messages", lambda: None)
+    listening = PostgresqlListener(connect, "messages", lambda: None)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", no_thread)
         listening.begin()
-    assert not listening.is_heard
+    assert not listening.is_listening
     listening.close()

@@ -16,7 +16,7 @@ _LOCATIONS = ("ledger", "transport")
 _HADOOPS_OWN = ("s3a://", "s3n://")
 
 
-def absolute_places(options: Mapping[str, str]) -> dict[str, str]:
+def absolute_paths(options: Mapping[str, str]) -> dict[str, str]:
     """The sink's options, with relative paths made absolute by this process's working directory.
     This must be the driver: other processes have other directories.
 
