@@ -64,7 +64,7 @@ class RedeliveryConformance:
         assert nothing_comes(holder)
 
     def test_unsettled_comes_again(self, connect: Connect, clock: AdvancingClock) -> None:
-        """Unless it is acknowledged in time, a message is redelivered, to any receiver, and counted."""
+        """Unless acknowledged in time, a message is redelivered, to any receiver, and counted."""
         holder, other = connect(), connect()
         visibility_s = holder.features.visibility_s
         if visibility_s is None:
