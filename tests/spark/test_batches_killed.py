@@ -1,7 +1,7 @@
 """Batch handlers under SIGKILL: a driver is killed at every point at which that may matter.
 
 `ONCELY_TEST_SPARK_FAULTS` is how many messages each target takes, at every point; without it few,
-at some.
+at some, and one target in turn.
 """
 
 import json
@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from tests.spark.batch_targets import CALLS, DATABASE, FOLDER, IDS_IN
 from tests.spark.conftest import HERE, environment
-from tests.spark.test_connect import remote  # noqa: F401 - a fixture.
+from tests.turns import in_turn
 
 _ALL = int(os.environ.get("ONCELY_TEST_SPARK_FAULTS", "0"))
 POINTS = (
@@ -25,25 +25,13 @@ POINTS = (
 )
 MESSAGES = _ALL // (len(POINTS) + 1) or 30
 """With each driver."""
-KILLED_AT = (
-    dict.fromkeys(("parquet", "table", "delta"), POINTS)
-    if _ALL
-    else {
-        "parquet": ("members_claimed", "in_batch_handler"),
-        "table": ("after_batch_handler",),
-        "delta": ("in_batch_handler", "batch_handled"),
-    }
-)
-"""One driver after the other, by target."""
+KILLED_AT = POINTS if _ALL else ("members_claimed", "in_batch_handler", "batch_handled")
+"""One driver after the other, of each target."""
 _STATES = "SELECT status, count(*) FROM processed_messages WHERE provider = %s GROUP BY status"
 
 
 def kill(
-    remote: str,  # noqa: F811 - the fixture.
-    target: str,
-    points: tuple[str, ...],
-    url: str,
-    folder: Path,
+    remote: str, target: str, points: tuple[str, ...], url: str, folder: Path
 ) -> list[dict[str, Any]]:
     """What the drivers told."""
     program = subprocess.run(
@@ -85,32 +73,27 @@ def folder(tmp_path: Path, postgresql_url: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.timeout(1_800)
-def test_killed_at_every_point(
-    remote: str,  # noqa: F811
-    postgresql_url: str,
-    folder: Path,
-) -> None:
+@pytest.mark.parametrize("target", in_turn("target of batches", ["parquet", "table", "delta"]))
+def test_killed_at_every_point(remote: str, postgresql_url: str, folder: Path, target: str) -> None:
     """Every message is in the target once: by a target that takes a batch twice as one, by one
     that knows its batch keys, and by a Delta table that knows its transactions. Where a handler is
     called again, it is with the same key and the same messages; where its effect is known, it is
     not called.
     """
-    for target, points in KILLED_AT.items():
-        told = kill(remote, target, points, postgresql_url, folder)
-        assert [each["killed"] for each in told] == [True] * len(points) + [False], target
-        expected = Counter(f"m{n:05}" for n in range(MESSAGES * (len(points) + 1)))
-        assert Counter(IDS_IN[target]()) == expected, target
-        assert states(postgresql_url, target) == {"sent": len(expected)}
-        assert set(states(postgresql_url, f"{target}/batches")) == {"sent"}
-        given = calls(folder)
-        assert all(len({json.dumps(each) for each in whats}) == 1 for whats in given.values())
-        again = sum(len(whats) - 1 for whats in given.values())
-        assert (again > 0) == (target == "parquet"), target
-        (folder / CALLS).unlink()
+    told = kill(remote, target, KILLED_AT, postgresql_url, folder)
+    assert [each["killed"] for each in told] == [True] * len(KILLED_AT) + [False]
+    expected = Counter(f"m{n:05}" for n in range(MESSAGES * (len(KILLED_AT) + 1)))
+    assert Counter(IDS_IN[target]()) == expected
+    assert states(postgresql_url, target) == {"sent": len(expected)}
+    assert set(states(postgresql_url, f"{target}/batches")) == {"sent"}
+    given = calls(folder)
+    assert all(len({json.dumps(each) for each in whats}) == 1 for whats in given.values())
+    again = sum(len(whats) - 1 for whats in given.values())
+    assert (again > 0) == (target == "parquet")
     assert list((folder / "quarantine-batches").iterdir()) == []
 
 
-def test_killed_and_held(remote: str, postgresql_url: str, folder: Path) -> None:  # noqa: F811
+def test_killed_and_held(remote: str, postgresql_url: str, folder: Path) -> None:
     """What is in doubt is not handed over again: it is counted as that, message by message; all
     else is handled.
     """

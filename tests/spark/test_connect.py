@@ -1,70 +1,15 @@
 """Spark Connect: the fronts from a client that is another process than the driver."""
 
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.spark.conftest import HERE, Effects, environment
-from tests.spark.programs import QUICK_JAVA, program
+from tests.spark.programs import program
 
 from oncely import State, open_ledger
-
-_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
-
-
-@pytest.fixture(scope="module")
-def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a Spark Connect server."""
-    folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": port,
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-    }
-    pairs = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-    log = folder / "server.log"
-    with log.open("w") as written:
-        server = subprocess.Popen(
-            [
-                *(program("spark-submit"), "--class", _SERVER, "--master", "local[2,4]", *pairs),
-                "spark-internal",
-            ],
-            cwd=folder,
-            env=environment(**QUICK_JAVA),
-            stdout=written,
-            stderr=written,
-            start_new_session=True,
-        )
-    try:
-        wait_for(port, server, log)
-        yield f"sc://127.0.0.1:{port}"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait(30)
-
-
-def wait_for(port: int, server: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Return when the server answers."""
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline and server.poll() is None:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.1)
-    pytest.fail(f"the server does not answer:\n{log.read_text()}")
 
 
 def test_every_front_through_a_server(remote: str, tmp_path: Path) -> None:

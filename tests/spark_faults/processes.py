@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Self, TypeVar
 
+from tests.conditions import wait_until
 from tests.spark_faults.check import LOG
 from tests.spark_faults.handlers import LOG_VARIABLE
 
@@ -108,12 +109,13 @@ class Programs:
         self.start("/bin/sh", "-c", _FREEZE, "freeze", str(seconds), *map(str, pids))
 
     def wait_for(self, condition: Callable[[], T], complaint: str) -> T:
-        """Ask until the answer is true. Raises AssertionError where that takes too long."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not (answer := condition()):
-            assert time.monotonic() < deadline, f"{complaint}:\n{self.last_words()}"
-            time.sleep(_POLL_S)
-        return answer
+        """Ask until the answer is true. Fails the test where that takes too long."""
+        return wait_until(
+            condition,
+            lambda: f"{complaint}:\n{self.last_words()}",
+            limit_s=DEADLINE_S,
+            pause_s=_POLL_S,
+        )
 
     def last_words(self) -> str:
         """What they said last."""

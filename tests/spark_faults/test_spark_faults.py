@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.servers import Postgresql
+from tests.spark_faults.check import MODES
 from tests.spark_faults.processes import ROOT, Programs
 from tests.spark_faults.run import Run
 from tests.spark_faults.scenarios import SCENARIOS
+from tests.turns import in_turn
 
 MESSAGES = int(os.environ.get("ONCELY_TEST_SPARK_FAULTS", "0"))
 """In each mode, copies included. Not 0: every fault."""
@@ -31,6 +33,7 @@ def test_faults(scenario: str, private_postgresql: Postgresql, tmp_path: Path) -
     with Programs(tmp_path) as programs:
         run = Run(programs, tmp_path, private_postgresql.url, messages, SEED)
         sys.stderr.write(f"{scenario}: ONCELY_TEST_SPARK_FAULTS_SEED={SEED}\n")
+        run.tell(modes=in_turn("modes under faults", MODES, 2))
         run.publish()
         SCENARIOS[scenario](run, private_postgresql)
         found = run.faults()
