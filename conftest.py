@@ -73,14 +73,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByScop
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is collected stays to the end: a search for garbage would find none in it, neither
-    meanwhile nor later.
-    """
+    """What is collected stays to the end: a search for garbage meanwhile would find none."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.freeze()
         gc.enable()
 
 

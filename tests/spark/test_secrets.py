@@ -92,6 +92,7 @@ spark.eventLog.dir file:{folder}/events
 _SENDING = "def send(message):\n    message.send('receipts', {'for': message.id})\n"
 
 
+@pytest.mark.timeout(1_200)
 def test_a_password_reaches_no_page_and_no_log(
     postgresql_url: str, rabbitmq: "Rabbitmq", rabbitmq_url: str, tmp_path: Path
 ) -> None:
@@ -122,7 +123,7 @@ def test_a_password_reaches_no_page_and_no_log(
         env=environment(LEDGER_SECRET=url, BROKER_SECRET=broker, SPARK_CONF_DIR=str(tmp_path)),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1_000,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3_000:]
