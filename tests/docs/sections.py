@@ -3,16 +3,17 @@
 import queue
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from tests.conditions import wait_until
 
 from oncely.core.message import Message
 
 _HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
-_DEADLINE_S = 60.0
 
 Handle = Callable[[Message], object]
 
@@ -52,13 +53,16 @@ class Broker:
 
     def drain(self, handle: Handle) -> None:
         """What one worker does, until all is acknowledged: an error gives the message back."""
-        deadline = time.monotonic() + _DEADLINE_S
-        while self._unacknowledged:
-            assert time.monotonic() < deadline, f"{self._unacknowledged} were never acknowledged"
-            try:
-                message = self._waiting.get(timeout=0.02)
-            except queue.Empty:
-                continue
+
+        def is_done() -> bool:
+            self._deliver_next(handle)
+            return not self._unacknowledged
+
+        wait_until(is_done, lambda: f"{self._unacknowledged} were never acknowledged", pause_s=0.0)
+
+    def _deliver_next(self, handle: Handle) -> None:
+        with suppress(queue.Empty):
+            message = self._waiting.get(timeout=0.02)
             try:
                 handle(message)
             except Exception:  # noqa: BLE001 - whatever it is, the message is delivered again.

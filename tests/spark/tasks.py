@@ -3,13 +3,13 @@
 import gc
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import text
+from tests.conditions import wait_until
 
 from oncely import Key, Ledger, Message
 from oncely._util.crash_points import kill_at, reached
@@ -25,7 +25,6 @@ from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import read_options
 
 CONSUMER = "tests"
-_DRAINED_S = 60.0
 
 Rows = Sequence[str | dict[str, Any]]
 
@@ -71,19 +70,25 @@ def run_task(
     waits in the ledger.
     """
     options = {"since": str(ledger.now())} | options
-    queue, deadline = retries_of(CONSUMER), time.monotonic() + _DRAINED_S
     counts = Counts()
-    while True:
+
+    def run_one(rows: Rows) -> None:
+        nonlocal counts
         task = task_of(ledger, handler, folder, None, begins, **options)
         task.run(batches_of(rows, batch))
         assert task.counts.received == task.counts.settled
         counts += task.counts
-        free_in_s = ledger.mailbox.free_in_s(queue)
-        if not drains or free_in_s is None:
-            return counts
-        assert time.monotonic() < deadline, "messages wait for ever"
-        time.sleep(free_in_s)
-        rows = []
+
+    def is_drained() -> bool:
+        free_in_s = ledger.mailbox.free_in_s(retries_of(CONSUMER))
+        if free_in_s == 0:
+            run_one([])
+        return free_in_s is None
+
+    run_one(rows)
+    if drains:
+        wait_until(is_drained, "messages wait for ever")
+    return counts
 
 
 def book(message: Message, session: Any) -> None:
