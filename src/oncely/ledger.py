@@ -542,16 +542,12 @@ def _limit(limit: int) -> int:
     return limit
 
 
-def _state(state: State | str) -> State:
-    try:
-        return State(state)
-    except ValueError:
-        raise ConfigError(f"state: {state!r} is none of {', '.join(State)}") from None
-
-
 def _query(
     consumer: str | None, state: State | str | None, older_than: Duration | None, limit: int
 ) -> Query:
     _limit(limit)
     older_than_s = None if older_than is None else seconds(older_than, "older_than")
-    return Query(consumer, None if state is None else _state(state), older_than_s, limit)
+    try:
+        return Query(consumer, None if state is None else State(state), older_than_s, limit)
+    except ValueError:
+        raise ConfigError(f"state: {state!r} is none of {', '.join(State)}") from None

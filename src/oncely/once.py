@@ -129,8 +129,6 @@ def _asked(
     return Asked(message_id, fingerprint_of(content), message)
 
 
-# ---- What cannot be meant ----------------------------------------------------------------------
-
 _NO_SOURCES = {
     *("Connection", "AsyncConnection", "Session", "AsyncSession"),
     *("scoped_session", "async_scoped_session"),

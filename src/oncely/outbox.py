@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
@@ -488,8 +489,5 @@ def publish(
     if not isinstance(transport, str):
         transport.publish(destination, many, create=create)
         return
-    opened = open_transport(transport)
-    try:
+    with closing(open_transport(transport)) as opened:
         opened.publish(destination, many, create=create)
-    finally:
-        opened.close()

@@ -55,12 +55,7 @@ class IdempotencyKey:
             await self._keyed(key, fields, scope, receive, send)
 
     async def _keyed(
-        self,
-        key: str,
-        fields: list[tuple[str, str]],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+        self, key: str, fields: list[tuple[str, str]], scope: Scope, receive: Receive, send: Send
     ) -> None:
         body = RequestBody(self._requests.max_body)
         try:
@@ -179,8 +174,6 @@ class _Running:
             self._exchange.note_passed(answer.status, self._passes)
         return answer
 
-    # ---- What the application receives and sends ------------------------------------------------
-
     async def _receive(self) -> Event:
         if not self._is_read:
             piece = next(self._pieces, None)
@@ -250,9 +243,6 @@ class _Running:
             if body := self._held.let_go():
                 event = {"type": "http.response.body", "body": body, "more_body": True}
                 await self._client.send(event)
-
-
-# ---- Reading and writing ASGI ------------------------------------------------------------------
 
 
 async def read_into(body: RequestBody, receive: Receive) -> bool:

@@ -104,9 +104,8 @@ class DjangoIdempotencyKey:
                     return _response(run_inline(exchange.replayed(calls)))
                 response = self._get_response(request)
                 if response.streaming:
-                    chunks = iter(_read_once(response))
-                    end = _streamed(exchange, response)
-                    response.streaming_content = Passing(chunks, end, stack.pop_all())
+                    stream, end = _streamed(exchange, response)
+                    response.streaming_content = Passing(iter(stream), end, stack.pop_all())
                 else:
                     exchange.note(answer_of(response), request.META.get(_ERROR))
                 return response
@@ -130,9 +129,8 @@ class DjangoIdempotencyKey:
                     return _response(await exchange.replayed(calls))
                 response = await self._get_response(request)
                 if response.streaming:
-                    chunks = aiter(_read_once(response))
-                    end = _streamed(exchange, response)
-                    response.streaming_content = passing(chunks, end, stack.pop_all())
+                    stream, end = _streamed(exchange, response)
+                    response.streaming_content = passing(aiter(stream), end, stack.pop_all())
                 else:
                     exchange.note(answer_of(response), request.META.get(_ERROR))
                 return response
@@ -165,13 +163,14 @@ def _read_into(body: RequestBody, request: Any) -> bool:
     return body.length >= length
 
 
-def _read_once(response: Any) -> StreamingHttpResponse:
-    """The response's stream, to be read in Django's way after the response got other content."""
-    return StreamingHttpResponse(response.streaming_content)
-
-
-def _streamed(exchange: Exchange, response: Any) -> Callable[[], None]:
-    return partial(exchange.note_passed, response.status_code, "it is streamed")
+def _streamed(
+    exchange: Exchange, response: Any
+) -> tuple[StreamingHttpResponse, Callable[[], None]]:
+    """The response's stream, to be read in Django's way after the response got other content; and
+    what to call at its end.
+    """
+    end = partial(exchange.note_passed, response.status_code, "it is streamed")
+    return StreamingHttpResponse(response.streaming_content), end
 
 
 def _after(error: Exception, exchange: Exchange, response: Any) -> HttpResponseBase:

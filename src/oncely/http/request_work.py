@@ -59,11 +59,12 @@ class RequestWork(Work):
     def __init__(self, handling: Handling, turn: Turn, not_replayed: Collection[str]) -> None:
         super().__init__(handling, turn)
         self._not_replayed = not_replayed
-        self._given: HttpAnswer | None = None
-        """The response that the application has announced."""
+        self.given: HttpAnswer | None = None
+        """The application's response, if it is known before the transaction is written."""
+        self.is_withdrawn = False
+        """Whether the request counts as never made: the application refuses it."""
         self._is_written = False
         """Whether the end is written in a transaction, which may be committed."""
-        self._is_withdrawn = False
         self._open = 0
         """The number of open transactions in which nothing is written yet."""
         self._has_ended = False
@@ -92,10 +93,6 @@ class RequestWork(Work):
         except AWAY:
             return False
 
-    def give(self, answer: HttpAnswer) -> None:
-        """Set the response, which is known before the transaction is written."""
-        self._given = answer
-
     def keep(self, answer: HttpAnswer) -> None:
         """Keep this response for repeated requests."""
         self.result = to_keep(answer, self._not_replayed)
@@ -103,10 +100,6 @@ class RequestWork(Work):
     def keep_nothing(self, status: int, reason: str) -> None:
         """Keep only the reason: the response has passed through, or must not be kept."""
         self.result = {"status": status, _NOT_KEPT: reason}
-
-    def withdraw(self) -> None:
-        """Count the request as never made: the application refuses it."""
-        self._is_withdrawn = True
 
     async def write(self, calls: AsyncCalls) -> None:
         """Write the request's end, with its deferred messages, in the transaction of `calls`.
@@ -122,7 +115,7 @@ class RequestWork(Work):
             )
         if self._is_written and await self._is_handled(calls):
             raise ConfigError("transaction: a request has one transaction with its claim")
-        given = self._given
+        given = self.given
         self.turn.result = None if given is None else to_keep(given, self._not_replayed)
         await self._handling.end_joined(calls, [self.turn])
         self._is_written = True
@@ -134,9 +127,9 @@ class RequestWork(Work):
             await self._end_committed(held)
             return
         # A transaction that was rolled back has written nothing.
-        self.turn.ending = WITHDRAWN if self._is_withdrawn else None
+        self.turn.ending = WITHDRAWN if self.is_withdrawn else None
         lost = None
-        if self._is_written and self.turn.error is None and not self._is_withdrawn:
+        if self._is_written and self.turn.error is None and not self.is_withdrawn:
             self.turn.error = lost = EndedError(
                 "transaction: the application has responded, and has not committed it; commit it "
                 "before you return the response"
@@ -163,7 +156,7 @@ class RequestWork(Work):
         self._handling.heartbeat.let_go_many([held.claim])
         self.turn.phase = Phase.STORED
         self.is_settled = True
-        if self._given is not None or self.result is None:
+        if self.given is not None or self.result is None:
             return
         try:
             # A relay may have completed the record by now, which cannot change any more.
@@ -194,7 +187,7 @@ class Exchange:
         elif status >= 500:
             raise ErrorAnswer(answer, cause)
         else:
-            work.withdraw()
+            work.is_withdrawn = True
 
     def note_passed(self, status: int, reason: str) -> None:
         """Note that the response has passed through, and is not kept."""

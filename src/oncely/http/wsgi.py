@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack
+from itertools import chain
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -62,11 +63,7 @@ class WsgiIdempotencyKey:
         raise AssertionError("nothing is swallowed")
 
     def _handle(
-        self,
-        exchange: Exchange,
-        environ: Environ,
-        start_response: StartResponse,
-        stack: ExitStack,
+        self, exchange: Exchange, environ: Environ, start_response: StartResponse, stack: ExitStack
     ) -> Iterable[bytes]:
         try:
             with ExitStack() as inner:
@@ -101,10 +98,7 @@ class _Taken:
         """Why the response is not held back; empty if it is."""
 
     def start_response(
-        self,
-        line: str,
-        fields: list[tuple[str, str]],
-        exc_info: ExcInfo | None = None,
+        self, line: str, fields: list[tuple[str, str]], exc_info: ExcInfo | None = None
     ) -> Callable[[bytes], object]:
         """The application's start_response: the last call counts. If the response has begun, raises
         the error of `exc_info`, as PEP 3333 requires.
@@ -123,7 +117,6 @@ class _Taken:
 
     @property
     def status(self) -> int:
-        """The status."""
         return int(self.line[:3])
 
     def answer(self, chunks: Iterable[bytes]) -> HttpAnswer | None:
@@ -156,25 +149,18 @@ class _Taken:
     ) -> Passing:
         """The chunks of a response that passes through; `stack` holds the work."""
         start_response(self.line, self._fields)
-        return Passing(self._passing(), self._end(exchange), stack, self._close)
+
+        def end() -> None:
+            exchange.note_passed(self.status, self.reason)
+
+        return Passing(self._passing(), end, stack, self._close)
 
     def _passing(self) -> Iterator[bytes]:
-        yield from self._let_go()
-        for chunk in self._chunks:
-            # After the data that was written before.
+        # What the application writes is passed on before the chunk that follows it.
+        for chunk in chain([b""], self._chunks, [b""]):
             self._held.add(chunk)
-            yield from self._let_go()
-        yield from self._let_go()
-
-    def _let_go(self) -> Sequence[bytes]:
-        body = self._held.let_go()
-        return [body] if body else []
-
-    def _end(self, exchange: Exchange) -> Callable[[], None]:
-        return lambda: exchange.note_passed(self.status, self.reason)
-
-
-# ---- Reading and writing WSGI ------------------------------------------------------------------
+            if body := self._held.let_go():
+                yield body
 
 
 def fields_in(environ: Environ) -> list[tuple[str, str]]:

@@ -66,9 +66,6 @@ def killed_at(point: str, work: Callable[[], object], nth: int = 1) -> bool:
     return end.is_killed
 
 
-# ---- The process -------------------------------------------------------------------------------
-
-
 class _Forked:
     """A process that does work and is killed at a point, with its report to the parent."""
 
@@ -160,9 +157,6 @@ def _watch_memory(tell: Callable[[], None]) -> None:
         return insert(*args)
 
     setattr(MemoryStore, "insert", told_insert)  # noqa: B010 - for this process, on purpose.
-
-
-# ---- Error texts -------------------------------------------------------------------------------
 
 
 def _told(end: _Forked, name: str) -> str:

@@ -68,8 +68,6 @@ class StoreTransport:
         self._looked: dict[str, tuple[int, float]] = defaultdict(lambda: (-1, 0.0))
         """For a queue that was found empty: the last notification, and when to look without one."""
 
-    # ---- Receiving -----------------------------------------------------------------------------
-
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
         until = monotonic() + wait_s
         opening, notifications = self._opening, self._store.notifications
@@ -111,7 +109,7 @@ class StoreTransport:
             if self._opening is opening:
                 self._held.update((row.number or 0, row) for row in taken)
                 return taken
-        self._give_back(taken)
+        self._acknowledge([(row, Requeue()) for row in taken])
         return ()
 
     def _delivery(self, queue: str, row: WaitingMessage) -> Delivery:
@@ -120,8 +118,6 @@ class StoreTransport:
         # A copy: a handler may change the headers of its message, but not of the row.
         message = replace(row.message, headers=dict(row.message.headers))
         return Delivery(message, queue, row.attempts, tag, problem)
-
-    # ---- Acknowledging -------------------------------------------------------------------------
 
     def acknowledge(self, verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
         log_rejected(verdicts)
@@ -158,12 +154,6 @@ class StoreTransport:
             return done + len(still)
 
         return self._store.transaction(work)
-
-    def _give_back(self, rows: Sequence[WaitingMessage]) -> None:
-        if rows:
-            self._acknowledge([(row, Requeue()) for row in rows])
-
-    # ---- Publishing ----------------------------------------------------------------------------
 
     def publish(
         self, destination: str, messages: Sequence[Message], *, create: bool = True
@@ -216,8 +206,6 @@ class StoreTransport:
                 return sorted({each.queue for each in found if takes(each.pattern, type_)})
         return []
 
-    # ---- Queues --------------------------------------------------------------------------------
-
     def is_drained(self, queue: str) -> bool:
         with self._calling():
             return self._store.free_in_s(queue_named(queue)) is None
@@ -231,7 +219,8 @@ class StoreTransport:
             self._lock.wait_for(lambda: self._calls == 0, _CLOSING_S)
             try:
                 with _told():
-                    self._give_back(held)
+                    if held:
+                        self._acknowledge([(row, Requeue()) for row in held])
             finally:
                 self._store.close()
 

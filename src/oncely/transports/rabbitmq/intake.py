@@ -67,8 +67,6 @@ class Intake(Channel):
         super().__init__(line)
         self.ask(self._start)
 
-    # ---- For receivers -------------------------------------------------------------------------
-
     def take(self, limit: int, until: float) -> list[Delivery]:
         """The deliveries that have arrived, at most so many; waits until that moment for the first.
         Empty if the channel is closed.

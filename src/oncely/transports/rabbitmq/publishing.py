@@ -14,11 +14,7 @@ from oncely.core.errors import TransportError
 from oncely.transports.rabbitmq.connection import Channel, ChannelLost, Line, Reach, Reply
 from oncely.transports.rabbitmq.messages import Content
 from oncely.transports.rabbitmq.properties import decode_properties
-from oncely.transports.rabbitmq.topology import (
-    WrongQueueType,
-    check_exchange,
-    make_queue,
-)
+from oncely.transports.rabbitmq.topology import WrongQueueType, check_exchange, make_queue
 
 NOT_STORED = "the broker has not stored it: the queue is full, or not available"
 _NO_ROUTE = "no queue takes it"
