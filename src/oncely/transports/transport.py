@@ -176,18 +176,18 @@ def log_late(count: int) -> None:
 
 def refusals(messages: Sequence[Message], max_bytes: int) -> Mapping[int, str]:
     """Why messages cannot be published, by their place among all."""
-    reasons = ((index, _refusal(message, max_bytes)) for index, message in enumerate(messages))
-    return {index: reason for index, reason in reasons if reason is not None}
-
-
-def _refusal(message: Message, max_bytes: int) -> str | None:
-    # The consumer would find a wrong type. Whether an id may be missing is a matter of the
-    # consumer's policy.
-    try:
-        check_message(message, needs_id=False)
-    except MessageError as error:
-        return str(error)
-    return too_large(message.body, max_bytes)
+    reasons: dict[int, str] = {}
+    for index, message in enumerate(messages):
+        try:
+            # The consumer would find a wrong type. Whether an id may be missing is a matter of the
+            # consumer's policy.
+            check_message(message, needs_id=False)
+        except MessageError as error:
+            reasons[index] = str(error)
+        else:
+            if reason := too_large(message.body, max_bytes):
+                reasons[index] = reason
+    return reasons
 
 
 def too_large(body: bytes, max_bytes: int) -> str | None:
