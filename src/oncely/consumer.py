@@ -287,11 +287,16 @@ class Consumer:
         if not handlers.all:
             raise ConfigError("consume: nothing handles the messages; write consume(handler)")
         policy = replace(self._policy, **self._changes)
+        handling = None
+        if self._ledger is not None:
+            handling = Handling.under(self._ledger, self._name, policy)
+            if self._ledger.can_defer:
+                handling.keeping = Keeping(self._name, self._is_ordered, self._error_queue)
         parts = Parts(
             outer=self._outer,
             inner=self._inner,
             handlers=handlers,
-            handling=self._handling(policy),
+            handling=handling,
             begins=self._begins,
             is_together=self._is_together,
         )
@@ -309,14 +314,6 @@ class Consumer:
             grace_s=self.grace_s,
             is_ordered=self._is_ordered,
         )
-
-    def _handling(self, policy: Policy) -> Handling | None:
-        if self._ledger is None:
-            return None
-        handling = Handling.under(self._ledger, self._name, policy)
-        if self._ledger.can_defer:
-            handling.keeping = Keeping(self._name, self._is_ordered, self._error_queue)
-        return handling
 
     def _check(self, parts: Parts) -> None:
         """Raise ConfigError where the parts do not go together."""

@@ -37,9 +37,10 @@ class WsgiIdempotencyKey:
         self._app = app
         self._requests = KeyedRequests(ledger, options)
         if "flask" in sys.modules:
-            from oncely.http.flask_state import show_in_g
+            from flask import request_started
 
-            show_in_g()
+            # The same receiver again, for another application, changes nothing.
+            request_started.connect(_show_in_g)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handle one request."""
@@ -81,6 +82,13 @@ class WsgiIdempotencyKey:
         except Exception as error:  # noqa: BLE001 - the application's own error is raised again.
             answer = exchange.told(error)
         return start_whole(start_response, answer)
+
+
+def _show_in_g(_: Any, **__: Any) -> None:
+    from flask import g, request
+
+    if STATE in request.environ:
+        g.oncely = request.environ[STATE]
 
 
 class _Taken:

@@ -50,8 +50,7 @@ class RedeliveryConformance:
         """Each delivery gets its own verdict, also if verdicts are mixed in one call."""
         transport.publish(QUEUE, [Message(str(n)) for n in range(9)])
         deliveries = {d.message.id: d for d in received(transport, 9)}
-        kinds: tuple[Acknowledgement, ...] = (Ack(), Requeue(), Reject("no"))
-        transport.acknowledge([(d, kinds[int(id_) % 3]) for id_, d in deliveries.items()])
+        transport.acknowledge([(d, _VERDICTS[int(id_) % 3]) for id_, d in deliveries.items()])
         assert sorted(ids_of(received(transport, 3))) == ["1", "4", "7"]
         assert sorted(ids_of(received(transport, 3, queue=DEAD))) == ["2", "5", "8"]
         assert nothing_comes(transport)

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 from oncely._util.clock import monotonic
 from oncely._util.forking import afresh_in_children
 from oncely.core.binding import Binding
-from oncely.core.destination import Destination, EventsOf, QueueNamed, destination_of, takes
+from oncely.core.destination import (
+    Destination,
+    EventsOf,
+    ExchangeNamed,
+    QueueNamed,
+    destination_of,
+    takes,
+)
 from oncely.core.errors import (
     ConfigError,
     MessageError,
@@ -31,8 +38,9 @@ from oncely.transports.transport import (
     dead_of,
     log_late,
     log_rejected,
-    parted,
+    refusals,
     too_large,
+    typed,
 )
 
 if TYPE_CHECKING:
@@ -161,9 +169,15 @@ class StoreTransport:
         target = destination_of(destination)
         with self._calling():
             queues = self._queues_of(target, create=create)
-            taken, refused = parted(messages, destination, queues, self._limits.max_bytes)
-            if taken:
-                self._put(queues, taken)
+            if queues:
+                refused = refusals(messages, self._limits.max_bytes)
+                fit = (message for index, message in enumerate(messages) if index not in refused)
+                if taken := [typed(message, target) for message in fit]:
+                    self._put(queues, taken)
+            else:
+                is_exchange = isinstance(target, ExchangeNamed)
+                no = "there are no exchanges here" if is_exchange else "no queue takes it"
+                refused = dict.fromkeys(range(len(messages)), f"{destination!r}: {no}")
         if refused:
             raise PublishRefused(refused)
 

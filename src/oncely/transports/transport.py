@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from oncely._util.event_log import EventLog
 from oncely.core.binding import Binding
-from oncely.core.destination import Destination, EventsOf, ExchangeNamed, destination_of
+from oncely.core.destination import Destination, EventsOf
 from oncely.core.errors import MessageError
 from oncely.core.message import Message, check_message
 from oncely.core.verdicts import Acknowledgement, Reject
@@ -124,22 +124,6 @@ class Transport(Protocol):
         """Close the connection; unacknowledged messages are redelivered. A later call opens the
         connection again.
         """
-
-
-def parted(
-    messages: Sequence[Message], destination: str, queues: Sequence[object], max_bytes: int
-) -> tuple[Sequence[Message], Mapping[int, str]]:
-    """The messages to put into the queues of a destination, as they are published there; and why
-    others are refused, by their places.
-    """
-    target = destination_of(destination)
-    if not queues:
-        is_exchange = isinstance(target, ExchangeNamed)
-        no = "there are no exchanges here" if is_exchange else "no queue takes it"
-        return [], dict.fromkeys(range(len(messages)), f"{destination!r}: {no}")
-    refused = refusals(messages, max_bytes)
-    fit = (message for index, message in enumerate(messages) if index not in refused)
-    return [typed(message, target) for message in fit], refused
 
 
 def typed(message: Message, destination: Destination) -> Message:

@@ -248,11 +248,13 @@ class Reach:
                     if not self._closed.is_set():
                         return self._line
                     self._line.close()
-                except TransportError as error:
-                    self._failed(error)
-                except BrokerRefused as error:
-                    self._failed(error)
-                    raise
+                except (TransportError, BrokerRefused) as error:
+                    rest_s = pause_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+                    self._failures += 1
+                    self._not_before = monotonic() + rest_s
+                    self._error = error
+                    if isinstance(error, BrokerRefused):
+                        raise
 
     def close(self) -> None:
         """Close the line, and open no other. Does not wait for a thread that is opening one."""
@@ -268,12 +270,6 @@ class Reach:
             raise TransportError("RabbitMQ: the transport was closed while connecting")
         if self._not_before > last:
             raise self._error
-
-    def _failed(self, error: Lost) -> None:
-        rest_s = pause_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        self._failures += 1
-        self._not_before = monotonic() + rest_s
-        self._error = error
 
 
 def error_of(reason: BaseException) -> Lost:
