@@ -24,7 +24,7 @@ from oncely.http.header_field import FIELD, read_key
 from oncely.http.http_request import HttpRequest
 from oncely.http.problems import Errors, Problem, problem_json
 from oncely.http.request_state import RequestState
-from oncely.http.request_work import Exchange, RequestWork
+from oncely.http.request_work import RequestWork
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
@@ -129,9 +129,9 @@ class KeyedRequests:
             return self.told(problems.KEY_MISSING)
         return key
 
-    def exchange(self, key: str, request: HttpRequest) -> Exchange:
-        """The exchange of `request`, which has that key. Raises ConfigError if the request is
-        handled under the same consumer already.
+    def work(self, key: str, request: HttpRequest) -> RequestWork:
+        """The work on `request`, which has that key. Raises ConfigError if the request is handled
+        under the same consumer already.
         """
         message_id = _message_id(request, self._scope_of(request), key)
         around = getattr(request, "oncely", None)
@@ -148,7 +148,7 @@ class KeyedRequests:
             content_type=request.headers.get("content-type", ""),
         )
         turn = Turn(Asked(message_id, self._fingerprint_of(request), message))
-        return Exchange(self, RequestWork(self.handling, turn, self.not_replayed))
+        return RequestWork(self, turn)
 
     def _scope_of(self, request: HttpRequest) -> str | None:
         try:

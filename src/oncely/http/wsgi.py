@@ -14,7 +14,7 @@ from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_le
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.passing import Passing
 from oncely.http.request_state import RequestState
-from oncely.http.request_work import Exchange
+from oncely.http.request_work import RequestWork
 from oncely.ledger import Ledger
 
 Environ = dict[str, Any]
@@ -56,31 +56,31 @@ class WsgiIdempotencyKey:
             stack.callback(body.close)
             if not read_into(body, environ):
                 return start_whole(start_response, HttpAnswer(400))
-            exchange = self._requests.exchange(key, _request(environ, fields, body))
-            environ[STATE] = RequestState(self._requests.ledger, exchange.work, key)
+            work = self._requests.work(key, _request(environ, fields, body))
+            environ[STATE] = RequestState(self._requests.ledger, work, key)
             body.file.seek(0)
             environ["wsgi.input"] = body.file
-            return self._handle(exchange, environ, start_response, stack)
+            return self._handle(work, environ, start_response, stack)
         raise AssertionError("nothing is swallowed")
 
     def _handle(
-        self, exchange: Exchange, environ: Environ, start_response: StartResponse, stack: ExitStack
+        self, work: RequestWork, environ: Environ, start_response: StartResponse, stack: ExitStack
     ) -> Iterable[bytes]:
         try:
             with ExitStack() as inner:
-                work = inner.enter_context(exchange.work)
+                inner.enter_context(work)
                 if not work.is_new:
                     calls = InlineCalls(self._requests.ledger)
-                    return start_whole(start_response, run_inline(exchange.replayed(calls)))
-                taken = _Taken(exchange.most_kept)
+                    return start_whole(start_response, run_inline(work.replayed(calls)))
+                taken = _Taken(work.most_kept)
                 answer = taken.answer(self._app(environ, taken.start_response))
                 if answer is None:
                     # The request ends when the server has read the response.
                     stack.push(inner.pop_all())
-                    return taken.passed(exchange, start_response, stack.pop_all())
-                exchange.note(answer)
+                    return taken.passed(work, start_response, stack.pop_all())
+                work.note(answer)
         except Exception as error:  # noqa: BLE001 - the application's own error is raised again.
-            answer = exchange.told(error)
+            answer = work.told(error)
         return start_whole(start_response, answer)
 
 
@@ -152,14 +152,12 @@ class _Taken:
         is_late = clock.monotonic() > self._began + HELD_S
         return "it is streamed" if is_endless or is_late else ""
 
-    def passed(
-        self, exchange: Exchange, start_response: StartResponse, stack: ExitStack
-    ) -> Passing:
+    def passed(self, work: RequestWork, start_response: StartResponse, stack: ExitStack) -> Passing:
         """The chunks of a response that passes through; `stack` holds the work."""
         start_response(self.line, self._fields)
 
         def end() -> None:
-            exchange.note_passed(self.status, self.reason)
+            work.note_passed(self.status, self.reason)
 
         return Passing(self._passing(), end, stack, self._close)
 
