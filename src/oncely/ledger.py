@@ -448,15 +448,6 @@ class Ledger(Calls):
         """Whether `error`, of a caller's connection, says that the database cannot be reached."""
         return self._store.is_outage(error)
 
-    @property
-    def observer(self) -> LedgerObserver | None:
-        """The metrics that count what happens, where there are any."""
-        return self.recorder.metrics
-
-    def observe(self, metrics: LedgerObserver) -> None:
-        """Let these metrics count what happens from now on, in place of any before."""
-        self.recorder.metrics = metrics
-
     def count_untracked(self, key: Key) -> None:
         """Log and count that a message runs without a claim; its id may be empty."""
         _log.warning(

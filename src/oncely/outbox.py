@@ -120,7 +120,7 @@ class Relay:
         self._hold_s = hold_s
         self._retries = Policy(tries=tries, backoff=backoff)
         self._creates = create_queues
-        self._observer = metrics or ledger.observer
+        self._observer = metrics or ledger.recorder.metrics
         self._clock = clock
         self._failing: dict[str, tuple[int, Outage]] = {}
         """How often in a row each destination has failed while others did not."""
