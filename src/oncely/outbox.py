@@ -414,20 +414,28 @@ class _Sending:
 
     def _count_refused(self, refusals: Sequence[PutBack]) -> None:
         for refusal in refusals:
-            self._refused = f"{refusal.message.destination}: {refusal.error}"
+            message = refusal.message
+            self._refused = f"{message.destination}: {refusal.error}"
+            told = {
+                "consumer": message.parent.consumer,
+                "message_id": message.id,
+                "destination": message.destination,
+                "attempts": message.attempts + 1,
+                "reason": refusal.error,
+            }
             if refusal.retry_s is None:
                 self.report.set_aside += 1
                 _log.error(
                     "deferred message '%(message_id)s' of '%(consumer)s' was refused by "
                     "'%(destination)s': %(reason)s; it is set aside for people",
-                    extra={"event": "deferred_set_aside", **_told(refusal)},
+                    extra={"event": "deferred_set_aside", **told},
                 )
             else:
                 self.report.refused += 1
                 _log.warning(
                     "deferred message '%(message_id)s' of '%(consumer)s' was refused by "
                     "'%(destination)s': %(reason)s; attempt %(attempts)s, and it is retried",
-                    extra={"event": "deferred_refused", **_told(refusal)},
+                    extra={"event": "deferred_refused", **told},
                 )
         if self._relay._observer is not None:
             self._relay._observer.deferred_refused([refusal.message for refusal in refusals])
@@ -443,17 +451,6 @@ def _outage(destination: str) -> Outage:
         "messages for destination '%(destination)s' are sent again after %(away_s)s s",
         destination=destination,
     )
-
-
-def _told(refusal: PutBack) -> Mapping[str, object]:
-    message = refusal.message
-    return {
-        "consumer": message.parent.consumer,
-        "message_id": message.id,
-        "destination": message.destination,
-        "attempts": message.attempts + 1,
-        "reason": refusal.error,
-    }
 
 
 def publish(

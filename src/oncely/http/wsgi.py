@@ -54,7 +54,10 @@ class WsgiIdempotencyKey:
         with ExitStack() as stack:
             body = RequestBody(self._requests.max_body)
             stack.callback(body.close)
-            if not read_into(body, environ):
+            try:
+                for piece in pieces_in(environ):
+                    body.write(piece)
+            except EOFError:
                 return start_whole(start_response, HttpAnswer(400))
             work = self._requests.work(key, _request(environ, fields, body))
             environ[STATE] = RequestState(self._requests.ledger, work, key)
@@ -179,16 +182,6 @@ def fields_in(environ: Environ) -> list[tuple[str, str]]:
     apart = {"CONTENT_TYPE": "Content-Type", "CONTENT_LENGTH": "Content-Length"}
     fields += [(field, environ[name]) for name, field in apart.items() if environ.get(name)]
     return fields
-
-
-def read_into(body: RequestBody, environ: Environ) -> bool:
-    """Read a request's body; return whether it is complete, which needs a valid length."""
-    try:
-        for piece in pieces_in(environ):
-            body.write(piece)
-    except EOFError:
-        return False
-    return True
 
 
 def pieces_in(environ: Environ) -> Iterator[bytes]:

@@ -155,7 +155,7 @@ class _Publisher(Channel):
         Raises TransportError if the broker has not answered for all; it has the line's time for
         each window.
         """
-        most = self.line.frame_bytes() - _AROUND_PROPERTIES_BYTES
+        most = self.line.connection.params.frame_max - _AROUND_PROPERTIES_BYTES
         refused = {
             index: f"properties of {content.properties.size} bytes are over the limit of {most}"
             for index, content in enumerate(contents)
