@@ -8,10 +8,7 @@ from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from oncely._util import clock
-from oncely.core.commands import (
-    ClaimOutcome,
-    Outcome,
-)
+from oncely.core.commands import ClaimOutcome, Outcome
 from oncely.core.durations import Duration
 from oncely.core.record import Record, State
 from oncely.core.waiting import DeadLetter, WaitingMessage
@@ -19,10 +16,7 @@ from oncely.engine.async_calls import AsyncCalls, awaited
 from oncely.engine.group_commit import STALL_S, Call, CallPhase, GroupCommit, Posts
 from oncely.engine.inline_calls import InlineCalls
 from oncely.engine.mailbox import LedgerMailbox
-from oncely.engine.request import (
-    Request,
-    to_give_back,
-)
+from oncely.engine.request import Request, to_give_back
 from oncely.engine.transaction import JoinedTransaction
 from oncely.ledger import Ledger
 from oncely.stores.store import KeyRange, Wanted
@@ -121,8 +115,6 @@ class AsyncLedger(AsyncCalls):
 
     claim_many = _giving_back(Ledger.claim_many)
 
-    # ---- Looking -------------------------------------------------------------------------------
-
     now = awaited(Ledger.now)
     find_many = awaited(Ledger.find_many)
     key_ranges = awaited(Ledger.key_ranges)
@@ -172,13 +164,9 @@ class AsyncLedger(AsyncCalls):
         for message in await asyncio.to_thread(lambda: [*self._ledger.waiting(consumer, limit)]):
             yield message
 
-    # ---- Transactions --------------------------------------------------------------------------
-
     def transaction(self, connection: Any) -> JoinedTransaction:
         """The ledger's calls inside the caller's own transaction, for `async with`."""
         return self._ledger.transaction(connection)
-
-    # ---- For operators -------------------------------------------------------------------------
 
     migrate = awaited(Ledger.migrate)
     migration_sql = awaited(Ledger.migration_sql)

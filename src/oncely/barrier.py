@@ -126,20 +126,15 @@ class _Barrier:
     def _asked(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[_Context, Handling, Turn]:
-        context, message = _context(), message_in(args, kwargs)
+        context, message = _current.get(), message_in(args, kwargs)
+        if context is None:
+            raise MessageError(
+                "no message is being consumed here: call this inside "
+                '`with message_context(message_id="...", consumer_queue="..."):`'
+            )
         fingerprint = None if message is None else fingerprint_of(message.body)
         turn = Turn(Asked(id_text(context.message_id), fingerprint, message))
         return context, self._handling_of(context.consumer_queue), turn
-
-
-def _context() -> _Context:
-    context = _current.get()
-    if context is None:
-        raise MessageError(
-            "no message is being consumed here: call this inside "
-            '`with message_context(message_id="...", consumer_queue="..."):`'
-        )
-    return context
 
 
 def _logged(work: Work, context: _Context) -> Work:

@@ -1,7 +1,7 @@
 """Consumer: handles the messages of a queue, each once, with as little code as can be."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 
@@ -16,7 +16,6 @@ from oncely.consuming.settings import ConsumerSettings, Listener, MetadataOf
 from oncely.core.destination import check_destination
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError, MessageError
-from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
@@ -258,7 +257,11 @@ class Consumer:
         settings = self._settings(handler)
         try:
             signals = on_signals(self._stop.set, end_at_once) if stop_on_signals else nullcontext()
-            with self._opened() as transport, signals:
+            given = self._transport
+            opened = (
+                closing(open_transport(self.url or "")) if given is None else nullcontext(given)
+            )
+            with opened as transport, signals:
                 # The loop asks on every turn.
                 self._stop.on_asked = self.pulse.beat
                 topics = settings.parts.handlers.topics
@@ -279,28 +282,21 @@ class Consumer:
         """
         self._stop.set()
 
-    @contextmanager
-    def _opened(self) -> Iterator[Transport]:
-        """Its transport; closed at the end, unless it was handed over."""
-        if self._transport is not None:
-            yield self._transport
-            return
-        transport = open_transport(self.url or "")
-        try:
-            yield transport
-        finally:
-            transport.close()
-
     def _settings(self, handler: Handler | None) -> ConsumerSettings:
         handlers = self._handlers.with_rest(handler)
         if not handlers.all:
             raise ConfigError("consume: nothing handles the messages; write consume(handler)")
         policy = replace(self._policy, **self._changes)
+        handling = None
+        if self._ledger is not None:
+            handling = Handling.under(self._ledger, self._name, policy)
+            if self._ledger.can_defer:
+                handling.keeping = Keeping(self._name, self._is_ordered, self._error_queue)
         parts = Parts(
             outer=self._outer,
             inner=self._inner,
             handlers=handlers,
-            handling=self._handling(policy),
+            handling=handling,
             begins=self._begins,
             is_together=self._is_together,
         )
@@ -318,14 +314,6 @@ class Consumer:
             grace_s=self.grace_s,
             is_ordered=self._is_ordered,
         )
-
-    def _handling(self, policy: Policy) -> Handling | None:
-        if self._ledger is None:
-            return None
-        handling = Handling.under(self._ledger, self._name, policy)
-        if self._ledger.can_defer:
-            handling.keeping = Keeping(self._name, self._is_ordered, self._error_queue)
-        return handling
 
     def _check(self, parts: Parts) -> None:
         """Raise ConfigError where the parts do not go together."""
@@ -364,11 +352,7 @@ def _metadata_of(metadata: Mapping[str, Any] | MetadataOf | None) -> MetadataOf 
     if not isinstance(metadata, Mapping):
         raise ConfigError(f"metadata: {metadata!r} is neither a dict nor a function of the message")
     given = dict(metadata)
-
-    def same(_: Message) -> Mapping[str, Any]:
-        return given
-
-    return same
+    return lambda _: given
 
 
 def _count(value: int, what: str) -> int:

@@ -448,15 +448,6 @@ class Ledger(Calls):
         """Whether `error`, of a caller's connection, says that the database cannot be reached."""
         return self._store.is_outage(error)
 
-    @property
-    def observer(self) -> LedgerObserver | None:
-        """The metrics that count what happens, where there are any."""
-        return self.recorder.metrics
-
-    def observe(self, metrics: LedgerObserver) -> None:
-        """Let these metrics count what happens from now on, in place of any before."""
-        self.recorder.metrics = metrics
-
     def count_untracked(self, key: Key) -> None:
         """Log and count that a message runs without a claim; its id may be empty."""
         _log.warning(
@@ -542,16 +533,12 @@ def _limit(limit: int) -> int:
     return limit
 
 
-def _state(state: State | str) -> State:
-    try:
-        return State(state)
-    except ValueError:
-        raise ConfigError(f"state: {state!r} is none of {', '.join(State)}") from None
-
-
 def _query(
     consumer: str | None, state: State | str | None, older_than: Duration | None, limit: int
 ) -> Query:
     _limit(limit)
     older_than_s = None if older_than is None else seconds(older_than, "older_than")
-    return Query(consumer, None if state is None else _state(state), older_than_s, limit)
+    try:
+        return Query(consumer, None if state is None else State(state), older_than_s, limit)
+    except ValueError:
+        raise ConfigError(f"state: {state!r} is none of {', '.join(State)}") from None

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.ledger import Ledger, open_ledger
@@ -40,7 +40,7 @@ def open_named_transport(location: str) -> Transport:
 
     Raises ConfigError as `open_transport` does, without showing what a secret holds.
     """
-    url = check_shared_transport(read_secret(location, "transport"))
+    url = check_shared(read_secret(location, "transport"), "transport")
     with hidden(url, location):
         return open_transport(url)
 
@@ -96,19 +96,11 @@ def _present(secret: str, location: str, what: str) -> str:
     return secret
 
 
-def check_shared(ledger: str) -> str:
-    """`ledger`, if every process would see the same one. Raises ConfigError."""
-    if ledger.startswith("memory:"):
+def check_shared(url: str, what: Literal["ledger", "transport"] = "ledger") -> str:
+    """`url`, if every process would see the same ledger or transport. Raises ConfigError."""
+    if url.startswith("memory:"):
+        file = "ledger.db" if what == "ledger" else "queue.db"
         raise ConfigError(
-            'ledger: "memory://" is seen by one process only; write "sqlite:///ledger.db"'
+            f'{what}: "memory://" is seen by one process only; write "sqlite:///{file}"'
         )
-    return ledger
-
-
-def check_shared_transport(transport: str) -> str:
-    """`transport`, if every process would see the same one. Raises ConfigError."""
-    if transport.startswith("memory:"):
-        raise ConfigError(
-            'transport: "memory://" is seen by one process only; write "sqlite:///queue.db"'
-        )
-    return transport
+    return url

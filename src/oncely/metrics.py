@@ -102,16 +102,16 @@ class Metrics:
             ) from error
 
     def _register(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
+        def counter(name: str, text: str, labels: Sequence[str] = ("consumer",)) -> Counter:
             return Counter(name, text, labels, registry=registry)
 
         self._blocked = counter(
             "duplicate_messages_blocked_total",
             "Deliveries of messages that were completed before.",
-            "provider",
+            ["provider"],
         )
         self._check_errors = counter(
-            "idempotency_check_errors_total", "Calls for claims that raised an error.", "provider"
+            "idempotency_check_errors_total", "Calls for claims that raised an error.", ["provider"]
         )
         self._check_seconds = Histogram(
             "idempotency_check_duration_seconds",
@@ -121,27 +121,21 @@ class Metrics:
             buckets=_SECONDS,
         )
         self._claims = counter(
-            "oncely_claims_total", "Claims asked for, by their answer.", "consumer", "outcome"
+            "oncely_claims_total", "Claims asked for, by their answer.", ["consumer", "outcome"]
         )
         self._takeovers = counter(
-            "oncely_takeovers_total", "Claims granted where an earlier one had run out.", "consumer"
+            "oncely_takeovers_total", "Claims granted where an earlier one had run out."
         )
-        self._completed = counter("oncely_completed_total", "Messages completed.", "consumer")
-        self._failed = counter("oncely_failed_total", "Tries that failed.", "consumer")
-        self._exhausted = counter(
-            "oncely_exhausted_total", "Messages that failed permanently.", "consumer"
-        )
-        self._untracked = counter(
-            "oncely_untracked_total", "Messages that ran without a claim.", "consumer"
-        )
-        self._purged = counter("oncely_purged_total", "Records removed by age.", "consumer")
+        self._completed = counter("oncely_completed_total", "Messages completed.")
+        self._failed = counter("oncely_failed_total", "Tries that failed.")
+        self._exhausted = counter("oncely_exhausted_total", "Messages that failed permanently.")
+        self._untracked = counter("oncely_untracked_total", "Messages that ran without a claim.")
+        self._purged = counter("oncely_purged_total", "Records removed by age.")
         self._sent = counter(
-            "oncely_deferred_sent_total", "Deferred messages that a relay has sent.", "consumer"
+            "oncely_deferred_sent_total", "Deferred messages that a relay has sent."
         )
         self._refused = counter(
-            "oncely_deferred_refused_total",
-            "Times that a transport refused a deferred message.",
-            "consumer",
+            "oncely_deferred_refused_total", "Times that a transport refused a deferred message."
         )
         self._batch_size = Histogram(
             "oncely_batch_size",

@@ -90,34 +90,28 @@ def once(
     handling = Handling.under(
         ledger, consumer, policy, lease, keep_result=keep_result, is_called=True
     )
-    asked = functools.partial(_asked, key, fingerprint, policy)
+    turn = functools.partial(_turn, key, fingerprint, policy)
 
     def decorate(function: F) -> Any:
         check_function(function, "once")
         if transaction is not None:
             check_transaction(transaction, function, handling.ledger)
             runs: Any = run_async if is_async(function) else run
-            return wrapped(
-                function,
-                lambda call, args, kwargs: runs(
-                    handling, transaction, Turn(asked(args, kwargs)), call
-                ),
-            )
+            runs = functools.partial(runs, handling, transaction)
+            return wrapped(function, lambda call, args, kwargs: runs(turn(args, kwargs), call))
         inside: Any = within_async if is_async(function) else within
-        return wrapped(
-            function, inside(lambda args, kwargs: Work(handling, Turn(asked(args, kwargs))))
-        )
+        return wrapped(function, inside(lambda args, kwargs: Work(handling, turn(args, kwargs))))
 
     return decorate
 
 
-def _asked(
+def _turn(
     key: Callable[..., Id | None],
     fingerprint: Callable[..., Any] | bool,
     policy: Policy,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> Asked:
+) -> Turn:
     message_id = id_of_key(key(*args, **kwargs))
     message = message_in(args, kwargs)
     if callable(fingerprint):
@@ -125,11 +119,9 @@ def _asked(
     elif fingerprint or (not message_id and policy.on_missing_id == "fingerprint"):
         content = message.body if message is not None else content_of([args, kwargs])
     else:
-        return Asked(message_id, None, message)
-    return Asked(message_id, fingerprint_of(content), message)
+        return Turn(Asked(message_id, None, message))
+    return Turn(Asked(message_id, fingerprint_of(content), message))
 
-
-# ---- What cannot be meant ----------------------------------------------------------------------
 
 _NO_SOURCES = {
     *("Connection", "AsyncConnection", "Session", "AsyncSession"),

@@ -3,9 +3,9 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
 
 from oncely._util.clock import monotonic
 from oncely._util.crash_points import reached
@@ -114,11 +114,16 @@ class Relay:
             raise ConfigError('hold: a hold of zero holds nothing; write "30s"')
         harm = 'look for messages without a rest; write "1s"'
         self._poll_s = positive_seconds(poll, "poll", harm)
-        retries = Policy(tries=tries, backoff=backoff)
-        observer = metrics or ledger.observer
-        self._means = _Means(
-            ledger, transport, batch, hold_s, retries, create_queues, observer, clock, {}
-        )
+        self._ledger = ledger
+        self._transport = transport
+        self._batch = batch
+        self._hold_s = hold_s
+        self._retries = Policy(tries=tries, backoff=backoff)
+        self._creates = create_queues
+        self._observer = metrics or ledger.recorder.metrics
+        self._clock = clock
+        self._failing: dict[str, tuple[int, Outage]] = {}
+        """How often in a row each destination has failed while others did not."""
 
     def send_waiting(self, parents: Sequence[Key] | None = None) -> RelayReport:
         """Send until nothing more can be taken; only of these `parents`, where any are named.
@@ -126,7 +131,7 @@ class Relay:
         A message with a delay, or one that was refused, goes on waiting. Raises TransportError when
         the broker is away: confirmed messages are marked, the others can be taken again at once.
         """
-        sending = _Sending(self._means, threading.Event(), parents)
+        sending = _Sending(self, threading.Event(), parents)
         try:
             sending.go_on()
         except TransportError:
@@ -140,7 +145,7 @@ class Relay:
         Handled messages that have nothing left to send are completed, too. `on_progress` is called
         after each batch.
         """
-        sending = _Sending(self._means, stop, on_progress=on_progress)
+        sending = _Sending(self, stop, on_progress=on_progress)
         sending.go_on()
         self._tidy(stop)
         return sending.report
@@ -153,8 +158,8 @@ class Relay:
         away it tries again, ever more slowly. `on_progress` is called after each batch, and
         whenever the relay has looked for messages.
         """
-        self._means.ledger.recorder.works_as("relay")
-        sending = _Sending(self._means, stop, on_progress=on_progress)
+        self._ledger.recorder.works_as("relay")
+        sending = _Sending(self, stop, on_progress=on_progress)
         outage = Outage(
             _log,
             "relay_stalled",
@@ -183,48 +188,27 @@ class Relay:
 
     def _await_messages(self, stop: threading.Event) -> None:
         """Return when messages may be there, and when it is time to look, or to stop."""
-        some_wait = self._means.ledger.mailbox.backlog().waiting > 0
+        some_wait = self._ledger.mailbox.backlog().waiting > 0
         rest_s = min(self._poll_s, _LOOK_S) if some_wait else self._poll_s
         look_at = monotonic() + rest_s
         woken = False
         while not woken and not stop.is_set() and (left_s := look_at - monotonic()) > 0:
             slice_s = min(left_s, _SLICE_S)
             asleep_at = monotonic()
-            self._means.ledger.mailbox.wait(timedelta(seconds=slice_s))
+            self._ledger.mailbox.wait(timedelta(seconds=slice_s))
             woken = monotonic() - asleep_at < slice_s
 
     def _tidy(self, stop: threading.Event) -> None:
         """Complete handled messages that have nothing left to send: their worker died before it."""
-        handled = self._means.ledger.scan(
-            state=State.HANDLED, older_than=_TIDY_AGE, limit=_TIDY_MOST
-        )
+        handled = self._ledger.scan(state=State.HANDLED, older_than=_TIDY_AGE, limit=_TIDY_MOST)
         keys = [record.key for record in handled]
         for start in range(0, len(keys), _TIDY_BATCH):
             if stop.is_set():
                 return
-            self._means.ledger.mailbox.finish(keys[start : start + _TIDY_BATCH])
+            self._ledger.mailbox.finish(keys[start : start + _TIDY_BATCH])
 
 
 # ---- Batches -----------------------------------------------------------------------------------
-
-
-class _Means(NamedTuple):
-    """What a relay works with."""
-
-    ledger: Ledger
-    transport: Transport
-    batch: int
-    """Messages that are taken together."""
-    hold_s: float
-    """How long nobody else is given them."""
-    retries: Policy
-    """Says how often, and when, a refused message is tried again."""
-    creates: bool
-    """Whether a queue that is missing is made."""
-    observer: RelayObserver | None
-    clock: Clock
-    failing: dict[str, tuple[int, Outage]]
-    """How often in a row each destination has failed while others did not."""
 
 
 class _Batch:
@@ -287,7 +271,7 @@ class _Sending:
 
     def __init__(
         self,
-        means: _Means,
+        relay: Relay,
         stop: threading.Event,
         parents: Sequence[Key] | None = None,
         on_progress: OnProgress = lambda _: None,
@@ -295,7 +279,7 @@ class _Sending:
         self.report = RelayReport()
         self._refused: str | None = None
         """The destination that last refused or failed, and why."""
-        self._means = means
+        self._relay = relay
         self._stop = stop
         self._parents = parents
         self._on_progress = on_progress
@@ -327,34 +311,34 @@ class _Sending:
         batch = self._batch
         if batch.confirmed:
             reached("after_publish")
-            self._means.ledger.mailbox.sent(batch.confirmed)
+            self._relay._ledger.mailbox.sent(batch.confirmed)
             self.report.sent += len(batch.confirmed)
-            if self._means.observer is not None:
-                self._means.observer.deferred_sent(batch.confirmed)
+            if self._relay._observer is not None:
+                self._relay._observer.deferred_sent(batch.confirmed)
             batch.confirmed = []
         if batch.refusals:
-            self._means.ledger.mailbox.put_back(batch.refusals)
+            self._relay._ledger.mailbox.put_back(batch.refusals)
             self._count_refused(batch.refusals)
             batch.refusals = []
 
     def let_go(self) -> None:
         """Put the batch back for others at once, including messages that may have been sent."""
         left = [PutBack(message, None, 0.0, is_try=False) for message in self._batch.left()]
-        self._means.ledger.mailbox.put_back(left)
+        self._relay._ledger.mailbox.put_back(left)
         self._batch = _Batch()
 
     def _take(self) -> bool:
-        means = self._means
+        relay = self._relay
         # The clock is read before: the hold begins at some moment during the call.
-        good_until = means.clock() + means.hold_s
-        hold = timedelta(seconds=means.hold_s)
-        taken = means.ledger.mailbox.take(means.batch, hold, self._parents)
+        good_until = relay._clock() + relay._hold_s
+        hold = timedelta(seconds=relay._hold_s)
+        taken = relay._ledger.mailbox.take(relay._batch, hold, self._parents)
         self._batch = _Batch(taken, good_until)
         return bool(taken)
 
     def _heads(self) -> Mapping[str, WaitingMessage]:
         """The messages for the next publish, if any are left and still held."""
-        return self._batch.heads() if self._means.clock() < self._batch.good_until else {}
+        return self._batch.heads() if self._relay._clock() < self._batch.good_until else {}
 
     def _publish_all(self) -> None:
         """Publish the batch. Raises TransportError where every destination has failed, at once or
@@ -385,7 +369,7 @@ class _Sending:
     def _publish_heads(self, heads: Mapping[str, WaitingMessage]) -> None:
         refused = self._publish(list(heads.values()))
         for index, (lane, head) in enumerate(heads.items()):
-            if failing := self._means.failing.pop(head.destination, None):
+            if failing := self._relay._failing.pop(head.destination, None):
                 failing[1].over()
             if index in refused:
                 self._batch.refuse(lane, self._refusal(head, *refused[index]))
@@ -395,11 +379,11 @@ class _Sending:
     def _leave(self, messages: Sequence[WaitingMessage], error: TransportError) -> None:
         """Put these back: their destination fails, while others do not."""
         destination, reason = messages[0].destination, describe(error)
-        failures, outage = self._means.failing.get(destination) or (0, _outage(destination))
-        self._means.failing[destination] = failures + 1, outage
+        failures, outage = self._relay._failing.get(destination) or (0, _outage(destination))
+        self._relay._failing[destination] = failures + 1, outage
         retry_s = pause_s(failures, _FIRST_APART_S, _LONGEST_APART_S)
         left = [PutBack(each, reason, retry_s, is_try=False) for each in messages]
-        self._means.ledger.mailbox.put_back(left)
+        self._relay._ledger.mailbox.put_back(left)
         self._refused = f"{destination}: {reason}"
         outage.met(error, count=len(messages), again_in_s=round(retry_s))
 
@@ -410,7 +394,7 @@ class _Sending:
         destination = messages[0].destination
         try:
             content = [each.message for each in messages]
-            self._means.transport.publish(destination, content, create=self._means.creates)
+            self._relay._transport.publish(destination, content, create=self._relay._creates)
         except PublishRefused as error:
             return {index: (why, index in error.passing) for index, why in error.refused.items()}
         except BrokerRefused:
@@ -421,7 +405,7 @@ class _Sending:
         return {}
 
     def _refusal(self, message: WaitingMessage, reason: str, is_passing: bool) -> PutBack:
-        retries = self._means.retries
+        retries = self._relay._retries
         attempts = message.attempts + 1
         is_over = not is_passing or retries.is_spent(attempts)
         return PutBack(message, describe(reason), None if is_over else retries.delay_s(attempts))
@@ -430,23 +414,31 @@ class _Sending:
 
     def _count_refused(self, refusals: Sequence[PutBack]) -> None:
         for refusal in refusals:
-            self._refused = f"{refusal.message.destination}: {refusal.error}"
+            message = refusal.message
+            self._refused = f"{message.destination}: {refusal.error}"
+            told = {
+                "consumer": message.parent.consumer,
+                "message_id": message.id,
+                "destination": message.destination,
+                "attempts": message.attempts + 1,
+                "reason": refusal.error,
+            }
             if refusal.retry_s is None:
                 self.report.set_aside += 1
                 _log.error(
                     "deferred message '%(message_id)s' of '%(consumer)s' was refused by "
                     "'%(destination)s': %(reason)s; it is set aside for people",
-                    extra={"event": "deferred_set_aside", **_told(refusal)},
+                    extra={"event": "deferred_set_aside", **told},
                 )
             else:
                 self.report.refused += 1
                 _log.warning(
                     "deferred message '%(message_id)s' of '%(consumer)s' was refused by "
                     "'%(destination)s': %(reason)s; attempt %(attempts)s, and it is retried",
-                    extra={"event": "deferred_refused", **_told(refusal)},
+                    extra={"event": "deferred_refused", **told},
                 )
-        if self._means.observer is not None:
-            self._means.observer.deferred_refused([refusal.message for refusal in refusals])
+        if self._relay._observer is not None:
+            self._relay._observer.deferred_refused([refusal.message for refusal in refusals])
 
 
 def _outage(destination: str) -> Outage:
@@ -459,17 +451,6 @@ def _outage(destination: str) -> Outage:
         "messages for destination '%(destination)s' are sent again after %(away_s)s s",
         destination=destination,
     )
-
-
-def _told(refusal: PutBack) -> Mapping[str, object]:
-    message = refusal.message
-    return {
-        "consumer": message.parent.consumer,
-        "message_id": message.id,
-        "destination": message.destination,
-        "attempts": message.attempts + 1,
-        "reason": refusal.error,
-    }
 
 
 def publish(
@@ -488,8 +469,5 @@ def publish(
     if not isinstance(transport, str):
         transport.publish(destination, many, create=create)
         return
-    opened = open_transport(transport)
-    try:
+    with closing(open_transport(transport)) as opened:
         opened.publish(destination, many, create=create)
-    finally:
-        opened.close()

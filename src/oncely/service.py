@@ -8,15 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Literal, cast
 
-from oncely.core.commands import (
-    Busy,
-    Duplicate,
-    Exhausted,
-    Handled,
-    InDoubt,
-    Mismatch,
-    TooOld,
-)
+from oncely.core.commands import Busy, Duplicate, Exhausted, Handled, InDoubt, Mismatch, TooOld
 from oncely.core.durations import Duration
 from oncely.core.errors import MessageError, RefusedError
 from oncely.core.ids import check_id, fingerprint_of
@@ -104,8 +96,6 @@ class IdempotenceService:
         gone = weakref.finalize(self, _let_go_all, self._handling.heartbeat, self._assigned)
         gone.atexit = False
 
-    # ---- Before the handler --------------------------------------------------------------------
-
     def processing_status(self, message: Message) -> ProcessingStatus:
         """What to do with this delivery; ASSIGNED claims the message."""
         turn = Turn(_asked(message))
@@ -138,8 +128,6 @@ class IdempotenceService:
         note = None if key is None else self._notes.get(key)
         return None if note == "untracked" else note
 
-    # ---- While the handler runs ----------------------------------------------------------------
-
     def add_deferred_message(
         self, message: Message, deferred: Message, destination: str = ""
     ) -> None:
@@ -165,8 +153,6 @@ class IdempotenceService:
                 raise MessageError(f"a handler may send {MOST_DEFERRED:,} messages, and no more")
             kept = WaitingMessage(deferred.id, destination, deferred, key, position)
             assigned.deferred.setdefault((kept.id, destination), kept)
-
-    # ---- When the handler has ended ------------------------------------------------------------
 
     def message_handled(self, message: Message) -> None:
         """The handler has succeeded; that and its deferred messages are stored together, or not at
@@ -257,8 +243,6 @@ class IdempotenceService:
         if isinstance(verdict, DeadLetter):
             return None
         return timedelta(seconds=verdict.delay_s if isinstance(verdict, Delay) else 0.0)
-
-    # ---- What runs here ------------------------------------------------------------------------
 
     def _tracked_key(self, message: Message) -> Key | None:
         """The key of the message; None where it runs without a claim."""

@@ -42,25 +42,24 @@ def upsert(
     Raises ConfigError for columns that do not fit the table or each other, and for other databases;
     an error of the database is raised as it is.
     """
-    target = _table_of(table)
+    target = getattr(table, "__table__", table)
+    if not isinstance(target, Table):
+        raise ConfigError(f"upsert: {table!r} is neither a Table nor a mapped class")
     given = [rows] if isinstance(rows, Mapping) else list(rows)
     if not given:
         return
     columns, keys = _columns_of(given), _names(key)
     renewed = [name for name in columns if name not in keys] if update is None else _names(update)
     check_columns(target, columns, keys, renewed, sequence_by)
-    _check_no_null(given, [*keys, sequence_by] if sequence_by else keys)
+    for name in [*keys, sequence_by] if sequence_by else keys:
+        # In a unique constraint no null equals another: the row would be inserted each time. And
+        # null has no order.
+        if any(row[name] is None for row in given):
+            raise ConfigError(f"upsert: {name!r} is None in a row; it needs a value in each")
     statement = _statement(_dialect_of(connection, target), target, keys, renewed, sequence_by)
     # One order for all writers, so that no two of them wait for each other.
     given.sort(key=lambda row: [str(row[name]) for name in keys])
     connection.execute(statement, [dict(row) for row in given])
-
-
-def _table_of(table: Table | type) -> Table:
-    found = getattr(table, "__table__", table)
-    if not isinstance(found, Table):
-        raise ConfigError(f"upsert: {table!r} is neither a Table nor a mapped class")
-    return found
 
 
 def _dialect_of(connection: Connection | Session, table: Table) -> str:
@@ -110,14 +109,6 @@ def check_columns(
             f"upsert: sequence_by={sequence_by!r} is not a column that is updated;"
             f" name one of {', '.join(update)}"
         )
-
-
-def _check_no_null(rows: Sequence[Row], names: Sequence[str]) -> None:
-    # In a unique constraint no null equals another: the row would be inserted each time. And null
-    # has no order.
-    for name in names:
-        if any(row[name] is None for row in rows):
-            raise ConfigError(f"upsert: {name!r} is None in a row; it needs a value in each")
 
 
 def _is_unique(table: Table, key: Sequence[str]) -> bool:

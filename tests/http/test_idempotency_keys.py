@@ -79,7 +79,7 @@ def test_a_key_is_required(drive: Drive, shop: Shop) -> None:
     assert answer.status == 400
     assert answer.value_of("Content-Type") == "application/problem+json"
     assert answer.json()["type"] == "https://api.test/docs#key-missing"
-    assert "https://api.test/docs" in str(answer.value_of("SqlConnection"))
+    assert "https://api.test/docs" in str(answer.value_of("Link"))
     assert shop.calls == 0
 
 

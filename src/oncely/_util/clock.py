@@ -65,9 +65,8 @@ def replaced_by(clock: Clock) -> Iterator[None]:
         _clock = former
 
 
-# ---- The time of stores ------------------------------------------------------------------------
-
 _passed_s = 0.0
+"""The time that a test has let pass for stores."""
 
 
 def pass_for_stores(seconds: float) -> None:

@@ -12,10 +12,7 @@ _MOST_DELAY_S = 30.0
 
 
 def pause_s(
-    failures: int,
-    first_s: float,
-    longest_s: float,
-    jitter: Callable[[], float] | None = None,
+    failures: int, first_s: float, longest_s: float, jitter: Callable[[], float] | None = None
 ) -> float:
     """Twice as long after each failure but the first, up to a bound.
 
@@ -34,9 +31,7 @@ class Backoff:
     """
 
     def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        jitter: Callable[[], float] | None = None,
+        self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] | None = None
     ) -> None:
         self._clock = clock
         self._jitter = jitter

@@ -19,7 +19,7 @@ class StopEvent(threading.Event):
 
     def __init__(self) -> None:
         super().__init__()
-        self.on_asked: Callable[[], object] = _nothing
+        self.on_asked: Callable[[], object] = lambda: None
 
     def is_set(self) -> bool:
         """Whether it is set."""
@@ -84,7 +84,3 @@ def end_at_once(number: int) -> NoReturn:
         # A progress display on a terminal hides the cursor.
         os.write(2, _SHOW_CURSOR)
     os._exit(128 + number)
-
-
-def _nothing() -> None:
-    pass

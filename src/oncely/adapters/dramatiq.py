@@ -1,6 +1,6 @@
 """A middleware for dramatiq: actors handle each message once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import cache, partial
 from inspect import unwrap
@@ -86,11 +86,11 @@ class OnceMiddleware(Middleware):
         """Tell the wrapped function which message it is called for."""
         self._message.set(message)
 
-    def _session_of(self, actor: Actor[Any, Any]) -> tuple[Any, str] | None:
-        """The source of the actor's sessions, and their parameter; None if it takes no session."""
+    def _session_of(self, actor: Actor[Any, Any]) -> tuple[Any, Sequence[str]]:
+        """The source of the actor's sessions, and their parameter; neither if it takes none."""
         source = actor.options.get("once_transaction", self._transaction)
         if source in (None, False) or actor.options.get("once") is False:
-            return None
+            return None, ()
         self._check_source(source)
         function = unwrap(actor.fn)
         if is_async(function):
@@ -98,13 +98,13 @@ class OnceMiddleware(Middleware):
                 f"transaction: {name_of(function)} is async, and runs on a loop of dramatiq's; "
                 "write it without async, or add once_transaction=False to the actor"
             )
-        return source, session_parameter(function)
+        return source, [session_parameter(function)]
 
     def _check_source(self, source: object) -> None:
         check_source(source, "an actor", self._ledger, awaits=False)
 
     def _once(self, broker: Broker, actor: Actor[Any, Any]) -> Run:
-        session = self._session_of(actor)
+        source, names = self._session_of(actor)
         # Made at the first use: dramatiq only logs errors raised when an actor is declared.
         handling_of = cache(self._under)
 
@@ -115,13 +115,12 @@ class OnceMiddleware(Middleware):
             if message is None:
                 return call()
             turn = Turn(Asked(id_of_key(self._key_of(message))))
-            if session is None:
-                return _attempted(
-                    Attempt("dramatiq", handling_of(actor), turn), broker, message, call
-                )
-            source, name = session
             attempt = Attempt("dramatiq", handling_of(actor), turn, source)
-            return _attempted(attempt, broker, message, lambda given: call(**{name: given}))
+
+            def given(*sessions: Any) -> Any:
+                return call(**dict(zip(names, sessions, strict=True)))
+
+            return _attempted(attempt, broker, message, given)
 
         return run
 

@@ -70,8 +70,6 @@ def once_middleware(
 
 
 class _OneMessage(BaseMiddleware[Any, Any]):
-    """The middleware around the handling, or the publishing, of one message."""
-
     def __init__(
         self,
         msg: Any,

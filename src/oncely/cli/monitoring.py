@@ -50,12 +50,12 @@ def observed(ledger: Ledger | None) -> None:
             "--metrics-port: prometheus_client is not installed; "
             "type: pip install 'oncely[metrics]'"
         ) from error
-    if ledger is not None and ledger.observer is not None:
+    if ledger is not None and ledger.recorder.metrics is not None:
         return
     with suppress(ConfigError):  # The user's program has registered some already.
         metrics = Metrics()
         if ledger is not None:
-            ledger.observe(metrics)
+            ledger.recorder.metrics = metrics
 
 
 @contextmanager

@@ -41,7 +41,10 @@ class HttpAnswer:
     @property
     def line(self) -> str:
         """The status with its phrase, as WSGI requires it."""
-        return status_line(self.status)
+        try:
+            return f"{self.status} {HTTPStatus(self.status).phrase}"
+        except ValueError:
+            return f"{self.status} Unknown"
 
     def value_of(self, name: str) -> str | None:
         """The value of the first field of that name."""
@@ -67,14 +70,6 @@ class HeldBody:
         self._pieces.clear()
         self.length = 0
         return body
-
-
-def status_line(status: int) -> str:
-    """A status with its phrase."""
-    try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return f"{status} Unknown"
 
 
 def to_keep(answer: HttpAnswer, not_replayed: Collection[str]) -> dict[str, Any]:

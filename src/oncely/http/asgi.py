@@ -10,7 +10,7 @@ from oncely.http.answers import EVENT_STREAM, HELD_S, HeldBody, HttpAnswer
 from oncely.http.http_request import HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.request_state import RequestState
-from oncely.http.request_work import Exchange
+from oncely.http.request_work import RequestWork
 from oncely.ledger import Ledger
 
 Scope = MutableMapping[str, Any]
@@ -55,22 +55,17 @@ class IdempotencyKey:
             await self._keyed(key, fields, scope, receive, send)
 
     async def _keyed(
-        self,
-        key: str,
-        fields: list[tuple[str, str]],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+        self, key: str, fields: list[tuple[str, str]], scope: Scope, receive: Receive, send: Send
     ) -> None:
         body = RequestBody(self._requests.max_body)
         try:
             if not await read_into(body, receive):
                 body.close()
                 return  # The client disconnected before its request was complete.
-            exchange = self._requests.exchange(key, _request(scope, fields, body))
-            state = RequestState(self._requests.ledger, exchange.work, key)
+            work = self._requests.work(key, _request(scope, fields, body))
+            state = RequestState(self._requests.ledger, work, key)
             inner = _with_state(scope, state)
-            running = _Running(self._app, exchange, inner, body, Client(send))
+            running = _Running(self._app, work, inner, body, Client(send))
             task = asyncio.ensure_future(running.run(self._calls))
         except BaseException:
             body.close()
@@ -107,10 +102,10 @@ class _Running:
     """One request in the application; its response is held back until the end is stored."""
 
     def __init__(
-        self, app: AsgiApp, exchange: Exchange, scope: Scope, body: RequestBody, client: Client
+        self, app: AsgiApp, work: RequestWork, scope: Scope, body: RequestBody, client: Client
     ) -> None:
         self._app = app
-        self._exchange = exchange
+        self._work = work
         self._scope = scope
         self._pieces = body.pieces()
         self._is_read = False
@@ -135,16 +130,16 @@ class _Running:
         """Handle the request, and return when the application has returned."""
         running: asyncio.Future[None] | None = None
         try:
-            async with self._exchange.work as work:
+            async with self._work as work:
                 if work.is_new:
                     running = asyncio.ensure_future(
                         self._app(self._scope, self._receive, self._take)
                     )
                     answer = await self._answer(running)
                 else:
-                    answer = await self._exchange.replayed(calls)
+                    answer = await self._work.replayed(calls)
         except Exception as error:  # noqa: BLE001 - the application's own error is raised again.
-            answer = self._exchange.told(error)
+            answer = self._work.told(error)
         finally:
             self._may_go_on.set()
             if self._timer is not None:
@@ -160,7 +155,7 @@ class _Running:
         try:
             either: list[asyncio.Future[Any]] = [running, self._answered]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if await self._exchange.work.may_be_committed():
+            if await self._work.may_be_committed():
                 # As a dependency of FastAPI does after the response.
                 self._may_go_on.set()
                 await running
@@ -174,12 +169,10 @@ class _Running:
             raise RuntimeError("the application has returned before its response was complete")
         answer = self._answered.result()
         if self._passes is None:
-            self._exchange.note(answer)
+            self._work.note(answer)
         else:
-            self._exchange.note_passed(answer.status, self._passes)
+            self._work.note_passed(answer.status, self._passes)
         return answer
-
-    # ---- What the application receives and sends ------------------------------------------------
 
     async def _receive(self) -> Event:
         if not self._is_read:
@@ -222,7 +215,7 @@ class _Running:
             await self._client.send({"type": "http.response.body", "body": b""})
 
     def _why_passed(self, *, more: bool) -> str | None:
-        if self._held.length > self._exchange.most_kept:
+        if self._held.length > self._work.most_kept:
             return "it is larger than what is kept"
         names = {name.lower(): value for name, value in self._headers}
         if more and b"content-length" not in names:
@@ -250,9 +243,6 @@ class _Running:
             if body := self._held.let_go():
                 event = {"type": "http.response.body", "body": body, "more_body": True}
                 await self._client.send(event)
-
-
-# ---- Reading and writing ASGI ------------------------------------------------------------------
 
 
 async def read_into(body: RequestBody, receive: Receive) -> bool:

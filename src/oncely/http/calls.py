@@ -1,10 +1,11 @@
 """HTTP calls of handlers: the same idempotency key in every attempt."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from oncely.core.errors import ConfigError, MessageError
-from oncely.core.message import Processing, current
+from oncely.core.message import current
 from oncely.core.waiting import digest
 from oncely.http.header_field import FIELD, write_key
 
@@ -35,13 +36,14 @@ def keyed(client: C, *, quoted: bool = True) -> C:
     same call twice, give each a key of its own by `idempotency_headers`. Outside a handler no key
     is added. Raises ConfigError for any other client.
     """
+    add = partial(_add_key, quoted=quoted)
     if hasattr(client, "event_hooks"):
-        _hook(client, quoted=quoted)
+        _hook(client, add)
     elif hasattr(client, "adapters") and hasattr(client, "mount"):
         from oncely.http.requests_adapter import KeyedAdapter
 
         for prefix, adapter in [*client.adapters.items()]:
-            client.mount(prefix, KeyedAdapter(adapter, _adding(quoted=quoted)))
+            client.mount(prefix, KeyedAdapter(adapter, add))
     else:
         raise ConfigError(
             f"keyed: a {type(client).__name__} is not a client of httpx, nor a Session of requests"
@@ -53,28 +55,18 @@ Adds = Callable[[Any, Callable[[], bytes]], None]
 """Adds a key to a request; the function reads the request's body."""
 
 
-def _adding(*, quoted: bool) -> Adds:
-    def add(request: Any, body: Callable[[], bytes]) -> None:
-        processing = _processing()
-        if processing is None or request.method not in _METHODS or FIELD in request.headers:
-            return
+def _add_key(request: Any, body: Callable[[], bytes], *, quoted: bool) -> None:
+    try:
+        processing = current()
+    except MessageError:
+        return
+    if request.method in _METHODS and FIELD not in request.headers:
         name = digest(request.method, str(request.url), body().hex())
         key = processing.step_key(f"call {name}")
         request.headers[FIELD] = write_key(key) if quoted else key
 
-    return add
 
-
-def _processing() -> Processing | None:
-    try:
-        return current()
-    except MessageError:
-        return None
-
-
-def _hook(client: Any, *, quoted: bool) -> None:
-    add = _adding(quoted=quoted)
-
+def _hook(client: Any, add: Adds) -> None:
     def before(request: Any) -> None:
         add(request, request.read)
 

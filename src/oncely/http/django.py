@@ -26,7 +26,7 @@ from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_le
 from oncely.http.keyed_requests import KeyedRequests
 from oncely.http.passing import Passing, passing
 from oncely.http.request_state import RequestState, answer_of
-from oncely.http.request_work import ErrorAnswer, Exchange
+from oncely.http.request_work import ErrorAnswer, RequestWork
 from oncely.ledger import Ledger, open_ledger
 
 _ERROR = "oncely.error"
@@ -67,9 +67,9 @@ class DjangoIdempotencyKey:
         finalize(request, body.close)
         if not _read_into(body, request):
             return self._answered(HttpResponse(status=400))
-        exchange = self._exchange(key, request, fields, body)
-        request.oncely = RequestState(self._requests.ledger, exchange.work, key)
-        return self._shielded(exchange, request) if self._is_async else self._run(exchange, request)
+        work = self._work_of(key, request, fields, body)
+        request.oncely = RequestState(self._requests.ledger, work, key)
+        return self._shielded(work, request) if self._is_async else self._run(work, request)
 
     def process_exception(self, request: DjangoRequest, error: Exception) -> None:
         """Remember the error of a view: the middleware itself gets only a response of 500."""
@@ -78,9 +78,9 @@ class DjangoIdempotencyKey:
     def _answered(self, response: HttpResponse) -> Any:
         return _awaitable(response) if self._is_async else response
 
-    def _exchange(
+    def _work_of(
         self, key: str, request: DjangoRequest, fields: list[tuple[str, str]], body: RequestBody
-    ) -> Exchange:
+    ) -> RequestWork:
         asked = HttpRequest(
             method=request.method or "",
             path=request.path,
@@ -90,54 +90,52 @@ class DjangoIdempotencyKey:
             native=request,
             look_up=partial(_look_up, request),
         )
-        exchange = self._requests.exchange(key, asked)
+        work = self._requests.work(key, asked)
         body.file.seek(0)
-        return exchange
+        return work
 
-    def _run(self, exchange: Exchange, request: DjangoRequest) -> HttpResponseBase:
+    def _run(self, work: RequestWork, request: DjangoRequest) -> HttpResponseBase:
         response: Any = None
         try:
             with ExitStack() as stack:
-                work = stack.enter_context(exchange.work)
+                stack.enter_context(work)
                 if not work.is_new:
                     calls = InlineCalls(self._requests.ledger)
-                    return _response(run_inline(exchange.replayed(calls)))
+                    return _response(run_inline(work.replayed(calls)))
                 response = self._get_response(request)
                 if response.streaming:
-                    chunks = iter(_read_once(response))
-                    end = _streamed(exchange, response)
-                    response.streaming_content = Passing(chunks, end, stack.pop_all())
+                    stream, end = _streamed(work, response)
+                    response.streaming_content = Passing(iter(stream), end, stack.pop_all())
                 else:
-                    exchange.note(answer_of(response), request.META.get(_ERROR))
+                    work.note(answer_of(response), request.META.get(_ERROR))
                 return response
         except Exception as error:  # noqa: BLE001 - raised again where it is the view's.
-            return _after(error, exchange, response)
+            return _after(error, work, response)
 
-    async def _shielded(self, exchange: Exchange, request: DjangoRequest) -> HttpResponseBase:
+    async def _shielded(self, work: RequestWork, request: DjangoRequest) -> HttpResponseBase:
         """Run the view; a client that disconnects does not stop it."""
-        task = asyncio.ensure_future(self._run_async(exchange, request))
+        task = asyncio.ensure_future(self._run_async(work, request))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
 
-    async def _run_async(self, exchange: Exchange, request: DjangoRequest) -> HttpResponseBase:
+    async def _run_async(self, work: RequestWork, request: DjangoRequest) -> HttpResponseBase:
         response: Any = None
         try:
             async with AsyncExitStack() as stack:
-                work = await stack.enter_async_context(exchange.work)
+                await stack.enter_async_context(work)
                 if not work.is_new:
                     calls = SteadyLedger(self._requests.ledger)
-                    return _response(await exchange.replayed(calls))
+                    return _response(await work.replayed(calls))
                 response = await self._get_response(request)
                 if response.streaming:
-                    chunks = aiter(_read_once(response))
-                    end = _streamed(exchange, response)
-                    response.streaming_content = passing(chunks, end, stack.pop_all())
+                    stream, end = _streamed(work, response)
+                    response.streaming_content = passing(aiter(stream), end, stack.pop_all())
                 else:
-                    exchange.note(answer_of(response), request.META.get(_ERROR))
+                    work.note(answer_of(response), request.META.get(_ERROR))
                 return response
         except Exception as error:  # noqa: BLE001 - raised again where it is the view's.
-            return _after(error, exchange, response)
+            return _after(error, work, response)
 
 
 def _read_into(body: RequestBody, request: Any) -> bool:
@@ -165,17 +163,16 @@ def _read_into(body: RequestBody, request: Any) -> bool:
     return body.length >= length
 
 
-def _read_once(response: Any) -> StreamingHttpResponse:
-    """The response's stream, to be read in Django's way after the response got other content."""
-    return StreamingHttpResponse(response.streaming_content)
+def _streamed(work: RequestWork, response: Any) -> tuple[StreamingHttpResponse, Callable[[], None]]:
+    """The response's stream, to be read in Django's way after the response got other content; and
+    what to call at its end.
+    """
+    end = partial(work.note_passed, response.status_code, "it is streamed")
+    return StreamingHttpResponse(response.streaming_content), end
 
 
-def _streamed(exchange: Exchange, response: Any) -> Callable[[], None]:
-    return partial(exchange.note_passed, response.status_code, "it is streamed")
-
-
-def _after(error: Exception, exchange: Exchange, response: Any) -> HttpResponseBase:
-    answer = exchange.told(error)
+def _after(error: Exception, work: RequestWork, response: Any) -> HttpResponseBase:
+    answer = work.told(error)
     # The view's own response is sent as it is, with its cookies.
     is_own = response is not None and isinstance(error, ErrorAnswer)
     return response if is_own else _response(answer)

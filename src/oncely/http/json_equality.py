@@ -63,8 +63,5 @@ def _number(text: str) -> Any:
 
 
 _decode = json.JSONDecoder(
-    object_pairs_hook=_named_once,
-    parse_float=_float,
-    parse_int=_int,
-    parse_constant=no_constant,
+    object_pairs_hook=_named_once, parse_float=_float, parse_int=_int, parse_constant=no_constant
 ).decode

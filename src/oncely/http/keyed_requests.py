@@ -24,16 +24,13 @@ from oncely.http.header_field import FIELD, read_key
 from oncely.http.http_request import HttpRequest
 from oncely.http.problems import Errors, Problem, problem_json
 from oncely.http.request_state import RequestState
-from oncely.http.request_work import Exchange, RequestWork
+from oncely.http.request_work import RequestWork
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import check_called
 
 _log = EventLog(__name__)
-
-_FIRST_5XX = 500
-_FIRST_4XX = 400
 
 
 class KeyOptions(TypedDict, total=False):
@@ -97,14 +94,16 @@ class KeyedRequests:
         )
         """While the store is away, and requests do not run for that reason."""
         self.max_body = bytes_in(options.get("max_body", "1MiB"), "max_body")
-        self._methods = _methods(options.get("methods", ("POST", "PATCH")))
+        methods = _texts(options.get("methods", ("POST", "PATCH")), "methods", ["POST"])
+        self._methods = frozenset(method.upper() for method in methods)
         self._required = _flag(options, "required")
         self._scope = _function(options, "scope")
         self._fingerprint = _function(options, "fingerprint")
         self._takes_bare = _flag(options, "bare_keys")
         self._keep_4xx = _kept_4xx(options.get("keep_4xx", False))
         self._keep_5xx = _flag(options, "keep_5xx")
-        self.not_replayed = NEVER_REPLAYED | _fields(options.get("not_replayed", ()))
+        fields = _texts(options.get("not_replayed", ()), "not_replayed", ["X-Request-Id"])
+        self.not_replayed = NEVER_REPLAYED | {name.lower() for name in fields}
         self._errors: Errors = check_called(
             options.get("errors", problem_json), "errors", ["problem"]
         )
@@ -130,9 +129,9 @@ class KeyedRequests:
             return self.told(problems.KEY_MISSING)
         return key
 
-    def exchange(self, key: str, request: HttpRequest) -> Exchange:
-        """The exchange of `request`, which has that key. Raises ConfigError if the request is
-        handled under the same consumer already.
+    def work(self, key: str, request: HttpRequest) -> RequestWork:
+        """The work on `request`, which has that key. Raises ConfigError if the request is handled
+        under the same consumer already.
         """
         message_id = _message_id(request, self._scope_of(request), key)
         around = getattr(request, "oncely", None)
@@ -149,7 +148,7 @@ class KeyedRequests:
             content_type=request.headers.get("content-type", ""),
         )
         turn = Turn(Asked(message_id, self._fingerprint_of(request), message))
-        return Exchange(self, RequestWork(self.handling, turn, self.not_replayed))
+        return RequestWork(self, turn)
 
     def _scope_of(self, request: HttpRequest) -> str | None:
         try:
@@ -165,9 +164,9 @@ class KeyedRequests:
 
     def keeps(self, status: int) -> bool:
         """Whether a response of that status is kept for repeated requests."""
-        if status >= _FIRST_5XX:
+        if status >= 500:
             return self._keep_5xx
-        if status < _FIRST_4XX:
+        if status < 400:
             return True
         kept = self._keep_4xx
         return kept if isinstance(kept, bool) else status in kept
@@ -188,9 +187,6 @@ def _message_id(request: HttpRequest, scope: str | None, key: str) -> str:
     return f"{request.method} {digest(whole)}"
 
 
-# ---- Checking options --------------------------------------------------------------------------
-
-
 def _check_names(options: Mapping[str, Any]) -> None:
     known = get_type_hints(KeyOptions)
     for name in options:
@@ -200,14 +196,6 @@ def _check_names(options: Mapping[str, Any]) -> None:
             )
     if "consumer" not in options:
         raise ConfigError('idempotency keys: consumer is missing; write consumer="api"')
-
-
-def _methods(methods: object) -> frozenset[str]:
-    return frozenset(method.upper() for method in _texts(methods, "methods", ["POST"]))
-
-
-def _fields(names: object) -> frozenset[str]:
-    return frozenset(name.lower() for name in _texts(names, "not_replayed", ["X-Request-Id"]))
 
 
 def _texts(given: object, name: str, example: Sequence[str]) -> Collection[str]:
@@ -232,7 +220,7 @@ def _kept_4xx(given: Any) -> bool | Collection[int]:
     if isinstance(given, bool):
         return given
     is_some = isinstance(given, Collection) and not isinstance(given, str | bytes)
-    if not is_some or not all(each in range(_FIRST_4XX, _FIRST_5XX) for each in given):
+    if not is_some or not all(each in range(400, 500) for each in given):
         raise ConfigError(
             f"keep_4xx: {given!r} is not a bool or a list of statuses from 400 to 499; "
             "write True or [402, 409]"

@@ -1,7 +1,7 @@
 """Responses that pass through: their request ends with their last chunk."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 
 from oncely._util.event_log import EventLog
 
@@ -69,18 +69,14 @@ async def passing(
             end()
 
 
-class logged:  # noqa: N801 - reads as a statement.
+@contextmanager
+def logged() -> Iterator[None]:
     """Log an error in the block, and do not raise it: the client has its response already."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> bool:
-        if kind is None or not issubclass(kind, Exception):
-            return False
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - as said.
         _log.warning(
             "the end of a request could not be stored: %(reason)s; its response has been sent",
             exc_info=True,
             extra={"event": "request_not_completed"},
         )
-        return True

@@ -68,9 +68,7 @@ def _answer(problem: Problem, content_type: str, content: Mapping[str, Any]) -> 
     if problem.retry_s is not None:
         fields.append(("Retry-After", str(problem.retry_s)))
     if problem.documentation is not None:
-        fields.append(
-            ("SqlConnection", f'<{problem.documentation}>; rel="describedby"; type="text/html"')
-        )
+        fields.append(("Link", f'<{problem.documentation}>; rel="describedby"; type="text/html"'))
     return HttpAnswer(problem.status, fields, body)
 
 
@@ -82,7 +80,6 @@ KEY_MISSING = Problem(
     "this operation needs an Idempotency-Key header field: send a new key, such as a UUID, "
     "with each new operation, and the same key when you repeat it",
 )
-"""The request has no key, and needs one."""
 IN_FLIGHT = Problem(
     "in-flight",
     409,
@@ -91,7 +88,6 @@ IN_FLIGHT = Problem(
     "a request with the same Idempotency-Key is being processed: repeat this one later",
     retry_s=_RETRY_S,
 )
-"""The first request is still being processed."""
 KEY_REUSED = Problem(
     "key-reused",
     422,
@@ -99,7 +95,6 @@ KEY_REUSED = Problem(
     "Idempotency-Key is already used",
     "another request was made under this Idempotency-Key: send a new key with a new request",
 )
-"""Another request was made with the same key."""
 IN_DOUBT = Problem(
     "in-doubt",
     409,
@@ -108,7 +103,6 @@ IN_DOUBT = Problem(
     "the server stopped while it was processed, and it is not known whether it had its "
     "effect: it does not run again until that is decided",
 )
-"""Nobody knows whether the first request had its effect."""
 FAILED_PERMANENTLY = Problem(
     "failed",
     409,
@@ -116,7 +110,6 @@ FAILED_PERMANENTLY = Problem(
     "The request has failed before",
     "it does not run again: send a new key with a new request",
 )
-"""The first request has failed, and may not run again."""
 UNAVAILABLE = Problem(
     "unavailable",
     503,
@@ -125,17 +118,12 @@ UNAVAILABLE = Problem(
     "nothing was done: repeat the request later",
     retry_s=_RETRY_S,
 )
-"""The ledger cannot be reached."""
 
 
 def key_unusable(reason: str) -> Problem:
     """The key is not usable."""
     return Problem(
-        "key-unusable",
-        400,
-        "idempotency_key_invalid",
-        "Idempotency-Key cannot be used",
-        reason,
+        "key-unusable", 400, "idempotency_key_invalid", "Idempotency-Key cannot be used", reason
     )
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from types import TracebackType
 from typing import Any, TypeVar
 
 from oncely.core.errors import MessageError
@@ -51,7 +50,7 @@ class RequestState:
         """
         found = answer_of(answer)
         if self._work is not None:
-            self._work.give(found)
+            self._work.given = found
         return answer
 
 
@@ -67,25 +66,15 @@ class RequestTransaction:
         self._entered = self._within()
         return self._entered.__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._entered.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._entered.__exit__(*raised)
 
     async def __aenter__(self) -> AsyncInbox:
         self._entered_async = self._within_async()
         return await self._entered_async.__aenter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._entered_async.__aexit__(kind, error, trace)
+    async def __aexit__(self, *raised: Any) -> None:
+        await self._entered_async.__aexit__(*raised)
 
     @contextmanager
     def _within(self) -> Iterator[Inbox]:
@@ -110,26 +99,18 @@ def answer_of(response: Any) -> HttpAnswer:
     """A framework's response as HttpAnswer. Raises MessageError for other values, and streams."""
     if isinstance(response, HttpAnswer):
         return response
-    status, body = getattr(response, "status_code", None), _body_of(response)
+    status = getattr(response, "status_code", None)
+    # Of Starlette, Django, and Flask (Werkzeug).
+    bodies = (getattr(response, name, None) for name in ("body", "content", "data"))
+    body = next((each for each in bodies if isinstance(each, bytes | bytearray | memoryview)), None)
     if not isinstance(status, int) or body is None:
         raise MessageError(
             f"respond: {type(response).__name__} is not a response with a body; hand over a "
             "Response of your framework, or oncely.http.HttpAnswer(status, headers, body)"
         )
-    return HttpAnswer(status, _fields_of(response), body)
-
-
-def _body_of(response: Any) -> bytes | None:
-    """The body of a response of Starlette, Flask (Werkzeug) or Django."""
-    for name in ("body", "content", "data"):
-        body = getattr(response, name, None)
-        if isinstance(body, bytes | bytearray | memoryview):
-            return bytes(body)
-    return None
-
-
-def _fields_of(response: Any) -> list[tuple[str, str]]:
     raw = getattr(response, "raw_headers", None)
-    if raw is not None:
-        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw]
-    return [(str(name), str(value)) for name, value in response.headers.items()]
+    if raw is None:
+        fields = [(str(name), str(value)) for name, value in response.headers.items()]
+    else:
+        fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw]
+    return HttpAnswer(status, fields, bytes(body))

@@ -1,6 +1,6 @@
 """Request work: a request that runs under a claim, and what its response means for the record."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -56,14 +56,17 @@ class ErrorAnswer(OncelyError):
 class RequestWork(Work):
     """The handling of one request, which may end in a transaction of the application's own."""
 
-    def __init__(self, handling: Handling, turn: Turn, not_replayed: Collection[str]) -> None:
-        super().__init__(handling, turn)
-        self._not_replayed = not_replayed
-        self._given: HttpAnswer | None = None
-        """The response that the application has announced."""
+    def __init__(self, requests: "KeyedRequests", turn: Turn) -> None:
+        super().__init__(requests.handling, turn)
+        self._requests = requests
+        self.most_kept = requests.max_body
+        """The largest body to keep, in bytes."""
+        self.given: HttpAnswer | None = None
+        """The application's response, if it is known before the transaction is written."""
+        self._is_withdrawn = False
+        """Whether the request counts as never made: the application refuses it."""
         self._is_written = False
         """Whether the end is written in a transaction, which may be committed."""
-        self._is_withdrawn = False
         self._open = 0
         """The number of open transactions in which nothing is written yet."""
         self._has_ended = False
@@ -92,22 +95,6 @@ class RequestWork(Work):
         except AWAY:
             return False
 
-    def give(self, answer: HttpAnswer) -> None:
-        """Set the response, which is known before the transaction is written."""
-        self._given = answer
-
-    def keep(self, answer: HttpAnswer) -> None:
-        """Keep this response for repeated requests."""
-        self.result = to_keep(answer, self._not_replayed)
-
-    def keep_nothing(self, status: int, reason: str) -> None:
-        """Keep only the reason: the response has passed through, or must not be kept."""
-        self.result = {"status": status, _NOT_KEPT: reason}
-
-    def withdraw(self) -> None:
-        """Count the request as never made: the application refuses it."""
-        self._is_withdrawn = True
-
     async def write(self, calls: AsyncCalls) -> None:
         """Write the request's end, with its deferred messages, in the transaction of `calls`.
 
@@ -122,8 +109,8 @@ class RequestWork(Work):
             )
         if self._is_written and await self._is_handled(calls):
             raise ConfigError("transaction: a request has one transaction with its claim")
-        given = self._given
-        self.turn.result = None if given is None else to_keep(given, self._not_replayed)
+        given = self.given
+        self.turn.result = None if given is None else to_keep(given, self._requests.not_replayed)
         await self._handling.end_joined(calls, [self.turn])
         self._is_written = True
         reached("before_commit")
@@ -163,7 +150,7 @@ class RequestWork(Work):
         self._handling.heartbeat.let_go_many([held.claim])
         self.turn.phase = Phase.STORED
         self.is_settled = True
-        if self._given is not None or self.result is None:
+        if self.given is not None or self.result is None:
             return
         try:
             # A relay may have completed the record by now, which cannot change any more.
@@ -171,50 +158,40 @@ class RequestWork(Work):
         except AWAY:
             _log_not_kept(held.claim.key.message_id, exc_info=True)
 
-
-class Exchange:
-    """A request and its response."""
-
-    def __init__(self, requests: "KeyedRequests", work: RequestWork) -> None:
-        self._requests = requests
-        self.work = work
-        self.most_kept = requests.max_body
-        """The largest body to keep, in bytes."""
-
     def note(self, answer: HttpAnswer, cause: BaseException | None = None) -> None:
         """Note the application's response, within the work. Raises ErrorAnswer if the request has
         failed; `cause` is the error, if it is known.
         """
-        work, status = self.work, answer.status
+        status = answer.status
         self._requests.outage.over()
         if len(answer.body) > self.most_kept:
             self.note_passed(status, "it is larger than what is kept")
         elif self._requests.keeps(status):
-            work.keep(answer)
+            self.result = to_keep(answer, self._requests.not_replayed)
         elif status >= 500:
             raise ErrorAnswer(answer, cause)
         else:
-            work.withdraw()
+            self._is_withdrawn = True
 
     def note_passed(self, status: int, reason: str) -> None:
         """Note that the response has passed through, and is not kept."""
         if not self._requests.keeps(status):
             self.note(HttpAnswer(status))
             return
-        _log_not_kept(self.work.turn.asked.message_id, reason=reason)
-        self.work.keep_nothing(status, reason)
+        _log_not_kept(self.turn.asked.message_id, reason=reason)
+        self.result = {"status": status, _NOT_KEPT: reason}
 
     async def replayed(self, calls: AsyncCalls) -> HttpAnswer:
         """The response to a duplicate: the first request's response."""
         self._requests.outage.over()
-        kept, record = self.work.result, _record_of(self.work.turn)
+        kept, record = self.result, _record_of(self.turn)
         if kept is None and record is not None and record.is_handled:
             kept = (await calls.steps(record.key)).get(_ANSWER)
         return to_replay(kept) or self._requests.told(_no_answer(kept, record))
 
     def told(self, error: BaseException) -> HttpAnswer:
         """The response for an `error` of the middleware; raises an error of the application."""
-        turn = self.work.turn
+        turn = self.turn
         if isinstance(error, ErrorAnswer) and error is turn.error:
             return error.answer
         problem = None if error is turn.error else _problem(error, has_run=turn.begun is not None)

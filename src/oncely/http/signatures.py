@@ -48,9 +48,6 @@ class Verifier:
     """The JSON inside of a form; None if the body itself is the content."""
 
 
-# ---- Senders -----------------------------------------------------------------------------------
-
-
 def github(secret: Secret | Sequence[Secret]) -> Verifier:
     """Deliveries of GitHub; the id is X-GitHub-Delivery. Of several secrets any one is accepted.
     From a form, which is GitHub's default, the JSON in it is taken.
@@ -154,9 +151,6 @@ def hmac_sha256(
     return Verifier("hmac", check, message_id, message_type or (lambda _, __: None))
 
 
-# ---- Ids of deliveries -------------------------------------------------------------------------
-
-
 def header_id(name: str) -> Reads:
     """Reads the value of a header field."""
     wanted = name.lower()
@@ -183,9 +177,6 @@ def check_reads(value: object, what: str) -> None:
             f"{what}: {value!r} does not read an id from a delivery; write "
             f'{what}=header_id("{name}")'
         )
-
-
-# ---- Parts of verifiers ------------------------------------------------------------------------
 
 
 def _hex_check(header: str, keys: Sequence[bytes], prefix: str) -> Checks:

@@ -99,8 +99,6 @@ class Webhook:
         """Leave the threads to the parent: called in a forked child."""
         self._threads = ThreadPoolExecutor(_THREADS, "oncely-webhook")
 
-    # ---- Entry points --------------------------------------------------------------------------
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request."""
         if scope["type"] != "http":
@@ -115,10 +113,8 @@ class Webhook:
             more = event.get("more_body", False)
         received = self._received(scope["method"], headers, bytes(body))
         if isinstance(received, Message):
-            answer = await self._stored_async(received)
-        else:
-            answer = received
-        await send_whole(send, answer)
+            received = await self._stored_async(received)
+        await send_whole(send, received)
 
     def wsgi(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handle one WSGI request."""
@@ -139,8 +135,6 @@ class Webhook:
         """Handle one request, given its header fields and its raw body."""
         received = self._received(method, _by_name(headers.items()), body)
         return self._stored(received) if isinstance(received, Message) else received
-
-    # ---- From a request to a message -------------------------------------------------------------
 
     def _received(
         self, method: str, headers: Mapping[str, str], body: bytes
@@ -190,8 +184,6 @@ class Webhook:
             extra={"event": "delivery_refused", **facts},
         )
         return _told(status, reason)
-
-    # ---- Storing -------------------------------------------------------------------------------
 
     def _stored(self, message: Message) -> HttpAnswer:
         with self._storing(message) as storing:

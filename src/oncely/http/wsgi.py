@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack
+from itertools import chain
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -13,7 +14,7 @@ from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_le
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.passing import Passing
 from oncely.http.request_state import RequestState
-from oncely.http.request_work import Exchange
+from oncely.http.request_work import RequestWork
 from oncely.ledger import Ledger
 
 Environ = dict[str, Any]
@@ -36,9 +37,10 @@ class WsgiIdempotencyKey:
         self._app = app
         self._requests = KeyedRequests(ledger, options)
         if "flask" in sys.modules:
-            from oncely.http.flask_state import show_in_g
+            from flask import request_started
 
-            show_in_g()
+            # The same receiver again, for another application, changes nothing.
+            request_started.connect(_show_in_g)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handle one request."""
@@ -52,38 +54,44 @@ class WsgiIdempotencyKey:
         with ExitStack() as stack:
             body = RequestBody(self._requests.max_body)
             stack.callback(body.close)
-            if not read_into(body, environ):
+            try:
+                for piece in pieces_in(environ):
+                    body.write(piece)
+            except EOFError:
                 return start_whole(start_response, HttpAnswer(400))
-            exchange = self._requests.exchange(key, _request(environ, fields, body))
-            environ[STATE] = RequestState(self._requests.ledger, exchange.work, key)
+            work = self._requests.work(key, _request(environ, fields, body))
+            environ[STATE] = RequestState(self._requests.ledger, work, key)
             body.file.seek(0)
             environ["wsgi.input"] = body.file
-            return self._handle(exchange, environ, start_response, stack)
+            return self._handle(work, environ, start_response, stack)
         raise AssertionError("nothing is swallowed")
 
     def _handle(
-        self,
-        exchange: Exchange,
-        environ: Environ,
-        start_response: StartResponse,
-        stack: ExitStack,
+        self, work: RequestWork, environ: Environ, start_response: StartResponse, stack: ExitStack
     ) -> Iterable[bytes]:
         try:
             with ExitStack() as inner:
-                work = inner.enter_context(exchange.work)
+                inner.enter_context(work)
                 if not work.is_new:
                     calls = InlineCalls(self._requests.ledger)
-                    return start_whole(start_response, run_inline(exchange.replayed(calls)))
-                taken = _Taken(exchange.most_kept)
+                    return start_whole(start_response, run_inline(work.replayed(calls)))
+                taken = _Taken(work.most_kept)
                 answer = taken.answer(self._app(environ, taken.start_response))
                 if answer is None:
                     # The request ends when the server has read the response.
                     stack.push(inner.pop_all())
-                    return taken.passed(exchange, start_response, stack.pop_all())
-                exchange.note(answer)
+                    return taken.passed(work, start_response, stack.pop_all())
+                work.note(answer)
         except Exception as error:  # noqa: BLE001 - the application's own error is raised again.
-            answer = exchange.told(error)
+            answer = work.told(error)
         return start_whole(start_response, answer)
+
+
+def _show_in_g(_: Any, **__: Any) -> None:
+    from flask import g, request
+
+    if STATE in request.environ:
+        g.oncely = request.environ[STATE]
 
 
 class _Taken:
@@ -101,10 +109,7 @@ class _Taken:
         """Why the response is not held back; empty if it is."""
 
     def start_response(
-        self,
-        line: str,
-        fields: list[tuple[str, str]],
-        exc_info: ExcInfo | None = None,
+        self, line: str, fields: list[tuple[str, str]], exc_info: ExcInfo | None = None
     ) -> Callable[[bytes], object]:
         """The application's start_response: the last call counts. If the response has begun, raises
         the error of `exc_info`, as PEP 3333 requires.
@@ -123,7 +128,6 @@ class _Taken:
 
     @property
     def status(self) -> int:
-        """The status."""
         return int(self.line[:3])
 
     def answer(self, chunks: Iterable[bytes]) -> HttpAnswer | None:
@@ -151,30 +155,21 @@ class _Taken:
         is_late = clock.monotonic() > self._began + HELD_S
         return "it is streamed" if is_endless or is_late else ""
 
-    def passed(
-        self, exchange: Exchange, start_response: StartResponse, stack: ExitStack
-    ) -> Passing:
+    def passed(self, work: RequestWork, start_response: StartResponse, stack: ExitStack) -> Passing:
         """The chunks of a response that passes through; `stack` holds the work."""
         start_response(self.line, self._fields)
-        return Passing(self._passing(), self._end(exchange), stack, self._close)
+
+        def end() -> None:
+            work.note_passed(self.status, self.reason)
+
+        return Passing(self._passing(), end, stack, self._close)
 
     def _passing(self) -> Iterator[bytes]:
-        yield from self._let_go()
-        for chunk in self._chunks:
-            # After the data that was written before.
+        # What the application writes is passed on before the chunk that follows it.
+        for chunk in chain([b""], self._chunks, [b""]):
             self._held.add(chunk)
-            yield from self._let_go()
-        yield from self._let_go()
-
-    def _let_go(self) -> Sequence[bytes]:
-        body = self._held.let_go()
-        return [body] if body else []
-
-    def _end(self, exchange: Exchange) -> Callable[[], None]:
-        return lambda: exchange.note_passed(self.status, self.reason)
-
-
-# ---- Reading and writing WSGI ------------------------------------------------------------------
+            if body := self._held.let_go():
+                yield body
 
 
 def fields_in(environ: Environ) -> list[tuple[str, str]]:
@@ -187,16 +182,6 @@ def fields_in(environ: Environ) -> list[tuple[str, str]]:
     apart = {"CONTENT_TYPE": "Content-Type", "CONTENT_LENGTH": "Content-Length"}
     fields += [(field, environ[name]) for name, field in apart.items() if environ.get(name)]
     return fields
-
-
-def read_into(body: RequestBody, environ: Environ) -> bool:
-    """Read a request's body; return whether it is complete, which needs a valid length."""
-    try:
-        for piece in pieces_in(environ):
-            body.write(piece)
-    except EOFError:
-        return False
-    return True
 
 
 def pieces_in(environ: Environ) -> Iterator[bytes]:

@@ -140,9 +140,6 @@ def _check_function(middleware: _Step) -> None:
         ) from None
 
 
-# ---- Steps: every part of a chain as a function (message, call_next) ---------------------------
-
-
 def _blocking(middleware: Middleware) -> _Step:
     step = middleware.run if isinstance(middleware, BothWays) else middleware
     return lambda message, call_next: ended(step, message, call_next)

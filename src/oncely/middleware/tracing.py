@@ -47,10 +47,15 @@ class Traced(Around):
 
     @contextmanager
     def around(self, message: Message) -> Iterator[None]:  # noqa: D102
+        attributes = {
+            "messaging.message.id": message.id,
+            "messaging.message.body.size": len(message.body),
+            "oncely.message.type": message.type,
+        }
         with self._tracer.start_as_current_span(
             self._name,
             kind=SpanKind.CONSUMER,
-            attributes=self._attributes | _attributes_of(message),
+            attributes=self._attributes | attributes,
             links=_links(message.headers),
         ) as span:
             try:
@@ -58,14 +63,6 @@ class Traced(Around):
             except Exception as error:
                 span.set_attribute("error.type", type(error).__qualname__)
                 raise
-
-
-def _attributes_of(message: Message) -> dict[str, Any]:
-    return {
-        "messaging.message.id": message.id,
-        "messaging.message.body.size": len(message.body),
-        "oncely.message.type": message.type,
-    }
 
 
 def _links(headers: Mapping[str, str]) -> Sequence[Link]:

@@ -66,9 +66,6 @@ def killed_at(point: str, work: Callable[[], object], nth: int = 1) -> bool:
     return end.is_killed
 
 
-# ---- The process -------------------------------------------------------------------------------
-
-
 class _Forked:
     """A process that does work and is killed at a point, with its report to the parent."""
 
@@ -103,21 +100,19 @@ class _Forked:
             self.is_late = time.monotonic() - begun >= self._deadline_s
             told.seek(0)
             for line in told:
-                self._note(**json.loads(line))
+                match json.loads(line):
+                    case {"came_to": name}:
+                        self.came_to.append(name)
+                    case {"raised": raised}:
+                        self.raised = raised
+                    case _:
+                        self.is_memory_used = True
         return self
 
     @property
     def is_killed(self) -> bool:
         """Whether it was killed at the point, and not by another signal."""
         return self.status == -signal.SIGKILL and self.came_to.count(self.point) >= self.nth
-
-    def _note(
-        self, came_to: str | None = None, raised: Sequence[str] | None = None, memory: bool = False
-    ) -> None:
-        if came_to is not None:
-            self.came_to.append(came_to)
-        self.raised = raised or self.raised
-        self.is_memory_used = memory or self.is_memory_used
 
     def _do(self, work: Callable[[], object], told: IO[bytes]) -> Never:
         pid = os.getpid()
@@ -160,9 +155,6 @@ def _watch_memory(tell: Callable[[], None]) -> None:
         return insert(*args)
 
     setattr(MemoryStore, "insert", told_insert)  # noqa: B010 - for this process, on purpose.
-
-
-# ---- Error texts -------------------------------------------------------------------------------
 
 
 def _told(end: _Forked, name: str) -> str:

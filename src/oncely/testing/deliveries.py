@@ -88,7 +88,7 @@ class _Runs:
 
     def note(self, point: str) -> None:
         """Note that a point is reached."""
-        where = threading.get_ident(), _task()
+        where = threading.get_ident(), asyncio.current_task() if is_loop_running() else None
         with self._lock:
             match point:
                 case "after_claim":
@@ -102,10 +102,6 @@ class _Runs:
                     self._committing.add(where)
                 case "after_commit":
                     self._committing.discard(where)
-
-
-def _task() -> object:
-    return asyncio.current_task() if is_loop_running() else None
 
 
 def _is_unexpected(end: object) -> TypeGuard[BaseException]:

@@ -50,8 +50,7 @@ class RedeliveryConformance:
         """Each delivery gets its own verdict, also if verdicts are mixed in one call."""
         transport.publish(QUEUE, [Message(str(n)) for n in range(9)])
         deliveries = {d.message.id: d for d in received(transport, 9)}
-        kinds: tuple[Acknowledgement, ...] = (Ack(), Requeue(), Reject("no"))
-        transport.acknowledge([(d, kinds[int(id_) % 3]) for id_, d in deliveries.items()])
+        transport.acknowledge([(d, _VERDICTS[int(id_) % 3]) for id_, d in deliveries.items()])
         assert sorted(ids_of(received(transport, 3))) == ["1", "4", "7"]
         assert sorted(ids_of(received(transport, 3, queue=DEAD))) == ["2", "5", "8"]
         assert nothing_comes(transport)
@@ -78,7 +77,7 @@ class RedeliveryConformance:
         assert again.count == (2 if other.features.counts_deliveries else 1)
 
     def test_late_settle(self, connect: Connect, clock: AdvancingClock) -> None:
-        """A acknowledge after the message was redelivered does not affect the new delivery."""
+        """An acknowledgement after a redelivery does not affect the new delivery."""
         holder, other = connect(), connect()
         if holder.features.visibility_s is None:
             pytest.skip("this transport declares no visibility timeout")
@@ -94,7 +93,7 @@ class RedeliveryConformance:
         assert nothing_comes(other, queue=DEAD)
 
     def test_acknowledged_twice(self, transport: Transport) -> None:
-        """Only the first acknowledge of a delivery counts, in one call and in the next."""
+        """Only the first acknowledgement of a delivery counts, in one call and in the next."""
         for verdict in _VERDICTS:
             [delivery] = given(transport, Message("1"))
             transport.acknowledge([(delivery, Ack()), (delivery, verdict)])
@@ -158,8 +157,6 @@ class DeliveryConformance(RedeliveryConformance):
         _lapse(transport, clock)
         assert nothing_comes(transport)
 
-    # ---- Dead letters ----------------------------------------------------------------------------
-
     def test_reject(self, transport: Transport, clock: AdvancingClock) -> None:
         """A rejected message goes unchanged to the dead-letter queue, and is not redelivered."""
         [delivery] = given(transport, _ORDER)
@@ -179,8 +176,6 @@ class DeliveryConformance(RedeliveryConformance):
         [letter] = received(transport, 1, queue=DEAD)
         transport.acknowledge([(letter, Reject("no"))])
         assert ids_of(received(transport, 1, queue=f"{DEAD}.dead")) == [_ORDER.id]
-
-    # ---- Drained ---------------------------------------------------------------------------------
 
     def test_drained(self, transport: Transport) -> None:
         """A queue is drained when nothing waits or is held; dead letters do not count."""
@@ -208,8 +203,6 @@ class DeliveryConformance(RedeliveryConformance):
             taken.extend(ids_of(deliveries))
             transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
         assert sorted(taken, key=int) == ids
-
-    # ---- close -----------------------------------------------------------------------------------
 
     def test_close_then_use(self, transport: Transport) -> None:
         """A call after close opens the transport again; to close twice does no harm."""

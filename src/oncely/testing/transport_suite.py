@@ -57,8 +57,6 @@ class TransportConformance(DeliveryConformance):
     broker does not do by its nature, its transport declares in `features`.
     """
 
-    # ---- publish, receive ----------------------------------------------------------------------
-
     def test_every_field_comes_out(self, transport: Transport) -> None:
         """A message comes out as it was put in, field by field, with the queue and the count."""
         for message in MESSAGES:
@@ -155,8 +153,6 @@ class TransportConformance(DeliveryConformance):
         transport.acknowledge([])
         assert nothing_comes(transport)
 
-    # ---- Refusals ------------------------------------------------------------------------------
-
     def test_too_large(self, transport: Transport) -> None:
         """Messages over the limit are refused, each with a reason; the others are stored."""
         limit = transport.features.max_bytes
@@ -177,8 +173,6 @@ class TransportConformance(DeliveryConformance):
             transport.publish(QUEUE, [text_body, number, Message("3")])
         assert list(raised.value.refused) == [0, 1]
         assert ids_of(received(transport, 1)) == ["3"]
-
-    # ---- Destinations --------------------------------------------------------------------------
 
     def test_missing_queue(self, transport: Transport) -> None:
         """A queue that is missing is made, or refused to who makes none, with its name."""
@@ -255,8 +249,6 @@ class TransportConformance(DeliveryConformance):
             with pytest.raises(ConfigError, match=r"destination: .*write ") as raised:
                 transport.publish(destination, [Message("1")])
             assert "\n" not in str(raised.value)
-
-    # ---- Waiting -------------------------------------------------------------------------------
 
     def test_empty_queue(self, transport: Transport) -> None:
         """On an empty queue, receive returns nothing, whether it waits or not."""

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 from oncely._util.clock import monotonic
 from oncely._util.forking import afresh_in_children
 from oncely.core.binding import Binding
-from oncely.core.destination import Destination, EventsOf, QueueNamed, destination_of, takes
+from oncely.core.destination import (
+    Destination,
+    EventsOf,
+    ExchangeNamed,
+    QueueNamed,
+    destination_of,
+    takes,
+)
 from oncely.core.errors import (
     ConfigError,
     MessageError,
@@ -31,8 +38,9 @@ from oncely.transports.transport import (
     dead_of,
     log_late,
     log_rejected,
-    parted,
+    refusals,
     too_large,
+    typed,
 )
 
 if TYPE_CHECKING:
@@ -67,8 +75,6 @@ class StoreTransport:
         self._opening = object()
         self._looked: dict[str, tuple[int, float]] = defaultdict(lambda: (-1, 0.0))
         """For a queue that was found empty: the last notification, and when to look without one."""
-
-    # ---- Receiving -----------------------------------------------------------------------------
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
         until = monotonic() + wait_s
@@ -111,7 +117,7 @@ class StoreTransport:
             if self._opening is opening:
                 self._held.update((row.number or 0, row) for row in taken)
                 return taken
-        self._give_back(taken)
+        self._acknowledge([(row, Requeue()) for row in taken])
         return ()
 
     def _delivery(self, queue: str, row: WaitingMessage) -> Delivery:
@@ -120,8 +126,6 @@ class StoreTransport:
         # A copy: a handler may change the headers of its message, but not of the row.
         message = replace(row.message, headers=dict(row.message.headers))
         return Delivery(message, queue, row.attempts, tag, problem)
-
-    # ---- Acknowledging -------------------------------------------------------------------------
 
     def acknowledge(self, verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
         log_rejected(verdicts)
@@ -159,21 +163,21 @@ class StoreTransport:
 
         return self._store.transaction(work)
 
-    def _give_back(self, rows: Sequence[WaitingMessage]) -> None:
-        if rows:
-            self._acknowledge([(row, Requeue()) for row in rows])
-
-    # ---- Publishing ----------------------------------------------------------------------------
-
     def publish(
         self, destination: str, messages: Sequence[Message], *, create: bool = True
     ) -> None:
         target = destination_of(destination)
         with self._calling():
             queues = self._queues_of(target, create=create)
-            taken, refused = parted(messages, destination, queues, self._limits.max_bytes)
-            if taken:
-                self._put(queues, taken)
+            if queues:
+                refused = refusals(messages, self._limits.max_bytes)
+                fit = (message for index, message in enumerate(messages) if index not in refused)
+                if taken := [typed(message, target) for message in fit]:
+                    self._put(queues, taken)
+            else:
+                is_exchange = isinstance(target, ExchangeNamed)
+                no = "there are no exchanges here" if is_exchange else "no queue takes it"
+                refused = dict.fromkeys(range(len(messages)), f"{destination!r}: {no}")
         if refused:
             raise PublishRefused(refused)
 
@@ -216,8 +220,6 @@ class StoreTransport:
                 return sorted({each.queue for each in found if takes(each.pattern, type_)})
         return []
 
-    # ---- Queues --------------------------------------------------------------------------------
-
     def is_drained(self, queue: str) -> bool:
         with self._calling():
             return self._store.free_in_s(queue_named(queue)) is None
@@ -231,7 +233,8 @@ class StoreTransport:
             self._lock.wait_for(lambda: self._calls == 0, _CLOSING_S)
             try:
                 with _told():
-                    self._give_back(held)
+                    if held:
+                        self._acknowledge([(row, Requeue()) for row in held])
             finally:
                 self._store.close()
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from oncely._util.event_log import EventLog
 from oncely.core.binding import Binding
-from oncely.core.destination import Destination, EventsOf, ExchangeNamed, destination_of
+from oncely.core.destination import Destination, EventsOf
 from oncely.core.errors import MessageError
 from oncely.core.message import Message, check_message
 from oncely.core.verdicts import Acknowledgement, Reject
@@ -126,22 +126,6 @@ class Transport(Protocol):
         """
 
 
-def parted(
-    messages: Sequence[Message], destination: str, queues: Sequence[object], max_bytes: int
-) -> tuple[Sequence[Message], Mapping[int, str]]:
-    """The messages to put into the queues of a destination, as they are published there; and why
-    others are refused, by their places.
-    """
-    target = destination_of(destination)
-    if not queues:
-        is_exchange = isinstance(target, ExchangeNamed)
-        no = "there are no exchanges here" if is_exchange else "no queue takes it"
-        return [], dict.fromkeys(range(len(messages)), f"{destination!r}: {no}")
-    refused = refusals(messages, max_bytes)
-    fit = (message for index, message in enumerate(messages) if index not in refused)
-    return [typed(message, target) for message in fit], refused
-
-
 def typed(message: Message, destination: Destination) -> Message:
     """The message as it is published to that destination."""
     if isinstance(destination, EventsOf) and not message.type:
@@ -176,18 +160,18 @@ def log_late(count: int) -> None:
 
 def refusals(messages: Sequence[Message], max_bytes: int) -> Mapping[int, str]:
     """Why messages cannot be published, by their place among all."""
-    reasons = ((index, _refusal(message, max_bytes)) for index, message in enumerate(messages))
-    return {index: reason for index, reason in reasons if reason is not None}
-
-
-def _refusal(message: Message, max_bytes: int) -> str | None:
-    # The consumer would find a wrong type. Whether an id may be missing is a matter of the
-    # consumer's policy.
-    try:
-        check_message(message, needs_id=False)
-    except MessageError as error:
-        return str(error)
-    return too_large(message.body, max_bytes)
+    reasons: dict[int, str] = {}
+    for index, message in enumerate(messages):
+        try:
+            # The consumer would find a wrong type. Whether an id may be missing is a matter of the
+            # consumer's policy.
+            check_message(message, needs_id=False)
+        except MessageError as error:
+            reasons[index] = str(error)
+        else:
+            if reason := too_large(message.body, max_bytes):
+                reasons[index] = reason
+    return reasons
 
 
 def too_large(body: bytes, max_bytes: int) -> str | None:

@@ -123,7 +123,7 @@ def test_11_the_specification_can_be_linked(drive: Drive) -> None:
     site(body=b"1")
     for reply in (site(None), site("unusable"), site(body=b"2")):
         assert reply.json()["type"].startswith(f"{DOCS}#")
-        assert reply.value_of("SqlConnection") == f'<{DOCS}>; rel="describedby"; type="text/html"'
+        assert reply.value_of("Link") == f'<{DOCS}>; rel="describedby"; type="text/html"'
 
 
 def test_12_a_first_request_runs_as_ever(drive: Drive, shop: Shop) -> None:

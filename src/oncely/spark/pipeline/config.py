@@ -16,7 +16,7 @@ from oncely.lifecycle.wrapping import check_called
 from oncely.locations import (
     LedgerAddress,
     absolute_location,
-    check_shared_transport,
+    check_shared,
     open_named_ledger,
     read_secret,
 )
@@ -267,7 +267,7 @@ class PipelineConfig(SourceConfig):
             return None
         with self.checking("[pipeline] transport", "ledger: ", "transport: "):
             location = self._located(self.pipeline.transport)
-            check_shared_transport(read_secret(location, "transport"))
+            check_shared(read_secret(location, "transport"), "transport")
         return location
 
     def _folder(self, key: str, path: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import POLICY_FIELDS, Policy
-from oncely.locations import LedgerAddress, check_shared, check_shared_transport
+from oncely.locations import LedgerAddress, check_shared
 from oncely.spark.option_values import (
     check_consumer,
     choice,
@@ -149,7 +149,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         concurrency=whole_number(given, "concurrency", 1),
         quarantine=given["quarantine"],
         since=float(given["since"]) if "since" in given else None,
-        transport=None if transport is None else check_shared_transport(transport),
+        transport=None if transport is None else check_shared(transport, "transport"),
         channel=given.get("channel"),
         channel_token=given.get("channel_token", ""),
         table=_table(given) if mode == "rows" else None,

@@ -80,17 +80,16 @@ class Line:
             self.wire.loop.add_callback_threadsafe(lambda: _begin(start, future))
         return self._answer(future)
 
-    def open_channel(self, reply: Reply) -> Any:
-        """On the thread: open a channel."""
-        return self._connection.channel(on_open_callback=reply)
-
-    def frame_bytes(self) -> int:
-        """The size of the largest frame that the broker takes."""
-        return int(self._connection.params.frame_max)
-
     def when_written(self, call: Callable[[], object]) -> None:
         """On the thread: call `call` as soon as all earlier output was written to the socket."""
-        self.wire.loop.add_callback(lambda: self._call_or_wait(call))
+
+        def call_or_wait() -> None:
+            if self.wire.is_written:
+                call()
+            else:
+                self.when_written(call)
+
+        self.wire.loop.add_callback(call_or_wait)
 
     def close(self) -> None:
         """Close the connection; the broker requeues what is not acknowledged."""
@@ -106,15 +105,15 @@ class Line:
     def _serve(self) -> None:
         error: Exception | None = None
         try:
-            self._connection = SelectConnection(
+            self.connection = SelectConnection(
                 self._parameters,
                 on_open_callback=lambda _: succeed(self._opened, None),
                 on_open_error_callback=lambda _, error: self._over(error),
                 on_close_callback=lambda _, error: self._over(error),
                 custom_ioloop=self.wire,
             )
-            self._connection.add_on_connection_blocked_callback(lambda *_: self._blocked.set())
-            self._connection.add_on_connection_unblocked_callback(lambda *_: self._blocked.clear())
+            self.connection.add_on_connection_blocked_callback(lambda *_: self._blocked.set())
+            self.connection.add_on_connection_unblocked_callback(lambda *_: self._blocked.clear())
             self.wire.loop.start()
         except Exception as raised:  # noqa: BLE001 - the waiting threads get every error.
             error = raised
@@ -148,7 +147,7 @@ class Line:
     def _leave(self) -> None:
         # A connection that is closing, or lost, must not be closed again.
         with suppress(exceptions.ConnectionWrongStateError):
-            self._connection.close()
+            self.connection.close()
 
     def _answer(self, future: "Future[T]") -> T:
         try:
@@ -159,12 +158,6 @@ class Line:
             raise error from None
         finally:
             self._asked.discard(future)
-
-    def _call_or_wait(self, call: Callable[[], object]) -> None:
-        if self.wire.is_written:
-            call()
-        else:
-            self.when_written(call)
 
 
 class Channel:
@@ -211,7 +204,7 @@ class Channel:
         """On the thread: the channel was closed, for the reason in `error`."""
 
     def _open(self, reply: Reply) -> None:
-        self.raw = self.line.open_channel(reply)
+        self.raw = self.line.connection.channel(on_open_callback=reply)
         self.raw.add_on_close_callback(self._on_close)
 
     def _on_close(self, _: object, reason: BaseException) -> None:
@@ -248,11 +241,13 @@ class Reach:
                     if not self._closed.is_set():
                         return self._line
                     self._line.close()
-                except TransportError as error:
-                    self._failed(error)
-                except BrokerRefused as error:
-                    self._failed(error)
-                    raise
+                except (TransportError, BrokerRefused) as error:
+                    rest_s = pause_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+                    self._failures += 1
+                    self._not_before = monotonic() + rest_s
+                    self._error = error
+                    if isinstance(error, BrokerRefused):
+                        raise
 
     def close(self) -> None:
         """Close the line, and open no other. Does not wait for a thread that is opening one."""
@@ -268,12 +263,6 @@ class Reach:
             raise TransportError("RabbitMQ: the transport was closed while connecting")
         if self._not_before > last:
             raise self._error
-
-    def _failed(self, error: Lost) -> None:
-        rest_s = pause_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        self._failures += 1
-        self._not_before = monotonic() + rest_s
-        self._error = error
 
 
 def error_of(reason: BaseException) -> Lost:

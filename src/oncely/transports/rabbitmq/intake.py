@@ -67,8 +67,6 @@ class Intake(Channel):
         super().__init__(line)
         self.ask(self._start)
 
-    # ---- For receivers -------------------------------------------------------------------------
-
     def take(self, limit: int, until: float) -> list[Delivery]:
         """The deliveries that have arrived, at most so many; waits until that moment for the first.
         Empty if the channel is closed.
@@ -102,9 +100,14 @@ class Intake(Channel):
         with self._looking:
             # The broker's count is late at times; only an empty basic.get is sure. If the count is
             # not 0, a basic.get would overtake messages that are on their way.
-            if self._unacknowledged or self._count():
+            if self._unacknowledged:
                 return False
-            self._look()
+            declared = self.call(self.raw.queue_declare, self._queue, passive=True)
+            if declared.method.message_count:
+                return False
+            self.ask(self._get)
+            # Before this answer all earlier deliveries have arrived.
+            self.call(self.raw.basic_qos, prefetch_count=1)
             return not self._unacknowledged
 
     def _wait(self, until: float) -> Delivery | None:
@@ -115,16 +118,6 @@ class Intake(Channel):
                 if monotonic() > self._quiet_since + _QUIET_S:
                     self.ask(self._retire)
         return None
-
-    def _look(self) -> None:
-        """Get a message from the queue, as if the broker had sent it."""
-        self.ask(self._get)
-        # Before this answer all earlier deliveries have arrived.
-        self.call(self.raw.basic_qos, prefetch_count=1)
-
-    def _count(self) -> int:
-        declared = self.call(self.raw.queue_declare, self._queue, passive=True)
-        return int(declared.method.message_count)
 
     def _delivery(self, sent: Sent) -> Delivery:
         number, redelivered, properties, body, _ = sent
@@ -143,7 +136,9 @@ class Intake(Channel):
 
     def _start(self, reply: Reply) -> None:
         self.line.wire.receivers[self.raw.channel_number] = self._on_sent
-        self.raw.add_on_cancel_callback(self._on_cancel)
+        self.raw.add_on_cancel_callback(
+            lambda _: self._give_up(f"queue {self._queue!r} was deleted")
+        )
         empty = [spec.Basic.GetEmpty]
         self.raw.add_callback(lambda _: self._looked(None), empty, one_shot=False)
         self._consume(reply)
@@ -200,6 +195,8 @@ class Intake(Channel):
             self._consume()
 
     def _get(self, reply: Reply) -> None:
+        """Get a message from the queue, as if the broker had sent it."""
+
         def on_got(_: object, got: spec.Basic.GetOk, __: object, body: bytes) -> None:
             properties = self.line.wire.properties.pop(self.raw.channel_number)
             number, redelivered = got.delivery_tag or 0, bool(got.redelivered)
@@ -243,9 +240,6 @@ class Intake(Channel):
         if not self._unacknowledged:
             self._give_up(f"nothing came out of queue {self._queue!r}")
         reply(None)
-
-    def _on_cancel(self, _: object) -> None:
-        self._give_up(f"queue {self._queue!r} was deleted")
 
     def _give_up(self, why: str) -> None:
         self.error = TransportError(f"RabbitMQ: {why}")

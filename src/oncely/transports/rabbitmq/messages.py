@@ -83,7 +83,9 @@ def content_of(message: Message) -> Content:
         headers[_KEY] = message.key
     if message.time is not None:
         headers[_TIME] = message.time.isoformat()
-        properties["timestamp"] = _seconds(message.time)
+        # For consumers other than oncely, which reads the header.
+        seconds = int(message.time.timestamp())
+        properties["timestamp"] = seconds if seconds >= 0 else None
     return Content(Encoded(headers=headers or None, **properties), message.body)
 
 
@@ -105,6 +107,7 @@ def message_of(properties: Mapping[str, Any], body: bytes) -> Message:
     """The message of any publisher. Properties that cannot be understood are left out."""
     said = properties.get
     headers = {_text(name) or "": value for name, value in (said("headers") or {}).items()}
+    content_type = _text(headers.get(_CONTENT_TYPE, said("content_type")))
     return Message(
         _text(headers.get(_ID, said("message_id"))) or "",
         body,
@@ -112,7 +115,7 @@ def message_of(properties: Mapping[str, Any], body: bytes) -> Message:
         _users(headers, properties),
         _text(headers.get(_SOURCE, said("app_id"))) or "",
         _time_of(headers.get(_TIME), said("timestamp")),
-        _content_type_of(headers.get(_CONTENT_TYPE, said("content_type"))),
+        Message("").content_type if content_type is None else content_type,
         _text(headers.get(_KEY)),
     )
 
@@ -156,12 +159,6 @@ def _short(text: str, header: str, headers: dict[str, Any]) -> str | None:
     return None
 
 
-def _seconds(time: datetime) -> int | None:
-    # For consumers other than oncely, which reads the header.
-    seconds = int(time.timestamp())
-    return seconds if seconds >= 0 else None
-
-
 def _text(value: Any) -> str | None:
     """Any value of a header or property as text."""
     if value is None or isinstance(value, str):
@@ -173,11 +170,6 @@ def _text(value: Any) -> str | None:
             return json.dumps(value, default=_text)
         case _:
             return str(value)
-
-
-def _content_type_of(value: Any) -> str:
-    text = _text(value)
-    return Message("").content_type if text is None else text
 
 
 def _time_of(text: Any, timestamp: Any) -> datetime | None:

@@ -183,7 +183,9 @@ class _Reader:
             case "V":
                 return None
             case "T":
-                return _moment(self.whole(8))
+                number = self.whole(8)
+                moment = moment_of(number)
+                return number if moment is None else moment.isoformat()
             case "D":
                 indexes = self.byte()
                 return Decimal(int.from_bytes(self.take(4), signed=True)).scaleb(-indexes)
@@ -213,8 +215,3 @@ def moment_of(number: int) -> datetime | None:
         except (ValueError, OverflowError, OSError):
             continue
     return None
-
-
-def _moment(number: int) -> str | int:
-    moment = moment_of(number)
-    return number if moment is None else moment.isoformat()

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -14,11 +15,7 @@ from oncely.core.errors import TransportError
 from oncely.transports.rabbitmq.connection import Channel, ChannelLost, Line, Reach, Reply
 from oncely.transports.rabbitmq.messages import Content
 from oncely.transports.rabbitmq.properties import decode_properties
-from oncely.transports.rabbitmq.topology import (
-    WrongQueueType,
-    check_exchange,
-    make_queue,
-)
+from oncely.transports.rabbitmq.topology import WrongQueueType, check_exchange, make_queue
 
 NOT_STORED = "the broker has not stored it: the queue is full, or not available"
 _NO_ROUTE = "no queue takes it"
@@ -124,10 +121,6 @@ class _Window:
         self.unconfirmed = len(contents)
         self.refused: dict[int, str] = {}
 
-    def is_returned(self, index: int, message_id: object, body: bytes) -> bool:
-        sent = self.contents[index]
-        return sent.body == body and sent.properties.message_id == message_id
-
 
 class _Publisher(Channel):
     """A channel in confirm mode."""
@@ -162,7 +155,7 @@ class _Publisher(Channel):
         Raises TransportError if the broker has not answered for all; it has the line's time for
         each window.
         """
-        most = self.line.frame_bytes() - _AROUND_PROPERTIES_BYTES
+        most = self.line.connection.params.frame_max - _AROUND_PROPERTIES_BYTES
         refused = {
             index: f"properties of {content.properties.size} bytes are over the limit of {most}"
             for index, content in enumerate(contents)
@@ -188,8 +181,9 @@ class _Publisher(Channel):
         message_id = decode_properties(raw)[0].get("message_id")
         route = (returned.exchange, returned.routing_key)
         for window, index in self._unconfirmed.values():
-            is_open = window.route[:2] == route and index not in window.refused
-            if is_open and window.is_returned(index, message_id, body):
+            sent = window.contents[index]
+            is_equal = sent.body == body and sent.properties.message_id == message_id
+            if is_equal and window.route[:2] == route and index not in window.refused:
                 window.refused[index] = _NO_ROUTE
                 self.prepared.discard(window.route)
                 return
@@ -207,9 +201,4 @@ class _Publisher(Channel):
     def _confirmed(self, last: int, *, multiple: bool) -> list[int]:
         if not multiple:
             return [last]
-        numbers = []
-        for number in self._unconfirmed:
-            if number > last:
-                break
-            numbers.append(number)
-        return numbers
+        return list(takewhile(lambda number: number <= last, self._unconfirmed))

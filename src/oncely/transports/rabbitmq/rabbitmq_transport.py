@@ -8,13 +8,7 @@ from pika.connection import Parameters
 
 from oncely._util.clock import monotonic
 from oncely.core.binding import Binding
-from oncely.core.destination import (
-    Destination,
-    EventsOf,
-    ExchangeNamed,
-    QueueNamed,
-    destination_of,
-)
+from oncely.core.destination import Destination, EventsOf, ExchangeNamed, QueueNamed, destination_of
 from oncely.core.errors import BrokerRefused, MessageError, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Acknowledgement

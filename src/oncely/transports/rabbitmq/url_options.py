@@ -37,16 +37,6 @@ class RabbitSettings(NamedTuple):
 
 def read_options(address: str, options: str) -> tuple[Parameters, RabbitSettings]:
     """The connection's parameters, and all settings. Raises ConfigError for a wrong URL."""
-    parameters = _parameters(address)
-    said = read_values(options, _KNOWN)
-    if heartbeat_s := said.pop("heartbeat_s", None):
-        parameters.heartbeat = max(1, round(heartbeat_s))
-    if "cafile" in said:
-        parameters.ssl_options = _ssl_options(said.pop("cafile"), parameters.host)
-    return parameters, RabbitSettings(**said)
-
-
-def _parameters(address: str) -> URLParameters:
     try:
         parameters = URLParameters(address)
     except (ValueError, TypeError) as error:
@@ -56,7 +46,12 @@ def _parameters(address: str) -> URLParameters:
         ) from error
     # Reach decides when to try again.
     parameters.connection_attempts = 1
-    return parameters
+    said = read_values(options, _KNOWN)
+    if heartbeat_s := said.pop("heartbeat_s", None):
+        parameters.heartbeat = max(1, round(heartbeat_s))
+    if "cafile" in said:
+        parameters.ssl_options = _ssl_options(said.pop("cafile"), parameters.host)
+    return parameters, RabbitSettings(**said)
 
 
 def _queue_type(value: str, _: str) -> str:

@@ -130,10 +130,6 @@ class _Content:
         return Sent(self._number, redelivered, self._properties, body, self._consumer)
 
 
-def _nobody(_: Sent) -> None:
-    pass
-
-
 class _Framing(AbstractStreamProtocol):
     """Passes input to pika's own protocol, except deliveries to consumers."""
 
@@ -197,7 +193,8 @@ class _Framing(AbstractStreamProtocol):
             del self._contents[channel]
             self._has_delivered = True
             # The broker requeues what arrives for a consumer that is gone.
-            self._wire.receivers.get(channel, _nobody)(sent)
+            if receive := self._wire.receivers.get(channel):
+                receive(sent)
         return True
 
     def _shown(self, kind: int, channel: int, frame: bytes) -> bytes:
