@@ -24,7 +24,6 @@ from oncely.stores.store import Loaded, PutBack
 from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.web import dashboard, decisions
-from oncely.web.pages import record_changes
 
 ONE, TWO = Key("billing", "order-1"), Key("billing", "order-2")
 
@@ -113,8 +112,8 @@ def test_a_worker_is_faster_still(
         granted(filled.ledger.claim(ONE))
         return ops.reset(ledger, found, **note)  # type: ignore[arg-type]
 
-    slow = {**decisions.RECORDS, "reset": replace(decisions.RECORDS["reset"], apply=late)}
-    monkeypatch.setattr(record_changes, "RECORDS", slow)
+    slow = replace(decisions.RECORDS["reset"], apply=late)
+    monkeypatch.setitem(decisions.RECORDS, "reset", slow)
     done = text(operator.send(asking, "/records/change", why="old"))
     assert "1 may run again, 1 refused" in done
     assert "only a record that has failed or is in doubt can be reset" in done

@@ -89,19 +89,12 @@ def _say(error: Exception, code: int, style: ErrorStyle) -> int:
         # Then every line on stderr is an object.
         text = told_as_json("command_failed", error=text, exit_code=code)
     else:
-        text = f"oncely: {text}{_where_more_is(error, code, style)}"
+        has_more = error.__cause__ is not None and style.verbose is False and code == FAILURES
+        text = f"oncely: {text}{'; run with --verbose for the traceback' if has_more else ''}"
     print(text, file=sys.stderr)
     if style.verbose:
-        print(mask_passwords(_whole(error)), file=sys.stderr)
+        # Spark's own text has its tracebacks, if that was noted.
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        whole = notes or "".join(traceback.format_exception(error))
+        print(mask_passwords(whole), file=sys.stderr)
     return code
-
-
-def _where_more_is(error: Exception, code: int, style: ErrorStyle) -> str:
-    has_more = error.__cause__ is not None and style.verbose is False
-    return "; run with --verbose for the traceback" if has_more and code == FAILURES else ""
-
-
-def _whole(error: Exception) -> str:
-    """The traceback; or Spark's own text with its tracebacks, if that was noted."""
-    notes = getattr(error, "__notes__", ())
-    return "\n".join(notes) or "".join(traceback.format_exception(error))

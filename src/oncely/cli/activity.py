@@ -1,22 +1,21 @@
 """`oncely activity`, `workers`, `runs` and `audit`: what went on, and who changed what."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.opening import opened
 from oncely.cli.options import LedgerName
 from oncely.cli.tables import (
+    Cell,
+    ago,
     aligned,
-    cell,
     cut,
     folded,
     loud,
-    new_table,
     put_found,
+    table_of,
     unbroken,
     words,
 )
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from oncely.core.activity import AuditEntry, Run
 
 
-@click.command("activity", epilog=options.example("oncely activity --json"))
+@options.command("activity", "oncely activity --json")
 @options.ledger
 def activity(at: LedgerName, as_json: bool) -> None:
     """Show what came of the messages of each consumer in the last hour and day."""
@@ -43,7 +42,7 @@ def activity(at: LedgerName, as_json: bool) -> None:
         put_found(table, "no activity in the last day")
 
 
-@click.command("workers", epilog=options.example("oncely workers"))
+@options.command("workers", "oncely workers")
 @options.ledger
 def workers(at: LedgerName, as_json: bool) -> None:
     """List the processes that work with the ledger, those that were killed among them."""
@@ -56,7 +55,7 @@ def workers(at: LedgerName, as_json: bool) -> None:
         put_found(_workers_table(found, now), "no workers")
 
 
-@click.command("runs", epilog=options.example("oncely runs --limit 10"))
+@options.command("runs", "oncely runs --limit 10")
 @options.limit(50)
 @options.ledger
 def runs(at: LedgerName, limit: int, as_json: bool) -> None:
@@ -70,9 +69,9 @@ def runs(at: LedgerName, limit: int, as_json: bool) -> None:
         put_found(_runs_table(found, now), "no runs")
 
 
-@click.command("audit", epilog=options.example("oncely audit --limit 20"))
+@options.command("audit", "oncely audit --limit 20")
 @options.limit()
-@click.option("--before", type=values.NUMBER, help="only entries numbered below this")
+@options.option("--before", values.NUMBER, "only entries numbered below this")
 @options.ledger
 def audit(at: LedgerName, limit: int, before: int | None, as_json: bool) -> None:
     """List what people have changed, the newest first."""
@@ -85,61 +84,55 @@ def audit(at: LedgerName, limit: int, before: int | None, as_json: bool) -> None
         put_found(_audit_table(found, now), "nobody has changed anything")
 
 
-# ---- In words ----------------------------------------------------------------------------------
-
-
 def _rates_table(times: Mapping[str, Mapping[str, "ops.Rates"]]) -> "Table":
     failed = ("failed\nattempts", "failed\npermanently")
     counts = ("handled", "duplicates", *failed, "in\ndoubt", "p50", "p95", "attempts")
-    table = new_table(folded("consumer"), "last", *map(aligned, counts))
-    for consumer in times["day"]:
-        for name, rates in ((name, found.get(consumer)) for name, found in times.items()):
-            if rates is not None:
-                numbers = (rates.handled, rates.duplicates, rates.failed, rates.exhausted)
-                table.add_row(
-                    cell(consumer),
-                    name,
-                    *(f"{number:,}" for number in (*numbers, rates.in_doubt)),
-                    *map(_took, (rates.p50_s, rates.p95_s)),
-                    "-" if rates.attempts is None else f"{rates.attempts:.2f}",
-                )
-    return table
+    return table_of(
+        (folded("consumer"), "last", *map(aligned, counts)),
+        (
+            (consumer, name, *_rate_cells(found[consumer]))
+            for consumer in times["day"]
+            for name, found in times.items()
+            if consumer in found
+        ),
+    )
 
 
-def _took(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:g} s"
+def _rate_cells(rates: "ops.Rates") -> Iterator[Cell]:
+    yield from (rates.handled, rates.duplicates, rates.failed, rates.exhausted, rates.in_doubt)
+    for seconds in (rates.p50_s, rates.p95_s):
+        yield None if seconds is None else f"{seconds:g} s"
+    yield None if rates.attempts is None else f"{rates.attempts:.2f}"
 
 
 def _workers_table(found: Sequence["ops.SeenWorker"], now: float) -> "Table":
     texts = ("kind", folded("consumer"), folded("host"))
     ages = (aligned("started"), aligned("last seen"))
-    table = new_table(*texts, aligned("pid"), aligned("claims"), *ages, "version", "")
-    for worker, is_alive in found:
-        table.add_row(
-            worker.kind,
-            cell(worker.consumer or "-"),
-            cell(worker.host),
-            str(worker.pid),
-            f"{worker.claims:,}",
-            *(f"{span(now - at)} ago" for at in (worker.started, worker.seen)),
-            cell(worker.version),
-            "" if is_alive else loud("silent", "dead"),
-        )
-    return table
+    return table_of(
+        (*texts, aligned("pid"), aligned("claims"), *ages, "version", ""),
+        (
+            (
+                *(each.kind, each.consumer, each.host, str(each.pid), each.claims),
+                *(ago(each.started, now), ago(each.seen, now), each.version),
+                loud("" if is_alive else "silent", "dead"),
+            )
+            for each, is_alive in found
+        ),
+    )
 
 
 def _runs_table(found: Sequence["Run"], now: float) -> "Table":
-    began = unbroken("began")
-    table = new_table(folded("name"), folded("consumer"), began, aligned("took"), "totals")
-    for run in found:
-        table.add_row(
-            cell(run.name),
-            cell(run.consumer or "-"),
-            moment(run.began, now),
-            "-" if run.ended is None else span(run.ended - run.began),
-            cut(run.error or _totals_in_words(run.totals) or "-"),
-        )
-    return table
+    return table_of(
+        (folded("name"), folded("consumer"), unbroken("began"), aligned("took"), "totals"),
+        (
+            (
+                *(run.name, run.consumer, moment(run.began, now)),
+                None if run.ended is None else span(run.ended - run.began),
+                cut(run.error or _totals_in_words(run.totals) or None),
+            )
+            for run in found
+        ),
+    )
 
 
 def _totals_in_words(totals: Mapping[str, Any]) -> str:
@@ -155,17 +148,14 @@ def _totals_in_words(totals: Mapping[str, Any]) -> str:
 def _audit_table(found: Sequence["AuditEntry"], now: float) -> "Table":
     texts = (unbroken("when"), folded("by"), "action", folded("consumer"))
     counts = (folded("message id"), aligned("changed"), aligned("refused"))
-    table = new_table(aligned("id"), *texts, *counts, "why")
-    for entry in found:
-        table.add_row(
-            str(entry.id),
-            f"{span(now - entry.at)} ago",
-            cell(entry.by),
-            cell(entry.action.replace("_", " ")),
-            cell(entry.consumer or "-"),
-            cell(entry.message_id or "-"),
-            entry.changed_in_words(),
-            "-" if entry.refused is None else f"{entry.refused:,}",
-            cut(entry.why or "-"),
-        )
-    return table
+    return table_of(
+        (aligned("id"), *texts, *counts, "why"),
+        (
+            (
+                *(str(entry.id), ago(entry.at, now), entry.by, words(entry.action)),
+                *(entry.consumer, entry.message_id, entry.changed_in_words(), entry.refused),
+                cut(entry.why or None),
+            )
+            for entry in found
+        ),
+    )

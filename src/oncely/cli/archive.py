@@ -1,9 +1,6 @@
 """`oncely archive`: moves old completed and failed records from the ledger to Parquet."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
-
-import click
 
 from oncely.cli import options, values
 from oncely.cli.opening import opened
@@ -12,16 +9,11 @@ from oncely.cli.progress import Progress
 from oncely.cli.tables import consumers_table, put
 from oncely.cli.terminal import put_json, tell_audit
 
-if TYPE_CHECKING:
-    from oncely.archive.writing import Archived
 
-
-@click.command("archive", epilog=options.example("oncely archive --to s3://bucket/ledger"))
-@click.option(
-    "--to", type=values.FOLDER, required=True, help="a path, or a URI such as s3://bucket/folder"
-)
+@options.command("archive", "oncely archive --to s3://bucket/ledger")
+@options.option("--to", values.FOLDER, "a path, or a URI such as s3://bucket/folder", required=True)
 @options.retention
-@click.option("--batch", type=values.NUMBER, default=50_000, help="records held in memory at once")
+@options.option("--batch", values.NUMBER, "records held in memory at once", default=50_000)
 @options.note
 @options.ledger
 def archive(at: LedgerName, to: str, past: Past, batch: int, note: Note, as_json: bool) -> None:
@@ -39,14 +31,10 @@ def archive(at: LedgerName, to: str, past: Past, batch: int, note: Note, as_json
     total = Archived()
     for each in archived.counts.values():
         total.add(each)
+    consumers = {name: asdict(each) for name, each in archived.counts.items()}
     if as_json:
-        consumers = {name: asdict(each) for name, each in archived.counts.items()}
         error = archived.audit_error
         put_json({"consumers": consumers, "total": asdict(total), "audit_error": error})
         return
-    shown = {name: _shown(each) for name, each in archived.counts.items()}
-    put(consumers_table([*asdict(total)], shown, _shown(total)))
-
-
-def _shown(counts: "Archived") -> list[str]:
-    return [f"{count:,}" for count in asdict(counts).values()]
+    shown = {name: [*counts.values()] for name, counts in consumers.items()}
+    put(consumers_table([*asdict(total)], shown, [*asdict(total).values()]))

@@ -4,12 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options
 from oncely.cli.opening import opened
-from oncely.cli.options import Filters, LedgerName, Note
+from oncely.cli.options import LedgerName, Note
 from oncely.cli.progress import Progress
 from oncely.cli.records import one_record
 from oncely.cli.terminal import agreed, put_json, say, tell_audit
@@ -43,24 +41,18 @@ def _many_options(states: Sequence[str]) -> Callable[[options.Command], options.
     )
 
 
-@click.command(
-    "reset",
-    epilog=options.example("oncely reset --consumer billing --state failed --why 'fixed in 2.1'"),
-)
+@options.command("reset", "oncely reset --consumer billing --state failed --why 'fixed in 2.1'")
 @_many_options(RESETTABLE)
-def reset(filters: Filters, **typed: Any) -> int:
+def reset(filters: "ops.Selection", **typed: Any) -> int:
     """Allow failed and in-doubt messages to run again: at once if the ledger has the message,
     waiting or as a dead letter, else with its next delivery.
     """
     return _change("reset", "reset", ops.reset, RESETTABLE, filters=filters, **typed)
 
 
-@click.command(
-    "forget",
-    epilog=options.example("oncely forget order-17 --consumer billing --why 'sent by mistake'"),
-)
+@options.command("forget", "oncely forget order-17 --consumer billing --why 'sent by mistake'")
 @_many_options(tuple(STATES))
-def forget(filters: Filters, **typed: Any) -> int:
+def forget(filters: "ops.Selection", **typed: Any) -> int:
     """Remove records that no worker is processing; the next delivery is treated as new, and so is a
     message that waits in the ledger, which stays there.
     """
@@ -75,7 +67,7 @@ def _change(
     *,
     at: LedgerName,
     message_id: str | None,
-    filters: Filters,
+    filters: "ops.Selection",
     limit: int,
     yes: bool,
     note: Note,
@@ -87,13 +79,11 @@ def _change(
     with opened(at) as ledger:
         _check_chosen(verb, message_id, filters)
         if message_id is not None:
-            records: Sequence[Record] = [one_record(ledger, message_id, filters["consumer"])]
+            records: Sequence[Record] = [one_record(ledger, message_id, filters.consumer)]
         else:
-            selection = ops.Selection(**filters)
-            selected = ops.select(
-                ledger, replace(selection, states=selection.states or states), limit
-            )
-            records = selected.records
+            selection = replace(filters, states=filters.states or states)
+            selected = ops.select(ledger, selection, limit)
+            records = selected.rows
             if selected.more:
                 say(f"only the first {limit:,}; more records match, see --limit")
         if not records:
@@ -107,11 +97,11 @@ def _change(
     return _told(changed, done, as_json=as_json)
 
 
-def _check_chosen(verb: str, message_id: str | None, filters: Filters) -> None:
-    others = [filters["states"], filters["older_than"], filters["text"]]
+def _check_chosen(verb: str, message_id: str | None, filters: "ops.Selection") -> None:
+    others = [filters.states, filters.older_than, filters.text]
     if message_id is not None and any(others):
         raise ConfigError(f"{verb}: an ID takes no filters but --consumer; leave one out")
-    if message_id is None and not any([*others, filters["consumer"]]):
+    if message_id is None and not any([*others, filters.consumer]):
         raise ConfigError(
             f"{verb}: name an ID, or filters such as --consumer billing --state failed"
         )
@@ -123,21 +113,13 @@ def _agreed(verb: str, records: "Sequence[Record]") -> bool:
     return agreed(f"{verb} {len(records):,} records of {names}")
 
 
-@click.command(
-    "settle", epilog=options.example("oncely settle order-17 --happened --why 'it is on the bill'")
-)
-@click.option(
-    "--happened",
-    is_flag=True,
-    help="it has: the message is completed, and nothing of it runs again",
-)
-@click.option(
-    "--not-happened", is_flag=True, help="it has not: the message runs again, as after reset"
-)
-@click.option(
+@options.command("settle", "oncely settle order-17 --happened --why 'it is on the bill'")
+@options.flag("--happened", "it has: the message is completed, and nothing of it runs again")
+@options.flag("--not-happened", "it has not: the message runs again, as after reset")
+@options.option(
     "--probe",
-    metavar="module:function",
-    help="ask this function, as a policy's on_in_doubt, importable from the current folder",
+    "module:function",
+    "ask this function, as a policy's on_in_doubt, importable from the current folder",
 )
 @_one_record_options
 def settle(
@@ -180,9 +162,7 @@ def _probed(found: "ops.Probed", *, as_json: bool) -> int:
     return int(not found.changed.done)
 
 
-@click.command(
-    "run-now", epilog=options.example("oncely run-now order-21 --why 'the bank is back'")
-)
+@options.command("run-now", "oncely run-now order-21 --why 'the bank is back'")
 @_one_record_options
 def run_now(
     at: LedgerName, message_id: str, consumer: str | None, note: Note, as_json: bool
@@ -194,7 +174,7 @@ def run_now(
     return _told(changed, "due now", as_json=as_json)
 
 
-@click.command("cancel", epilog=options.example("oncely cancel order-21 --why 'withdrawn'"))
+@options.command("cancel", "oncely cancel order-21 --why 'withdrawn'")
 @_one_record_options
 def cancel(at: LedgerName, message_id: str, consumer: str | None, note: Note, as_json: bool) -> int:
     """Make a dead letter of a message that waits for its retry."""

@@ -9,9 +9,7 @@ COMPLETE_VARIABLE = "_ONCELY_COMPLETE"
 """Set by the script when it asks for completions."""
 
 
-@click.command(
-    "completion", epilog=options.example("oncely completion bash > ~/.oncely-completion")
-)
+@options.command("completion", "oncely completion bash > ~/.oncely-completion")
 @click.argument(
     "shell", type=click.Choice(("bash", "zsh", "fish")), metavar="SHELL", help="bash, zsh, fish"
 )

@@ -2,18 +2,19 @@
 
 import sys
 from contextlib import nullcontext, redirect_stdout
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from oncely.cli import options, values
 from oncely.cli.options import LedgerName, Running
-from oncely.cli.tables import counts_table, put
-from oncely.cli.terminal import put_json
+from oncely.cli.tables import put_counts
+
+_INSTEAD = "instead of the module's own, such as env:NAME or file:PATH"
 
 
 class ConsumeOptions(NamedTuple):
-    """What was typed, but for --json."""
+    """What was typed."""
 
     consumer: str
     ledger: LedgerName
@@ -21,57 +22,40 @@ class ConsumeOptions(NamedTuple):
     workers: int
     drain: bool
     running: Running
+    as_json: bool
 
 
-@click.command(
-    "consume", epilog=options.example("oncely consume app:consumer --workers 4 --metrics-port 9464")
-)
+@options.command("consume", "oncely consume app:consumer --workers 4 --metrics-port 9464")
 @click.argument("consumer", metavar="module:consumer", help="importable from the current folder")
-@click.option(
-    "--workers", type=values.NUMBER, default=1, help="worker processes; one that dies is restarted"
+@options.option(
+    "--workers", values.NUMBER, "worker processes; one that dies is restarted", default=1
 )
-@click.option("--drain", is_flag=True, help="end when nothing is waiting, delayed or in flight")
+@options.flag("--drain", "end when nothing is waiting, delayed or in flight")
 @options.running
 @options.json_output
 # Not from the environment: a ledger that is set there for the other commands would replace the
 # consumer's own without a word, and with it all that the consumer knows.
-@click.option(
-    "--ledger", metavar="URL", help="instead of the module's own, such as env:NAME or file:PATH"
+@options.bundle(
+    "at",
+    LedgerName,
+    options.option("--ledger", "URL", _INSTEAD, "url"),
+    options.table,
+    options.schema,
 )
-@options.table
-@options.schema
-@click.option(
-    "--transport", metavar="URL", help="instead of the module's own, such as env:NAME or file:PATH"
-)
+@options.option("--transport", "URL", _INSTEAD)
 # Between a supervisor and its workers.
 @click.option("--lifeline", type=int, hidden=True)
 @click.option("--worker", type=int, hidden=True)
-def consume(
-    consumer: str,
-    workers: int,
-    drain: bool,
-    running: Running,
-    as_json: bool,
-    ledger: str | None,
-    table: str,
-    schema: str | None,
-    transport: str | None,
-    lifeline: int | None,
-    worker: int | None,
-) -> int:
+def consume(at: LedgerName, lifeline: int | None, worker: int | None, **typed: Any) -> int:
     """Run a consumer until stopped, or until its queue is empty."""
     from oncely.cli.consuming import run, work
 
-    at = LedgerName(ledger, table, schema)
-    chosen = ConsumeOptions(consumer, at, transport, workers, drain, running)
+    chosen = ConsumeOptions(ledger=at, **typed)
     # Handlers' own output goes to stderr: stdout is for the one JSON object.
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+    with redirect_stdout(sys.stderr) if chosen.as_json else nullcontext():
         if lifeline is not None:
             return work(chosen, lifeline, worker)
-        counts = run(chosen, as_json=as_json)
-    if as_json:
-        put_json(counts)
-    else:
-        put(counts_table(counts))
+        counts = run(chosen)
+    put_counts(counts, as_json=chosen.as_json)
     # Without --drain the user stops it, and that is success: the failures are in the report.
-    return int(drain and bool(counts["failed"] or counts["dead_lettered"]))
+    return int(chosen.drain and bool(counts["failed"] or counts["dead_lettered"]))

@@ -37,26 +37,23 @@ _SENTENCES = {
 }
 
 
-def run(options: ConsumeOptions, *, as_json: bool) -> dict[str, int]:
+def run(options: ConsumeOptions) -> dict[str, int]:
     """Run the consumer until it ends, and return what it counted."""
-    running = options.running
+    running, workers = options.running, options.workers
     with logged(running), _loaded(options) as consumer:
-        _check_shared(consumer, options.workers)
+        _check_shared(consumer, workers)
         began = time.monotonic()
         names = {"consumer": options.consumer, "queue": consumer.queue}
 
         def started() -> None:
             _log.info(
                 "consumer %(consumer)s of queue '%(queue)s' has started; workers: %(workers)s",
-                extra={"event": "consumer_started", **names, "workers": options.workers},
+                extra={"event": "consumer_started", **names, "workers": workers},
             )
 
         with Progress(is_quiet=running.log_format == "json") as progress:
-            if options.workers > 1:
-                command = _command(options, as_json=as_json)
-                report = _supervise(options, consumer, progress, Pulse(started), command)
-            else:
-                report = _run(options, consumer, progress, Pulse(started))
+            run_all = _supervise if workers > 1 else _run_here
+            report = run_all(options, consumer, progress, Pulse(started))
         took_s = round(time.monotonic() - began, 1)
         _log.info(
             "consumer %(consumer)s of queue '%(queue)s' has stopped after %(took_s)s s: " + _COUNTS,
@@ -69,7 +66,7 @@ def _loaded(options: ConsumeOptions) -> AbstractContextManager[Consumer]:
     return loaded_consumer(options.consumer, options.ledger, options.transport)
 
 
-def _run(
+def _run_here(
     options: ConsumeOptions, consumer: Consumer, progress: Progress, pulse: Pulse
 ) -> ConsumerReport:
     with (
@@ -98,9 +95,6 @@ def _check_shared(consumer: Consumer, workers: int) -> None:
         "the queue is in memory: %(note)s",
         extra={"event": "queue_in_memory", "note": "no other process can publish to it"},
     )
-
-
-# ---- Several processes -------------------------------------------------------------------------
 
 
 def work(options: ConsumeOptions, lifeline: int, worker: int | None) -> int:
@@ -141,11 +135,7 @@ def _report_of_work(options: ConsumeOptions, line: Lifeline) -> ConsumerReport:
 
 
 def _supervise(
-    options: ConsumeOptions,
-    consumer: Consumer,
-    progress: Progress,
-    pulse: Pulse,
-    command: Sequence[str],
+    options: ConsumeOptions, consumer: Consumer, progress: Progress, pulse: Pulse
 ) -> ConsumerReport:
     stop = threading.Event()
     pulse.reached()
@@ -168,7 +158,7 @@ def _supervise(
 
     with shared_metrics(options.running) as shared:
         supervisor = Supervisor(
-            command,
+            _command(options),
             options.workers,
             drains=options.drain,
             grace_s=_grace_s(consumer),
@@ -183,15 +173,12 @@ def _supervise(
             return supervisor.run(stop, show)
 
 
-def _command(options: ConsumeOptions, *, as_json: bool) -> list[str]:
+def _command(options: ConsumeOptions) -> Sequence[str]:
     """The command line that starts a worker."""
-    typed = {
-        **options.ledger._asdict(),
-        **options.running._asdict(),
-        "transport": options.transport,
-    }
-    typed["ledger"] = typed.pop("url")
-    flags = {"--drain": options.drain, "--json": as_json}
+    url, table, schema = options.ledger
+    typed = {"ledger": url, "table": table, "schema": schema, "transport": options.transport}
+    typed |= options.running._asdict()
+    flags = {"--drain": options.drain, "--json": options.as_json}
     return [
         *(sys.executable, "-m", "oncely", "consume", options.consumer),
         *(flag for flag, is_set in flags.items() if is_set),

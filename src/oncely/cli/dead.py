@@ -5,11 +5,9 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import datetime
-from itertools import chain, islice
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
@@ -23,20 +21,21 @@ from oncely.cli.options import LedgerName, Note
 from oncely.cli.progress import Progress
 from oncely.cli.tables import (
     Cell,
+    ago,
     aligned,
-    cell,
     cut,
     fields_table,
     folded,
     lines,
-    new_table,
+    more_of,
     put,
     put_found,
+    table_of,
     unbroken,
 )
 from oncely.cli.terminal import agreed, put_json, say, tell_changed
 from oncely.core.errors import ConfigError, RefusedError, mask_passwords
-from oncely.core.shown import moment, span
+from oncely.core.shown import moment
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,10 +50,8 @@ _SHOWN = 2_000
 _letter_argument = click.argument(
     "number", metavar="ID", type=values.LETTER, help="the number of a dead letter, as list shows it"
 )
-_group_option = click.option(
-    "--group",
-    metavar="GROUP",
-    help="those that failed alike; its id is shown by: oncely dead groups",
+_group_option = options.option(
+    "--group", "GROUP", "those that failed alike; its id is shown by: oncely dead groups"
 )
 
 
@@ -78,7 +75,7 @@ _letters_options = options.bundle(
         type=values.LETTER,
         help="the numbers of dead letters, as list shows them",
     ),
-    click.option("--all", "has_all", is_flag=True, help="all, or all of --consumer"),
+    options.flag("--all", "all, or all of --consumer", "has_all"),
     _group_option,
     options.consumer("with --all or --group: of this consumer only"),
     options.limit(options.MANY, "with --all or --group: how many are looked at, at most"),
@@ -90,14 +87,14 @@ def dead() -> None:
     """List, show, retry, edit, export and discard dead letters."""
 
 
-@dead.command("list", epilog=options.example("oncely dead list --consumer billing --sort newest"))
+@options.command("list", "oncely dead list --consumer billing --sort newest", dead)
 @options.consumer()
 @options.limit()
-@click.option(
+@options.option(
     "--sort",
-    type=click.Choice(("oldest", "newest")),
+    ("oldest", "newest"),
+    "which to list first; --limit leaves out the rest",
     default="oldest",
-    help="which to list first; --limit leaves out the rest",
 )
 @options.ledger
 def list_letters(
@@ -109,14 +106,13 @@ def list_letters(
         found = ops.dead_letters(ledger, consumer, limit, newest=newest, with_bodies=False)
         now = ledger.now()
     if as_json:
-        letters = [ops.letter_as_dict(letter) for letter in found.letters]
+        letters = [ops.letter_as_dict(letter) for letter in found.rows]
         put_json({"dead_letters": letters, "more": found.more})
     else:
-        more = f"the first {limit:,}; there are more, see --limit" if found.more else None
-        put_found(_letters_table(found, now), "no dead letters", more)
+        put_found(_letters_table(found.rows, now), "no dead letters", more_of(found, limit))
 
 
-@dead.command("groups", epilog=options.example("oncely dead groups --consumer billing"))
+@options.command("groups", "oncely dead groups --consumer billing", dead)
 @options.consumer()
 @options.limit(options.MANY, "how many dead letters are looked at, at most")
 @options.ledger
@@ -126,14 +122,15 @@ def list_groups(at: LedgerName, consumer: str | None, limit: int, as_json: bool)
         found = ops.letter_groups(ledger, consumer, limit)
         now = ledger.now()
     if as_json:
-        groups = [group.as_dict() for group in found.groups]
+        groups = [asdict(group) for group in found.groups]
         put_json({"groups": groups, "looked_at": found.looked_at, "more": found.more})
     else:
         looked_at = f"of the first {found.looked_at:,}; there are more, see --limit"
-        put_found(_groups_table(found, now), "no dead letters", looked_at if found.more else None)
+        more = looked_at if found.more else None
+        put_found(_groups_table(found.groups, now), "no dead letters", more)
 
 
-@dead.command("show", epilog=options.example("oncely dead show 42"))
+@options.command("show", "oncely dead show 42", dead)
 @_letter_argument
 @options.ledger
 def show(at: LedgerName, number: int, as_json: bool) -> None:
@@ -147,7 +144,7 @@ def show(at: LedgerName, number: int, as_json: bool) -> None:
         put(fields_table(_fields(letter, now)))
 
 
-@dead.command("export", epilog=options.example("oncely dead export dead.jsonl --consumer billing"))
+@options.command("export", "oncely dead export dead.jsonl --consumer billing", dead)
 @click.argument(
     "file",
     metavar="FILE",
@@ -165,28 +162,19 @@ def export(
     """
     count = 0
     with opened(at) as ledger:
-        letters = (
-            ops.every_dead_letter(ledger, consumer)
-            if group is None
-            else ops.every_of_group(ledger, group, consumer)
-        )
-        # Read before a file is replaced: the name of the consumer or group may be mistyped.
-        first = [*islice(letters, 1)]
+        letters = ops.letters_to_export(ledger, consumer, group)
         with _written(file) as to:
-            for count, letter in enumerate(chain(first, letters), start=1):  # noqa: B007 - used below.
+            for count, letter in enumerate(letters, start=1):  # noqa: B007 - used below.
                 fields = ops.letter_as_dict(letter, is_whole=True, masked=False)
                 print(json.dumps(fields), file=to)
-    if file == "-":
-        say(f"exported {count:,}")
-    elif as_json:
+    if as_json and file != "-":
         put_json({"exported": count})
     else:
-        print(f"exported {count:,}")
+        print(f"exported {count:,}", file=sys.stderr if file == "-" else sys.stdout)
 
 
-@dead.command(
-    "retry",
-    epilog=options.example("oncely dead retry --all --consumer billing --why 'the bank is back'"),
+@options.command(
+    "retry", "oncely dead retry --all --consumer billing --why 'the bank is back'", dead
 )
 @_letters_options
 @options.note
@@ -197,7 +185,7 @@ def retry(at: LedgerName, letters: _Letters, note: Note, as_json: bool) -> None:
         _retry(ledger, _chosen(ledger, letters, "retry"), note, as_json=as_json)
 
 
-@dead.command("discard", epilog=options.example("oncely dead discard 42 43 --why 'test messages'"))
+@options.command("discard", "oncely dead discard 42 43 --why 'test messages'", dead)
 @_letters_options
 @options.yes
 @options.note
@@ -209,32 +197,24 @@ def discard(at: LedgerName, letters: _Letters, yes: bool, note: Note, as_json: b
         what = f"discard {len(numbers):,} dead letters permanently"
         if len(numbers) > 1 and not yes and not agreed(what):
             if as_json:
-                tell_changed(
-                    ops.LettersChanged([], [], "", ""), "discarded", "dead letter", as_json=True
-                )
+                nothing = ops.LettersChanged([], [], "", "")
+                tell_changed(nothing, "discarded", "dead letter", as_json=True)
             return 1
         with Progress() as progress:
-            changed = ops.discard_letters(
-                ledger, numbers, on_each=progress.counter(len(numbers)), **note
-            )
+            count = progress.counter(len(numbers))
+            changed = ops.discard_letters(ledger, numbers, on_each=count, **note)
     tell_changed(changed, "discarded", "dead letter", as_json=as_json)
     return None
 
 
-@dead.command(
-    "edit", epilog=options.example("oncely dead edit 42 --body order.json --why 'wrong amount'")
-)
+@options.command("edit", "oncely dead edit 42 --body order.json --why 'wrong amount'", dead)
 @_letter_argument
-@click.option(
-    "--body", metavar="FILE", type=values.FILE, help="the file of the new body; - for stdin"
+@options.option("--body", values.FILE, "the file of the new body; - for stdin", metavar="FILE")
+@options.option(
+    "--header", values.HEADER, "set one header; may be repeated", "headers", multiple=True
 )
-@click.option(
-    "--header", "headers", type=values.HEADER, multiple=True, help="set one header; may be repeated"
-)
-@click.option("--type", "type_", metavar="TYPE", help="the new type")
-@click.option(
-    "--id", "new_id", type=values.MESSAGE_ID, help="the message id, for a message that has none"
-)
+@options.option("--type", "TYPE", "the new type", "type_")
+@options.option("--id", values.MESSAGE_ID, "the message id, for a message that has none", "new_id")
 @options.note
 @options.ledger
 def edit(
@@ -280,19 +260,19 @@ def _chosen(ledger: "Ledger", letters: _Letters, verb: str) -> Sequence[int]:
     if group is not None:
         of_group = ops.letter_group(ledger, group, consumer, limit)
         if of_group.more:
-            looked_at = f"of the first {of_group.looked_at:,} dead letters only"
-            say(f"{looked_at}; there are more, see --limit")
-        return of_group.group.ids
+            looked_at = of_group.looked_at
+            say(f"of the first {looked_at:,} dead letters only; there are more, see --limit")
+        return of_group.groups[0].ids
     if numbers:
         if consumer is not None:
             raise ConfigError(f"{verb}: IDs need no --consumer; leave it out, or say --all")
         return numbers
     found = ops.dead_letters(ledger, consumer, limit, with_bodies=False)
-    if not found.letters:
+    if not found.rows:
         say("no dead letters")
     if found.more:
         say(f"the first {limit:,} only; there are more, see --limit")
-    return [letter.id for letter in found.letters]
+    return [letter.id for letter in found.rows]
 
 
 def _retry(
@@ -362,69 +342,64 @@ def _from_editor(message: "Message") -> bytes:
 # ---- Tables -------------------------------------------------------------------------------------
 
 
-def _letters_table(found: "ops.FoundLetters", now: float) -> "Table":
+def _letters_table(found: Sequence["DeadLetter"], now: float) -> "Table":
     texts = (folded("consumer"), folded("message id"), folded("type"))
     ages = map(unbroken, ("first seen", "last seen"))
-    table = new_table(aligned("id"), *texts, aligned("attempts"), *ages, "reason")
-    for letter in found.letters:
-        table.add_row(
-            str(letter.id),
-            cell(letter.key.consumer),
-            cell(_message_id(letter)),
-            cell(letter.message.type or "-"),
-            f"{letter.attempts:,}",
-            *(f"{span(now - at)} ago" for at in (letter.first_seen, letter.last_seen)),
-            cut(mask_passwords(letter.reason)),
-        )
-    return table
+    return table_of(
+        (aligned("id"), *texts, aligned("attempts"), *ages, "reason"),
+        (
+            (
+                *(str(each.id), each.key.consumer, _message_id(each)),
+                *(each.message.type, each.attempts),
+                *(ago(each.first_seen, now), ago(each.last_seen, now)),
+                cut(mask_passwords(each.reason)),
+            )
+            for each in found
+        ),
+    )
 
 
-def _groups_table(found: "ops.FoundGroups", now: float) -> "Table":
+def _groups_table(found: Sequence["ops.LetterGroup"], now: float) -> "Table":
     ages = map(unbroken, ("first", "last"))
     counts = (aligned("count"), aligned("sample"))
-    table = new_table("group", folded("consumer"), *counts, *ages, "error")
-    for group in found.groups:
-        table.add_row(
-            group.id,
-            cell(group.consumer),
-            f"{group.count:,}",
-            str(group.sample),
-            *(f"{span(now - at)} ago" for at in (group.first, group.last)),
-            cut(group.error),
-        )
-    return table
+    return table_of(
+        ("group", folded("consumer"), *counts, *ages, "error"),
+        (
+            (
+                *(each.id, each.consumer, each.count, str(each.sample)),
+                *(ago(each.first, now), ago(each.last, now), cut(each.error)),
+            )
+            for each in found
+        ),
+    )
 
 
-def _fields(letter: "DeadLetter", now: float) -> dict[str, Cell]:
+def _fields(letter: "DeadLetter", now: float) -> Mapping[str, Cell]:
     # From the JSON form, in which passwords are masked.
     shown = ops.letter_as_dict(letter, is_whole=True)
-    message = letter.message
-    fields = {
-        "id": str(letter.id),
-        "consumer": shown["consumer"],
-        "message id": _message_id(letter),
-        "reason": shown["reason"],
-        "attempts": f"{letter.attempts:,}",
-        "first seen": moment(letter.first_seen, now),
-        "last seen": moment(letter.last_seen, now),
-        "type": shown["type"] or "-",
-        "source": shown["source"] or "-",
-        "time": _time(message.time, now),
-        "key": shown["key"] or "-",
-        "content type": shown["content_type"],
-        "headers": json.dumps(shown["headers"], ensure_ascii=False),
-    }
-    body = shown["body"]
+    message, body = letter.message, shown["body"]
     if body is None:
         body = f"{len(message.body):,} bytes that are not text"
     elif len(body) > _SHOWN:
         body = f"{body[:_SHOWN]}…"
-    return fields | {"body": lines(body), "error": lines(shown["error"] or "-")}
+    return {
+        "id": str(letter.id),
+        "consumer": shown["consumer"],
+        "message id": _message_id(letter),
+        "reason": shown["reason"],
+        "attempts": letter.attempts,
+        "first seen": moment(letter.first_seen, now),
+        "last seen": moment(letter.last_seen, now),
+        "type": shown["type"],
+        "source": shown["source"],
+        "time": None if message.time is None else moment(message.time.timestamp(), now),
+        "key": shown["key"],
+        "content type": shown["content_type"],
+        "headers": json.dumps(shown["headers"], ensure_ascii=False),
+        "body": lines(body),
+        "error": lines(shown["error"] or "-"),
+    }
 
 
 def _message_id(letter: "DeadLetter") -> str:
-    return letter.key.message_id or letter.message.id or "-"
-
-
-def _time(time: datetime | None, now: float) -> str:
-    return "-" if time is None else moment(time.timestamp(), now)
+    return letter.key.message_id or letter.message.id

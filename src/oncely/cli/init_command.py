@@ -17,9 +17,7 @@ from oncely.core.errors import ConfigError
 from oncely.core.shown import shown
 
 
-@click.command(
-    "init", epilog=options.example("oncely init webhooks --delivery webhook --store postgresql")
-)
+@options.command("init", "oncely init webhooks --delivery webhook --store postgresql")
 @click.argument(
     "folder",
     metavar="[FOLDER]",
@@ -27,18 +25,18 @@ from oncely.core.shown import shown
     default=".",
     help="the folder to write it to  [default: the current folder]",
 )
-@click.option(
+@options.option(
     "--delivery",
-    type=click.Choice([*STARTERS]),
-    help=f"what to process once: {'; '.join(f'{n}: {s.text}' for n, s in STARTERS.items())}",
+    [*STARTERS],
+    f"what to process once: {'; '.join(f'{n}: {s.text}' for n, s in STARTERS.items())}",
 )
-@click.option(
+@options.option(
     "--store",
-    type=click.Choice([*STORES]),
-    help=f"where to keep the ledger: {'; '.join(f'{n}: {s.text}' for n, s in STORES.items())}"
+    [*STORES],
+    f"where to keep the ledger: {'; '.join(f'{n}: {s.text}' for n, s in STORES.items())}"
     "  [default: sqlite]",
 )
-@click.option("--force", is_flag=True, help="overwrite existing files")
+@options.flag("--force", "overwrite existing files")
 def init(folder: str, delivery: str | None, store: str | None, force: bool) -> None:
     """Write a first program that runs."""
     delivery, store = _answers(delivery, store)
@@ -46,9 +44,6 @@ def init(folder: str, delivery: str | None, store: str | None, force: bool) -> N
     _write(Path(folder), texts, force=force)
     print(shown(f"wrote {', '.join(str(Path(folder, name)) for name in texts)}"))
     print("\n".join(_told(Path(folder), delivery, store)))
-
-
-# ---- Questions ---------------------------------------------------------------------------------
 
 
 def _answers(delivery: str | None, store: str | None) -> tuple[str, str]:
@@ -100,9 +95,6 @@ def _asked(question: str, choices: Mapping[str, str]) -> str:
             return numbers.get(answer, answer)
 
 
-# ---- Files -------------------------------------------------------------------------------------
-
-
 def _write(folder: Path, texts: Mapping[str, str], *, force: bool) -> None:
     """Write all files, or none if one of them exists. Raises ConfigError."""
     if not force:
@@ -124,12 +116,10 @@ def _write(folder: Path, texts: Mapping[str, str], *, force: bool) -> None:
         ) from error
 
 
-# ---- Next steps --------------------------------------------------------------------------------
-
-
 def _told(folder: Path, delivery: str, store: str) -> Iterator[str]:
     starter = STARTERS[delivery]
-    servers = [name for name in (starter.to_edit, _server(store)) if name]
+    server = "" if store == "sqlite" else STORES[store].text
+    servers = [name for name in (starter.to_edit, server) if name]
     if servers:
         yield f"\nFirst write the URL of your {' and your '.join(servers)} into {SETTINGS}."
     yield from ("", "Then type:" if servers else "Type:", "")
@@ -138,10 +128,6 @@ def _told(folder: Path, delivery: str, store: str) -> Iterator[str]:
         yield from ("", "and in a second terminal:", "")
         yield from (f"  {command}" for command in [*_cd(folder), *starter.elsewhere])
     yield from ("", starter.says)
-
-
-def _server(store: str) -> str:
-    return "" if store == "sqlite" else STORES[store].text
 
 
 def _commands(folder: Path, delivery: str, store: str) -> Iterator[str]:

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -32,7 +31,7 @@ def logged(
     logger = logging.getLogger("oncely")
     fixed = {} if worker is None else {"worker": worker, "pid": os.getpid()}
     handler = _LineHandler(write or write_line)
-    handler.setFormatter(_FORMATTERS[running.log_format](fixed))
+    handler.setFormatter(_EventFormatter(running.log_format, fixed))
     former = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(running.log_level.upper())
@@ -55,7 +54,7 @@ def told_as_json(event: str, *, error: str, **details: object) -> str:
     """An error as a line of the JSON log."""
     fields = {"event": event, "error": error, **details}
     record = logging.makeLogRecord({"msg": error, "levelname": "ERROR", **fields})
-    return _JsonFormatter({}).format(record)
+    return _EventFormatter("json", {}).format(record)
 
 
 class _LineHandler(logging.Handler):
@@ -72,11 +71,14 @@ class _LineHandler(logging.Handler):
             self.handleError(record)
 
 
-class _EventFormatter(logging.Formatter, ABC):
-    """Formats a record, passwords masked; each has the `fixed` fields, too."""
+class _EventFormatter(logging.Formatter):
+    """Formats a record as a line of text or as JSON, passwords masked; each has the `fixed` fields,
+    too.
+    """
 
-    def __init__(self, fixed: Mapping[str, Any]) -> None:
+    def __init__(self, log_format: str, fixed: Mapping[str, Any]) -> None:
         super().__init__()
+        self._put = _as_text if log_format == "text" else _as_json
         self._fixed = fixed
 
     def format(self, record: logging.LogRecord) -> str:
@@ -87,40 +89,29 @@ class _EventFormatter(logging.Formatter, ABC):
             trace = mask_passwords(self.formatException(record.exc_info))
         return self._put(record, mask_passwords(record.getMessage()), details, trace)
 
-    @abstractmethod
-    def _put(
-        self, record: logging.LogRecord, said: str, details: Mapping[str, Any], trace: str | None
-    ) -> str:
-        """The record as text."""
 
-
-class _TextFormatter(_EventFormatter):
+def _as_text(
+    record: logging.LogRecord, said: str, details: Mapping[str, Any], trace: str | None
+) -> str:
     """One line: time, level, sentence and event; a traceback below, indented."""
-
-    def _put(
-        self, record: logging.LogRecord, said: str, details: Mapping[str, Any], trace: str | None
-    ) -> str:
-        names = [f"{name}={shown(str(details[name]))}" for name in _IN_TEXT if name in details]
-        line = " ".join([_moment(record), f"{record.levelname:<7}", shown(said), *names])
-        traced = [] if trace is None else [f"  {shown(each)}" for each in trace.splitlines()]
-        return "\n".join([line, *traced])
+    names = [f"{name}={shown(str(details[name]))}" for name in _IN_TEXT if name in details]
+    line = " ".join([_moment(record), f"{record.levelname:<7}", shown(said), *names])
+    return "\n".join([line, *(f"  {shown(each)}" for each in (trace or "").splitlines())])
 
 
-class _JsonFormatter(_EventFormatter):
+def _as_json(
+    record: logging.LogRecord, said: str, details: Mapping[str, Any], trace: str | None
+) -> str:
     """One JSON object: time, level, event, message, the event's fields, and `exception`."""
-
-    def _put(
-        self, record: logging.LogRecord, said: str, details: Mapping[str, Any], trace: str | None
-    ) -> str:
-        event = details.get("event")
-        told = {"time": _moment(record), "level": record.levelname.lower(), "event": event}
-        told["message"] = said
-        last = {} if trace is None else {"exception": trace}
-        # A field with one of these names does not replace it.
-        return json.dumps({**told, **details, **told, **last})
-
-
-_FORMATTERS: Mapping[str, type[_EventFormatter]] = {"text": _TextFormatter, "json": _JsonFormatter}
+    told = {
+        "time": _moment(record),
+        "level": record.levelname.lower(),
+        "event": details.get("event"),
+        "message": said,
+    }
+    last = {} if trace is None else {"exception": trace}
+    # A field with one of these names does not replace it.
+    return json.dumps({**told, **details, **told, **last})
 
 
 def _moment(record: logging.LogRecord) -> str:

@@ -3,9 +3,10 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,8 +20,6 @@ from oncely.ledger import Ledger
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
-    from prometheus_client.registry import Collector
-
 
 _log = EventLog(__name__)
 
@@ -112,7 +111,7 @@ class _Monitor:
         from oncely.metrics import LedgerGauges
 
         # One for all scrapes: it remembers whether the ledger could be read.
-        self._gauges = [LedgerGauges(ledger, records=False)] if ledger is not None else []
+        self._gauges = None if ledger is None else LedgerGauges(ledger, records=False)
         self._ledger = ledger
         self._healths = healths
         self._folder = folder
@@ -135,11 +134,13 @@ class _Monitor:
     def _metrics(self) -> str:
         from prometheus_client import REGISTRY, generate_latest
 
-        sources: list[Collector] = [REGISTRY, *self._gauges]
-        if self._folder is not None:
-            # First: this process itself has counted nothing of what its workers count.
-            sources.insert(0, _CountedIn(self._folder))
-        return generate_latest(_Union(sources)).decode()
+        # First the workers': this process itself has counted nothing of what its workers count.
+        counted = [] if self._folder is None else _counted_in(Path(self._folder))
+        gauges = [] if self._gauges is None else self._gauges.collect()
+        of_names: dict[str, Metric] = {}
+        for metric in chain(counted, REGISTRY.collect(), gauges):
+            of_names.setdefault(metric.name, metric)
+        return generate_latest(_Collected(of_names.values())).decode()
 
     def _still(self) -> list[str]:
         """The loops that are stuck."""
@@ -165,17 +166,13 @@ class _Monitor:
             return None
         with self._asking:
             if time.monotonic() >= self._ask_at:
-                self._away = _error_of(self._ledger)
+                try:
+                    self._ledger.now()
+                    self._away = None
+                except OncelyError as error:
+                    self._away = f"the ledger cannot be reached: {describe(error, 200)}"
                 self._ask_at = time.monotonic() + _ASK_EVERY_S
             return self._away
-
-
-def _error_of(ledger: Ledger) -> str | None:
-    try:
-        ledger.now()
-    except OncelyError as error:
-        return f"the ledger cannot be reached: {describe(error, 200)}"
-    return None
 
 
 def _named(name: str, text: str) -> str:
@@ -186,17 +183,12 @@ def _told(wrong: list[str], right: str) -> Answer:
     return Answer(503 if wrong else 200, "\n".join(wrong or [right]) + "\n")
 
 
-class _CountedIn:
+def _counted_in(folder: Path) -> "Iterator[Metric]":
     """The metrics of the processes that keep them in this folder."""
+    from prometheus_client.multiprocess import MultiProcessCollector
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-
-    def collect(self) -> "Iterator[Metric]":
-        from prometheus_client.multiprocess import MultiProcessCollector
-
-        files = [str(file) for file in self._folder.glob("*.db") if _has_begun(file)]
-        yield from MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+    files = [str(file) for file in folder.glob("*.db") if _has_begun(file)]
+    yield from MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
 
 
 def _has_begun(file: Path) -> bool:
@@ -209,28 +201,16 @@ def _has_begun(file: Path) -> bool:
         return False
 
 
-class _Union:
-    """The metrics of several collectors; if two have one name, the first collector's is taken."""
+class _Collected(NamedTuple):
+    """Metrics as prometheus_client takes them."""
 
-    def __init__(self, sources: Sequence["Collector"]) -> None:
-        self._sources = sources
+    metrics: "Collection[Metric]"
 
-    def collect(self) -> "Iterator[Metric]":
-        seen: set[str] = set()
-        for source in self._sources:
-            found = [metric for metric in source.collect() if metric.name not in seen]
-            seen |= {metric.name for metric in found}
-            yield from found
+    def collect(self) -> "Collection[Metric]":
+        return self.metrics
 
 
-# ---- HTTP --------------------------------------------------------------------------------------
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-
-class _Server6(_Server):
+class _Server6(ThreadingHTTPServer):
     address_family = socket.AF_INET6
 
 
@@ -256,7 +236,7 @@ def _server(host: str, port: int, monitor: _Monitor) -> ThreadingHTTPServer:
             """Log nothing: probes come every few seconds."""
 
     try:
-        return (_Server6 if ":" in host else _Server)((host, port), Handler)
+        return (_Server6 if ":" in host else ThreadingHTTPServer)((host, port), Handler)
     except OSError as error:
         raise ConfigError(
             f"--metrics-port: {host}:{port} cannot be opened ({error.strerror}); name another, "

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import click
 
+from oncely.cli import lazy_ops as ops
 from oncely.cli import values
 from oncely.core.policy import Policy
 from oncely.stores.names import TABLE_NAME
@@ -44,15 +45,6 @@ class Past(TypedDict):
     retention: Mapping[str, str]
 
 
-class Filters(TypedDict):
-    """Which records are meant: the arguments of ops.Selection."""
-
-    consumer: str | None
-    states: tuple[str, ...]
-    older_than: str | None
-    text: str | None
-
-
 class Running(NamedTuple):
     """The log and the monitoring port of a command that runs for long."""
 
@@ -78,9 +70,12 @@ class Commands(click.Group):
                 formatter.write_dl(rows)
 
 
-def example(text: str) -> str:
-    """The epilog of a command; the reference has the example, too."""
-    return f"\b\n{EXAMPLE}{text}"
+def command(
+    name: str, example: str, group: click.Group | None = None
+) -> Callable[[Command], click.Command]:
+    """A command, of a group or by itself; the `example` stands in its help and in the reference."""
+    make = click.command if group is None else group.command
+    return make(name, epilog=f"\b\n{EXAMPLE}{example}")
 
 
 def bundled(command: Command, *decorators: Option[Any]) -> Command:
@@ -111,39 +106,61 @@ def bundle(
 
 # ---- Single options ------------------------------------------------------------------------------
 
+
+def option(
+    name: str,
+    kind: str | Sequence[str] | click.ParamType[Any],
+    text: str,
+    *param: str,
+    **settings: Any,
+) -> Option[Any]:
+    """An option whose `kind` is a type, the choices, or what stands for any text in the help."""
+    match kind:
+        case str():
+            settings["metavar"] = kind
+        case click.ParamType():
+            settings["type"] = kind
+        case _:
+            settings["type"] = click.Choice(kind)
+    return click.option(name, *param, help=text, **settings)
+
+
+def flag(name: str, text: str, *param: str) -> Option[Any]:
+    """An option without a value."""
+    return click.option(name, *param, is_flag=True, help=text)
+
+
 _ID_HELP = "the message id; write -- before an id that begins with a dash"
 
-json_output = click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout")
+json_output = flag("--json", "one JSON object on stdout", "as_json")
 message_id = click.argument("message_id", metavar="ID", type=values.MESSAGE_ID, help=_ID_HELP)
 optional_message_id = click.argument(
     "message_id", metavar="[ID]", required=False, type=values.MESSAGE_ID, help=_ID_HELP
 )
-yes = click.option("--yes", is_flag=True, help="do not ask before many are changed")
-table = click.option("--table", metavar="NAME", default=TABLE_NAME, help="the ledger's table")
-schema = click.option(
-    "--schema", metavar="NAME", help="the table's schema  [default: the database's]"
-)
+yes = flag("--yes", "do not ask before many are changed")
+table = option("--table", "NAME", "the ledger's table", default=TABLE_NAME)
+schema = option("--schema", "NAME", "the table's schema  [default: the database's]")
 
 
 def consumer(text: str = "of this consumer only") -> Option[Any]:
     """--consumer."""
-    return click.option("--consumer", type=values.CONSUMER, help=text)
+    return option("--consumer", values.CONSUMER, text)
 
 
 def limit(default: int = 100, text: str = "how many at most") -> Option[Any]:
     """--limit."""
-    return click.option("--limit", type=values.NUMBER, default=default, help=text)
+    return option("--limit", values.NUMBER, text, default=default)
 
 
 def time(name: str, text: str) -> Option[Any]:
     """An option for a length of time."""
-    return click.option(name, type=values.TIME, help=f"{text}, such as 12h or 30d")
+    return option(name, values.TIME, f"{text}, such as 12h or 30d")
 
 
 def url(name: str, param: str, example: str, variable: str) -> Option[Any]:
     """A URL, which may also come from the environment."""
     text = f"such as {example}, env:NAME or file:PATH"
-    return click.option(name, param, metavar="URL", envvar=variable, show_envvar=True, help=text)
+    return option(name, "URL", text, param, envvar=variable, show_envvar=True)
 
 
 # ---- Bundles -------------------------------------------------------------------------------------
@@ -173,8 +190,8 @@ def _login_name() -> str:
 note = bundle(
     "note",
     _note,
-    click.option("--why", metavar="TEXT", help="the reason, which is logged with the change"),
-    click.option("--by", metavar="NAME", help="who makes the change  [default: your login name]"),
+    option("--why", "TEXT", "the reason, which is logged with the change"),
+    option("--by", "NAME", "who makes the change  [default: your login name]"),
 )
 
 
@@ -188,50 +205,52 @@ def _running(
 running = bundle(
     "running",
     _running,
-    click.option(
+    option(
         "--log-level",
-        type=click.Choice(("debug", "info", "warning", "error")),
+        ("debug", "info", "warning", "error"),
+        "the lowest level that is logged on stderr",
         default="info",
-        help="the lowest level that is logged on stderr",
     ),
-    click.option(
+    option(
         "--log-format",
-        type=click.Choice(("text", "json")),
+        ("text", "json"),
+        "a line for people, or a JSON object, for each event",
         default="text",
-        help="a line for people, or a JSON object, for each event",
     ),
-    click.option(
+    option(
         "--metrics-port",
-        type=values.port(9464),
-        help="serve /metrics, /live and /ready on this port; 0: any free port, which is logged",
+        values.port(9464),
+        "serve /metrics, /live and /ready on this port; 0: any free port, which is logged",
     ),
-    click.option(
+    option(
         "--metrics-host",
-        metavar="HOST",
+        "HOST",
+        "the address of that port; 0.0.0.0: all interfaces",
         default="127.0.0.1",
-        help="the address of that port; 0.0.0.0: all interfaces",
     ),
 )
 
 
 def _filters(
     state: str | None, consumer: str | None, older_than: str | None, text: str | None
-) -> Filters:
+) -> "ops.Selection":
     states = () if state is None else (state,)
-    return Filters(consumer=consumer, states=states, older_than=older_than, text=text)
+    return ops.Selection(consumer=consumer, states=states, older_than=older_than, text=text)
 
 
 def filters(states: Iterable[str]) -> Callable[[Command], Command]:
-    """--state (one of these), --consumer, --older-than and --id-contains as `filters`."""
+    """--state (one of these), --consumer, --older-than and --id-contains as `filters`, which is
+    an ops.Selection.
+    """
     words = [*states]
     text = "only message ids with this text in them"
     return bundle(
         "filters",
         _filters,
-        click.option("--state", type=values.state(words), help=", ".join(words)),
+        option("--state", values.state(words), ", ".join(words)),
         consumer(),
         time("--older-than", "last seen longer ago than this"),
-        click.option("--id-contains", "text", type=values.TEXT, help=text),
+        option("--id-contains", values.TEXT, text, "text"),
     )
 
 
@@ -249,10 +268,10 @@ retention = bundle(
     _past,
     time("--older-than", _PAST_HELP),
     consumer(),
-    click.option(
+    option(
         "--retention",
-        type=values.RETENTION,
+        values.RETENTION,
+        "for this consumer, instead of --older-than; may be repeated",
         multiple=True,
-        help="for this consumer, instead of --older-than; may be repeated",
     ),
 )

@@ -1,5 +1,7 @@
 """`oncely outbox` and `oncely queue`: messages to be sent, and those that wait in a queue."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -8,13 +10,14 @@ from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.opening import opened
 from oncely.cli.options import LedgerName, Note
-from oncely.cli.tables import aligned, cell, cut, folded, new_table, put_found, unbroken
+from oncely.cli.tables import ago, aligned, cut, folded, more_of, put_found, table_of, unbroken
 from oncely.cli.terminal import put_json, tell_changed
 from oncely.core.errors import mask_passwords
-from oncely.core.shown import span
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from oncely.core.waiting import WaitingMessage
 
 
 @click.group("outbox", cls=options.Commands, no_args_is_help=False)
@@ -34,23 +37,23 @@ def _change_options(command: options.Command) -> options.Command:
     return numbers(options.note(options.ledger(command)))
 
 
-@outbox.command("status", epilog=options.example("oncely outbox status"))
+@options.command("status", "oncely outbox status", outbox)
 @options.ledger
 def status(at: LedgerName, as_json: bool) -> None:
     """Count messages to be sent by destination, and those that were refused."""
     with opened(at) as ledger:
         found, now = ops.unsent(ledger), ledger.now()
     if as_json:
-        destinations = [each.as_dict() for each in found.destinations]
+        destinations = [asdict(each) for each in found.rows]
         put_json({"destinations": destinations, "more": found.more})
     else:
         more = f"of the first {ops.MOST_UNSENT:,}; there are more" if found.more else None
-        put_found(_destinations_table(found, now), "nothing is to be sent", more)
+        put_found(_destinations_table(found.rows, now), "nothing is to be sent", more)
 
 
-@outbox.command("list", epilog=options.example("oncely outbox list --refused --destination mails"))
-@click.option("--destination", metavar="NAME", help="to this destination only")
-@click.option("--refused", is_flag=True, help="those that were refused, instead")
+@options.command("list", "oncely outbox list --refused --destination mails", outbox)
+@options.option("--destination", "NAME", "to this destination only")
+@options.flag("--refused", "those that were refused, instead")
 @options.limit()
 @options.ledger
 def list_messages(
@@ -65,9 +68,8 @@ def list_messages(
     _put_messages(found, now, limit, "nothing is to be sent", as_json=as_json)
 
 
-@outbox.command(
-    "send-again",
-    epilog=options.example("oncely outbox send-again 7 9 --why 'the queue is there now'"),
+@options.command(
+    "send-again", "oncely outbox send-again 7 9 --why 'the queue is there now'", outbox
 )
 @_change_options
 def send_again(at: LedgerName, numbers: tuple[int, ...], note: Note, as_json: bool) -> None:
@@ -77,7 +79,7 @@ def send_again(at: LedgerName, numbers: tuple[int, ...], note: Note, as_json: bo
     tell_changed(changed, "sent again", "refused message", as_json=as_json)
 
 
-@outbox.command("discard", epilog=options.example("oncely outbox discard 7 --why 'sent by hand'"))
+@options.command("discard", "oncely outbox discard 7 --why 'sent by hand'", outbox)
 @_change_options
 def discard(at: LedgerName, numbers: tuple[int, ...], note: Note, as_json: bool) -> None:
     """Remove messages that were refused, which are never sent then."""
@@ -86,7 +88,7 @@ def discard(at: LedgerName, numbers: tuple[int, ...], note: Note, as_json: bool)
     tell_changed(changed, "discarded", "refused message", as_json=as_json)
 
 
-@click.command("queue", epilog=options.example("oncely queue webhooks --limit 10"))
+@options.command("queue", "oncely queue webhooks --limit 10")
 @click.argument("name", metavar="NAME", help="of the queue, as status shows it")
 @options.limit()
 @options.ledger
@@ -98,41 +100,40 @@ def queue(at: LedgerName, name: str, limit: int, as_json: bool) -> None:
 
 
 def _put_messages(
-    found: "ops.FoundMessages", now: float, limit: int, none: str, *, as_json: bool
+    found: "ops.Found[WaitingMessage]", now: float, limit: int, none: str, *, as_json: bool
 ) -> None:
     if as_json:
-        messages = [ops.unsent_as_dict(message) for message in found.messages]
+        messages = [ops.unsent_as_dict(message) for message in found.rows]
         put_json({"messages": messages, "more": found.more})
     else:
-        more = f"the first {limit:,}; there are more, see --limit" if found.more else None
-        put_found(_table(found, now), none, more)
+        put_found(_table(found.rows, now), none, more_of(found, limit))
 
 
-def _destinations_table(found: "ops.FoundUnsent", now: float) -> "Table":
+def _destinations_table(found: "Sequence[ops.Unsent]", now: float) -> "Table":
     counts = (aligned("waiting"), aligned("refused"), aligned("oldest"))
-    table = new_table(folded("destination"), *counts, "reason")
-    for each in found.destinations:
-        table.add_row(
-            cell(each.destination),
-            f"{each.waiting:,}",
-            f"{each.refused:,}",
-            "-" if each.oldest is None else f"{span(now - each.oldest)} ago",
-            cut(each.reason or "-"),
-        )
-    return table
+    return table_of(
+        (folded("destination"), *counts, "reason"),
+        (
+            (
+                *(each.destination, each.waiting, each.refused),
+                None if each.oldest is None else ago(each.oldest, now),
+                cut(each.reason),
+            )
+            for each in found
+        ),
+    )
 
 
-def _table(found: "ops.FoundMessages", now: float) -> "Table":
+def _table(found: "Sequence[WaitingMessage]", now: float) -> "Table":
     texts = (folded("message id"), folded("destination"), folded("type"))
-    table = new_table(aligned("id"), *texts, aligned("attempts"), unbroken("since"), "reason")
-    for message in found.messages:
-        table.add_row(
-            str(message.number),
-            cell(message.id),
-            cell(message.destination or "-"),
-            cell(message.message.type or "-"),
-            f"{message.attempts:,}",
-            f"{span(now - (message.since or now))} ago",
-            cut(mask_passwords(message.reason or message.error or "-")),
-        )
-    return table
+    return table_of(
+        (aligned("id"), *texts, aligned("attempts"), unbroken("since"), "reason"),
+        (
+            (
+                *(str(each.number), each.id, each.destination, each.message.type, each.attempts),
+                ago(each.since or now, now),
+                cut(mask_passwords(each.reason or each.error or "-")),
+            )
+            for each in found
+        ),
+    )

@@ -24,25 +24,17 @@ def pipeline() -> None:
     """Run a pipeline on Spark."""
 
 
-@pipeline.command("run", epilog=options.example("oncely pipeline run pipeline.toml --drain"))
+@options.command("run", "oncely pipeline run pipeline.toml --drain", pipeline)
 @click.argument("file", metavar="FILE.toml", type=values.FILE, help="the pipeline file")
-@click.option(
-    "--drain", is_flag=True, help="go on until no message of the consumer waits for a retry"
-)
-@click.option(
-    "--verbose",
-    is_flag=True,
-    help="if the run ends with an error, print its tracebacks, of Python and of Java",
+@options.flag("--drain", "go on until no message of the consumer waits for a retry")
+@options.flag(
+    "--verbose", "if the run ends with an error, print its tracebacks, of Python and of Java"
 )
 @options.json_output
 @options.url("--ledger", "ledger", "sqlite:///ledger.db", "ONCELY_LEDGER")
-@click.option(
-    "--table", metavar="NAME", help=f"the ledger's table  [default: the file's, else {TABLE_NAME}]"
-)
-@click.option(
-    "--schema",
-    metavar="NAME",
-    help="the table's schema  [default: the file's, else the database's]",
+@options.option("--table", "NAME", f"the ledger's table  [default: the file's, else {TABLE_NAME}]")
+@options.option(
+    "--schema", "NAME", "the table's schema  [default: the file's, else the database's]"
 )
 def run(
     file: str,

@@ -2,8 +2,6 @@
 
 from collections import Counter
 
-import click
-
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.opening import opened
@@ -13,11 +11,9 @@ from oncely.cli.tables import consumers_table, put
 from oncely.cli.terminal import put_json, tell_audit
 
 
-@click.command(
-    "purge", epilog=options.example("oncely purge --older-than 30d --retention billing=90d")
-)
+@options.command("purge", "oncely purge --older-than 30d --retention billing=90d")
 @options.retention
-@click.option("--batch", type=values.NUMBER, default=1_000, help="records in one transaction")
+@options.option("--batch", values.NUMBER, "records in one transaction", default=1_000)
 @options.note
 @options.ledger
 def purge(at: LedgerName, past: Past, batch: int, note: Note, as_json: bool) -> None:
@@ -35,5 +31,5 @@ def purge(at: LedgerName, past: Past, batch: int, note: Note, as_json: bool) -> 
     if as_json:
         put_json({"purged": purged.counts, "total": total, "audit_error": purged.audit_error})
         return
-    shown = {consumer: [f"{count:,}"] for consumer, count in purged.counts.items()}
-    put(consumers_table(["purged"], shown, [f"{total:,}"]))
+    shown = {consumer: [count] for consumer, count in purged.counts.items()}
+    put(consumers_table(["purged"], shown, [total]))

@@ -3,8 +3,6 @@
 from pathlib import Path
 from uuid import uuid4
 
-import click
-
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.opening import opened
@@ -14,13 +12,13 @@ from oncely.core.errors import ConfigError, mask_passwords
 from oncely.stores.names import TABLE_NAME
 
 
-@click.command("report", epilog=options.example("oncely report --to report.html"))
-@click.option(
+@options.command("report", "oncely report --to report.html")
+@options.option(
     "--to",
+    values.FILE,
+    "the file to write; an existing one is replaced",
     metavar="FILE.html",
-    type=values.FILE,
     required=True,
-    help="the file to write; an existing one is replaced",
 )
 @options.ledger
 def report(at: LedgerName, to: str, as_json: bool) -> None:

@@ -1,9 +1,6 @@
 """`oncely migrate` and `oncely check`: the schema, and problems of the ledger or its settings."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import click
+from typing import Any
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
@@ -15,17 +12,22 @@ from oncely.core.policy import Policy
 from oncely.core.shown import shown
 
 
-@click.command("migrate", epilog=options.example("oncely migrate --ledger sqlite:///ledger.db"))
-@click.option("--sql", "only_print", is_flag=True, help="print the SQL and change nothing")
+@options.command("migrate", "oncely migrate --ledger sqlite:///ledger.db")
+@options.flag("--sql", "print the SQL and change nothing", "only_print")
 @options.ledger
 def migrate(at: LedgerName, only_print: bool, as_json: bool) -> None:
     """Create or upgrade the schema."""
-    with to_migrate(at, only_look=only_print) as ledger, _reaching():
-        sql = ledger.migration_sql()
-        if not only_print:
-            ledger.migrate()
-            # A store without a schema has not been reached so far.
-            ledger.now()
+    with to_migrate(at, only_look=only_print) as ledger:
+        try:
+            sql = ledger.migration_sql()
+            if not only_print:
+                ledger.migrate()
+                # A store without a schema has not been reached so far.
+                ledger.now()
+        except StoreUnavailable as error:
+            raise ConfigError(
+                f"ledger: it cannot be reached: {error}; start it, or name another with --ledger"
+            ) from error
     applied = bool(sql) and not only_print
     if as_json:
         put_json({"applied": applied, "sql": sql})
@@ -35,44 +37,16 @@ def migrate(at: LedgerName, only_print: bool, as_json: bool) -> None:
         say("migrated" if applied else "nothing to do: the schema is up to date")
 
 
-@contextmanager
-def _reaching() -> Iterator[None]:
-    """A store that cannot be reached is reported as the user's mistake."""
-    try:
-        yield
-    except StoreUnavailable as error:
-        raise ConfigError(
-            f"ledger: it cannot be reached: {error}; start it, or name another with --ledger"
-        ) from error
-
-
-@click.command(
-    "check", epilog=options.example("oncely check --replay-window 7d --broker-timeout 30m")
-)
+@options.command("check", "oncely check --replay-window 7d --broker-timeout 30m")
 @options.time("--replay-window", "how long a message may be delivered again")
 @options.time("--retention", "how long records are kept, instead of each consumer's own retention")
 @options.time("--broker-timeout", "how long the broker waits for an acknowledgement")
-@click.option(
-    "--lease", type=values.LEASE, default=Policy().lease, help="a claim's time limit, or none"
-)
+@options.option("--lease", values.LEASE, "a claim's time limit, or none", default=Policy().lease)
 @options.ledger
-def check(
-    at: LedgerName,
-    replay_window: str | None,
-    retention: str | None,
-    broker_timeout: str | None,
-    lease: str,
-    as_json: bool,
-) -> int:
+def check(at: LedgerName, as_json: bool, **settings: Any) -> int:
     """Find what can lose or repeat messages: the schema, store settings, retention, lease."""
     with opened(at) as ledger:
-        found = ops.problems(
-            ledger,
-            lease=lease,
-            broker_timeout=broker_timeout,
-            replay_window=replay_window,
-            retention=retention,
-        )
+        found = ops.problems(ledger, **settings)
     sentences = [mask_passwords(sentence) for sentence in found]
     if as_json:
         put_json({"problems": sentences})

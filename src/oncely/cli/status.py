@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-import click
-
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.opening import opened
@@ -30,13 +28,13 @@ _ABOUT = "~"
 _WAITING_COLUMNS = ["waiting for\na retry", "overdue\nfor", "dead\nletters"]
 
 
-@click.command("status", epilog=options.example("oncely status --watch 5"))
-@click.option(
+@options.command("status", "oncely status --watch 5")
+@options.option(
     "--watch",
-    type=values.PAUSE,
+    values.PAUSE,
+    "count again every so many seconds until stopped; 2 if no number follows",
     is_flag=False,
     flag_value="2",
-    help="count again every so many seconds until stopped; 2 if no number follows",
 )
 @options.ledger
 def status(at: LedgerName, watch: float | None, as_json: bool) -> None:
@@ -107,17 +105,13 @@ def _lines(found: "ops.Status") -> Iterator[str]:
 
     if found.total.is_estimate:
         yield f"{_ABOUT}: estimated from a sample, since there are more than {ops.EXACT:,} records"
-    yield from _backlog(found.backlog)
+    if found.backlog.waiting or found.backlog.set_aside:
+        set_aside = f"{found.backlog.set_aside:,} set aside"
+        yield f"deferred messages: {_waiting(found.backlog)}; {set_aside}"
     for name, backlog in found.queues.items():
         yield shown(f"queue {name}: {_waiting(backlog)}")
     if found.size_bytes is not None:
         yield f"size {decimal(found.size_bytes)}"
-
-
-def _backlog(backlog: "Backlog") -> Iterator[str]:
-    """How many deferred messages wait; nothing if none do."""
-    if backlog.waiting or backlog.set_aside:
-        yield f"deferred messages: {_waiting(backlog)}; {backlog.set_aside:,} set aside"
 
 
 def _waiting(backlog: "Backlog") -> str:
@@ -136,13 +130,13 @@ def _cells(summary: "ops.Summary") -> list[Cell]:
             for word, count in counts.items()
         ),
         f"{about}{summary.duplicates:,}",
-        "-" if oldest_s is None else span(oldest_s),
+        None if oldest_s is None else span(oldest_s),
     ]
 
 
 def _waiting_cells(summary: "ops.Summary") -> list[Cell]:
     return [
-        f"{summary.waiting:,}",
-        span(summary.waiting_lag_s) if summary.waiting_lag_s else "-",
+        summary.waiting,
+        span(summary.waiting_lag_s) if summary.waiting_lag_s else None,
         loud(f"{summary.dead_letters:,}", "dead" if summary.dead_letters else ""),
     ]

@@ -4,16 +4,18 @@ rich is imported when a table is made: the help of the commands needs none.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
-from oncely.cli.terminal import say
-from oncely.core.shown import shown
+from oncely.cli.terminal import put_json, say
+from oncely.core.shown import shown, span
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
+
+    from oncely.ops import Found
 
 _ENDLESS = 100_000
 _NARROW = 24
@@ -27,7 +29,8 @@ _LOUD: Mapping[str, str] = {
     "in doubt": "yellow",
 }
 
-Cell: TypeAlias = Union[str, "Text"]
+Cell: TypeAlias = Union[str, int, "Text", None]
+"""A text is printed as it is, and "-" where there is none; a number with its thousands."""
 
 
 def shortened(text: str, limit: int = 200) -> str:
@@ -48,6 +51,26 @@ def new_table(*columns: "Column | str", show_header: bool = True) -> "Table":
         pad_edge=False,
         show_header=show_header,
     )
+
+
+def table_of(columns: Iterable["Column | str"], rows: Iterable[Sequence[Cell]]) -> "Table":
+    """A table of these rows."""
+    table = new_table(*columns)
+    for row in rows:
+        table.add_row(*map(_cell_of, row))
+    return table
+
+
+def _cell_of(value: Cell) -> "str | Text":
+    match value:
+        case None | "":
+            return "-"
+        case str():
+            return cell(value)
+        case int():
+            return f"{value:,}"
+        case _:
+            return value
 
 
 def folded(name: str = "") -> "Column":
@@ -71,19 +94,19 @@ def _column(name: str, **how: Any) -> "Column":
     return Column(name, **how)
 
 
-def counts_table(counts: Mapping[str, int]) -> "Table":
-    """A row for each count, under its name in words."""
-    table = new_table("", aligned(), show_header=False)
-    for name, count in counts.items():
-        table.add_row(words(name), f"{count:,}")
-    return table
+def put_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
+    """Print a row for each count, under its name in words."""
+    if as_json:
+        put_json(counts)
+    else:
+        put(fields_table({words(name): count for name, count in counts.items()}, aligned()))
 
 
-def fields_table(fields: Mapping[str, Cell]) -> "Table":
-    """A row for each field."""
-    table = new_table(unbroken(), folded(), show_header=False)
+def fields_table(fields: Mapping[str, Cell], values: "Column | None" = None) -> "Table":
+    """A row for each field; `values` is their column, if it is not one of texts."""
+    table = new_table(unbroken(), values or folded(), show_header=False)
     for name, value in fields.items():
-        table.add_row(name, cell(value) if isinstance(value, str) else value)
+        table.add_row(name, _cell_of(value))
     return table
 
 
@@ -93,9 +116,9 @@ def consumers_table(
     """A row for each consumer, and the total; `names` are those of the columns."""
     table = new_table(folded("consumer"), *map(aligned, names))
     for consumer, cells in consumers.items():
-        table.add_row(cell(consumer), *cells)
+        table.add_row(*map(_cell_of, (consumer, *cells)))
     table.add_section()
-    table.add_row("total", *total)
+    table.add_row("total", *map(_cell_of, total))
     return table
 
 
@@ -119,15 +142,25 @@ def lines(text: str) -> "Text":
     return _text("\n".join(map(shown, text.split("\n"))), overflow="fold")
 
 
-def cut(text: str) -> "Text":
+def cut(text: str | None) -> "Text":
     """As `cell`, for text that may be long: in one line, cut if there is not enough room."""
-    return _text(shortened(text), no_wrap=True, overflow="ellipsis")
+    return _text("-" if text is None else shortened(text), no_wrap=True, overflow="ellipsis")
 
 
 def _text(text: str, **how: Any) -> "Text":
     from rich.text import Text
 
     return Text(text, **how)
+
+
+def ago(at: float, now: float) -> str:
+    """How long ago that was."""
+    return f"{span(now - at)} ago"
+
+
+def more_of(found: "Found[Any]", limit: int) -> str | None:
+    """What to say where there are more rows than were found."""
+    return f"the first {limit:,}; there are more, see --limit" if found.more else None
 
 
 def put_found(table: "Table", none: str, more: str | None = None) -> None:

@@ -13,8 +13,6 @@ from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import check_id
 from oncely.core.state_words import state_word
 
-_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
-_LETTER = re.compile(r"[1-9][0-9]{0,17}")
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 _PORT = re.compile(r"[0-9]{1,5}")
 _LAST_PORT = 65_535
@@ -86,17 +84,10 @@ def _lease(_: str, text: str) -> str:
     return text
 
 
-def _number(where: str, text: str) -> int:
-    if not _NUMBER.fullmatch(text):
-        raise ConfigError(f"{where}: {text!r} is not a whole number from 1 to 999999999")
-    return int(text)
-
-
-def _letter(_: str, text: str) -> int:
-    if not _LETTER.fullmatch(text):
-        raise ConfigError(
-            f"ID: {text!r} is not the number of a dead letter; type: oncely dead list"
-        )
+def _number(where: str, text: str, digits: int, what: str) -> int:
+    """A whole number from 1, of so many digits at most."""
+    if not re.fullmatch(rf"[1-9][0-9]{{0,{digits - 1}}}", text):
+        raise ConfigError(f"{where}: {text!r} is not {what}")
     return int(text)
 
 
@@ -160,10 +151,9 @@ TIME = Value("time", _duration)
 """Text such as 12h."""
 LEASE = Value("time", _lease)
 """A length of time, or none."""
-NUMBER = Value("n", _number)
-"""A whole number from 1."""
-LETTER = Value("id", _letter)
-"""The number of a dead letter."""
+NUMBER = Value("n", partial(_number, digits=9, what="a whole number from 1 to 999999999"))
+_IS_LETTER = "the number of a dead letter; type: oncely dead list"
+LETTER = Value("id", partial(_number, digits=18, what=_IS_LETTER))
 HEADER = Value("name=value", _header)
 ROOT_PATH = Value("path", _root_path)
 PAUSE = Value("seconds", _pause)

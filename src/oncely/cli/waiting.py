@@ -1,22 +1,23 @@
 """`oncely waiting`: the messages that wait for a retry, and when they are due."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import click
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options
 from oncely.cli.opening import opened
 from oncely.cli.options import LedgerName
-from oncely.cli.tables import aligned, cell, cut, folded, new_table, put_found, unbroken
+from oncely.cli.tables import aligned, cut, folded, more_of, put_found, table_of, unbroken
 from oncely.cli.terminal import put_json
 from oncely.core.shown import span
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from oncely.core.waiting import WaitingMessage
 
-@click.command("waiting", epilog=options.example("oncely waiting --consumer billing --json"))
+
+@options.command("waiting", "oncely waiting --consumer billing --json")
 @options.consumer()
 @options.limit()
 @options.ledger
@@ -26,25 +27,22 @@ def waiting(at: LedgerName, consumer: str | None, limit: int, as_json: bool) -> 
         found = ops.waiting(ledger, consumer, limit, with_bodies=False)
         now = ledger.now()
     if as_json:
-        messages = [ops.waiting_as_dict(message, now) for message in found.messages]
-        put_json({"waiting": messages, "more": found.more})
-    else:
-        more = f"the first {limit:,}; there are more, see --limit" if found.more else None
-        put_found(_table(found, now), "no messages wait for a retry", more)
-
-
-def _table(found: "ops.FoundWaiting", now: float) -> "Table":
-    texts = (folded("consumer"), folded("message id"))
-    table = new_table(*texts, aligned("attempts"), unbroken("due"), "error")
-    for message in found.messages:
-        table.add_row(
-            cell(message.key.consumer),
-            cell(message.key.message_id),
-            f"{message.attempts:,}",
-            _due((message.due or now) - now),
-            cut(message.error or "-"),
+        put_json(
+            {"waiting": [ops.waiting_as_dict(each, now) for each in found.rows], "more": found.more}
         )
-    return table
+    else:
+        put_found(_table(found.rows, now), "no messages wait for a retry", more_of(found, limit))
+
+
+def _table(found: "Sequence[WaitingMessage]", now: float) -> "Table":
+    texts = (folded("consumer"), folded("message id"))
+    return table_of(
+        (*texts, aligned("attempts"), unbroken("due"), "error"),
+        (
+            (*each.key, each.attempts, _due((each.due or now) - now), cut(each.error))
+            for each in found
+        ),
+    )
 
 
 def _due(in_s: float) -> str:

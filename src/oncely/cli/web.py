@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import click
-
 from oncely.cli import options, values
 from oncely.cli.options import LedgerName
 
@@ -22,48 +20,39 @@ class WebOptions(NamedTuple):
     json: bool
 
 
-@click.command("web", epilog=options.example("oncely web --ledger sqlite:///ledger.db --port 8471"))
-@click.option(
-    "--host",
-    metavar="HOST",
-    default="127.0.0.1",
-    help="where; 127.0.0.1 can be reached by this machine only",
+@options.command("web", "oncely web --ledger sqlite:///ledger.db --port 8471")
+@options.option(
+    "--host", "HOST", "where; 127.0.0.1 can be reached by this machine only", default="127.0.0.1"
 )
-@click.option(
-    "--port", type=values.port(8470), default=8470, help="the port, or 0 for any that is free"
-)
-@click.option(
+@options.option("--port", values.port(8470), "the port, or 0 for any that is free", default=8470)
+@options.option(
     "--root-path",
-    type=values.ROOT_PATH,
+    values.ROOT_PATH,
+    "the path below which a proxy serves it, such as /oncely",
     default="/",
-    help="the path below which a proxy serves it, such as /oncely",
 )
-@click.option(
+@options.option(
     "--user-header",
-    metavar="NAME",
-    help="instead of asking for a token, believe the name that a proxy writes into this header, "
+    "NAME",
+    "instead of asking for a token, believe the name that a proxy writes into this header, "
     "such as X-Forwarded-User",
 )
-@click.option(
+@options.option(
     "--trusted-proxy",
-    metavar="ADDRESS",
+    "ADDRESS",
+    "an address or network of the proxy whose --user-header and X-Forwarded-Proto are believed; "
+    "may be repeated  [default: this machine]",
     multiple=True,
-    help="an address or network of the proxy whose --user-header and X-Forwarded-Proto are "
-    "believed; may be repeated  [default: this machine]",
 )
-@click.option(
-    "--operator",
-    metavar="USER",
-    multiple=True,
-    help="who of those may decide, * for all; may be repeated",
+@options.option(
+    "--operator", "USER", "who of those may decide, * for all; may be repeated", multiple=True
 )
-@click.option(
+@options.option(
     "--probe",
-    type=values.PROBE,
+    values.PROBE,
+    "the function that operators may ask about this consumer's messages in doubt; may be repeated",
     metavar="CONSUMER=module:function",
     multiple=True,
-    help="the function that operators may ask about this consumer's messages in doubt; may be "
-    "repeated",
 )
 @options.ledger
 def web(at: LedgerName, as_json: bool, **typed: Any) -> None:

@@ -2,7 +2,7 @@
 line and the dashboard.
 """
 
-from oncely.core.state_words import EXHAUSTED, IN_DOUBT, RESETTABLE, STATES, state_word
+from oncely.core.state_words import IN_DOUBT, RESETTABLE, STATES
 from oncely.ops.activity import (
     FoundActivity,
     Point,
@@ -15,53 +15,32 @@ from oncely.ops.activity import (
     runs,
     workers,
 )
-from oncely.ops.decisions import (
-    Changed,
-    OperatorRefusal,
-    forget,
-    happened,
-    not_happened,
-    reset,
-)
-from oncely.ops.doubts import Doubt, doubts
-from oncely.ops.known import EXACT, check_known, check_known_at_all, consumers, told
+from oncely.ops.decisions import Changed, forget, happened, not_happened, reset
+from oncely.ops.doubts import doubts
+from oncely.ops.found import Found, first
+from oncely.ops.known import EXACT
 from oncely.ops.letter_groups import (
-    FoundGroup,
     FoundGroups,
     LetterGroup,
-    every_of_group,
     letter_group,
     letter_groups,
+    letters_to_export,
 )
 from oncely.ops.letters import (
-    FoundLetters,
     LettersChanged,
     dead_letters,
     discard_letters,
-    every_dead_letter,
     letter,
     letter_as_dict,
     letters_numbered,
     retry_letters,
 )
-from oncely.ops.overview import LATE_S, LedgerOverview, Snag, StuckMessages, overview
-from oncely.ops.probing import PROBE_S, Probed, probe
-from oncely.ops.records import (
-    Details,
-    Selected,
-    Selection,
-    details,
-    find,
-    record_as_dict,
-    select,
-    word_for,
-)
-from oncely.ops.search import PATIENCE_S, Searched, search
+from oncely.ops.overview import LATE_S, LedgerOverview, Snag, overview
+from oncely.ops.probing import Probed, probe
+from oncely.ops.records import Details, Selection, details, find, record_as_dict, select, word_for
+from oncely.ops.search import Searched, search
 from oncely.ops.sending import (
     MOST_UNSENT,
-    FoundMessages,
-    FoundUnsent,
-    SentAgain,
     Unsent,
     discard_unsent,
     queued,
@@ -74,112 +53,5 @@ from oncely.ops.sending import (
 )
 from oncely.ops.status import Backlogs, Status, Summary, backlogs, status
 from oncely.ops.story import Chapter, Story, story
-from oncely.ops.upkeep import (
-    LEASE,
-    RETENTION,
-    Purged,
-    policy_retentions,
-    problems,
-    purge,
-    retentions,
-)
-from oncely.ops.waiting import FoundWaiting, cancel, run_now, waiting, waiting_as_dict, waiting_key
-
-__all__ = [
-    "EXACT",
-    "EXHAUSTED",
-    "IN_DOUBT",
-    "LATE_S",
-    "LEASE",
-    "MOST_UNSENT",
-    "PATIENCE_S",
-    "PROBE_S",
-    "RESETTABLE",
-    "RETENTION",
-    "STATES",
-    "Backlogs",
-    "Changed",
-    "Chapter",
-    "Details",
-    "Doubt",
-    "FoundActivity",
-    "FoundGroup",
-    "FoundGroups",
-    "FoundLetters",
-    "FoundMessages",
-    "FoundUnsent",
-    "FoundWaiting",
-    "LedgerOverview",
-    "LetterGroup",
-    "LettersChanged",
-    "OperatorRefusal",
-    "Point",
-    "Probed",
-    "Purged",
-    "Rates",
-    "Searched",
-    "SeenWorker",
-    "Selected",
-    "Selection",
-    "SentAgain",
-    "Snag",
-    "Status",
-    "Story",
-    "StuckMessages",
-    "Summary",
-    "Unsent",
-    "activity",
-    "audit",
-    "backlogs",
-    "cancel",
-    "check_kept",
-    "check_known",
-    "check_known_at_all",
-    "consumers",
-    "dead_letters",
-    "details",
-    "discard_letters",
-    "discard_unsent",
-    "doubts",
-    "every_dead_letter",
-    "every_of_group",
-    "find",
-    "forget",
-    "happened",
-    "keeps_activity",
-    "letter",
-    "letter_as_dict",
-    "letter_group",
-    "letter_groups",
-    "letters_numbered",
-    "not_happened",
-    "overview",
-    "policy_retentions",
-    "probe",
-    "problems",
-    "purge",
-    "queued",
-    "record_as_dict",
-    "refused_numbered",
-    "reset",
-    "retentions",
-    "retry_letters",
-    "run_now",
-    "runs",
-    "search",
-    "select",
-    "send_again",
-    "send_every_again",
-    "state_word",
-    "status",
-    "story",
-    "told",
-    "unsent",
-    "unsent_as_dict",
-    "unsent_messages",
-    "waiting",
-    "waiting_as_dict",
-    "waiting_key",
-    "word_for",
-    "workers",
-]
+from oncely.ops.upkeep import LEASE, RETENTION, policy_retentions, problems, purge, retentions
+from oncely.ops.waiting import cancel, run_now, waiting, waiting_as_dict, waiting_key

@@ -33,10 +33,6 @@ class Rates:
     attempts: float | None
     """On average, of each message that was handled or failed permanently; None where none was."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The rates as JSON has them."""
-        return asdict(self)
-
 
 class Point(NamedTuple):
     """What came of messages in one period."""
@@ -60,8 +56,8 @@ class FoundActivity:
     def as_dict(self) -> dict[str, Any]:
         """The activity as JSON has it."""
         return {
-            "hour": {name: rates.as_dict() for name, rates in self.hour.items()},
-            "day": {name: rates.as_dict() for name, rates in self.day.items()},
+            "hour": {name: asdict(rates) for name, rates in self.hour.items()},
+            "day": {name: asdict(rates) for name, rates in self.day.items()},
             "periods": [point._asdict() for point in self.points],
         }
 
@@ -109,19 +105,11 @@ def _points(found: Sequence[Activity], periods: Sequence[int]) -> Sequence[Point
     groups: dict[int, list[Activity]] = defaultdict(list)
     for each in found:
         groups[each.began].append(each)
+    _, *counts = Point._fields
     return [
-        Point(
-            began,
-            sum(each.handled for each in groups[began]),
-            sum(each.failed for each in groups[began]),
-            sum(each.duplicates for each in groups[began]),
-            sum(each.in_doubt for each in groups[began]),
-        )
+        Point(began, *(sum(getattr(each, name) for each in groups[began]) for name in counts))
         for began in periods
     ]
-
-
-# ---- Workers -----------------------------------------------------------------------------------
 
 
 class SeenWorker(NamedTuple):
@@ -144,9 +132,6 @@ def workers(ledger: Ledger) -> Sequence[SeenWorker]:
         SeenWorker(each, now - each.seen <= _LATE_BEATS * BEAT_S)
         for each in ledger.operations.workers()
     ]
-
-
-# ---- Runs and the audit ------------------------------------------------------------------------
 
 
 def runs(ledger: Ledger, limit: int = 50) -> Sequence[Run]:

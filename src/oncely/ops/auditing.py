@@ -3,19 +3,28 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Required, TypedDict, TypeVar
 
 from oncely._util.event_log import EventLog
 from oncely.core.activity import AuditEntry
-from oncely.core.errors import ConfigError, StoreError, describe
+from oncely.core.errors import ConfigError, RefusedError, StoreError, describe
 from oncely.core.ids import MAX_ID_LENGTH
 from oncely.core.record import Key
 from oncely.ledger import Ledger
 
 _log = EventLog(__name__)
 
-OnEach = Callable[[int], None]
-"""Told how many have had their turn."""
+Item = TypeVar("Item")
+
+
+class Noted(TypedDict, total=False):
+    """What every change of several takes: who makes it, and why; and what is called after each,
+    with the number of those that have had their turn.
+    """
+
+    by: Required[str]
+    why: str
+    on_each: Callable[[int], None]
 
 
 class Note(NamedTuple):
@@ -83,6 +92,7 @@ def _count(
     """Keep the counts of an entry; return why that failed, which is logged."""
     try:
         ledger.operations.note_counts(id_, changed, refused)
+        return None
     except StoreError as error:
         told = describe(error)
         facts = {"action": entry.action, "by": entry.by, "reason": told}
@@ -92,14 +102,33 @@ def _count(
             extra={"event": "audit_not_completed", **facts},
         )
         return told
-    return None
 
 
-def cut_short(error: StoreError, done: int, of: int) -> StoreError:
-    """The error of a change of many that has ended half-way, which says how far it came: whoever
-    reads that the ledger is away would think that nothing is changed.
+def change_each(
+    items: Sequence[Item],
+    change: Callable[[Item], None],
+    tally: AuditCounts,
+    on_each: Callable[[int], None],
+) -> tuple[Sequence[Item], Sequence[tuple[Item, str]]]:
+    """Change one after another; return those that were changed, and those that were refused, with
+    the reasons. Raises StoreError, which says how far it came: whoever reads that the ledger is
+    away would think that nothing is changed.
     """
-    return type(error)(
-        f"{error}; {done:,} of {of:,} were changed before that, whether the next one was is not "
-        "known"
-    )
+    done: list[Item] = []
+    refused: list[tuple[Item, str]] = []
+    for turn, item in enumerate(items, start=1):
+        try:
+            change(item)
+        except RefusedError as error:
+            refused.append((item, str(error)))
+            tally.refused += 1
+        except StoreError as error:
+            raise type(error)(
+                f"{error}; {len(done):,} of {len(items):,} were changed before that, whether the "
+                "next one was is not known"
+            ) from error
+        else:
+            done.append(item)
+            tally.changed += 1
+        on_each(turn)
+    return done, refused

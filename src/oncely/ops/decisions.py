@@ -1,14 +1,13 @@
 """What people decide about records: to run again, to be done, to be forgotten."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from oncely._util.event_log import EventLog
-from oncely.core.errors import RefusedError, StoreError
 from oncely.core.record import Key, Record, check_keys
 from oncely.ledger import Ledger
-from oncely.ops.auditing import Note, OnEach, about, audited, cut_short
+from oncely.ops.auditing import Note, Noted, about, audited, change_each
 
 _log = EventLog(__name__)
 
@@ -41,125 +40,84 @@ class Changed:
     """Why the counts are not in the audit, where they could not be kept there."""
 
 
-def reset(
-    ledger: Ledger,
-    records: Sequence[Record],
-    *,
-    by: str,
-    why: str = "",
-    on_each: OnEach = lambda _: None,
-) -> Changed:
+def reset(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed:
     """Allow each to run again; who did it, when and why is kept with the record, logged, and in the
-    audit. `on_each` is told how many have had their turn.
+    audit.
     """
-
-    def reset_one(record: Record, note: Note) -> None:
-        ledger.reset(record.key, by=note.by, why=note.why)
-
-    return _change(ledger, records, "reset", Note.of(by, why), reset_one, on_each)
+    return _change(
+        ledger, records, "reset", lambda each, note: ledger.reset(each.key, **note), noted
+    )
 
 
-def happened(
-    ledger: Ledger,
-    records: Sequence[Record],
-    *,
-    by: str,
-    why: str = "",
-    on_each: OnEach = lambda _: None,
-) -> Changed:
+def happened(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed:
     """Complete each that is in doubt, as somebody knows that its effect has happened: nothing of it
     runs again. Noted as by `reset`.
 
     A record that was claimed again since it was found is refused: of that claim nobody has said
-    anything. `on_each` is told how many have had their turn.
+    anything.
     """
 
-    def confirm(record: Record, note: Note) -> None:
-        ledger.happened(record.key, by=note.by, why=note.why, fence=record.fence)
+    def confirm(record: Record, note: Mapping[str, Any]) -> None:
+        ledger.happened(record.key, fence=record.fence, **note)
 
-    return _change(ledger, records, "happened", Note.of(by, why), confirm, on_each)
+    return _change(ledger, records, "happened", confirm, noted)
 
 
-def not_happened(
-    ledger: Ledger,
-    records: Sequence[Record],
-    *,
-    by: str,
-    why: str = "",
-    on_each: OnEach = lambda _: None,
-) -> Changed:
+def not_happened(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed:
     """As `happened`, of effects that have not: each is reset, and runs again."""
 
-    def allow(record: Record, note: Note) -> None:
-        ledger.reset(record.key, by=note.by, why=note.why, fence=record.fence)
+    def allow(record: Record, note: Mapping[str, Any]) -> None:
+        ledger.reset(record.key, fence=record.fence, **note)
 
-    return _change(ledger, records, "reset", Note.of(by, why), allow, on_each)
+    return _change(ledger, records, "reset", allow, noted)
 
 
-def forget(
-    ledger: Ledger,
-    records: Sequence[Record],
-    *,
-    by: str,
-    why: str = "",
-    on_each: OnEach = lambda _: None,
-) -> Changed:
+def forget(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed:
     """Remove each that is still as it was found; who did it and why is logged, and in the audit.
 
     A record that has changed is refused: what was failed when it was chosen may be completed by
-    now, and forgotten it would run again. `on_each` is told how many have had their turn.
+    now, and forgotten it would run again.
     """
 
-    def forget_unchanged(record: Record, _: Note) -> None:
+    def forget_unchanged(record: Record, _: Mapping[str, Any]) -> None:
         ledger.forget(record.key, found=record)
 
-    return _change(ledger, records, "forgotten", Note.of(by, why), forget_unchanged, on_each)
+    return _change(ledger, records, "forgotten", forget_unchanged, noted)
 
 
 def _change(
     ledger: Ledger,
     records: Sequence[Record],
     event: str,
-    note: Note,
-    change: Callable[[Record, Note], None],
-    on_each: OnEach,
+    change: Callable[[Record, Mapping[str, Any]], None],
+    noted: Noted,
 ) -> Changed:
     found = {record.key: record for record in records}
-    return change_each(
-        ledger, [*found], event, note, lambda key, note: change(found[key], note), on_each
-    )
+    return change_keys(ledger, [*found], event, lambda key, note: change(found[key], note), **noted)
 
 
-def change_each(
+def change_keys(
     ledger: Ledger,
     keys: Sequence[Key],
     event: str,
-    note: Note,
-    change: Callable[[Key, Note], None],
-    on_each: OnEach,
+    change: Callable[[Key, Mapping[str, Any]], None],
+    *,
+    by: str,
+    why: str = "",
+    on_each: Callable[[int], None] = lambda _: None,
 ) -> Changed:
     """Note the action in the audit; change one after another; log those that were not refused.
-    Raises StoreError, which says how many were changed before.
+    Raises as `change_each` does.
     """
-    done: list[Key] = []
-    refused: list[OperatorRefusal] = []
+    note = Note.of(by, why)
     if not keys:
-        return Changed(done, refused, *note)
+        return Changed([], [], *note)
     check_keys(keys)
+
+    def change_one(key: Key) -> None:
+        change(key, note._asdict())
+        _log.info(_SENTENCES[event], extra={"event": event, **key._asdict(), **note._asdict()})
+
     with audited(ledger, event, note, about(keys), len(keys)) as tally:
-        try:
-            for turn, key in enumerate(keys, start=1):
-                try:
-                    change(key, note)
-                except RefusedError as error:
-                    refused.append(OperatorRefusal(key, str(error)))
-                    tally.refused += 1
-                else:
-                    done.append(key)
-                    tally.changed += 1
-                    facts = {"event": event, **key._asdict(), **note._asdict()}
-                    _log.info(_SENTENCES[event], extra=facts)
-                on_each(turn)
-        except StoreError as error:
-            raise cut_short(error, len(done), len(keys)) from error
-    return Changed(done, refused, *note, tally.audit_error)
+        done, refused = change_each(keys, change_one, tally, on_each)
+    return Changed(done, [OperatorRefusal(*each) for each in refused], *note, tally.audit_error)

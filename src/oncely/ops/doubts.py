@@ -1,11 +1,11 @@
 """Messages in doubt, with what helps to decide about each."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from oncely.core.record import Record
-from oncely.core.waiting import OUTBOX, WaitingMessage
+from oncely.core.waiting import OUTBOX
 from oncely.ledger import Ledger
 from oncely.ops.records import record_as_dict
 
@@ -37,9 +37,9 @@ def doubts(ledger: Ledger, records: Sequence[Record]) -> Sequence[Doubt]:
     """What is known of each of these records in doubt, in the same order."""
     keys = [record.key for record in records]
     steps, waiting = ledger.steps_of(keys), ledger.mailbox.of_many(keys)
-    return [_doubt(each, steps[each.key], waiting.get(each.key, [])) for each in records]
-
-
-def _doubt(record: Record, steps: Iterable[str], waiting: Sequence[WaitingMessage]) -> Doubt:
-    unsent = sum(each.queue == OUTBOX for each in waiting)
-    return Doubt(record, [*steps], unsent, len(waiting) > unsent)
+    found = []
+    for record in records:
+        queues = [each.queue for each in waiting.get(record.key, [])]
+        unsent = queues.count(OUTBOX)
+        found.append(Doubt(record, [*steps[record.key]], unsent, len(queues) > unsent))
+    return found

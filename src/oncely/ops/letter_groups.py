@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import NamedTuple
 
 from oncely.core.errors import RefusedError, mask_passwords
 from oncely.core.waiting import DeadLetter, digest
@@ -57,10 +57,6 @@ class LetterGroup:
     ids: Sequence[int]
     """Their numbers."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The group as JSON has it."""
-        return asdict(self)
-
 
 class FoundGroups(NamedTuple):
     """Groups of dead letters, the largest first."""
@@ -69,17 +65,9 @@ class FoundGroups(NamedTuple):
     looked_at: int
     """How many dead letters were looked at."""
     more: bool
-    """Whether there are others, which are in no group because of the limit."""
-
-
-class FoundGroup(NamedTuple):
-    """One group, as far as it was looked for."""
-
-    group: LetterGroup
-    looked_at: int
-    """How many dead letters were looked at."""
-    more: bool
-    """Whether there are others: some of them may be of the group, too."""
+    """Whether there are others, which are in no group because of the limit: some of them may be of
+    these groups, too.
+    """
 
 
 def letter_groups(ledger: Ledger, consumer: str | None = None, most: int = MOST) -> FoundGroups:
@@ -98,23 +86,33 @@ def letter_groups(ledger: Ledger, consumer: str | None = None, most: int = MOST)
 
 def letter_group(
     ledger: Ledger, id_: str, consumer: str | None = None, most: int = MOST
-) -> FoundGroup:
-    """The group of that id, among the first `most` dead letters. Raises RefusedError where there is
-    none: all of it may have been retried.
+) -> FoundGroups:
+    """The one group of that id, among the first `most` dead letters. Raises RefusedError where
+    there is none: all of it may have been retried.
     """
     found = letter_groups(ledger, consumer, most)
     for group in found.groups:
         if group.id == id_:
-            return FoundGroup(group, found.looked_at, found.more)
+            return found._replace(groups=[group])
     raise _unknown(id_)
 
 
-def every_of_group(ledger: Ledger, id_: str, consumer: str | None = None) -> Iterator[DeadLetter]:
-    """All dead letters of the group of that id, in the order in which they came: all are read, page
-    by page. Raises as `letter_group` does, when the first is asked for.
+def letters_to_export(
+    ledger: Ledger, consumer: str | None, group: str | None
+) -> Iterator[DeadLetter]:
+    """All dead letters, or those of a group, in the order in which they came, read page by page.
+    Raises as `dead_letters` and `letter_group` do, at once: the first is read before a file is
+    replaced, or a request answered.
     """
+    letters = every_dead_letter(ledger, consumer)
+    if group is not None:
+        letters = _of_group(letters, group)
+    return chain([*islice(letters, 1)], letters)
+
+
+def _of_group(letters: Iterator[DeadLetter], id_: str) -> Iterator[DeadLetter]:
     is_none = True
-    for letter in every_dead_letter(ledger, consumer):
+    for letter in letters:
         if _id_of(letter.key.consumer, alike(letter.reason)) == id_:
             is_none = False
             yield letter

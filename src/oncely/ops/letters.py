@@ -3,17 +3,17 @@
 import sys
 from base64 import b64encode
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Unpack
 
 from oncely._util.event_log import EventLog
-from oncely.core.errors import ConfigError, MessageError, RefusedError, StoreError, mask_passwords
+from oncely.core.errors import ConfigError, MessageError, RefusedError, mask_passwords
 from oncely.core.message import Message
 from oncely.core.waiting import DeadLetter
 from oncely.ledger import Ledger
-from oncely.ops.auditing import Note, OnEach, about, audited, cut_short
+from oncely.ops.auditing import Note, Noted, about, audited, change_each
+from oncely.ops.found import Found, first
 from oncely.ops.known import check_known_at_all, check_waits
 
 _log = EventLog(__name__)
@@ -28,16 +28,6 @@ LETTERS_DISCARDED = "dead_letter_discarded"
 """The action in the audit."""
 _READ_TOGETHER = 50
 
-# ---- Looking -----------------------------------------------------------------------------------
-
-
-class FoundLetters(NamedTuple):
-    """Dead letters, in the order that was asked for."""
-
-    letters: Sequence[DeadLetter]
-    more: bool
-    """Whether there are others, left out because of the limit."""
-
 
 def dead_letters(
     ledger: Ledger,
@@ -46,15 +36,14 @@ def dead_letters(
     *,
     newest: bool = False,
     with_bodies: bool = True,
-) -> FoundLetters:
+) -> Found[DeadLetter]:
     """At most `limit` dead letters, in the order in which they came; or the `newest` first, for
     which all are read. Without bodies each has an empty one: a list needs none, and they may be
     large. Raises ConfigError for a consumer that the ledger does not know, and where the store
     keeps no messages.
     """
     every = every_dead_letter(ledger, consumer, with_bodies=with_bodies)
-    found = [*deque(every, limit + 1)][::-1] if newest else [*islice(every, limit + 1)]
-    return FoundLetters(found[:limit], len(found) > limit)
+    return first(reversed(deque(every, limit + 1)) if newest else every, limit)
 
 
 def every_dead_letter(
@@ -89,9 +78,6 @@ def letters_numbered(ledger: Ledger, ids: Sequence[int]) -> Iterator[DeadLetter]
         yield from (found[id_] for id_ in some if id_ in found)
 
 
-# ---- Changing ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class LettersChanged:
     """What became of the dead letters that were named by their numbers."""
@@ -107,87 +93,60 @@ class LettersChanged:
 
 
 def retry_letters(
-    ledger: Ledger,
-    ids: Sequence[int],
-    *,
-    message: Message | None = None,
-    by: str,
-    why: str = "",
-    on_each: OnEach = lambda _: None,
+    ledger: Ledger, ids: Sequence[int], *, message: Message | None = None, **noted: Unpack[Noted]
 ) -> LettersChanged:
     """Let each be handled again, at once, its attempts from zero; who did it, when and why is kept
     with its record, logged, and in the audit. `message` replaces the content of a single one.
 
-    `on_each` is called after each, with the number that is done so far. Raises ConfigError for a
-    message that is unusable, or has another id.
+    Raises ConfigError for a message that is unusable, or has another id.
     """
 
-    def retry(id_: int, **note: str) -> int:
+    def retry(id_: int, note: Mapping[str, str]) -> int:
         try:
             return ledger.retry_dead(id_, message, **note)
         except MessageError as error:
             raise ConfigError(f"dead letter {id_}: {error}") from error
 
     action = "dead_letter_retried" if message is None else "dead_letter_edited"
-    note = Note.of(by, why)
-    return _change(ledger, ids, "dead_letter_retried", note, retry, on_each, action)
+    return _change(ledger, ids, action, "dead_letter_retried", retry, **noted)
 
 
-def discard_letters(
-    ledger: Ledger,
-    ids: Sequence[int],
-    *,
-    by: str,
-    why: str = "",
-    on_each: OnEach = lambda _: None,
-) -> LettersChanged:
-    """Remove each; who did it and why is logged, and in the audit. Their records stay.
+def discard_letters(ledger: Ledger, ids: Sequence[int], **noted: Unpack[Noted]) -> LettersChanged:
+    """Remove each; who did it and why is logged, and in the audit. Their records stay."""
 
-    `on_each` is called after each, with the number that is done so far.
-    """
-
-    def discard(id_: int, **_: str) -> int:
+    def discard(id_: int, _: Mapping[str, str]) -> int:
         return ledger.discard_dead(id_)
 
-    note, action = Note.of(by, why), LETTERS_DISCARDED
-    return _change(ledger, ids, "dead_letter_discarded", note, discard, on_each, action)
+    return _change(ledger, ids, LETTERS_DISCARDED, LETTERS_DISCARDED, discard, **noted)
 
 
 def _change(
     ledger: Ledger,
     ids: Sequence[int],
-    event: str,
-    note: Note,
-    change: Callable[..., int],
-    on_each: OnEach,
     action: str,
+    event: str,
+    change: Callable[[int, Mapping[str, str]], int],
+    *,
+    by: str,
+    why: str = "",
+    on_each: Callable[[int], None] = lambda _: None,
 ) -> LettersChanged:
-    numbers = list(dict.fromkeys(ids))
+    note, numbers = Note.of(by, why), list(dict.fromkeys(ids))
     # Whose they are, of those that exist.
     keys = {letter.id: letter.key for letter in letters_numbered(ledger, numbers)}
-    done: list[int] = []
-    missing: list[int] = []
     if not keys:
-        return LettersChanged(done, numbers, *note)
+        return LettersChanged([], numbers, *note)
+
+    def change_one(id_: int) -> None:
+        # Somebody else may have retried or discarded it meanwhile.
+        if id_ not in keys or not change(id_, note._asdict()):
+            raise RefusedError(f"there is no dead letter {id_}")
+        facts = {"dead_letter": id_, **keys[id_]._asdict()}
+        _log.info(_SENTENCES[event], extra={"event": event, **facts, **note._asdict()})
+
     with audited(ledger, action, note, about([*keys.values()]), len(numbers)) as tally:
-        try:
-            for turn, id_ in enumerate(numbers, start=1):
-                # Somebody else may have retried or discarded it meanwhile.
-                if id_ in keys and change(id_, **note._asdict()):
-                    done.append(id_)
-                    tally.changed += 1
-                    facts = {"dead_letter": id_, **keys[id_]._asdict()}
-                    _log.info(_SENTENCES[event], extra={"event": event, **facts, **note._asdict()})
-                else:
-                    missing.append(id_)
-                    tally.refused += 1
-                on_each(turn)
-        except StoreError as error:
-            raise cut_short(error, len(done), len(numbers)) from error
-    return LettersChanged(done, missing, *note, tally.audit_error)
-
-
-# ---- As JSON -----------------------------------------------------------------------------------
+        done, missing = change_each(numbers, change_one, tally, on_each)
+    return LettersChanged(done, [id_ for id_, _ in missing], *note, tally.audit_error)
 
 
 def letter_as_dict(

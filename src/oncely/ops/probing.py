@@ -55,11 +55,16 @@ def probe(
     time, does not know. Raises RefusedError for a record that is not in doubt, and where too many
     probes hang.
     """
-    _check_doubtful(ledger, record)
+    where = standing(record, ledger.now())
+    # A claim without an end never runs out: only people can say that it is in doubt.
+    is_endless = where is Standing.HELD and record.lease_until is None
+    if where is not Standing.IN_DOUBT and not is_endless:
+        raise RefusedError("only a record in doubt can be asked about")
     waiting = ledger.mailbox.retries([record.key]).get(record.key)
     message = Message(record.key.message_id, b"") if waiting is None else waiting.message
     answer = _asked(probe, message, seconds(within, "within"))
-    told = _in_words(answer, why)
+    error = "" if answer.error is None else f" ({answer.error})"
+    told = f"probe: {answer.finding.replace('_', ' ')}{error}{f'; {why}' if why else ''}"
     match answer.finding:
         case "happened":
             changed = happened(ledger, [record], by=by, why=told)
@@ -74,14 +79,6 @@ def probe(
                 )
             changed = Changed([], [], *note, tally.audit_error)
     return Probed(*answer, changed)
-
-
-def _check_doubtful(ledger: Ledger, record: Record) -> None:
-    where = standing(record, ledger.now())
-    # A claim without an end never runs out: only people can say that it is in doubt.
-    is_endless = where is Standing.HELD and record.lease_until is None
-    if where is not Standing.IN_DOUBT and not is_endless:
-        raise RefusedError("only a record in doubt can be asked about")
 
 
 def _asked(probe: Probe, message: Message, within_s: float) -> ProbeAnswer:
@@ -106,9 +103,3 @@ def _asked(probe: Probe, message: Message, within_s: float) -> ProbeAnswer:
     thread.join(within_s)
     late = ProbeAnswer("unknown", f"it has not answered within {span(within_s)}")
     return next(iter(answers), late)
-
-
-def _in_words(answer: ProbeAnswer, why: str) -> str:
-    found = f"probe: {answer.finding.replace('_', ' ')}"
-    error = "" if answer.error is None else f" ({answer.error})"
-    return f"{found}{error}; {why}" if why else f"{found}{error}"

@@ -11,6 +11,7 @@ from oncely.core.rules import Standing, standing
 from oncely.core.state_words import EXHAUSTED, IN_DOUBT, STATES, state_word
 from oncely.core.waiting import DeadLetter, WaitingMessage
 from oncely.ledger import Ledger
+from oncely.ops.found import Found, first
 from oncely.ops.known import check_known
 from oncely.ops.letters import letter_as_dict
 from oncely.ops.waiting import waiting_as_dict
@@ -30,18 +31,9 @@ class Selection:
     """Stands in the message id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """The records that were found, in the order that was asked for."""
-
-    records: Sequence[Record]
-    more: bool
-    """Whether others fit that were left out, because of the limit."""
-
-
 def select(
     ledger: Ledger, selection: Selection, limit: int = 100, *, newest: bool = False
-) -> Selected:
+) -> Found[Record]:
     """At most `limit` records that fit, least recently seen first; or with `newest`, most recently
     seen first. All records in those states are read: `search` looks at a part of them. Raises
     ConfigError for a word that is not one of `STATES`, and for a consumer that the ledger does not
@@ -54,8 +46,7 @@ def select(
             found[record.key] = record
     if not found and selection.consumer is not None:
         check_known(ledger, selection.consumer)
-    records = sorted(found.values(), key=_age_and_key, reverse=newest)
-    return Selected(records[:limit], len(records) > limit)
+    return first(sorted(found.values(), key=_age_and_key, reverse=newest), limit)
 
 
 def queries(selection: Selection) -> Sequence[Query]:

@@ -1,7 +1,7 @@
 """Records: looked for in the order of their ids, as far as that goes in a moment."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from oncely._util import clock
 from oncely.core.errors import ConfigError, MessageError
@@ -19,8 +19,7 @@ _AT_ONCE = 1_000
 """Records that are looked at between two looks at the clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class Searched:
+class Searched(NamedTuple):
     """What a search has found until it ended."""
 
     records: Sequence[Record]
@@ -50,7 +49,10 @@ def search(
     can have.
     """
     for name, text in {"text": selection.text, "begins": begins, "after": after}.items():
-        _check(name, text)
+        try:
+            check_text(text or "", name)
+        except MessageError as error:
+            raise ConfigError(f"{error}; no id can have it") from error
     fits = queries(selection)
     # A dict has an order, and each key once.
     keys = dict.fromkeys(_exactly(ledger, fits, begins or selection.text) if after is None else [])
@@ -69,13 +71,6 @@ def search(
         check_known(ledger, selection.consumer)
     records = ledger.find_many(keys)
     return Searched([records[key] for key in keys if key in records], looked_at, end)
-
-
-def _check(name: str, text: str | None) -> None:
-    try:
-        check_text(text or "", name)
-    except MessageError as error:
-        raise ConfigError(f"{error}; no id can have it") from error
 
 
 def _exactly(ledger: Ledger, fits: Sequence[Query], text: str | None) -> Sequence[Key]:

@@ -4,16 +4,17 @@ waits in the queues of a ledger.
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain, islice
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 from oncely._util.event_log import EventLog
 from oncely.core.errors import mask_passwords
 from oncely.core.record import Key
 from oncely.core.waiting import OUTBOX, WaitingMessage, queue_named
 from oncely.ledger import Ledger
-from oncely.ops.auditing import Note, about, audited
+from oncely.ops.auditing import AuditCounts, Note, about, audited
+from oncely.ops.found import Found, first
 from oncely.ops.known import check_waits
 from oncely.ops.letters import LettersChanged
 
@@ -41,28 +42,8 @@ class Unsent:
     oldest: float | None
     """Since when the oldest of all waits, in seconds since 1970."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The destination as JSON has it."""
-        return asdict(self)
 
-
-class FoundUnsent(NamedTuple):
-    """The unsent messages, by destination."""
-
-    destinations: Sequence[Unsent]
-    more: bool
-    """Whether there are others, which are in no count because of the limit."""
-
-
-class FoundMessages(NamedTuple):
-    """Messages that wait, in the order in which they came."""
-
-    messages: Sequence[WaitingMessage]
-    more: bool
-    """Whether there are others, left out because of the limit."""
-
-
-def unsent(ledger: Ledger, most: int = MOST_UNSENT) -> FoundUnsent:
+def unsent(ledger: Ledger, most: int = MOST_UNSENT) -> Found[Unsent]:
     """What waits to be sent and what was refused, for each destination: of at most `most` each.
     Raises ConfigError where the store keeps no messages.
     """
@@ -72,11 +53,10 @@ def unsent(ledger: Ledger, most: int = MOST_UNSENT) -> FoundUnsent:
         for refused in (False, True)
     ]
     groups: dict[str, list[WaitingMessage]] = {}
-    for message in chain.from_iterable(each.messages for each in found):
+    for message in chain.from_iterable(each.rows for each in found):
         groups.setdefault(message.destination, []).append(message)
-    return FoundUnsent(
-        [_unsent(name, groups[name]) for name in sorted(groups)], any(each.more for each in found)
-    )
+    destinations = [_unsent(name, groups[name]) for name in sorted(groups)]
+    return Found(destinations, any(each.more for each in found))
 
 
 def _unsent(destination: str, messages: Sequence[WaitingMessage]) -> Unsent:
@@ -97,7 +77,7 @@ def unsent_messages(
     *,
     is_refused: bool = False,
     with_bodies: bool = True,
-) -> FoundMessages:
+) -> Found[WaitingMessage]:
     """At most `limit` messages that wait to be sent, or that were refused; of one destination, for
     which all of these are read, or of all. Without bodies each has an empty one.
     """
@@ -114,7 +94,7 @@ def refused_numbered(ledger: Ledger, ids: Sequence[int]) -> Sequence[WaitingMess
     return [found[id_] for id_ in ids if id_ in found]
 
 
-def queued(ledger: Ledger, queue: str, limit: int = 100) -> FoundMessages:
+def queued(ledger: Ledger, queue: str, limit: int = 100) -> Found[WaitingMessage]:
     """At most `limit` messages that wait in the queue of that name in the ledger."""
     check_waits(ledger)
     return _listed(ledger, queue_named(queue), limit)
@@ -128,15 +108,10 @@ def _listed(
     *,
     is_refused: bool = False,
     with_bodies: bool = True,
-) -> FoundMessages:
+) -> Found[WaitingMessage]:
     most = limit + 1 if destination is None else sys.maxsize
     listed = ledger.mailbox.listed(queue, most, is_set_aside=is_refused, with_bodies=with_bodies)
-    fitting = (each for each in listed if destination in (None, each.destination))
-    found = [*islice(fitting, limit + 1)]
-    return FoundMessages(found[:limit], len(found) > limit)
-
-
-# ---- Changing ----------------------------------------------------------------------------------
+    return first((each for each in listed if destination in (None, each.destination)), limit)
 
 
 def send_again(ledger: Ledger, ids: Sequence[int], *, by: str, why: str = "") -> LettersChanged:
@@ -146,19 +121,10 @@ def send_again(ledger: Ledger, ids: Sequence[int], *, by: str, why: str = "") ->
     return _change(ledger, ids, "sent_again", Note.of(by, why), ledger.mailbox.send_again_numbered)
 
 
-class SentAgain(NamedTuple):
-    """What became of all that was refused."""
-
-    freed: int
-    """How many are to be sent."""
-    audit_error: str | None
-    """Why that count is not in the audit, where it could not be kept there."""
-
-
-def send_every_again(ledger: Ledger, *, by: str, why: str = "") -> SentAgain:
+def send_every_again(ledger: Ledger, *, by: str, why: str = "") -> AuditCounts:
     """As `send_again`, all that were refused; one entry in the audit counts them."""
     if not ledger.mailbox.backlog().set_aside:
-        return SentAgain(0, None)
+        return AuditCounts()
     note = Note.of(by, why)
     with audited(ledger, "sent_again", note, Key("", "")) as tally:
         tally.changed = ledger.mailbox.send_again()
@@ -166,7 +132,7 @@ def send_every_again(ledger: Ledger, *, by: str, why: str = "") -> SentAgain:
             "%(by)s has all %(count)s refused messages sent again",
             extra={"event": "all_sent_again", "count": tally.changed, **note._asdict()},
         )
-    return SentAgain(tally.changed, tally.audit_error)
+    return tally
 
 
 def discard_unsent(ledger: Ledger, ids: Sequence[int], *, by: str, why: str = "") -> LettersChanged:

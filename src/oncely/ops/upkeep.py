@@ -20,8 +20,6 @@ LEASE = Policy().lease
 _SLIP = 0.85
 """Two names that are as similar as this may be one name and a typo of it."""
 
-# ---- Purging -----------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Purged:
@@ -83,8 +81,15 @@ def retentions(
         seconds(kept, f"retention of {name}")
     names = consumers(ledger) if consumer is None else [consumer]
     _refuse_slips(own, names)
-    if consumer is not None and consumer not in own and consumer not in ledger.retentions():
-        _refuse_slip(ledger, consumer)
+    if (
+        consumer is not None
+        and consumer not in own
+        and consumer not in ledger.retentions()
+        # A consumer whose name is like no other may have no records yet, or none left: that must
+        # not stop a nightly job.
+        and get_close_matches(consumer, consumers(ledger), n=1, cutoff=_SLIP)
+    ):
+        check_known(ledger, consumer)
     if older_than is not None:
         return {name: own.get(name, older_than) for name in names}
     kept_by = policy_retentions(ledger, names)
@@ -97,13 +102,6 @@ def policy_retentions(ledger: Ledger, names: Iterable[str]) -> Mapping[str, Dura
     return {name: kept_by.get(name, RETENTION) for name in names}
 
 
-def _refuse_slip(ledger: Ledger, consumer: str) -> None:
-    # A consumer whose name is like no other may have no records yet, or none left: that must not
-    # stop a nightly job.
-    if get_close_matches(consumer, consumers(ledger), n=1, cutoff=_SLIP):
-        check_known(ledger, consumer)
-
-
 def _refuse_slips(retention: Mapping[str, Duration], names: Sequence[str]) -> None:
     # A consumer without records may just have none left. But if its name is a typo, the consumer
     # that was meant would lose records that were to be kept.
@@ -114,9 +112,6 @@ def _refuse_slips(retention: Mapping[str, Duration], names: Sequence[str]) -> No
                 f"retention: there are no records of {name!r}; did you mean {near!r}? "
                 f"If not, give {near!r} its own retention as well"
             )
-
-
-# ---- Checking ----------------------------------------------------------------------------------
 
 
 def problems(
@@ -135,11 +130,27 @@ def problems(
     """
     found = list(ledger.problems())
     if replay_window is not None:
+        window_s = seconds(replay_window, "replay_window")
         of_whom = _own_retentions(ledger) if retention is None else {"": retention}
-        for whose, kept in of_whom.items():
-            found += _forgotten_early(whose, kept, replay_window)
+        found += [
+            f"The retention{whose} ({kept}) is not longer than the replay window "
+            f"({replay_window}): a message that is delivered again after its record was purged is "
+            "refused as too old, and without a time it runs again. Keep records for longer than "
+            "producers retry, brokers redeliver and a worker holds a delivery that it has not "
+            "claimed, all together."
+            for whose, kept in of_whom.items()
+            if seconds(kept, "retention") <= window_s
+        ]
     if broker_timeout is not None:
-        found += _runs_out_early(lease, broker_timeout)
+        lease_s, timeout_s = lease_seconds(lease), seconds(broker_timeout, "broker_timeout")
+        if lease_s is not None and lease_s < timeout_s:
+            found.append(
+                f"The lease ({lease}) is shorter than the broker's acknowledgement timeout "
+                f"({broker_timeout}). It is extended while the handler runs; but a worker that "
+                "stalls for that long loses its claim while the broker still leaves the delivery "
+                "to it, and another delivery of the message can run beside it. Set the lease to "
+                'the timeout or more, or on_in_doubt = "hold".'
+            )
     return found
 
 
@@ -153,30 +164,3 @@ def _own_retentions(ledger: Ledger) -> Mapping[str, Duration]:
 
 def _as_written(kept: timedelta) -> str:
     return f"{kept / timedelta(days=1):g}d" if kept.days else f"{kept.total_seconds():g}s"
-
-
-def _forgotten_early(whose: str, retention: Duration, replay_window: Duration) -> Sequence[str]:
-    if seconds(retention, "retention") > seconds(replay_window, "replay_window"):
-        return []
-    sentence = (
-        f"The retention{whose} ({retention}) is not longer than the replay window "
-        f"({replay_window}): a message that is delivered again after its record was purged is "
-        "refused as too old, and without a time it runs again. Keep records for longer than "
-        "producers retry, brokers redeliver and a worker holds a delivery that it has not claimed, "
-        "all together."
-    )
-    return [sentence]
-
-
-def _runs_out_early(lease: Duration, broker_timeout: Duration) -> Sequence[str]:
-    lease_s = lease_seconds(lease)
-    if lease_s is None or lease_s >= seconds(broker_timeout, "broker_timeout"):
-        return []
-    sentence = (
-        f"The lease ({lease}) is shorter than the broker's acknowledgement timeout "
-        f"({broker_timeout}). It is extended while the handler runs; but a worker that stalls for "
-        "that long loses its claim while the broker still leaves the delivery to it, and another "
-        "delivery of the message can run beside it. Set the lease to the timeout or more, or "
-        'on_in_doubt = "hold".'
-    )
-    return [sentence]

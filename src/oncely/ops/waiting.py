@@ -1,38 +1,31 @@
 """Messages that have failed and wait to be tried again by themselves."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Unpack
 
 from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, consumer_of, retries_of
 from oncely.ledger import Ledger
-from oncely.ops.auditing import Note, OnEach
-from oncely.ops.decisions import Changed, change_each
+from oncely.ops.auditing import Noted
+from oncely.ops.decisions import Changed, change_keys
+from oncely.ops.found import Found, first
 from oncely.ops.known import check_known_at_all, check_waits
 from oncely.ops.letters import body_fields, masked_fields
 
 
-class FoundWaiting(NamedTuple):
-    """Messages that wait to be tried again, in the order in which they came."""
-
-    messages: Sequence[WaitingMessage]
-    more: bool
-    """Whether there are others, left out because of the limit."""
-
-
 def waiting(
     ledger: Ledger, consumer: str | None = None, limit: int = 100, *, with_bodies: bool = True
-) -> FoundWaiting:
+) -> Found[WaitingMessage]:
     """At most `limit` messages that wait to be tried again; without bodies each has an empty one.
     Raises as `dead_letters` does.
     """
     check_waits(ledger)
     queue = retries_of("*" if consumer is None else consumer)
-    found = [*ledger.mailbox.listed(queue, limit + 1, with_bodies=with_bodies)]
-    if not found and consumer is not None:
+    found = first(ledger.mailbox.listed(queue, limit + 1, with_bodies=with_bodies), limit)
+    if not found.rows and consumer is not None:
         check_known_at_all(ledger, consumer, "waiting messages")
-    return FoundWaiting(found[:limit], len(found) > limit)
+    return found
 
 
 def waiting_key(ledger: Ledger, message_id: str, consumer: str | None = None) -> Key:
@@ -56,41 +49,23 @@ def waiting_key(ledger: Ledger, message_id: str, consumer: str | None = None) ->
     return found[0]
 
 
-def run_now(
-    ledger: Ledger,
-    keys: Sequence[Key],
-    *,
-    by: str,
-    why: str = "",
-    on_each: OnEach = lambda _: None,
-) -> Changed:
+def run_now(ledger: Ledger, keys: Sequence[Key], **noted: Unpack[Noted]) -> Changed:
     """Make each of these waiting retries due at once; its attempts stay counted. Who did it
     and why is logged, and in the audit. One that a worker has in hand, or that does not wait, is
-    refused. `on_each` is told how many have had their turn.
+    refused.
     """
     check_waits(ledger)
-    return change_each(
-        ledger, keys, "run_now", Note.of(by, why), lambda key, _: ledger.run_now(key), on_each
-    )
+    return change_keys(ledger, keys, "run_now", lambda key, _: ledger.run_now(key), **noted)
 
 
-def cancel(
-    ledger: Ledger,
-    keys: Sequence[Key],
-    *,
-    by: str,
-    why: str = "",
-    on_each: OnEach = lambda _: None,
-) -> Changed:
+def cancel(ledger: Ledger, keys: Sequence[Key], **noted: Unpack[Noted]) -> Changed:
     """End each of these waiting retries: its message becomes a dead letter with the
     reason "cancelled by NAME". Noted, and refused, as by `run_now`.
     """
     check_waits(ledger)
-
-    def cancel_one(key: Key, note: Note) -> None:
-        ledger.cancel(key, by=note.by, why=note.why)
-
-    return change_each(ledger, keys, "cancelled", Note.of(by, why), cancel_one, on_each)
+    return change_keys(
+        ledger, keys, "cancelled", lambda key, note: ledger.cancel(key, **note), **noted
+    )
 
 
 def waiting_as_dict(

@@ -70,15 +70,15 @@ _PAGES: Mapping[str, _Page] = {
     "/audit": lists.audit,
 }
 _CHANGES: Mapping[str, _Page] = {
-    "/letters/confirm": letter_changes.confirm,
-    "/letters/change": letter_changes.change,
+    "/letters/confirm": letter_changes.PAGES.confirm,
+    "/letters/change": letter_changes.PAGES.change,
     "/letters/edit": letter_changes.edit,
-    "/records/confirm": record_changes.confirm,
-    "/records/change": record_changes.change,
-    "/waiting/confirm": waiting_changes.confirm,
-    "/waiting/change": waiting_changes.change,
-    "/unsent/confirm": unsent_changes.confirm,
-    "/unsent/change": unsent_changes.change,
+    "/records/confirm": record_changes.PAGES.confirm,
+    "/records/change": record_changes.PAGES.change,
+    "/waiting/confirm": waiting_changes.PAGES.confirm,
+    "/waiting/change": waiting_changes.PAGES.change,
+    "/unsent/confirm": unsent_changes.PAGES.confirm,
+    "/unsent/change": unsent_changes.PAGES.change,
 }
 _STATUSES: Mapping[type[OncelyError], int] = {
     ConfigError: 400,

@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 _WIDTH, _HEIGHT = 100.0, 6.0
+_TALL = 40.0
+_WORD = 12.0
+"""So much of its axis a word takes at most, that of a telephone."""
 _LEAST = 1.5
 """What is there at all is wide enough to be seen: three in doubt of a million."""
 
@@ -20,11 +23,15 @@ def bar(counts: Mapping[str, int]) -> Markup:
             rect.format(word.replace(" ", "-"), f"{left:.2f}", f"{width:.2f}", f"{_HEIGHT:g}")
         )
         left += width
+    return _picture("bar", said, _HEIGHT, parts)
+
+
+def _picture(kind: str, said: str, height: float, parts: Sequence[Markup]) -> Markup:
     svg = Markup(
-        '<svg class="bar" role="img" aria-label="{}" viewBox="0 0 {} {}" '
+        '<svg class="{}" role="img" aria-label="{}" viewBox="0 0 {} {}" '
         'preserveAspectRatio="none">{}</svg>'
     )
-    return svg.format(said, f"{_WIDTH:g}", f"{_HEIGHT:g}", Markup("").join(parts))
+    return svg.format(kind, said, f"{_WIDTH:g}", f"{height:g}", Markup("").join(parts))
 
 
 def _widths(counts: Mapping[str, int]) -> Mapping[str, float]:
@@ -32,13 +39,6 @@ def _widths(counts: Mapping[str, int]) -> Mapping[str, float]:
     wide = {word: max(count / total * _WIDTH, _LEAST) for word, count in counts.items()}
     scale = _WIDTH / sum(wide.values()) if wide else 1.0
     return {word: width * scale for word, width in wide.items()}
-
-
-_TALL = 40.0
-
-
-_WORD = 12.0
-"""So much of its axis a word takes at most, that of a telephone."""
 
 
 def columns(series: Mapping[str, Sequence[int]], words: Sequence[str], said: str) -> Markup:
@@ -64,11 +64,7 @@ def _columns(series: Mapping[str, Sequence[int]], said: str) -> Markup:
             x, w = f"{index * width:.2f}", f"{width * 0.9:.2f}"
             slug = word.replace(" ", "-")
             parts.append(rect.format(slug, x, f"{top:.2f}", w, f"{height:.2f}"))
-    svg = Markup(
-        '<svg class="columns" role="img" aria-label="{}" viewBox="0 0 {} {}" '
-        'preserveAspectRatio="none">{}</svg>'
-    )
-    return svg.format(said, f"{_WIDTH:g}", f"{_TALL:g}", Markup("").join(parts))
+    return _picture("columns", said, _TALL, parts)
 
 
 def _axis(words: Sequence[str]) -> Markup:

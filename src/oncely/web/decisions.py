@@ -1,11 +1,10 @@
 """What operators can decide: of records, dead letters, retries and refused messages."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from oncely import ops
-from oncely.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class OperatorDecision:
     """Whether only a consumer with a probe can have it."""
 
 
-def _named(*decisions: OperatorDecision) -> Mapping[str, OperatorDecision]:
+def _named(*decisions: OperatorDecision) -> dict[str, OperatorDecision]:
     return {each.name: each for each in decisions}
 
 
@@ -132,13 +131,6 @@ UNSENT = _named(
         is_for_ever=True,
     ),
 )
-
-
-def decision(known: Mapping[str, OperatorDecision], name: str) -> OperatorDecision:
-    """The one of that name. Raises ConfigError."""
-    if name not in known:
-        raise ConfigError(f"decision: {name!r} is none of {', '.join(known)}")
-    return known[name]
 
 
 def needs_note(decided: OperatorDecision, count: int) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from urllib.parse import parse_qs
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 MAX_BYTES = 8 * 2**20
@@ -13,23 +14,15 @@ _KIND = "application/x-www-form-urlencoded"
 Form = Mapping[str, Sequence[str]]
 
 
-class FormError(Exception):
-    """What was sent is not a form of ours."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
 async def read_form(request: Request) -> Form:
-    """The fields of the form that was sent. Raises FormError."""
+    """The fields of the form that was sent. Raises HTTPException for what is not a form of ours."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _KIND:
-        raise FormError(415, f"send a form as {_KIND}")
+        raise HTTPException(415, f"send a form as {_KIND}")
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > MAX_BYTES:
-            raise FormError(413, f"the form is longer than {MAX_BYTES:,} bytes")
+            raise HTTPException(413, f"the form is longer than {MAX_BYTES:,} bytes")
     try:
         return parse_qs(
             body.decode("ascii"),
@@ -38,4 +31,4 @@ async def read_form(request: Request) -> Form:
             max_num_fields=_MAX_FIELDS,
         )
     except ValueError:
-        raise FormError(400, "the form cannot be read") from None
+        raise HTTPException(400, "the form cannot be read") from None

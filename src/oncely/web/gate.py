@@ -1,13 +1,16 @@
 """What every request passes: who asks, and whether a change is meant by them."""
 
+import inspect
+
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncely.web.csrf import COOKIE, FIELD, is_from_elsewhere, parts_of
-from oncely.web.forms import FormError, read_form
+from oncely.web.forms import read_form
 from oncely.web.site import Site
-from oncely.web.users import asked, header
+from oncely.web.users import header
 from oncely.web.visit import Visit
 
 LOOKING = ("GET", "HEAD")
@@ -35,14 +38,17 @@ class Gate:
     async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
         site = self._site
         visit = Visit(site, Request(scope, receive))
-        if site.hosts is not None and _host(scope) not in site.hosts:
+        # The name that was asked, without a port; empty for what is not a name.
+        host = parts_of(f"//{header(scope, 'host') or ''}").hostname or ""
+        if site.hosts is not None and host not in site.hosts:
             # A page of another site, whose name was made to point here, could read all of this.
             return visit.refusal(421, f"Ask by one of these names: {', '.join(site.hosts)}.")
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path.startswith(_STATIC) and scope["method"] in LOOKING:
             return None
         if site.auth is not None:
-            scope["oncely.user"] = await asked(site.auth, scope)
+            found = site.auth(scope)
+            scope["oncely.user"] = await found if inspect.isawaitable(found) else found
             if visit.user is None:
                 return visit.refusal(403, "You are not signed in, or may not look at this.")
         return None if scope["method"] in LOOKING else await self._refused_change(visit)
@@ -59,8 +65,8 @@ class Gate:
             )
         try:
             form = await read_form(request)
-        except FormError as error:
-            return visit.refusal(error.status, f"{error}; nothing was changed.")
+        except HTTPException as error:
+            return visit.refusal(error.status_code, f"{error.detail}; nothing was changed.")
         request.scope["oncely.form"] = form
         cookie = request.cookies.get(COOKIE, "")
         if not self._site.tokens.is_right(visit.field(FIELD), cookie, visit.user):
@@ -70,8 +76,3 @@ class Gate:
                 "Nothing was changed.",
             )
         return None
-
-
-def _host(scope: Scope) -> str:
-    """The name that was asked, without a port; empty for what is not a name."""
-    return parts_of(f"//{header(scope, 'host') or ''}").hostname or ""

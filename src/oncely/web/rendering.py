@@ -40,7 +40,8 @@ def environment() -> Environment:
         "labelled": _labelled,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "lines": _lines,
-        "as_it_is": _as_it_is,
+        # For a field that is sent back: escaped, and nothing else.
+        "as_it_is": escape,
         "number": lambda count: f"{count:,}",
         "counted": lambda count, word: f"{count:,} {word}{'' if count == 1 else 's'}",
         "span": span,
@@ -98,11 +99,6 @@ def _lines(text: str) -> Markup:
     """Of several lines; of one that is too long, its beginning."""
     kept = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
     return Markup("\n").join(escape(shown(line)) for line in kept.split("\n"))
-
-
-def _as_it_is(text: str) -> Markup:
-    """For a field that is sent back: escaped, and nothing else."""
-    return escape(text)
 
 
 def _moment(at: float, now: float) -> Markup:

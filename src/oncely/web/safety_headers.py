@@ -1,9 +1,9 @@
 """What every answer says to browsers: run nothing but ours, show it in no frame, keep nothing."""
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Mapping
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SOURCES: Mapping[str, str] = {
     "default-src": "'none'",
@@ -25,7 +25,6 @@ _HEADERS: Mapping[str, str] = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-_NOT_KEPT = (b"cache-control", b"no-store")
 
 
 class SafetyHeaders:
@@ -36,19 +35,12 @@ class SafetyHeaders:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
-        await self._app(scope, receive, _adding(send) if scope["type"] == "http" else send)
 
+        async def add(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
 
-def _adding(send: Send) -> Callable[[MutableMapping[str, Any]], Awaitable[None]]:
-    async def add(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            headers = [
-                (name, value) for name, value in message["headers"] if name.decode() not in _HEADERS
-            ]
-            headers += [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-            if all(name != _NOT_KEPT[0] for name, _ in headers):
-                headers.append(_NOT_KEPT)
-            message["headers"] = headers
-        await send(message)
-
-    return add
+        await self._app(scope, receive, add if scope["type"] == "http" else send)

@@ -1,6 +1,5 @@
 """Who looks at the dashboard, and what they may do."""
 
-import inspect
 from collections.abc import Awaitable, Callable, MutableMapping
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -30,14 +29,6 @@ Scope = MutableMapping[str, Any]
 
 Auth = Callable[[Scope], "User | Awaitable[User | None] | None"]
 """Says who asks; None for nobody who may look."""
-
-
-async def asked(auth: Auth, scope: Scope) -> User | None:
-    """What `auth` says, be it sync or async."""
-    found = auth(scope)
-    if inspect.isawaitable(found):
-        found = await found
-    return found
 
 
 def header(scope: Scope, name: str) -> str | None:

@@ -39,8 +39,6 @@ class Visit:
     is_shared: bool = False
     """Whether the page is made for all who ask for the same, and not for one of them."""
 
-    # ---- Asked ---------------------------------------------------------------------------------
-
     @property
     def ledger(self) -> Ledger:
         """What is looked at."""
@@ -96,8 +94,6 @@ class Visit:
     def field(self, name: str) -> str:
         """The value of a field of the form; empty where it is missing."""
         return next(iter(self.sent(name)), "")
-
-    # ---- Answered ------------------------------------------------------------------------------
 
     def link(self, path: str, **query: object) -> str:
         """The address of a page of this site, wherever it is mounted."""

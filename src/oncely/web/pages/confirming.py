@@ -1,11 +1,13 @@
 """The page that says first what a decision would do, and the one that says what it did."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from starlette.responses import Response
 
+from oncely.core.errors import ConfigError
 from oncely.core.record import Key
 from oncely.web.decisions import OperatorDecision, needs_note
 from oncely.web.visit import MOST, Visit
@@ -27,42 +29,64 @@ class Subject(NamedTuple):
 class Outcome(NamedTuple):
     """What a decision came to."""
 
-    done: list[str]
-    refused: list[str]
+    done: Sequence[str]
+    refused: Sequence[str]
     audit_error: str | None = None
     """Why the counts are not in the audit, where they could not be kept there."""
 
 
-def confirm_page(
-    visit: Visit,
-    decided: OperatorDecision,
-    subjects: Sequence[Subject],
-    paths: tuple[str, str],
-    *,
-    left_out: Sequence[str] = (),
-    error: str | None = None,
-) -> Response:
-    """Ask whether that is meant, and why; `places` are where it is done, and where it is left."""
-    return visit.page(
-        "confirm.html",
-        400 if error else 200,
-        decided=decided,
-        subjects=subjects,
-        counts=Counter(each.key.consumer for each in subjects),
-        left_out=left_out,
-        needs_note=needs_note(decided, len(subjects)),
-        to=paths[0],
-        back=paths[1],
-        error=error,
-    )
+class Chosen(NamedTuple):
+    """What was chosen, and which of it can not be decided about, with the reasons."""
+
+    subjects: Sequence[Subject]
+    left_out: Sequence[str] = ()
 
 
-def lacks_note(visit: Visit, decided: OperatorDecision, count: int) -> str | None:
-    """What to say to whoever has not said why, and has to."""
-    missing = needs_note(decided, count) and not visit.field("why").strip()
-    return NOTE_MISSING if missing else None
+@dataclass(frozen=True, slots=True)
+class DecisionPages:
+    """The page that says first what a decision would do, and the one that does it."""
 
+    decisions: Mapping[str, OperatorDecision]
+    to: str
+    """Where it is done."""
+    back: str
+    """Where it is left."""
+    field: str
+    """In which the form names the subjects."""
+    choose: Callable[[Visit], Chosen]
+    decide: Callable[[Visit, OperatorDecision], Outcome]
 
-def done_page(visit: Visit, decided: OperatorDecision, outcome: Outcome, back: str) -> Response:
-    """Say what has become of each."""
-    return visit.page("done.html", decided=decided, outcome=outcome, back=back)
+    def confirm(self, visit: Visit, error: str | None = None) -> Response:
+        """Ask whether that is meant, and why: show what would be done, to how many."""
+        decided, (subjects, left_out) = self._decided(visit), self.choose(visit)
+        return visit.page(
+            "confirm.html",
+            400 if error else 200,
+            decided=decided,
+            subjects=subjects,
+            counts=Counter(each.key.consumer for each in subjects),
+            left_out=left_out,
+            needs_note=needs_note(decided, len(subjects)),
+            to=self.to,
+            field=self.field,
+            back=self.back,
+            error=error,
+        )
+
+    def change(self, visit: Visit) -> Response:
+        """Do it, unless whoever decides has to say why and has not."""
+        decided = self._decided(visit)
+        count = len(visit.sent(self.field)[:MOST])
+        if needs_note(decided, count) and not visit.field("why").strip():
+            return self.confirm(visit, NOTE_MISSING)
+        return self.done(visit, decided, self.decide(visit, decided))
+
+    def done(self, visit: Visit, decided: OperatorDecision, outcome: Outcome) -> Response:
+        """Say what has become of each."""
+        return visit.page("done.html", decided=decided, outcome=outcome, back=self.back)
+
+    def _decided(self, visit: Visit) -> OperatorDecision:
+        name = visit.field("decision")
+        if name not in self.decisions:
+            raise ConfigError(f"decision: {name!r} is none of {', '.join(self.decisions)}")
+        return self.decisions[name]

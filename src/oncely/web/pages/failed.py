@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from itertools import chain, islice
 
 from starlette.responses import Response, StreamingResponse
 
@@ -34,15 +33,8 @@ def export(visit: Visit) -> Response:
     """All dead letters, or those of a consumer or a group, as people may see them: a JSON object a
     line, as `oncely dead export` has them.
     """
-    group, consumer = visit.query("group"), visit.consumer
-    letters = (
-        ops.every_dead_letter(visit.ledger, consumer)
-        if group is None
-        else ops.every_of_group(visit.ledger, group, consumer)
-    )
-    # Read before anything is answered: the consumer or the group may not be there.
-    first = [*islice(letters, 1)]
-    lines = (f"{json.dumps(masked(visit, each))}\n" for each in chain(first, letters))
+    letters = ops.letters_to_export(visit.ledger, visit.consumer, visit.query("group"))
+    lines = (f"{json.dumps(masked(visit, each))}\n" for each in letters)
     name = 'attachment; filename="dead-letters.jsonl"'
     kind = "application/x-ndjson"
     return StreamingResponse(lines, media_type=kind, headers={"content-disposition": name})

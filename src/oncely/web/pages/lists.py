@@ -11,8 +11,6 @@ from oncely.web.contents import LIMIT
 from oncely.web.decisions import RECORDS, UNSENT, WAITING
 from oncely.web.visit import MOST, Visit
 
-# ---- What all lists have -----------------------------------------------------------------------
-
 
 def command(words: str, visit: Visit) -> str:
     """The command line that prints what the list shows."""
@@ -25,9 +23,6 @@ def command(words: str, visit: Visit) -> str:
 def more_of(visit: Visit, more: bool) -> str | None:
     """The address of the same list with more rows; None where there are no more to show."""
     return visit.here(limit=min(10 * visit.limit, MOST)) if more and visit.limit < MOST else None
-
-
-# ---- The whole ---------------------------------------------------------------------------------
 
 
 def overview(visit: Visit) -> Response:
@@ -51,9 +46,6 @@ def consumers(visit: Visit) -> Response:
         **contents.last_day(visit.ledger, visit.site.activity(), visit.ledger.now()),
         command="oncely status --json",
     )
-
-
-# ---- Messages ----------------------------------------------------------------------------------
 
 
 def in_doubt(visit: Visit) -> Response:
@@ -99,9 +91,6 @@ def queues(visit: Visit) -> Response:
     """
     shown = contents.queues(ops.backlogs(visit.ledger))
     return visit.page("queues.html", **shown, command="oncely status --json")
-
-
-# ---- Operations --------------------------------------------------------------------------------
 
 
 def workers(visit: Visit) -> Response:

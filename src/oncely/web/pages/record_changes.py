@@ -4,25 +4,17 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from starlette.responses import Response
-
 from oncely import ops
 from oncely.core.errors import RefusedError, StoreError, mask_passwords
 from oncely.core.record import Key, Record
-from oncely.web.decisions import RECORDS, OperatorDecision, decision
+from oncely.web.decisions import RECORDS, OperatorDecision
 from oncely.web.marks import read_record_mark, record_mark
-from oncely.web.pages.confirming import MORE, Outcome, Subject, confirm_page, done_page, lacks_note
+from oncely.web.pages.confirming import MORE, Chosen, DecisionPages, Outcome, Subject
 from oncely.web.visit import MOST, Visit
 
-_PATHS = ("/records/change", "/in-doubt")
 _PROBING_S = 30.0
 """After that no further probe is begun: a browser, or a proxy, does not wait for ever."""
 _FASTER = "it has changed since it was shown: a worker or somebody else was faster"
-
-
-class _Chosen(NamedTuple):
-    records: Sequence[Record]
-    left_out: Sequence[str]
 
 
 class _Told(NamedTuple):
@@ -33,37 +25,23 @@ class _Told(NamedTuple):
     audit_error: str | None = None
 
 
-def confirm(visit: Visit) -> Response:
-    """Show what would be done, to how many."""
-    decided = decision(RECORDS, visit.field("decision"))
-    chosen = _every(visit) if visit.sent("every") else _unchanged(visit)
-    return _confirm(visit, decided, chosen)
-
-
-def change(visit: Visit) -> Response:
+def _decide(visit: Visit, decided: OperatorDecision) -> Outcome:
     """Do it to those that are as they were shown."""
-    decided = decision(RECORDS, visit.field("decision"))
-    chosen = _unchanged(visit)
-    error = lacks_note(visit, decided, len(chosen.records))
-    if error:
-        return _confirm(visit, decided, chosen, error)
-    outcome = _probed(visit, chosen) if decided.needs_probe else _decided(visit, decided, chosen)
-    return done_page(visit, decided, outcome, _PATHS[1])
-
-
-def _decided(visit: Visit, decided: OperatorDecision, chosen: "_Chosen") -> Outcome:
-    changed = decided.apply(visit.ledger, chosen.records, by=visit.by, why=visit.field("why"))
-    refused = [*chosen.left_out, *(refusal.reason for refusal in changed.refused)]
+    records, changed_before = _unchanged(visit)
+    if decided.needs_probe:
+        return _probed(visit, records, changed_before)
+    changed = decided.apply(visit.ledger, records, by=visit.by, why=visit.field("why"))
+    refused = [*changed_before, *(refusal.reason for refusal in changed.refused)]
     return Outcome([*map(_named, changed.done)], refused, changed.audit_error)
 
 
-def _probed(visit: Visit, chosen: "_Chosen") -> Outcome:
+def _probed(visit: Visit, records: Sequence[Record], left_out: Sequence[str]) -> Outcome:
     """Ask about one after another, while there is time."""
     done: list[str] = []
-    refused = [*chosen.left_out]
+    refused = [*left_out]
     audit_error = None
     until = time.monotonic() + _PROBING_S
-    for record in chosen.records:
+    for record in records:
         if time.monotonic() > until:
             told = _Told("not asked, as the others took too long: choose it again")
         else:
@@ -89,31 +67,30 @@ def _probed_one(visit: Visit, record: Record) -> _Told:
     return _Told(": ".join([said, *lines]), bool(changed.done), changed.audit_error)
 
 
-def _confirm(
-    visit: Visit, decided: OperatorDecision, chosen: _Chosen, error: str | None = None
-) -> Response:
+def _choose(visit: Visit) -> Chosen:
+    records, left_out = _every(visit) if visit.sent("every") else _unchanged(visit)
     now = visit.ledger.now()
     subjects = [
         Subject(each.key, record_mark(each), f"{_named(each.key)}: {ops.word_for(each, now)}")
-        for each in chosen.records
+        for each in records
     ]
-    return confirm_page(visit, decided, subjects, _PATHS, left_out=chosen.left_out, error=error)
+    return Chosen(subjects, left_out)
 
 
-def _every(visit: Visit) -> _Chosen:
+def _every(visit: Visit) -> tuple[Sequence[Record], Sequence[str]]:
     """All in doubt, of the list that was shown."""
     consumer = visit.field("consumer") or None
     selection = ops.Selection(consumer=consumer, states=[ops.IN_DOUBT])
     found = ops.select(visit.ledger, selection, MOST)
-    return _Chosen(found.records, [MORE] if found.more else [])
+    return found.rows, [MORE] if found.more else []
 
 
-def _unchanged(visit: Visit) -> _Chosen:
-    """Those that were named and are as they were shown."""
+def _unchanged(visit: Visit) -> tuple[Sequence[Record], Sequence[str]]:
+    """Those that were named and are as they were shown; and what is to be said of the others."""
     shown = dict(map(read_record_mark, visit.sent("record")[:MOST]))
     found = visit.ledger.find_many(shown)
     unchanged = {key: each for key, each in found.items() if each.version == shown[key]}
-    return _Chosen(
+    return (
         [unchanged[key] for key in shown if key in unchanged],
         [f"{_named(key)}: {_FASTER}" for key in shown if key not in unchanged],
     )
@@ -121,3 +98,6 @@ def _unchanged(visit: Visit) -> _Chosen:
 
 def _named(key: Key) -> str:
     return f"{key.message_id!r} ({key.consumer})"
+
+
+PAGES = DecisionPages(RECORDS, "/records/change", "/in-doubt", "record", _choose, _decide)
