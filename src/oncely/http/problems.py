@@ -68,9 +68,7 @@ def _answer(problem: Problem, content_type: str, content: Mapping[str, Any]) -> 
     if problem.retry_s is not None:
         fields.append(("Retry-After", str(problem.retry_s)))
     if problem.documentation is not None:
-        fields.append(
-            ("SqlConnection", f'<{problem.documentation}>; rel="describedby"; type="text/html"')
-        )
+        fields.append(("Link", f'<{problem.documentation}>; rel="describedby"; type="text/html"'))
     return HttpAnswer(problem.status, fields, body)
 
 
