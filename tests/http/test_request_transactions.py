@@ -6,6 +6,7 @@ from contextlib import closing, nullcontext
 from typing import Annotated, Any
 
 import fastapi
+import flask
 import httpx
 import pytest
 from sqlalchemy import make_url, text
@@ -17,11 +18,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tests.http.conftest import on_a_server_too
+from tests.http.drivers import wsgi_client
 from tests.integration.callers import Place, insertion
 
 from oncely.core.errors import ConfigError, EndedError
 from oncely.core.record import Key, State
-from oncely.http import IdempotencyKey
+from oncely.http import IdempotencyKey, WsgiIdempotencyKey
 from oncely.outbox import Relay
 from oncely.testing.crashes import killed_at
 from oncely.transports.open_transport import open_transport
@@ -104,6 +106,25 @@ def test_an_answer_that_is_known_later(place: Place) -> None:
     assert (second.status_code, second.content) == (201, first.content)
     assert second.headers["idempotency-replayed"] == "true"
     assert place.rows() == ["m"]
+
+
+def test_flask_has_the_request_in_g(place: Place) -> None:
+    """`g.oncely` gives the transaction, in which everything is stored."""
+    app = flask.Flask("shop")
+
+    @app.post("/orders")
+    def pay() -> Any:
+        state = flask.g.oncely
+        with Session(place.engine) as session, session.begin(), state.transaction(session):
+            session.execute(text(insertion(state.key)))
+            return state.respond(flask.jsonify({"paid": 1}))
+
+    app.wsgi_app = WsgiIdempotencyKey(app.wsgi_app, place.ledger, consumer="api")  # type: ignore[method-assign]
+    ask = wsgi_client(app)
+    first, second = ask(), ask()
+    assert first.json() == second.json() == {"paid": 1}
+    assert second.is_replayed
+    assert place.rows() == ["k"]
 
 
 @on_a_server_too
