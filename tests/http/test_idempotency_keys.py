@@ -1,22 +1,25 @@
 """Idempotency keys over HTTP, behind each middleware: what its own code has a part in."""
 
+import asyncio
 import base64
 import json
 import tracemalloc
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from tests.http.drivers import Drive, Shop
+from tests.http.drivers import Drive, Reply, Shop, asgi_reply, asgi_scope, read_all
 
 from oncely.core.errors import MessageError
 from oncely.core.policy import Policy
 from oncely.core.record import Key
-from oncely.http import HttpAnswer
+from oncely.http import HttpAnswer, IdempotencyKey
 from oncely.http.header_field import read_key, write_key
 from oncely.http.json_equality import equal_json
-from oncely.ledger import Ledger
+from oncely.ledger import Ledger, open_ledger
 from oncely.testing import ManualClock
 
 
@@ -94,7 +97,10 @@ def test_what_does_not_run_again(drive: Drive, shop: Shop) -> None:
 printable = some.text(some.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1)
 
 
-@given(printable.filter(lambda text: text.strip() and len(text) <= 255))
+keys = printable.filter(lambda text: text.strip() and len(text) <= 255)
+
+
+@given(keys)
 def test_a_key_is_read_as_it_was_written(key: str) -> None:
     """Whatever is in it."""
     assert read_key([write_key(key)]) == key
@@ -128,6 +134,85 @@ def test_bodies_that_are_equal_as_json(one: Any, other: Any) -> None:
     assert equal_json(spaced) == equal_json(json.dumps(one, separators=(",", ":")).encode())
     same = equal_json(spaced) == equal_json(json.dumps(other).encode())
     assert same == (json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True))
+
+
+@dataclass(frozen=True)
+class Field:
+    """A header field, and the key that it means; bare: only where bare keys are taken."""
+
+    value: bytes | None
+    means: str | None = None
+    is_bare: bool = False
+
+
+WORDS = [*(b"", b'""', b'"  "', b'"', b'"a', b'a"', b'"a" "b"', b'"a","b"', b'"a\\x"', b"a b")]
+WORDS += [*(b"a,b", b"a\\", b'"a";', b'"a";B', b'"a\tb"', b'("a" "b")', b"k" * 256)]
+FIELDS = some.one_of(
+    some.just(Field(None)),
+    some.builds(
+        lambda text, end: Field(f"{write_key(text)}{end}".encode(), text),
+        keys,
+        some.sampled_from(["", " ", ";a", "; b=1; c=?0", ';d="x"']),
+    ),
+    some.uuids().map(lambda uuid: Field(f"{uuid}".encode(), f"{uuid}", is_bare=True)),
+    some.sampled_from(WORDS).map(Field),
+    some.binary(min_size=1).map(lambda value: Field(bytes(each | 0x80 for each in value))),
+)
+AS_STRIPE = {"bare_keys": True, "keep_4xx": True, "keep_5xx": True, "required": True}
+SAME = object()
+
+
+@pytest.mark.parametrize("options", [{}, AS_STRIPE])
+@given(FIELDS, json_values, json_values | some.just(SAME), some.sampled_from([201, 204, 303, 402]))
+def test_any_request(
+    options: dict[str, Any], field: Field, value: Any, other: Any, status: int
+) -> None:
+    """Whatever is asked under whatever key, at once and again: all are refused alike, or a handler
+    that has answered well runs once, and its answer is given again byte for byte.
+    """
+    runs: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read_all(receive)
+        runs.append(status)
+        run = [(b"x-run", b"%d" % len(runs))]
+        await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": status, "headers": run})
+        await send({"type": "http.response.body", "body": b"" if status == 204 else b"\xff\0"})
+
+    async def ask(body: str) -> Reply:
+        scope = asgi_scope("POST", "/orders", "", [])
+        if field.value is not None:
+            scope["headers"] = [(b"idempotency-key", field.value)]
+        return await asgi_reply(keyed, scope, body.encode())
+
+    async def ask_all() -> list[Reply]:
+        body = json.dumps(value)
+        first = await asyncio.gather(ask(body), ask(body))
+        last = json.dumps(value if other is SAME else other, sort_keys=True, indent=2)
+        return [*first, await ask(body), await ask(last)]
+
+    with closing(open_ledger("memory://")) as ledger:
+        keyed = IdempotencyKey(app, ledger, consumer="api", **options)
+        *equal, last = asyncio.run(ask_all())
+    told = [each.json()["code"] if each.value_of("Content-Type") else "" for each in equal]
+    if field.value is None and not options:
+        assert [told, len(runs)] == [[""] * 3, 4]
+    elif field.means is None or (field.is_bare and not options):
+        code = "idempotency_key_required" if field.value is None else "idempotency_key_invalid"
+        assert [told, last.json()["code"], runs] == [[code] * 3, code, []]
+    elif status < 400 or options:
+        answers = [each for each, code in zip(equal, told, strict=True) if not code]
+        [first] = [each for each in answers if not each.is_replayed]
+        assert {*told} <= {"", "idempotency_in_flight"}
+        assert [equal[-1].is_replayed, len(runs)] == [True, 1]
+        assert [each.own for each in answers] == [first.own] * len(answers)
+        is_same = other is SAME or equal_json(json.dumps(value).encode()) == equal_json(
+            json.dumps(other).encode()
+        )
+        assert last.status == (status if is_same else 422)
+    else:
+        assert not any(each.is_replayed for each in [*equal, last])
 
 
 @pytest.mark.parametrize(
