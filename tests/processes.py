@@ -5,6 +5,7 @@ the one which starts them: forks of a server that has imported oncely, and no mo
 """
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -45,6 +46,25 @@ def migrate_and_count(ledger: Ledger) -> int:
     """Migrate, and see that the table is there: how many records it holds."""
     ledger.migrate()
     return sum(ledger.counts().values())
+
+
+def forked(call: Callable[[], object]) -> int:
+    """A forked child that does that, and ends with 0 where it ends well: see `exit_of`."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            call()
+            status = 0
+        finally:
+            # A child of fork must never run on into pytest.
+            os._exit(status)
+    return child
+
+
+def exit_of(child: int) -> int:
+    """The exit status of a forked child, as soon as it has ended."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def run_at_once(processes: int, url: str, work: Callable[..., Any], *args: Any) -> list[Any]:

@@ -12,8 +12,6 @@ from oncely.core.commands import (
     Fenced,
     Granted,
     Handled,
-    InDoubt,
-    Mismatch,
     Written,
 )
 from oncely.core.errors import FencedError, RefusedError
@@ -77,20 +75,6 @@ class ClaimRules:
         assert (claim.fence, claim.attempts) == (2, 2)
         assert isinstance(ledger.claim(KEY), Busy)
 
-    def test_endless_lease(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """A claim without a lease is held for ever."""
-        granted(ledger.claim(KEY, "none"))
-        clock.advance(10 * 365 * 86_400)
-        assert ledger.claim(KEY) == Busy(_found(ledger), retry_at=None)
-
-    def test_in_doubt_can_be_held(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """Under on_in_doubt="hold" a claim that ran out is in doubt, and nothing changes."""
-        granted(ledger.claim(KEY, "60s"))
-        clock.advance(61)
-        before = _found(ledger)
-        assert ledger.claim(KEY, policy=Policy(on_in_doubt="hold")) == InDoubt(before)
-        assert _found(ledger) == before
-
     def test_tries_are_spent(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """A message that kills its workers is exhausted after its tries, also without a failure."""
         policy = Policy(tries=3, lease="60s")
@@ -99,14 +83,6 @@ class ClaimRules:
             clock.advance(61)
         assert isinstance(ledger.claim(KEY, policy=policy), Exhausted)
         assert _found(ledger).exhausted
-
-    def test_mismatch(self, ledger: Ledger) -> None:
-        """Another fingerprint for a known id is never accepted."""
-        claim = granted(ledger.claim(KEY, fingerprint="one"))
-        assert isinstance(ledger.claim(KEY, fingerprint="two"), Mismatch)
-        ledger.complete(claim)
-        assert isinstance(ledger.claim(KEY, fingerprint="two"), Mismatch)
-        assert isinstance(ledger.claim(KEY, fingerprint="one"), Duplicate)
 
     def test_claim_is_asked_again(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """Whoever asks again under its token is given the same claim, its lease from now on, also
@@ -172,20 +148,6 @@ class ClaimRules:
         assert outcome.record.result == {"charged": [1, 2.5, None, "€"]}
         assert _found(ledger).duplicates == 1
 
-    def test_complete_can_be_repeated(self, ledger: Ledger) -> None:
-        """The same complete again succeeds, and the first result stays."""
-        claim = granted(ledger.claim(KEY))
-        ledger.complete(claim, "first")
-        ledger.complete(claim, "second")
-        assert _found(ledger).result == "first"
-
-    def test_complete_after_the_lease(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """A claim that ran out, and that nobody took over, may still complete."""
-        claim = granted(ledger.claim(KEY, "60s"))
-        clock.advance(61)
-        ledger.complete(claim)
-        assert _found(ledger).state is State.COMPLETED
-
     def test_old_fence_changes_nothing(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """After a takeover all writes of the former holder are fenced, and change nothing."""
         old = granted(ledger.claim(KEY, "60s"))
@@ -202,23 +164,6 @@ class ClaimRules:
         assert outcomes == [Fenced(before)] * 5
         assert _found(ledger) == before
         ledger.complete(new)
-
-    def test_failed_can_be_claimed_again(self, ledger: Ledger) -> None:
-        """A failed message keeps its error beside its metadata, and runs again."""
-        ledger.fail(granted(ledger.claim(KEY, metadata={"tenant": "a"})), ValueError("no"))
-        record = _found(ledger)
-        assert (record.state, record.error) == (State.FAILED, "ValueError: no")
-        assert record.metadata == {"tenant": "a", "error": "ValueError: no"}
-        claim = granted(ledger.claim(KEY))
-        assert (claim.fence, claim.attempts) == (2, 2)
-
-    def test_final_failure(self, ledger: Ledger) -> None:
-        """After a final failure no claim is granted until an operator resets the record."""
-        ledger.fail(granted(ledger.claim(KEY)), "no", final=True)
-        assert isinstance(ledger.claim(KEY), Exhausted)
-        ledger.reset(KEY)
-        claim = granted(ledger.claim(KEY))
-        assert (claim.fence, claim.attempts) == (2, 1)
 
     def test_release_of_the_first_claim(self, ledger: Ledger) -> None:
         """A first claim that is released was never there."""
@@ -249,33 +194,6 @@ class ClaimRules:
         assert granted(ledger.claim(KEY)).fence == 2
         with pytest.raises(FencedError):
             ledger.extend(claim, "60s")
-
-    def test_handled_then_completed(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """What is handled has no lease that could run out, and its holder completes it."""
-        claim = ledger.handled(granted(ledger.claim(KEY, "60s")))
-        clock.advance(365 * 86_400)
-        record = _found(ledger)
-        assert (record.state, record.lease_until) == (State.HANDLED, None)
-        ledger.complete(claim)
-        assert _found(ledger).state is State.COMPLETED
-
-    def test_handled_can_be_repeated(self, ledger: Ledger) -> None:
-        """The same handled again succeeds, and the first result stays."""
-        claim = granted(ledger.claim(KEY))
-        ledger.handled(claim, "first")
-        before = _found(ledger)
-        ledger.handled(claim, "second")
-        assert _found(ledger) == before
-        assert before.result == "first"
-
-    def test_handled_is_not_undone(self, ledger: Ledger) -> None:
-        """What is handled can no longer fail; to release or extend it changes nothing."""
-        claim = ledger.handled(granted(ledger.claim(KEY, "60s")))
-        before = _found(ledger)
-        assert ledger.fail_many([claim], ["late"]) == [Fenced(before)]
-        ledger.release(claim)
-        ledger.extend(claim, "60s")
-        assert _found(ledger) == before
 
     def test_handled_may_be_sent_by_whoever_asks(self, ledger: Ledger) -> None:
         """Who asks for what is handled may send at once, one fence later; no attempt is counted.

@@ -1,6 +1,5 @@
 """RedisStore keeps its word when servers fail, connections break, and memory is full."""
 
-import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 from redis import Redis as Client
 from tests.conditions import wait_until
-from tests.processes import claim_all, key_of
+from tests.processes import claim_all, exit_of, forked, key_of
 from tests.proxy import Proxy
 from tests.records import granted
 from tests.servers import Redis
@@ -277,12 +276,10 @@ def test_fork_with_open_connections(redis_url: str, key: Key) -> None:
     store = open_redis(redis_url)
     ledger = Ledger(store)
     claim = granted(ledger.claim(key))
-    child = os.fork()
-    if child == 0:
-        os._exit(_status_of(lambda: claim_all(ledger, 500, batch=1)))
+    child = forked(lambda: claim_all(ledger, 500, batch=1))
     assert sum(store.load([key]).records[key].fence for _ in range(500)) == 500
     ledger.complete(claim)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert exit_of(child) == 0
     processing = (key_of(0).consumer, State.PROCESSING)
     assert ledger.counts() == {(key.consumer, State.COMPLETED): 1, processing: 500}
 
@@ -290,14 +287,16 @@ def test_fork_with_open_connections(redis_url: str, key: Key) -> None:
 def test_fork_while_the_pool_is_locked(redis_url: str, key: Key) -> None:
     """A child never waits for a lock that a thread of its parent held at the fork."""
     store = open_redis(redis_url)
+
+    def load() -> None:
+        worker = Thread(target=store.load, args=[[key]], daemon=True)
+        worker.start()
+        worker.join(_DEADLINE_S)
+        assert not worker.is_alive()
+
     with store._server._pool._lock:
-        child = os.fork()
-        if child == 0:
-            worker = Thread(target=store.load, args=[[key]], daemon=True)
-            worker.start()
-            worker.join(_DEADLINE_S)
-            os._exit(worker.is_alive())
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        child = forked(load)
+    assert exit_of(child) == 0
 
 
 def _new(message_id: str) -> Record:
@@ -315,15 +314,6 @@ def _until_it_is_back(call: Callable[[], T]) -> T:
     while True:
         with suppress(StoreUnavailable):
             return call()
-
-
-def _status_of(call: Callable[[], object]) -> int:
-    """An exit status for a forked child: 0 when `call` ends well."""
-    try:
-        call()
-    except BaseException:  # noqa: BLE001 - a child of fork must never run on into pytest.
-        return 1
-    return 0
 
 
 @contextmanager

@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.store_suite import RulesOnAStore, StatementsOfAStore
-from tests.processes import (
-    claim_all,
-    key_of,
-    start_completing,
-)
+from tests.processes import claim_all, exit_of, forked, key_of, start_completing
 from tests.records import granted
 
 from oncely.core.commands import Duplicate
@@ -81,12 +77,10 @@ def test_fork_with_open_connections(url: str, on_file: Ledger, key: Key) -> None
     """A child forked while connections are open uses the ledger, and so does its parent."""
     on_file.migrate()
     claim = granted(on_file.claim(key))
-    child = os.fork()
-    if child == 0:
-        os._exit(_status_of(lambda: claim_all(on_file, 100)))
+    child = forked(lambda: claim_all(on_file, 100))
     assert claim_all(on_file, 0) == []
     on_file.complete(claim)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert exit_of(child) == 0
     processing = (key_of(0).consumer, State.PROCESSING)
     assert on_file.counts() == {(key.consumer, State.COMPLETED): 1, processing: 100}
     _check_integrity(url)
@@ -149,15 +143,6 @@ def test_stores_on_one_file(open_sqlite: Callable[..., SqlStore], key: Key) -> N
     record = Ledger(open_sqlite()).find(key)
     assert record is not None
     assert record.result == {"total": 3}
-
-
-def _status_of(call: Callable[[], object]) -> int:
-    """An exit status for a forked child: 0 when `call` ends well."""
-    try:
-        call()
-    except BaseException:  # noqa: BLE001 - a child of fork must never run on into pytest.
-        return 1
-    return 0
 
 
 def _completed_until_killed(url: str, batch: int) -> int:

@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.conformance.conftest import ledger_url_of
 from tests.logs import events_in
+from tests.processes import exit_of, forked
 from tests.records import granted
 
 from oncely._util import sqlite_files
@@ -25,7 +27,6 @@ from oncely.ledger import open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
-from oncely.stores.store import Clock
 from oncely.testing import ManualClock, TransportConformance
 from oncely.testing.delivery_suite import RedeliveryConformance
 from oncely.transports.open_transport import open_transport
@@ -56,34 +57,20 @@ class TestQueuesInSqlite(TransportConformance):
     def connect(self, clock: ManualClock, tmp_path: Path) -> Iterator[Connect]:
         with ExitStack() as opened:
             yield lambda: opened.enter_context(
-                closing(StoreTransport(_file_store(tmp_path / "queue.db", clock)))
+                closing(StoreTransport(SqlStore(sqlite_engine(tmp_path / "queue.db"), clock=clock)))
             )
 
 
-class TestQueuesInPostgresql(RedeliveryConformance):
-    """What StoreTransport has statements for that hold messages, on a PostgreSQL server."""
+class TestQueuesOnServers(RedeliveryConformance):
+    """What StoreTransport has statements for that hold messages, on servers."""
 
-    @pytest.fixture
+    @pytest.fixture(params=["postgresql", "mysql"])
     def connect(
-        self, clock: ManualClock, postgresql_ledger_url: str, open_sql: OpenSql
+        self, clock: ManualClock, request: pytest.FixtureRequest, open_sql: OpenSql
     ) -> Iterator[Connect]:
+        url = ledger_url_of(request.param, request)
         with ExitStack() as opened:
-            yield lambda: opened.enter_context(
-                closing(StoreTransport(open_sql(postgresql_ledger_url, clock)))
-            )
-
-
-class TestQueuesInMariaDb(RedeliveryConformance):
-    """The same on a MariaDB server."""
-
-    @pytest.fixture
-    def connect(
-        self, clock: ManualClock, mysql_ledger_url: str, open_sql: OpenSql
-    ) -> Iterator[Connect]:
-        with ExitStack() as opened:
-            yield lambda: opened.enter_context(
-                closing(StoreTransport(open_sql(mysql_ledger_url, clock)))
-            )
+            yield lambda: opened.enter_context(closing(StoreTransport(open_sql(url, clock))))
 
 
 class BrokersClock:
@@ -411,28 +398,16 @@ def test_fork(transport: Transport) -> None:
     """A forked child receives what its parent does not hold, and closes what is its own."""
     ids = _publish(transport, 2)
     [held] = transport.receive(_QUEUE, 1, 0)
-    child = os.fork()
-    if child == 0:
-        os._exit(_status_of(lambda: _consume_in_child(transport)))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def consume() -> None:
+        [delivery] = transport.receive(_QUEUE, 10, 0)
+        transport.acknowledge([(delivery, Ack())])
+        transport.close()
+
+    assert exit_of(forked(consume)) == 0
     assert transport.receive(_QUEUE, 10, 0) == []
     transport.acknowledge([(held, Requeue())])
     assert _ids(transport.receive(_QUEUE, 10, 0)) == ids[:1]
-
-
-def _consume_in_child(transport: Transport) -> None:
-    [delivery] = transport.receive(_QUEUE, 10, 0)
-    transport.acknowledge([(delivery, Ack())])
-    transport.close()
-
-
-def _status_of(call: Callable[[], object]) -> int:
-    """An exit status for a forked child: 0 when `call` ends well."""
-    try:
-        call()
-    except BaseException:  # noqa: BLE001 - a child of fork must never run on into pytest.
-        return 1
-    return 0
 
 
 def _started(program: str, *args: str) -> "subprocess.Popen[str]":
@@ -463,8 +438,5 @@ def _told(output: str, what: str) -> list[str]:
 
 
 def _an_hour_later(folder: Path) -> Transport:
-    return StoreTransport(_file_store(folder / "queue.db", lambda: time.time() + 3_600))
-
-
-def _file_store(file: Path, clock: Clock) -> SqlStore:
-    return SqlStore(sqlite_engine(file), clock=clock)
+    clock = lambda: time.time() + 3_600  # noqa: E731
+    return StoreTransport(SqlStore(sqlite_engine(folder / "queue.db"), clock=clock))

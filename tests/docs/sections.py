@@ -1,5 +1,6 @@
 """The Python of a page, section by section: tests run what it says on real servers."""
 
+import os
 import queue
 import re
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conditions import wait_until
+from tests.processes import exit_of, forked
 
 from oncely.core.message import Message
 
@@ -107,6 +109,11 @@ class Charges:
                 raise TimeoutError("the bank is away")
             self.done[message.id] += 1
             return f"receipt for {message.id}"
+
+
+def dies(call: Callable[[Callable[[Message], object]], object]) -> None:
+    """In a process of its own, `call` with a charge that kills whoever makes it."""
+    assert exit_of(forked(lambda: call(lambda _: os._exit(9)))) == 9
 
 
 def deliveries(count: int, copies: int = 3) -> list[Message]:

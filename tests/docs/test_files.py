@@ -137,10 +137,8 @@ def used(expression: str) -> tuple[set[str], set[str]]:
     """The metrics and the labels that an expression names."""
     labels: set[str] = set()
     text = re.sub(r'"[^"]*"', "", expression)
-    for transaction in re.findall(r"\{([^}]*)\}", text):
-        labels |= set(re.findall(r"\w+", transaction))
-    for grouped in re.findall(r"\bby\s*\(([^)]*)\)", text):
-        labels |= set(re.findall(r"\w+", grouped))
+    for named in re.findall(r"(?:\{|\bby\s*\()([^})]*)[})]", text):
+        labels |= set(re.findall(r"\w+", named))
     text = re.sub(r"\{[^}]*\}|\bby\s*\([^)]*\)|\[[^\]]*\]|\boffset \w+", "", text)
     text = re.sub(FUNCTION, "", text)
     return set(re.findall(r"\b[a-z_]\w*", text)), labels

@@ -1,6 +1,5 @@
 """docs/how-to/migrate-inbox-table.md, on PostgreSQL: statements written by hand beside oncely."""
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, text
-from tests.docs.sections import Broker, Charges, Page, deliveries
+from tests.docs.sections import Broker, Charges, Page, deliveries, dies
 from tests.integration.drivers import connect_postgresql
 from tests.integration.handwritten import TABLE, Service
 
@@ -38,12 +37,6 @@ class Statuses:
     def close(self) -> None:
         self.connection.close()
         self.ledger.close()
-
-
-@pytest.fixture
-def charges() -> Charges:
-    """What was done."""
-    return Charges()
 
 
 @pytest.fixture
@@ -90,15 +83,8 @@ def test_a_worker_that_dies_with_a_status(
     code before release 0 would have acknowledged it.
     """
     for number, name in ((11, "zero"), (12, "first")):
-        child = os.fork()
-        if not child:
-            try:
-                killed = Statuses(postgresql_url, lambda message: os._exit(9))
-                getattr(killed, name)(oncely.Message(f"order-{number}"))
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
         message = oncely.Message(f"order-{number}")
+        dies(lambda send: getattr(Statuses(postgresql_url, send), name)(message))  # noqa: B023
         with pytest.raises(Exception, match="order-1"):
             statuses.zero(message)
         with pytest.raises(oncely.BusyError):

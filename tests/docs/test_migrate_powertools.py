@@ -1,6 +1,5 @@
 """docs/how-to/migrate-powertools.md: Powertools' records in Redis, a ledger in PostgreSQL."""
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import redis
 from aws_lambda_powertools.utilities.idempotency.exceptions import IdempotencyAlreadyInProgressError
 from aws_lambda_powertools.utilities.idempotency.persistence.cache import CachePersistenceLayer
-from tests.docs.sections import Broker, Charges, Page, deliveries
+from tests.docs.sections import Broker, Charges, Page, deliveries, dies
 
 import oncely
 
@@ -51,12 +50,6 @@ class Releases:
 
 
 @pytest.fixture
-def charges() -> Charges:
-    """What was charged."""
-    return Charges()
-
-
-@pytest.fixture
 def releases(
     postgresql_url: str, redis_url: str, charges: Charges, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Releases]:
@@ -96,14 +89,8 @@ def test_a_process_that_dies_loses_nothing(
     """An order whose process of release 1 was killed is refused by both versions, and runs when
     Powertools' record has expired.
     """
-    child = os.fork()
-    if not child:
-        try:
-            killed = Releases(postgresql_url, redis_url, lambda message: os._exit(9))
-            killed.first(order={"id": "order-1"})
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    order = {"id": "order-1"}
+    dies(lambda charge: Releases(postgresql_url, redis_url, charge).first(order=order))
     with pytest.raises(IdempotencyAlreadyInProgressError):
         releases.zero(order={"id": "order-1"})
     with pytest.raises(oncely.BusyError):

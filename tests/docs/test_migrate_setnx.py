@@ -1,12 +1,11 @@
 """docs/how-to/migrate-setnx.md: keys in a real Redis, a ledger in a real PostgreSQL."""
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
-from tests.docs.sections import Broker, Charges, Page, deliveries
+from tests.docs.sections import Broker, Charges, Page, deliveries, dies
 
 import oncely
 
@@ -35,12 +34,6 @@ class Releases:
     def close(self) -> None:
         self.ledger.close()
         self.client.close()
-
-
-@pytest.fixture
-def charges() -> Charges:
-    """What was charged."""
-    return Charges()
 
 
 @pytest.fixture
@@ -91,23 +84,17 @@ def test_a_worker_that_dies_loses_nothing(
     """A message whose worker was killed is given back by both versions, and runs when the key has
     expired.
     """
-    child = os.fork()
-    if not child:
-        try:
-            killed = Releases(postgresql_url, redis_url, lambda message: os._exit(9))
-            getattr(killed, dying)(oncely.Message("order-1"))
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    message = oncely.Message("order-1")
+    dies(lambda charge: getattr(Releases(postgresql_url, redis_url, charge), dying)(message))
     for handle in (releases.first, releases.second):
         with pytest.raises(Exception, match=r"order-1|another"):
-            handle(oncely.Message("order-1"))
+            handle(message)
     assert charges.done == {}
     releases.client.delete("seen:order-1")  # it expires
     if dying == "second":
-        releases.first(oncely.Message("order-1"))
+        releases.first(message)
     else:
-        releases.second(oncely.Message("order-1"))
+        releases.second(message)
     assert charges.done == {"order-1": 1}
 
 

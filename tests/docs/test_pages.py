@@ -66,12 +66,6 @@ def test_examples_of_commands() -> None:
         assert typed(words).info_name == name
 
 
-def test_examples_that_cannot_be_typed_are_found() -> None:
-    """An option that is gone is a mistake also in an example."""
-    with pytest.raises(click.NoSuchOption):
-        typed(["dead", "show", "42", "--everything"])
-
-
 def test_command_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page of the command line has each command as a heading, and each of its options."""
     monkeypatch.setattr(sys, "path", [str(DOCS / "_extensions"), *sys.path])

@@ -1,9 +1,9 @@
-"""A handler behind a middleware; and rows beside a ledger, as applications have them."""
+"""A handler behind each middleware; and rows beside a ledger, as applications have them."""
 
 from collections.abc import Iterator
 
 import pytest
-from tests.http.drivers import Drive, Shop, drive_by
+from tests.http.drivers import DRIVES, Drive, Shop, drive_by
 from tests.integration.callers import KINDS, Place, opened
 from tests.turns import in_turn
 
@@ -29,9 +29,7 @@ def shop() -> Shop:
     return Shop()
 
 
-@pytest.fixture
-def drive(ledger: Ledger, shop: Shop) -> Drive:
-    """Makes a site of `shop`, or of another handler, behind IdempotencyKey: what the rules are is
-    the same behind each middleware.
-    """
-    return drive_by("asgi", ledger, shop)
+@pytest.fixture(params=sorted(DRIVES))
+def drive(request: pytest.FixtureRequest, ledger: Ledger, shop: Shop) -> Drive:
+    """Makes a site of `shop`, or of another handler, behind each middleware in turn."""
+    return drive_by(request.param, ledger, shop)

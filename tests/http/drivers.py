@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from tests.django_setup import set_up_django
@@ -92,11 +92,17 @@ class Shop:
         return HttpAnswer(201, [("Content-Type", "application/json")], body)
 
 
-class Site(Protocol):
-    """An application with keys, as its clients see it."""
+Site = Callable[..., Reply]
+"""An application with keys, as its clients see it: see `site_of`."""
 
-    def __call__(
-        self,
+Drive = Callable[..., Site]
+"""(handler, ledger, **options) -> the site."""
+
+
+def site_of(ask: Callable[[str, str, str, Fields, bytes], Reply]) -> Site:
+    """Gives the reply to one request; `key` is the field's value as it stands in the request."""
+
+    def site(
         key: str | None = '"k"',
         body: bytes = b"{}",
         *,
@@ -105,15 +111,10 @@ class Site(Protocol):
         query: str = "",
         fields: Fields = (),
     ) -> Reply:
-        """The reply to one request; `key` is the field's value as it stands in the request."""
+        named = [] if key is None else [("Idempotency-Key", key)]
+        return ask(method, path, query, [*fields, *named], body)
 
-
-Drive = Callable[..., Site]
-"""(handler, ledger, **options) -> the site."""
-
-
-def _with_key(key: str | None, fields: Fields) -> Fields:
-    return fields if key is None else [*fields, ("Idempotency-Key", key)]
+    return site
 
 
 # ---- ASGI --------------------------------------------------------------------------------------
@@ -137,19 +138,10 @@ def asgi_site(handler: Handler, ledger: Ledger, **options: Any) -> Site:
 def asgi_client(app: Any) -> Site:
     """What brings requests to an ASGI application."""
 
-    def site(
-        key: str | None = '"k"',
-        body: bytes = b"{}",
-        *,
-        method: str = "POST",
-        path: str = "/orders",
-        query: str = "",
-        fields: Fields = (),
-    ) -> Reply:
-        scope = asgi_scope(method, path, query, _with_key(key, fields))
-        return asyncio.run(asgi_reply(app, scope, body))
+    def ask(method: str, path: str, query: str, fields: Fields, body: bytes) -> Reply:
+        return asyncio.run(asgi_reply(app, asgi_scope(method, path, query, fields), body))
 
-    return site
+    return site_of(ask)
 
 
 def asgi_scope(method: str, path: str, query: str, fields: Fields) -> dict[str, Any]:
@@ -170,16 +162,17 @@ def asgi_scope(method: str, path: str, query: str, fields: Fields) -> dict[str, 
     }
 
 
-async def asgi_reply(app: Any, scope: Any, body: bytes = b"") -> Reply:
-    """What an application answers, its body sent in one piece."""
-    sent: list[Any] = []
-    pieces = [{"type": "http.request", "body": body, "more_body": False}]
+async def asgi_reply(app: Any, scope: Any, *body: bytes, sent: list[Any] | None = None) -> Reply:
+    """What an application answers to a body in these pieces; `sent` is filled while it does."""
+    sent = [] if sent is None else sent
     gone = asyncio.Event()
+    pieces = [*(body or [b""])]
 
     async def receive() -> Any:
         if not pieces:
             await gone.wait()
-        return pieces.pop()
+        piece = pieces.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(pieces)}
 
     async def send(event: Any) -> None:
         sent.append(event)
@@ -225,19 +218,7 @@ def wsgi_site(handler: Handler, ledger: Ledger, **options: Any) -> Site:
 
 def wsgi_client(app: Any) -> Site:
     """What brings requests to a WSGI application."""
-
-    def site(
-        key: str | None = '"k"',
-        body: bytes = b"{}",
-        *,
-        method: str = "POST",
-        path: str = "/orders",
-        query: str = "",
-        fields: Fields = (),
-    ) -> Reply:
-        return wsgi_reply(app, wsgi_environ(method, path, query, _with_key(key, fields), body))
-
-    return site
+    return site_of(lambda *asked: wsgi_reply(app, wsgi_environ(*asked)))
 
 
 def wsgi_environ(method: str, path: str, query: str, fields: Fields, body: bytes) -> dict[str, Any]:

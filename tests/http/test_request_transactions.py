@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, nullcontext
-from typing import Annotated, Any
+from typing import Any
 
 import fastapi
+import flask
 import httpx
 import pytest
 from sqlalchemy import make_url, text
@@ -17,11 +18,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tests.http.conftest import on_a_server_too
+from tests.http.drivers import wsgi_client
 from tests.integration.callers import Place, insertion
 
 from oncely.core.errors import ConfigError, EndedError
 from oncely.core.record import Key, State
-from oncely.http import IdempotencyKey
+from oncely.http import IdempotencyKey, WsgiIdempotencyKey
 from oncely.outbox import Relay
 from oncely.testing.crashes import killed_at
 from oncely.transports.open_transport import open_transport
@@ -42,19 +44,21 @@ def application(place: Place, endpoint: Endpoint, **options: Any) -> Idempotency
     return IdempotencyKey(app, place.ledger, consumer="api", **options)
 
 
-async def posted(app: Any, times: int = 1, **fields: str) -> list[httpx.Response]:
+async def posted(
+    app: Any, times: int = 1, *, key: str | None = '"k1"', raises: bool = False
+) -> list[httpx.Response]:
     """The answers to so many equal requests, one after another."""
-    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=raises)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        headers = {"Idempotency-Key": '"k1"', **fields}
+        headers = {} if key is None else {"Idempotency-Key": key}
         return [
             await client.post("/pay", json={"amount": 1}, headers=headers) for _ in range(times)
         ]
 
 
-def post(app: Any, times: int = 1, **fields: str) -> list[httpx.Response]:
+def post(app: Any, times: int = 1, **how: Any) -> list[httpx.Response]:
     """The same for tests that are not async."""
-    return asyncio.run(posted(app, times, **fields))
+    return asyncio.run(posted(app, times, **how))
 
 
 @on_a_server_too
@@ -104,6 +108,25 @@ def test_an_answer_that_is_known_later(place: Place) -> None:
     assert (second.status_code, second.content) == (201, first.content)
     assert second.headers["idempotency-replayed"] == "true"
     assert place.rows() == ["m"]
+
+
+def test_flask_has_the_request_in_g(place: Place) -> None:
+    """`g.oncely` gives the transaction, in which everything is stored."""
+    app = flask.Flask("shop")
+
+    @app.post("/orders")
+    def pay() -> Any:
+        state = flask.g.oncely
+        with Session(place.engine) as session, session.begin(), state.transaction(session):
+            session.execute(text(insertion(state.key)))
+            return state.respond(flask.jsonify({"paid": 1}))
+
+    app.wsgi_app = WsgiIdempotencyKey(app.wsgi_app, place.ledger, consumer="api")  # type: ignore[method-assign]
+    ask = wsgi_client(app)
+    first, second = ask(), ask()
+    assert first.json() == second.json() == {"paid": 1}
+    assert second.is_replayed
+    assert place.rows() == ["k"]
 
 
 @on_a_server_too
@@ -156,40 +179,16 @@ def test_a_rollback_is_a_failure(place: Place) -> None:
 
 def test_nobody_commits(place: Place) -> None:
     """An application that answers well, and has not committed, has failed: its rows are gone."""
-    runs: list[int] = []
 
     def pay(request: Request) -> Response:
-        runs.append(1)
         with Session(place.engine) as session, request.state.oncely.transaction(session):
             session.execute(text(insertion("m")))
         return JSONResponse({"paid": 1})
 
-    transport = httpx.ASGITransport(app=application(place, pay))
-
-    async def once() -> None:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            await client.post("/pay", headers={"Idempotency-Key": '"k1"'})
-
     with pytest.raises(EndedError, match="commit it before you return the response"):
-        asyncio.run(once())
+        post(application(place, pay), raises=True)
     assert place.rows() == []
     assert place.find(KEY).state is State.FAILED
-
-
-def by_dependency(place: Place, session_of: Any, pay: Any) -> IdempotencyKey:
-    """An application of FastAPI whose endpoint is given a session."""
-    app = fastapi.FastAPI()
-    app.add_api_route("/pay", _with_session(pay, session_of), methods=["POST"])
-    return IdempotencyKey(app, place.ledger, consumer="api")
-
-
-def _with_session(pay: Any, session_of: Any) -> Any:
-    def endpoint(request: Any, session: Any) -> Any:
-        return pay(request, session)
-
-    depends = fastapi.Depends(session_of)
-    endpoint.__annotations__ = {"request": Request, "session": Annotated[Session, depends]}
-    return endpoint
 
 
 @pytest.mark.parametrize("is_around", [True, False])
@@ -208,13 +207,16 @@ def test_a_dependency_commits_after_the_answer(place: Place, is_around: bool, fa
             if errors:
                 raise errors.pop()
 
-    def pay(request: Request, session: Session) -> dict[str, int]:
+    shop = fastapi.FastAPI()
+
+    @shop.post("/pay")
+    def pay(request: Request, session: Session = fastapi.Depends(session_of)) -> dict[str, int]:
         state = request.state.oncely
         with nullcontext() if is_around else state.transaction(session):
             session.execute(text(insertion("m")))
         return {"paid": 1}
 
-    answers = post(by_dependency(place, session_of, pay), 3 if fails else 2)
+    answers = post(IdempotencyKey(shop, place.ledger, consumer="api"), 3 if fails else 2)
     if fails:
         assert answers.pop(0).status_code == 500
     assert [answer.status_code for answer in answers] == [200, 200]
@@ -310,14 +312,8 @@ def test_a_request_without_a_key(place: Place) -> None:
         answer: Response = state.respond(JSONResponse({"key": state.key}))
         return answer
 
-    app = application(place, pay)
-    transport = httpx.ASGITransport(app=app)
-
-    async def both() -> list[Any]:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return [(await client.post("/pay")).json() for _ in range(2)]
-
-    assert asyncio.run(both()) == [{"key": None}, {"key": None}]
+    answers = post(application(place, pay), 2, key=None)
+    assert [answer.json() for answer in answers] == [{"key": None}] * 2
     assert place.rows() == ["m", "m"]
     assert place.ledger.counts() == {}
 

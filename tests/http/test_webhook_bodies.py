@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote, urlencode
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -19,7 +19,6 @@ from tests.conditions import wait_until
 from tests.http.test_webhooks import by_asgi, by_function, by_github, by_slack, queued
 
 from oncely import http
-from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.http.answers import HttpAnswer
 from oncely.ledger import Ledger, open_ledger
@@ -213,15 +212,6 @@ def test_what_nobody_waits_for_is_dropped(
             assert delivered(patient, f"d-{number}").status in (200, 202)
     ids = [message.id for message in queued(ledger)]
     assert len(ids) == len(set(ids)) == 31
-
-
-# ---- Mistakes ------------------------------------------------------------------------------------
-
-
-def test_a_name_instead_of_what_reads_it(ledger: Ledger) -> None:
-    """A field's name alone does not say where the id is read."""
-    with pytest.raises(ConfigError, match=r'message_id: .* write message_id=header_id\("X-Id"\)'):
-        github_hook(ledger, message_id=cast(Any, "X-Id"))
 
 
 def test_own_verifier(ledger: Ledger) -> None:

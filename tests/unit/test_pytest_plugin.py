@@ -11,7 +11,7 @@ pytest_plugins = ["pytester"]
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Plugins of this environment that are not what is tested here, and warn.
-QUIET = ("-p", "no:schemathesis", "-p", "no:cacheprovider", "-W", "error")
+QUIET = ("-p", "no:cacheprovider", "-W", "error")
 
 UNSAFE = """
     import oncely, pytest

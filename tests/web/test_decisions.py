@@ -2,7 +2,6 @@
 
 import re
 import sqlite3
-from collections.abc import Collection
 from contextlib import closing
 from dataclasses import replace
 from html import unescape
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from tests.conftest import OpenSqlite
 from tests.records import granted
-from tests.web.conftest import SITE, Reader, Trouble, as_user, forms, text
+from tests.web.conftest import Reader, Trouble, as_user, forms, text
 
 from oncely import Key, Message, Relay, State, ops
 from oncely.core.errors import StoreUnavailable
@@ -20,7 +19,7 @@ from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql.dialect import SqlConnection
 from oncely.stores.sql.sqlite import Sqlite
-from oncely.stores.store import Loaded, PutBack
+from oncely.stores.store import PutBack
 from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.web import dashboard, decisions
@@ -117,27 +116,6 @@ def test_a_worker_is_faster_still(
     done = text(operator.send(asking, "/records/change", why="old"))
     assert "1 may run again, 1 refused" in done
     assert "only a record that has failed or is in doubt can be reset" in done
-
-
-def test_many_that_are_gone_are_looked_up_at_once(
-    filled: Trouble, operator: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another operator has forgotten what is shown here: for no record all others are counted."""
-    asking = operator.send(
-        operator.get("/in-doubt"), "/records/confirm", decision="reset", every="yes"
-    )
-    filled.ledger.forget(ONE)
-    looked_up, load = list[Collection[Key]](), filled.ledger._store.load
-
-    def spying(keys: Collection[Key]) -> Loaded:
-        looked_up.append(keys)
-        return load(keys)
-
-    monkeypatch.setattr(filled.ledger, "tallies", None)
-    monkeypatch.setattr(filled.ledger._store, "load", spying)
-    done = text(operator.send(asking, "/records/change", why="old"))
-    assert "1 may run again, 1 refused" in done
-    assert sorted(looked_up[0]) == [ONE, TWO]
 
 
 def test_retry_of_letters(filled: Trouble, operator: Reader) -> None:
@@ -269,11 +247,6 @@ def test_unknown_names_in_a_form(operator: Reader) -> None:
     assert "dead letter x" in page
 
 
-def test_site_is_the_one_of_the_tests(operator: Reader) -> None:
-    """The reader says where its forms are from, as browsers do."""
-    assert operator.client.headers["origin"] == SITE
-
-
 def test_it_happened(filled: Trouble, operator: Reader) -> None:
     """What is in doubt and has happened is completed, with who said so; one that was claimed again
     meanwhile is left as it is, and named.
@@ -290,21 +263,6 @@ def test_it_happened(filled: Trouble, operator: Reader) -> None:
     assert one.metadata is not None
     assert (one.state, two.state) == (State.COMPLETED, State.PROCESSING)
     assert one.metadata["happened"]["by"] == "anna"
-
-
-def test_a_group_is_retried(trouble: Trouble) -> None:
-    """Dead letters that failed alike are one group, and decided together; others stay."""
-    numbers = trouble.fail(*(Message(f"order-{n}") for n in (7, 8, 9)))
-    operator = Reader(dashboard(trouble.ledger, auth=as_user()))
-    page = operator.get("/failed")
-    assert "ValueError: no such customer shop 3" in text(page)
-    [group] = re.findall(r'name="group" value="(\w+)"', page)
-    asking = operator.send(page, "/letters/confirm", decision="discard", group=group)
-    assert "Discard: 3" in text(asking)
-    done = operator.send(asking, "/letters/change", why="a customer who never was")
-    assert "3 discarded" in text(done)
-    assert [*trouble.ledger.dead()] == []
-    assert len(numbers) == 3
 
 
 def test_a_group_is_read_at_once(

@@ -62,21 +62,11 @@ def test_sections_of_trouble(filled: Trouble) -> None:
     assert list(found) == ["", *SECTIONS]
     assert "sqlite:///ledger.db As of 20" in found[""]
     assert "Stuck 2 in doubt (oldest: 1 h 2 min) 1 dead letter" in found[""]
-    assert (
-        "in doubt 2 oldest 1 h 2 min dead letters 1 waiting for a retry 1 waiting to be sent 1"
-        in found[""]
-    )
-    assert "billing" in found["consumers"]
-    assert "order-1 billing 1 1" in found["in-doubt"]
     assert "decide: oncely settle ." in found["in-doubt"]
-    assert "ValueError: no such customer shop 1" in found["failed"]
     assert "message id order-3 attempts 1" in found["samples"]
     assert "Traceback (most recent call last):" in found["samples"]
-    assert "UTC (in 8 min) 1 OSError: the bank is away" in found["waiting"]
-    assert "texts 0 1" in found["outbox"]
     assert "texts for texts (shop) 1 no queue 'texts'" in found["outbox"]
     assert "No relay has taken the oldest for 2 min." in found["outbox"]
-    assert "Nothing waits in a queue" in found["queues"]
 
 
 def test_operations(sqlite_ledger_url: str) -> None:
@@ -92,15 +82,14 @@ def test_operations(sqlite_ledger_url: str) -> None:
         totals = {"received": 48_000, "handled": 47_993, "quarantined": {"missing_id": 7}}
         ledger.operations.keep_run(Run("r1", "nightly", "billing", 1.0, 61.0, totals))
         page = written(ledger)
-    found = sections(page)
+        reader = Reader(dashboard(ledger))
+        shown = {path: rows(reader.get(path)) for path in ("/workers", "/runs", "/audit")}
     assert '<rect class="handled"' in page
     assert '<rect class="failed"' in page
-    assert "the tallest column is 4." in found["last-day"]
-    assert "billing hour 3 0 1 1 0 0." in found["last-day"]
-    assert "consumer billing shop-2 4711 alive 2" in found["workers"]
-    assert "nightly billing" in found["runs"]
-    assert "missing_id: 7" in found["runs"]
-    assert "anna reset billing bad 1 0 paid by hand" in found["audit"]
+    assert "the tallest column is 4." in sections(page)["last-day"]
+    for path, found in shown.items():
+        assert found
+        assert found <= rows(page), path
 
 
 def test_same_as_the_pages(filled: Trouble) -> None:

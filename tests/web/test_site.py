@@ -19,20 +19,6 @@ from oncely.web import Role, Scope, User, dashboard
 from oncely.web.site import Remembered, SharedPages
 
 
-def test_one_asks_for_all() -> None:
-    """However many come at the same time, the first answer is asked for once."""
-    asked: list[int] = []
-
-    def ask() -> int:
-        asked.append(1)
-        threading.Event().wait(0.2)
-        return 7
-
-    remembered = Remembered(ask, 60.0)
-    assert at_once(8, lambda _: remembered()) == [7] * 8
-    assert asked == [1]
-
-
 def _asking_again() -> tuple[threading.Event, threading.Event, Remembered[int]]:
     """What remembers 1. To ask again sets the first event, and gives 2 after the second is set."""
     asking, answered = threading.Event(), threading.Event()

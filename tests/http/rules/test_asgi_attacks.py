@@ -1,15 +1,30 @@
-"""Hostile clients, and clumsy applications, around IdempotencyKey."""
+"""Hostile clients, clumsy applications and other middleware around IdempotencyKey."""
 
 import asyncio
+import gzip
 import tracemalloc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
 from tests.conditions import wait_until_async
-from tests.http.drivers import CountedPiece, Reply, asgi_reply, asgi_scope, read_all, reply_of
+from tests.http.drivers import (
+    CountedPiece,
+    Reply,
+    asgi_client,
+    asgi_reply,
+    asgi_scope,
+    read_all,
+    reply_of,
+)
 
-from oncely.core.record import State
+from oncely.core.record import Key, State
 from oncely.http import IdempotencyKey
 from oncely.ledger import Ledger
 
@@ -22,14 +37,14 @@ def guard(ledger: Ledger) -> Guard:
     return lambda app, **options: IdempotencyKey(app, ledger, consumer="api", **options)
 
 
-def keyed(key: str = '"k"', method: str = "POST", path: str = "/", **more: Any) -> dict[str, Any]:
-    """The scope of a request with that key."""
-    return {**asgi_scope(method, path, "", [("Idempotency-Key", key)]), **more}
+def keyed() -> dict[str, Any]:
+    """The scope of a request with a key."""
+    return asgi_scope("POST", "/orders", "", [("Idempotency-Key", '"k"')])
 
 
-def ask(app: Any, *arguments: Any) -> Reply:
+def ask(app: Any, *body: bytes, sent: list[Any] | None = None) -> Reply:
     """What a request with a key is answered."""
-    return asyncio.run(asgi_reply(app, *arguments or (keyed(),)))
+    return asyncio.run(asgi_reply(app, keyed(), *body, sent=sent))
 
 
 def states(ledger: Ledger) -> list[State]:
@@ -66,24 +81,10 @@ def test_a_body_in_chunks_counts_whole(guard: Guard) -> None:
         await send(start())
         await send(body(whole))
 
-    async def asked(pieces: Sequence[bytes]) -> Reply:
-        events = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
-        events.append({"type": "http.request"})
-        sent: list[Any] = []
-
-        async def receive() -> Any:
-            return events.pop(0)
-
-        async def send(event: Any) -> None:
-            sent.append(event)
-
-        await app(keyed(), receive, send)
-        return reply_of(sent)
-
     app = guard(echo)
-    assert asyncio.run(asked([b'{"a":', b"", b" 1}"])).body == b'{"a": 1}'
-    assert asyncio.run(asked([b"{", b'"a": 1', b"}"])).is_replayed
-    assert asyncio.run(asked([b'{"a":', b" 2}"])).status == 422
+    assert ask(app, b'{"a":', b"", b" 1}").body == b'{"a": 1}'
+    assert ask(app, b"{", b'"a": 1', b"}").is_replayed
+    assert ask(app, b'{"a":', b" 2}").status == 422
 
 
 def test_a_client_that_goes_amid_its_request_has_not_asked(guard: Guard, ledger: Ledger) -> None:
@@ -116,23 +117,13 @@ def test_a_large_body_is_not_kept_in_memory(guard: Guard) -> None:
             more = event["more_body"]
         await done(scope, receive, send)
 
-    left = [20]
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        left[0] -= 1
-        return {"type": "http.request", "body": b"x" * 1_000_000, "more_body": left[0] > 0}
-
-    async def send(event: Any) -> None:
-        sent.append(event)
-
     tracemalloc.start()
     try:
-        asyncio.run(guard(count)(keyed(), receive, send))
+        reply = ask(guard(count), *[b"x" * 1_000_000] * 20)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert [reply_of(sent).status, sum(sizes)] == [201, 20_000_000]
+    assert [reply.status, sum(sizes)] == [201, 20_000_000]
     assert max(sizes) < 1_000_000
     assert peak < 8_000_000
 
@@ -144,30 +135,13 @@ class Oops(BaseException):
     """An error that is not an Exception."""
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), Oops(), asyncio.CancelledError()])
+@pytest.mark.parametrize(
+    "error", [Oops(), asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt()]
+)
 def test_a_handler_that_raises_has_failed(
     guard: Guard, ledger: Ledger, error: BaseException
 ) -> None:
-    """Whatever it raises is the server's to see, and the request may be repeated."""
-    errors = [error]
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if errors:
-            raise errors.pop()
-        await done(scope, receive, send)
-
-    guarded = guard(app)
-    with pytest.raises(type(error)):
-        ask(guarded)
-    assert states(ledger) == [State.FAILED]
-    assert [ask(guarded).status, ask(guarded).is_replayed] == [201, True]
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_a_handler_that_ends_the_process_leaves_no_claim(
-    guard: Guard, ledger: Ledger, error: BaseException
-) -> None:
-    """Such an error ends the loop; what the ledger knows of the request is that it has failed."""
+    """Whatever it raises, and also what ends the loop, is the server's to see."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise error
@@ -184,6 +158,7 @@ def test_a_handler_that_ends_the_process_leaves_no_claim(
         [start()],
         [start(200, (b"content-length", b"9")), body(b"some", more=True)],
         [body(b"before its start")],
+        [start(200), start(404), body(b"?")],
     ],
 )
 def test_what_is_not_an_answer_is_a_failure(
@@ -201,28 +176,10 @@ def test_what_is_sent_after_the_end_is_an_error(
 ) -> None:
     """Of the application, as servers have it; the answer was whole before, and stays."""
     pieces = [body(b"a", more=True), body(b"b")] if is_streamed else [body(b"ab")]
-    app = guard(sending(start(), *pieces, body(b"c")))
     sent: list[Any] = []
-
-    async def asked() -> None:
-        async def receive() -> Any:
-            return {"type": "http.request"}
-
-        async def send(event: Any) -> None:
-            sent.append(event)
-
-        await app(keyed(), receive, send)
-
     with pytest.raises(RuntimeError, match="the application has sent more after the end"):
-        asyncio.run(asked())
+        ask(guard(sending(start(), *pieces, body(b"c"))), sent=sent)
     assert [reply_of(sent).body, states(ledger)] == [b"ab", [State.COMPLETED]]
-
-
-def test_two_starts_are_an_error(guard: Guard, ledger: Ledger) -> None:
-    """An answer has one status."""
-    with pytest.raises(RuntimeError, match="the application has started its response twice"):
-        ask(guard(sending(start(200), start(404), body(b"?"))))
-    assert states(ledger) == [State.FAILED]
 
 
 def test_a_stream_that_breaks_off_is_a_failure(guard: Guard, ledger: Ledger) -> None:
@@ -249,21 +206,31 @@ def test_a_stream_passes_as_it_comes(guard: Guard, ledger: Ledger) -> None:
             seen.append(sent[-1]["body"])
         await send(body(b""))
 
-    async def asked() -> None:
-        async def receive() -> Any:
-            return {"type": "http.request"}
-
-        async def send(event: Any) -> None:
-            sent.append(event)
-
-        await guarded(keyed(), receive, send)
-
     guarded = guard(app)
-    asyncio.run(asked())
+    ask(guarded, sent=sent)
     assert seen == [b"0", b"1", b"2"]
     again = ask(guarded)
     assert [again.status, again.json()["code"]] == [409, "idempotency_answer_not_kept"]
     assert "streamed" in again.json()["detail"]
+
+
+def test_a_slow_answer_passes_through(
+    guard: Guard, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has no length and does not end soon goes to the client as it comes, and is not kept."""
+    monkeypatch.setattr("oncely.http.asgi.HELD_S", 0.01)
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(start())
+        await send(body(b"a", more=True))
+        await wait_until_async(lambda: any(event.get("body") == b"a" for event in sent))
+        await send(body(b"b"))
+
+    assert ask(guard(app), sent=sent).body == b"ab"
+    [record] = ledger.scan()
+    assert record.state is State.COMPLETED
+    assert "not_kept" in record.result
 
 
 def test_an_answer_in_many_pieces_costs_what_its_length_costs(guard: Guard) -> None:
@@ -359,18 +326,9 @@ def test_work_in_the_background_follows_the_answer(guard: Guard, ledger: Ledger)
         seen.append((states(ledger), reply_of(sent).body))
         raise ValueError("in the background")
 
-    async def asked() -> None:
-        async def receive() -> Any:
-            return {"type": "http.request"}
-
-        async def send(event: Any) -> None:
-            sent.append(event)
-
-        await guarded(keyed(), receive, send)
-
     guarded = guard(app)
     with pytest.raises(ValueError, match="in the background"):
-        asyncio.run(asked())
+        ask(guarded, sent=sent)
     assert seen == [([State.COMPLETED], b"done")]
     assert ask(guarded).is_replayed
 
@@ -390,13 +348,67 @@ def test_one_of_many_at_once_runs(guard: Guard) -> None:
     guarded = guard(app)
     replies = asyncio.run(many())
     assert len(calls) == 1
-    assert [reply.status for reply in replies if reply.status != 409 and not reply.is_replayed] == [
-        201
-    ]
+    first = [reply for reply in replies if reply.status != 409 and not reply.is_replayed]
+    assert [reply.status for reply in first] == [201]
     assert {reply.status for reply in replies} <= {201, 409}
 
 
-# ---- What is not a request ---------------------------------------------------------------------
+# ---- Other middleware --------------------------------------------------------------------------
+
+
+def serving(endpoint: Any) -> Starlette:
+    """An application of one endpoint."""
+    return Starlette(routes=[Route("/orders", endpoint, methods=["POST"])])
+
+
+def test_a_short_stream_is_kept(guard: Guard) -> None:
+    """What ends at once may have been taken apart by a middleware, and is kept as a whole."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (b"a", b"b"):
+            yield piece
+
+    async def pay(_: Request) -> Response:
+        return StreamingResponse(pieces())
+
+    app = guard(serving(pay))
+    assert [ask(app).body, ask(app).body, ask(app).is_replayed] == [b"ab", b"ab", True]
+
+
+@pytest.mark.parametrize("is_outside", [True, False])
+def test_beside_other_middleware(guard: Guard, is_outside: bool) -> None:
+    """What compresses answers, or takes them apart, may stand on either side."""
+
+    async def pay(_: Request) -> Response:
+        return JSONResponse({"paid": "x" * 2_000}, 201)
+
+    async def passing(request: Request, call_next: Any) -> Response:
+        answer: Response = await call_next(request)
+        return answer
+
+    app: Any = serving(pay)
+    if is_outside:
+        app = guard(app)
+    app = GZipMiddleware(BaseHTTPMiddleware(app, passing), minimum_size=100)
+    if not is_outside:
+        app = guard(app)
+    post = asgi_client(app)
+    first, second = (post(fields=[("Accept-Encoding", "gzip")]) for _ in range(2))
+    assert gzip.decompress(first.body) == b'{"paid":"' + b"x" * 2_000 + b'"}'
+    assert second.body == first.body
+    assert second.is_replayed
+    assert second.value_of("content-encoding") == "gzip"
+
+
+def test_a_mounted_application(guard: Guard, ledger: Ledger) -> None:
+    """The path counts from the root of the server, wherever the middleware stands."""
+
+    async def pay(_: Request) -> Response:
+        return JSONResponse({})
+
+    post = asgi_client(Starlette(routes=[Mount("/v1", guard(serving(pay)))]))
+    assert post(path="/v1/orders").status == 200
+    assert ledger.find(Key("api", "POST /v1/orders  k")) is not None
 
 
 @pytest.mark.parametrize("kind", ["websocket", "lifespan"])
