@@ -366,26 +366,3 @@ def test_no_transaction_to_join(ledger: Ledger, redis_url: str) -> None:
     for each in (ledger, open_ledger(redis_url)):
         with pytest.raises(ConfigError, match="transaction: a ledger in"), each.transaction(None):
             pass
-
-
-def test_store_without_transactions(redis_url: str) -> None:
-    """In Redis nothing is deferred and no step is kept; whoever tries is told, and all else is
-    as anywhere.
-    """
-    ledger = open_ledger(redis_url)
-    claim = granted(ledger.claim(ONE))
-    for call in (
-        lambda: ledger.handled(claim, None, [deferred(ONE, "a")]),
-        lambda: ledger.keep_step(claim, "charge", 1),
-        lambda: ledger.mailbox.take(10, "30s"),
-    ):
-        with pytest.raises(ConfigError, match="Redis has no transactions"):
-            call()
-    assert (ledger.mailbox.deferred(ONE), ledger.steps(ONE)) == ([], {})
-    ledger.handled_many([claim], ["kept"], [[]])
-    ledger.mailbox.finish([ONE])
-    record = ledger.find(ONE)
-    assert record is not None
-    assert (record.state, record.result) == (State.COMPLETED, "kept")
-    ledger.forget(ONE)
-    assert ledger.find(ONE) is None
