@@ -1,7 +1,7 @@
 """The adapter for FastStream: a broker's subscribers on a real RabbitMQ."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from faststream.rabbit import (
     RabbitQueue,
     TestRabbitBroker,
 )
+from sqlalchemy import NullPool
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from tests.conditions import LIMIT_S, wait_until_async
 from tests.integration.adapting import (
@@ -60,6 +61,27 @@ def left(url: str) -> tuple[int, int]:
     return waiting(url, "work"), waiting(url, "dead")
 
 
+Until = Callable[[], object]
+
+
+def deliver(broker: RabbitBroker, until: Until, *ids: str) -> None:
+    """Let the broker work until it is so, with a message of each of these ids as its body, too."""
+
+    async def run() -> None:
+        async with broker:
+            await broker.start()
+            for message_id in ids:
+                await broker.publish(message_id, "work", message_id=message_id)
+            await wait_until_async(until)
+
+    asyncio.run(run())
+
+
+def ends(ledger: Ledger, state: State) -> Until:
+    """Whether the message "a" has come to this state."""
+    return lambda: (r := ledger.find(Key("shop.charge", "a"))) and r.state is state
+
+
 def test_duplicates(url: str, ledger: Ledger) -> None:
     """Of three deliveries one is handled; nothing is published for the others, and all are
     acknowledged.
@@ -78,18 +100,13 @@ def test_duplicates(url: str, ledger: Ledger) -> None:
     async def answer(body: str) -> None:
         answers.append(body)
 
-    async def run() -> None:
-        async with broker:
-            await broker.start()
-            for message_id in ("a", "a", "b", "a"):
-                await broker.publish(f"order {message_id}", "work", message_id=message_id)
-            key = Key("shop.charge", "a")
-            await wait_until_async(lambda: (r := ledger.find(key)) and r.duplicates == 2)
-            await wait_until_async(lambda: len(answers) == 2)
+    def is_through() -> bool:
+        record = ledger.find(Key("shop.charge", "a"))
+        return record is not None and record.duplicates == len(answers) == 2
 
-    asyncio.run(run())
-    assert sorted(handled) == ["order a", "order b"]
-    assert sorted(answers) == ["receipt for order a", "receipt for order b"]
+    deliver(broker, is_through, "a", "a", "b", "a")
+    assert sorted(handled) == ["a", "b"]
+    assert sorted(answers) == ["receipt for a", "receipt for b"]
     assert left(url) == (0, 0)
 
 
@@ -157,13 +174,7 @@ def test_failures(url: str, ledger: Ledger) -> None:
         if len(handled) == 1:
             raise ValueError("no such account")
 
-    async def run() -> None:
-        async with broker:
-            await broker.start()
-            await broker.publish("order", "work", message_id="a")
-            await wait_until_async(lambda: len(handled) == 2)
-
-    asyncio.run(run())
+    deliver(broker, lambda: len(handled) == 2, "a")
     assert found(ledger, "shop.charge", "a").attempts == 2
     assert left(url) == (0, 0)
 
@@ -200,17 +211,8 @@ def test_backoff(
         if len(times) <= fails:
             raise error
 
-    def is_over() -> bool:
-        record = ledger.find(Key("shop.charge", "a"))
-        return record is not None and (record.state is State.COMPLETED or waiting(url, "dead") > 0)
-
-    async def run() -> None:
-        async with broker:
-            await broker.start()
-            await broker.publish("order", "work", message_id="a")
-            await wait_until_async(is_over)
-
-    asyncio.run(run())
+    is_done = ends(ledger, State.COMPLETED)
+    deliver(broker, lambda: is_done() or waiting(url, "dead"), "a")
     waited_s = [later - earlier for earlier, later in pairwise(times)]
     assert all(waited >= delay for waited, delay in zip(waited_s, (60, 300), strict=False))
     assert redelivered == [False] * runs
@@ -233,17 +235,7 @@ def test_stopped_while_it_waits(url: str, ledger: Ledger) -> None:
     async def charge(body: str) -> None:
         raise ValueError("no such account")
 
-    def has_failed() -> bool:
-        record = ledger.find(Key("shop.charge", "a"))
-        return record is not None and record.state is State.FAILED
-
-    async def run() -> None:
-        async with broker:
-            await broker.start()
-            await broker.publish("order", "work", message_id="a")
-            await wait_until_async(has_failed)
-
-    asyncio.run(run())
+    deliver(broker, ends(ledger, State.FAILED), "a")
     assert left(url) == (1, 0)
 
 
@@ -255,17 +247,7 @@ def test_acknowledged_by_the_handler(url: str, ledger: Ledger) -> None:
     async def charge(body: str) -> None:
         raise AckMessage
 
-    def is_done() -> bool:
-        record = ledger.find(Key("shop.charge", "a"))
-        return record is not None and record.state is State.COMPLETED
-
-    async def run() -> None:
-        async with broker:
-            await broker.start()
-            await broker.publish("order", "work", message_id="a")
-            await wait_until_async(is_done)
-
-    asyncio.run(run())
+    deliver(broker, ends(ledger, State.COMPLETED), "a")
     assert left(url) == (0, 0)
 
 
@@ -280,7 +262,7 @@ def test_transaction(url: str, bank: Bank) -> None:
     """Rows and records are stored together or not at all: a handler that fails after it has written
     leaves no row, and its try is recorded; a duplicate writes nothing.
     """
-    engine = create_async_engine(bank.engine.url)
+    engine = create_async_engine(bank.engine.url, poolclass=NullPool)
     policy = Policy(tries=2, backoff="10ms")
     once = once_middleware(
         bank.ledger, "shop", policy=policy, transaction=async_sessionmaker(engine)
@@ -295,15 +277,7 @@ def test_transaction(url: str, bank: Bank) -> None:
         if body == "poison" or runs.count(body) < 2:
             raise ValueError("no such account")
 
-    async def run() -> None:
-        async with broker:
-            await broker.start()
-            for message_id in ("order", "order", "poison"):
-                await broker.publish(message_id, "work", message_id=message_id)
-            await wait_until_async(lambda: waiting(url, "dead"))
-        await engine.dispose()
-
-    asyncio.run(run())
+    deliver(broker, lambda: waiting(url, "dead"), "order", "order", "poison")
     assert runs == ["order", "order", "poison", "poison"]
     assert bank.rows() == ["order 2"]
     order = found(bank.ledger, "shop.charge", "order")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.conformance.conftest import url_of
-from tests.integration.lines import REFUSES, line_to
+from tests.integration.lines import line_to
 from tests.integration.test_auditing import aside, failed, in_doubt, the
 from tests.records import granted
 
@@ -226,25 +226,6 @@ def test_killed_before_the_counts(
 # ---- The ledger is away ------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("hurried")
-def test_away_before_the_entry(postgresql_ledger_url: str) -> None:
-    """The connection is lost when the entry is to be written: the change is refused in one line,
-    and the record is as it was.
-    """
-    with line_to(postgresql_ledger_url) as line:
-        key = Key("billing", "1")
-        line.other.fail(granted(line.other.claim(key)), "no", final=True)
-        before = line.stored(key)
-        assert before is not None
-        line.proxy.cut(b"message_audit", delivers=False, refuses=REFUSES)
-        with pytest.raises(StoreUnavailable) as raised:
-            ops.reset(line.ledger, [before], by="ann")
-        assert str(raised.value).startswith("nothing was changed, as the audit cannot be written: ")
-        assert "\n" not in str(raised.value)
-        assert line.stored(key) == before
-        assert ops.audit(line.other) == []
-
-
 def test_the_reply_to_the_entry_is_lost(postgresql_ledger_url: str) -> None:
     """Nobody knows whether the entry is stored: it is written again, and the change is made. Of two
     entries, the one that belongs to no change has no counts.
@@ -265,19 +246,6 @@ def test_ids_that_are_not_usable(full: Full) -> None:
     with pytest.raises(MessageError):
         ops.run_now(full.ledger, [_WAITS, Key("billing", "a\0")], by="ann")
     assert ops.audit(full.ledger) == []
-
-
-def test_an_error_before_the_first_change(full: Full, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the first one was changed is not known: the entry has no counts, not a 0."""
-
-    def away(*_: object, **__: object) -> None:
-        raise StoreUnavailable("gone")
-
-    monkeypatch.setattr(full.ledger, "reset", away)
-    with pytest.raises(StoreUnavailable, match="gone; 0 of 1 were changed before that"):
-        ops.reset(full.ledger, [full.failed], by="ann")
-    [entry] = ops.audit(full.ledger)
-    assert (entry.chosen, entry.changed, entry.refused) == (1, None, None)
 
 
 def test_a_mistake_is_no_doubt(full: Full) -> None:

@@ -42,6 +42,7 @@ BAD_METADATA: dict[str, Any] = {
     "NaN": {"a": float("nan")},
     "infinity": {"a": float("inf")},
     "itself": {},
+    "deep": {"a": reduce(_nested, range(31), 0)},
 }
 BAD_METADATA["itself"]["a"] = BAD_METADATA["itself"]
 GOOD_METADATA: dict[str, Any] = {
@@ -52,7 +53,7 @@ GOOD_METADATA: dict[str, Any] = {
 BAD_FINGERPRINTS: dict[str, Any] = {
     "too long": "f" * 65,
     "empty": "",
-    "NUL": "a\0",
+    "NUL in a fingerprint": "a\0",
     "no ASCII": "ä",
     "bytes": b"f",
 }
@@ -86,11 +87,18 @@ def test_bad_ids(ledger: Ledger, bad: Any) -> None:
     assert ledger.counts() == {}
 
 
-@pytest.mark.parametrize("bad", BAD_METADATA.values(), ids=BAD_METADATA)
-def test_bad_metadata(ledger: Ledger, bad: Any) -> None:
-    """Metadata that not every store can keep is a MessageError."""
+@pytest.mark.parametrize(
+    ("what", "bad"),
+    [
+        *(("metadata", bad) for bad in BAD_METADATA.values()),
+        *(("fingerprint", bad) for bad in BAD_FINGERPRINTS.values()),
+    ],
+    ids=[*BAD_METADATA, *BAD_FINGERPRINTS],
+)
+def test_what_not_every_store_can_keep(ledger: Ledger, what: str, bad: Any) -> None:
+    """Such metadata, or such a fingerprint, is a MessageError."""
     with pytest.raises(MessageError):
-        ledger.claim(KEY, metadata=bad)
+        ledger.claim(KEY, **{what: bad})
     assert ledger.counts() == {}
 
 
@@ -101,14 +109,6 @@ def test_odd_metadata(ledger: Ledger) -> None:
         key = Key("billing", name)
         assert granted(ledger.claim(key, metadata=good)).record.metadata == good
         assert _found(ledger, key).metadata == good
-
-
-@pytest.mark.parametrize("bad", BAD_FINGERPRINTS.values(), ids=BAD_FINGERPRINTS)
-def test_bad_fingerprints(ledger: Ledger, bad: Any) -> None:
-    """A fingerprint that not every store can keep is a MessageError."""
-    with pytest.raises(MessageError):
-        ledger.claim(KEY, fingerprint=bad)
-    assert ledger.counts() == {}
 
 
 @on_each_store
@@ -127,15 +127,6 @@ def test_odd_results(ledger: Ledger) -> None:
         outcome = ledger.claim(key)
         assert isinstance(outcome, Duplicate)
         assert outcome.record.result == result
-
-
-def test_results_that_are_no_json(ledger: Ledger) -> None:
-    """A result that is not JSON is a MessageError, and the claim stays."""
-    claim = granted(ledger.claim(KEY))
-    for bad in (object(), float("nan"), {1, 2}):
-        with pytest.raises(MessageError):
-            ledger.complete(claim, bad)
-    assert _found(ledger).state is State.PROCESSING
 
 
 @on_each_store

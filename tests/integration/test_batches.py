@@ -16,7 +16,7 @@ from tests.records import granted
 from oncely import open_ledger
 from oncely._util import sqlite_files
 from oncely.core.commands import Busy, Written
-from oncely.core.errors import ConfigError, MessageError, ReplyLost, StoreError, StoreUnavailable
+from oncely.core.errors import ReplyLost, StoreError, StoreUnavailable
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.stores.sql import SqlStore
@@ -54,33 +54,6 @@ def test_result_that_no_statement_holds(mysql_url: str) -> None:
             ledger.complete(claim, "x" * 17_000_000)
         assert not isinstance(raised.value, StoreUnavailable)
         ledger.complete(claim, "shorter")
-
-
-@pytest.mark.parametrize("wrong", ["a.b", "é", "x" * 64, "", 'a"b', "1a"])
-@pytest.mark.parametrize("url", ["memory://", "sqlite:///l.db", "redis://127.0.0.1:1/0"])
-def test_names_are_checked_alike(url: str, wrong: str) -> None:
-    """What is not a name for a table is none on any store, whether it has tables or not."""
-    with pytest.raises(ConfigError, match="table: "):
-        open_ledger(url, table=wrong)
-
-
-def test_deep_metadata() -> None:
-    """Metadata deeper than every database takes is a MessageError."""
-    deep: dict[str, object] = {}
-    for _ in range(31):
-        deep = {"a": deep}
-    with pytest.raises(MessageError, match="levels deep"):
-        open_ledger("memory://").claim(Key("c", "1"), metadata=deep)
-
-
-def test_as_many_results_as_claims() -> None:
-    """A result too few, or too many, is an error and completes nothing."""
-    ledger = open_ledger("memory://")
-    claims = [granted(o) for o in ledger.claim_many([key_of(n) for n in range(2)])]
-    for results in ([1], [1, 2, 3]):
-        with pytest.raises(ValueError, match="zip"):
-            ledger.complete_many(claims, results)
-    assert set(ledger.counts()) == {(key_of(0).consumer, State.PROCESSING)}
 
 
 @pytest.mark.parametrize("broken_off_by", [KeyboardInterrupt, RuntimeError])
@@ -148,12 +121,3 @@ def test_connections_that_always_break(meddling: MeddlingStore) -> None:
     with pytest.raises(StoreUnavailable, match="gone"):
         Ledger(meddling).claim(key_of(0))
     assert meddling.calls.count("insert") == 3
-
-
-@pytest.mark.parametrize(("kind", "at_once"), [("sqlite", 1), ("postgresql", 2), ("mysql", 2)])
-def test_batches_side_by_side(
-    kind: str, at_once: int, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    """Servers work on two batches of single calls at once; a file has one writer."""
-    with closing(open_ledger(url_of(kind, request, tmp_path))) as ledger:
-        assert ledger._store.batches_at_once == at_once

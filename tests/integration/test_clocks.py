@@ -11,8 +11,8 @@ from tests.integration.misled import CONSUMER, Worker, misled_worker
 from tests.records import granted
 
 from oncely._util.clock import undo_passing
-from oncely.core.commands import Busy, Granted
-from oncely.core.record import Claim, Key
+from oncely.core.commands import Busy
+from oncely.core.record import Key
 from oncely.ledger import Ledger, open_ledger
 from oncely.testing import pass_time
 
@@ -31,64 +31,6 @@ def ledger(url: str) -> Iterator[Ledger]:
     """The ledger of a worker whose clock is right."""
     with closing(open_ledger(url)) as ledger:
         yield ledger
-
-
-# ---- time.time is wrong ------------------------------------------------------------------------
-
-
-@pytest.fixture(params=[_HOURS_S, -_HOURS_S], ids=["ahead", "behind"])
-def misled(request: pytest.FixtureRequest, url: str) -> Iterator["Misled"]:
-    """A worker for whom time.time is two hours off, one way or the other."""
-    with closing(open_ledger(url)) as ledger:
-        yield Misled(ledger, request.param)
-
-
-class Misled:
-    """A ledger for whose calls the process's clock is wrong."""
-
-    def __init__(self, ledger: Ledger, off_s: float) -> None:
-        self._ledger = ledger
-        self._off_s = off_s
-
-    def claim(self, message_id: str, lease: str) -> object:
-        with pytest.MonkeyPatch.context() as patch:
-            self._mislead(patch)
-            return self._ledger.claim(Key(CONSUMER, message_id), lease)
-
-    def extend(self, claim: Claim, lease: str) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            self._mislead(patch)
-            self._ledger.extend(claim, lease)
-
-    def _mislead(self, patch: pytest.MonkeyPatch) -> None:
-        right, right_ns = time.time, time.time_ns
-        patch.setattr(time, "time", lambda: right() + self._off_s)
-        patch.setattr(time, "time_ns", lambda: right_ns() + int(self._off_s * 1e9))
-
-
-@pytest.mark.parametrize("kind", SHARED)
-def test_wrong_time_takes_nothing_early(ledger: Ledger, misled: Misled) -> None:
-    """What another holds is busy for a worker whose clock is wrong."""
-    granted(ledger.claim(Key(CONSUMER, "1"), "60s"))
-    assert isinstance(misled.claim("1", "60s"), Busy)
-
-
-@pytest.mark.parametrize("kind", SHARED)
-def test_wrong_time_holds_no_longer(ledger: Ledger, misled: Misled) -> None:
-    """What a worker with a wrong clock holds is its own for the lease, and no longer."""
-    outcome = misled.claim("1", "60s")
-    assert isinstance(outcome, Granted)
-    _check_ends(ledger, "1", in_s=60)
-    misled.extend(outcome.claim, "90s")
-    _check_ends(ledger, "1", in_s=90)
-
-
-@pytest.mark.parametrize("kind", SHARED)
-def test_wrong_time_sees_the_end(ledger: Ledger, misled: Misled) -> None:
-    """What another held is granted to a worker with a wrong clock as soon as the lease is over."""
-    granted(ledger.claim(Key(CONSUMER, "1"), "100ms"))
-    wait_until(lambda: isinstance(misled.claim("1", "60s"), Granted))
-    _check_ends(ledger, "1", in_s=60)
 
 
 # ---- The worker's machine is wrong -------------------------------------------------------------

@@ -18,7 +18,6 @@ from oncely.once import once
 from oncely.stores.sql.sql_store import SqlStore
 from oncely.testing import at_once
 
-_LEDGERS = 5
 _KINDS = ("memory", "sqlite", "postgresql", "mysql", "redis")
 
 
@@ -46,16 +45,6 @@ def use(ledger: Ledger, number: int) -> None:
     asyncio.run(mail_all())
     at_once(3, lambda n: charge(1_000_000 + number * 100 + n))
     ledger.mailbox.wait(timedelta(milliseconds=1))
-
-
-def test_threads_end(url: str) -> None:
-    """When a ledger that was used is closed, no thread of it is left."""
-    before = set(threading.enumerate())
-    for number in range(_LEDGERS):
-        with closing(open_ledger(url)) as ledger:
-            use(ledger, number)
-            assert set(threading.enumerate()) - before
-        assert set(threading.enumerate()) <= before
 
 
 def test_closed_and_used_again(url: str) -> None:
@@ -120,28 +109,6 @@ def test_connections_at_work_end(sql_ledger: Ledger, is_closed: bool) -> None:
             store._engine.dispose()
         assert len(opened) == 1
         assert not closed
-    assert opened == closed
-
-
-def test_connections_given_back_meanwhile_end(
-    sql_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So is one that is given back while the others are closed, and after they were looked for."""
-    opened, closed = _watched(sql_ledger)
-    store = sql_ledger._store
-    assert isinstance(store, SqlStore)
-    pool = store._engine.pool
-    dispose = pool.dispose
-    with ExitStack() as at_work:
-        at_work.enter_context(store._connected())
-
-        def disposed() -> None:
-            dispose()
-            at_work.close()
-
-        monkeypatch.setattr(pool, "dispose", disposed)
-        sql_ledger.close()
-    assert len(opened) == 1
     assert opened == closed
 
 

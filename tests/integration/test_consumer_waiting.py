@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -11,19 +10,15 @@ from pathlib import Path
 
 import pika
 import pytest
-from sqlalchemy import create_engine, text
 from tests import amqp
 from tests.conditions import wait_until
 from tests.servers import Rabbitmq
 
 from oncely import Consumer, Message, Policy, Unrecoverable, open_ledger, open_transport
-from oncely.core.record import Key
-from oncely.core.waiting import WaitingMessage, digest, retries_of, retry_name
 from oncely.ledger import Ledger
 from oncely.transports.transport import Delivery, Transport
 
 QUEUE = "orders"
-_MANY = 2_000
 
 _WORKER = """
 import os, signal, sys
@@ -145,61 +140,7 @@ def test_order_over_the_end_of_a_worker(
     assert [*dict.fromkeys(ran()[1:])] == ["m1", "m2", "m3", "m4"]
 
 
-# ---- Many that wait ----------------------------------------------------------------------------
-
-
-def test_many_that_wait_delay_nobody(
-    rabbitmq_url: str, ledger_url: str, transport: Transport
-) -> None:
-    """However many wait for long, one that is due soon comes before them."""
-    ran: list[str] = []
-    with closing(open_ledger(ledger_url)) as ledger:
-        ledger.mailbox.keep([_waiting(f"late{n}", 600.0) for n in range(_MANY)])
-        consumer = Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c").backoff("100ms")
-
-        def handle(message: Message) -> None:
-            ran.append(message.id)
-            if len(ran) == 1:
-                raise ValueError("not yet")
-
-        with at_work(consumer, handle):
-            transport.publish(QUEUE, [Message("soon", b"{}")])
-            wait_until(lambda: len(ran) == 2)
-        assert ran == ["soon", "soon"]
-        assert ledger.mailbox.backlog(retries_of("c")).waiting == _MANY
-
-
-def _waiting(message_id: str, delay_s: float) -> WaitingMessage:
-    queue, message = retries_of("c"), Message(message_id, b"{}")
-    name = retry_name(queue)
-    lane = digest(queue, message_id)
-    parent = Key("c", message_id)
-    return WaitingMessage(
-        message_id, "", message, parent, delay_s=delay_s, queue=queue, name=name, lane=lane
-    )
-
-
 # ---- Receivers that share, and nobody who remembers ---------------------------------------------
-
-
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-def test_one_at_a_time(rabbitmq_url: str, queue_type: str) -> None:
-    """With a prefetch of 1, one whose handler hangs holds one message: another has the rest."""
-    url = f"{rabbitmq_url}?prefetch=1&queue_type={queue_type}"
-    hangs, goes_on = threading.Event(), threading.Event()
-
-    def hang(_: Message) -> None:
-        hangs.set()
-        assert goes_on.wait(60)
-
-    handled: list[str] = []
-    with closing(open_transport(url)) as transport:
-        transport.publish(QUEUE, [Message(str(n)) for n in range(20)])
-    with at_work(Consumer(url, QUEUE), hang):
-        assert hangs.wait(60)
-        with at_work(Consumer(url, QUEUE), lambda message: handled.append(message.id)):
-            wait_until(lambda: len(handled) == 19)
-        goes_on.set()
 
 
 @pytest.mark.parametrize(("queue_type", "memory"), [("quorum", None), ("classic", "redis_url")])
@@ -329,50 +270,6 @@ def test_what_is_refused_holds_up_nobody(
     assert all("no queue takes it" in str(each.reason) for each in aside)
 
 
-def test_what_fits_no_more_holds_up_nobody(
-    rabbitmq_url: str, ledger: Ledger, transport: Transport
-) -> None:
-    """A message whose headers just fit is retried and given up as any; its copy for the error
-    queue, which has more of them, is set aside, and the copies of others are sent.
-    """
-    transport.subscribe("errors", [])
-    large = {"n" * 255: "x", "large": "x" * 130_600}
-    transport.publish(QUEUE, [Message("large", b"{}", headers=large), Message("small", b"{}")])
-
-    def fail(message: Message) -> None:
-        raise ValueError("x" * 2_000)
-
-    policy = Policy(tries=2, backoff="50ms")
-    consumer = Consumer(rabbitmq_url, QUEUE).idempotent(ledger, "c", policy=policy)
-    with at_work(consumer.error_queue("errors"), fail):
-        wait_until(lambda: len([*ledger.dead("c")]) == 2)
-        [copy] = transport.receive("errors", 1, 60.0)
-        wait_until(lambda: ledger.mailbox.backlog().set_aside == 1)
-        transport.publish(QUEUE, [Message("later", b"{}")])
-        wait_until(lambda: len([*ledger.dead("c")]) == 3)
-    assert copy.message.id == "small"
-    [aside] = ledger.mailbox.listed("send", 9, is_set_aside=True)
-    assert (aside.destination, aside.parent.message_id) == ("errors", "large")
-    assert "over the limit" in str(aside.reason)
-    letters = {each.key.message_id: each for each in ledger.dead("c")}
-    assert letters["large"].message.headers == large
-    assert letters["large"].attempts == 2
-
-
-def test_what_is_too_large_is_a_dead_letter(
-    rabbitmq_url: str, ledger: Ledger, transport: Transport
-) -> None:
-    """What is over the consumer's limit is set aside unseen, whole, and the next is handled."""
-    transport.publish(QUEUE, [Message("large", b"x" * 11), Message("small", b"x" * 10)])
-    ran: list[str] = []
-    consumer = Consumer(f"{rabbitmq_url}?max_bytes=10", QUEUE).idempotent(ledger, "c")
-    consumer.consume(lambda message: ran.append(message.id), drain=True)
-    [letter] = ledger.dead("c")
-    assert ran == ["small"]
-    assert letter.message == Message("large", b"x" * 11)
-    assert "body of 11 bytes is over the limit of 10" in letter.reason
-
-
 def test_stopped_while_the_broker_is_blocked(private_rabbitmq: Rabbitmq, ledger: Ledger) -> None:
     """Under a memory alarm messages are received, acknowledged, tried again and set aside, whatever
     handlers and dead letters send; and a consumer that is stopped ends within its grace.
@@ -408,25 +305,3 @@ def test_stopped_while_the_broker_is_blocked(private_rabbitmq: Rabbitmq, ledger:
         wait_until(lambda: transport.is_drained(QUEUE))
     # What was not sent waits in the ledger, for any relay.
     assert ledger.mailbox.backlog().waiting == 33
-
-
-# ---- The transaction of whoever sends ----------------------------------------------------------
-
-
-def test_send_from_anywhere(postgresql_url: str, ledger: Ledger) -> None:
-    """What is sent in a transaction waits once that is committed, and never where it is not."""
-    engine = create_engine(postgresql_url.replace("postgresql://", "postgresql+psycopg://"))
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE orders (id text)"))
-    for number in range(4):
-        with engine.connect() as connection:
-            with ledger.transaction(connection) as inbox:
-                connection.execute(text("INSERT INTO orders VALUES (:id)"), {"id": str(number)})
-                inbox.send("mails", {"order": number}, key="k")
-            connection.commit() if number % 2 else connection.rollback()
-    sent = [each.message for each in ledger.mailbox.listed("send", 9)]
-    assert [(message.body, message.key) for message in sent] == [
-        (b'{"order": 1}', "k"),
-        (b'{"order": 3}', "k"),
-    ]
-    engine.dispose()

@@ -9,13 +9,12 @@ from threading import Event
 import pytest
 from sqlalchemy.event import listen
 from tests.conditions import LIMIT_S, wait_until
-from tests.integration.drivers import Psycopg
 from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql
 from tests.records import granted
 
-from oncely.core.commands import Busy, Duplicate, Fenced, Granted, Written
+from oncely.core.commands import Duplicate, Granted, Written
 from oncely.core.errors import StoreError, StoreUnavailable
-from oncely.core.record import Claim, Key, State
+from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.sql import SqlStore, batches
 from oncely.testing import at_once
@@ -193,22 +192,6 @@ def _winning(other: Other) -> Iterator[None]:
     yield
 
 
-def test_batch_that_lost_altogether(ledger: Ledger) -> None:
-    """A batch whose claims have all been overtaken changes nothing, and its owner is told."""
-    old = [granted(outcome) for outcome in ledger.claim_many([_A, _B], "1ms")]
-    new: list[Claim] = []
-
-    def are_taken_over() -> bool:
-        outcomes = ledger.claim_many([_A, _B])
-        new.extend(outcome.claim for outcome in outcomes if isinstance(outcome, Granted))
-        return len(new) == len(old)
-
-    wait_until(are_taken_over)
-    assert [type(outcome) for outcome in ledger.complete_many(old)] == [Fenced] * 2
-    assert [type(outcome) for outcome in ledger.release_many(old)] == [Fenced] * 2
-    assert [type(outcome) for outcome in ledger.complete_many(new)] == [Written] * 2
-
-
 def test_row_with_an_unknown_status(ledger: Ledger, other: Other) -> None:
     """A row that somebody gave a status of his own is nobody's to claim, and is not counted."""
     ledger.claim(_A)
@@ -217,29 +200,3 @@ def test_row_with_an_unknown_status(ledger: Ledger, other: Other) -> None:
         ledger.claim(_A)
     assert list(ledger.scan()) == []
     assert ledger.counts() == {}
-
-
-# ---- Strict isolation --------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["serializable", "repeatable read"])
-def strict_url(request: pytest.FixtureRequest, psql: Psycopg, postgresql_url: str) -> str:
-    """The URL of a database that isolates transactions more than the ledger needs."""
-    name, isolation = psql.info.dbname, request.param
-    psql.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'")
-    with closing(open_ledger(postgresql_url)) as ledger:
-        ledger.migrate()
-    return postgresql_url
-
-
-def test_serialization_failure(strict_url: str, psql: Psycopg) -> None:
-    """What fails because another was first is done again, and then sees the other."""
-    with closing(open_ledger(strict_url)) as ledger, ThreadPoolExecutor(1) as pool:
-        with psql.transaction():
-            psql.execute(
-                "INSERT INTO processed_messages (message_id, provider, status)"
-                " VALUES ('a', 'billing', 'processing')"
-            )
-            outcome = pool.submit(ledger.claim, _A)
-            OtherOnPostgresql(psql).await_waiters()
-        assert isinstance(outcome.result(LIMIT_S), Busy)

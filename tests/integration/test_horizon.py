@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -14,14 +12,12 @@ from tests.integration.callers import Place
 from tests.integration.test_joining_races import wait_for_waiting
 from tests.records import granted
 
-from oncely.core.commands import ClaimOutcome, Duplicate, Granted, TooOld
+from oncely.core.commands import ClaimOutcome, TooOld
 from oncely.core.errors import ContentionError
 from oncely.core.record import Key
-from oncely.ledger import open_ledger
 
 KEY = Key("billing", "abc-123")
 _RACERS = 6
-_ROUNDS = 10
 _LEVELS: dict[str, list[Any]] = {
     "sqlite": [None],
     "postgresql": ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"],
@@ -170,56 +166,3 @@ def test_purge_waits_for_no_transaction(
             connection.rollback()
         assert isinstance(place.ledger.claim(KEY, sent_at=sent_at), TooOld)
         place.ledger.complete(granted(place.ledger.claim(KEY)))
-
-
-# ---- Many --------------------------------------------------------------------------------------
-
-
-def test_purges_and_claims(place: Place, pool: ThreadPoolExecutor) -> None:
-    """However purges and claims of completed messages meet, in the ledger's own transactions and
-    in the caller's, none is granted again.
-    """
-    ledgers = [open_ledger(place.url) for _ in range(_RACERS)]
-    start = Barrier(_RACERS)
-
-    def purge(number: int) -> list[ClaimOutcome]:
-        start.wait(LIMIT_S)
-        ledgers[number].purge("0s")
-        return []
-
-    def claim(number: int, key: Key, sent_at: float) -> list[ClaimOutcome]:
-        start.wait(LIMIT_S)
-        outcomes: list[ClaimOutcome] = []
-        for turn in count():
-            outcomes.append(_claim(place, ledgers[number], key, sent_at, is_inside=turn % 2 == 1))
-            if turn > 20 or isinstance(outcomes[-1], TooOld):
-                return outcomes
-        raise AssertionError
-
-    for n in range(_ROUNDS):
-        key = Key("billing", str(n))
-        sent_at = place.ledger.now()
-        place.ledger.complete(granted(place.ledger.claim(key, sent_at=sent_at)))
-        racing = [pool.submit(purge, number) for number in range(2)]
-        racing += [pool.submit(claim, number, key, sent_at) for number in range(2, _RACERS)]
-        outcomes = [each for racer in racing for each in racer.result(LIMIT_S)]
-        assert not [each for each in outcomes if not isinstance(each, Duplicate | TooOld)]
-    for ledger in ledgers:
-        ledger.close()
-
-
-def _claim(place: Place, ledger: Any, key: Key, sent_at: float, *, is_inside: bool) -> ClaimOutcome:
-    if not is_inside:
-        return ledger.claim(key, sent_at=sent_at)  # type: ignore[no-any-return]
-    for _ in range(100):
-        try:
-            with place.engine.begin() as connection:
-                connection.execute(text("SELECT count(*) FROM effects")).scalar_one()
-                with ledger.transaction(connection) as inbox:
-                    outcome: ClaimOutcome = inbox.claim(key, sent_at=sent_at)
-                    if isinstance(outcome, Granted):
-                        inbox.complete(outcome.claim)
-            return outcome
-        except ContentionError:
-            pass
-    raise AssertionError("lost a hundred times")

@@ -9,7 +9,6 @@ from tests.integration.callers import Place, opened
 from tests.integration.joiners import engine_on
 from tests.records import granted
 
-from oncely.core.commands import Duplicate
 from oncely.core.errors import ConfigError
 from oncely.core.record import Key, State
 from oncely.engine.transaction import Inbox
@@ -44,20 +43,6 @@ def transact(place: Place, engine: Engine, work: CallersTransaction) -> None:
 def complete(inbox: Inbox, message_id: str) -> None:
     """Handle a message."""
     inbox.complete(granted(inbox.claim(Key("billing", message_id))))
-
-
-@pytest.mark.parametrize(
-    "message_id", ["plain", "it's", "back\\slash", "100%", "%(now)s", "$1", '"größe"', "ключ;--"]
-)
-def test_ids_are_kept_letter_by_letter(place: Place, engine: Engine, message_id: str) -> None:
-    """Whatever stands in the id."""
-    transact(place, engine, lambda inbox, _: complete(inbox, message_id))
-    assert place.find(Key("billing", message_id)).state is State.COMPLETED
-    transact(place, engine, lambda inbox, _: _is_duplicate(inbox, message_id))
-
-
-def _is_duplicate(inbox: Inbox, message_id: str) -> None:
-    assert isinstance(inbox.claim(Key("billing", message_id)), Duplicate)
 
 
 def test_isolation_level(place: Place) -> None:
@@ -111,34 +96,3 @@ def test_error_of_the_first_statement(place: Place, engine: Engine) -> None:
         connection.execute(text("ALTER TABLE elsewhere RENAME TO processed_messages"))
     transact(place, engine, lambda inbox, _: complete(inbox, "abc-123"))
     assert place.find(KEY).state is State.COMPLETED
-
-
-def test_no_plan_reads_the_whole_table(place: Place, engine: Engine) -> None:
-    """A statement whose plan was made, and kept, while the table was small finds records by their
-    key all the same when it has grown.
-    """
-    ids = [f"message-{n}" for n in range(16_000)]
-
-    def window(inbox: Inbox, connection: Connection) -> None:
-        before = connection.execute(_SCANS).scalar_one()
-        chosen = [Key("billing", ids[number[0] + n * 7]) for n in range(20)]
-        outcomes = inbox.claim_many(chosen)
-        assert {type(outcome) for outcome in outcomes} == {Duplicate}
-        scans.append(connection.execute(_SCANS).scalar_one() - before)
-
-    number, scans = [0], list[int]()
-    transact(place, engine, lambda inbox, _: _complete_all(inbox, ids[:200]))
-    for number[0] in range(10):
-        transact(place, engine, window)
-    transact(place, engine, lambda inbox, _: _complete_all(inbox, ids[200:]))
-    scans.clear()
-    transact(place, engine, window)
-    assert scans == [0]
-
-
-_SCANS = text("SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'processed_messages'")
-
-
-def _complete_all(inbox: Inbox, ids: list[str]) -> None:
-    outcomes = inbox.claim_many([Key("billing", message_id) for message_id in ids])
-    inbox.complete_many([granted(outcome) for outcome in outcomes])

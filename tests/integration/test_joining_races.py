@@ -1,17 +1,15 @@
 # ruff: noqa: PT012 - what raises is the block.
 """Transactions that the ledger has joined, and that want the same message at the same time."""
 
-import random
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 from tests.conditions import LIMIT_S, wait_until
 from tests.integration.callers import Place, insertion, opened
 from tests.records import granted
@@ -92,84 +90,44 @@ def test_one_is_granted(place: Place, pool: ThreadPoolExecutor) -> None:
     assert place.find(KEY).duplicates == _RACERS - 1
 
 
-def test_loser_of_one_that_commits(place: Place, pool: ThreadPoolExecutor) -> None:
-    """It waits, and is told of a duplicate."""
+@pytest.mark.parametrize(("end", "outcome"), [("commit", Duplicate), ("rollback", Granted)])
+def test_loser(
+    place: Place, pool: ThreadPoolExecutor, end: str, outcome: type[ClaimOutcome]
+) -> None:
+    """It waits, and is told of a duplicate, or granted the message where that is free again."""
     with holding(place) as connection:
         loser = pool.submit(pay, place, "loser", "before")
         wait_for_waiting(place, 1)
-        connection.commit()
-        assert isinstance(loser.result(LIMIT_S), Duplicate)
+        getattr(connection, end)()
+        assert isinstance(loser.result(LIMIT_S), outcome)
     assert place.rows() == ["before", "loser"]
-
-
-def test_loser_of_one_that_rolls_back(place: Place, pool: ThreadPoolExecutor) -> None:
-    """It waits, and is granted the message."""
-    with holding(place) as connection:
-        loser = pool.submit(pay, place, "loser", "before")
-        wait_for_waiting(place, 1)
-        connection.rollback()
-        assert isinstance(loser.result(LIMIT_S), Granted)
     assert place.find(KEY).state is State.COMPLETED
 
 
-def test_losers_of_one_that_rolls_back(place: Place, pool: ThreadPoolExecutor) -> None:
-    """One of several is granted the message, and none hears of a deadlock: where the server ends
-    a transaction in which nothing else was done yet, it begins again by itself.
+@pytest.mark.parametrize("has_worked", [False, True])
+def test_losers_of_one_that_rolls_back(
+    place: Place, pool: ThreadPoolExecutor, has_worked: bool
+) -> None:
+    """One of several is granted the message. Where the server ends a transaction in which nothing
+    else was done yet, it begins again by itself; what was done before cannot be done again for it,
+    and ends in a ContentionError, if in any.
     """
+
+    def deliver(number: int) -> ClaimOutcome:
+        try:
+            return pay(place, str(number), f"before {number}" if has_worked else None)
+        except ContentionError:
+            assert has_worked
+            return deliver(number)
+
     with holding(place) as connection:
-        losers = [pool.submit(pay, place, str(number)) for number in range(4)]
+        losers = [pool.submit(deliver, number) for number in range(4)]
         wait_for_waiting(place, 4)
         connection.rollback()
         outcomes = [loser.result(LIMIT_S) for loser in losers]
     assert kinds(outcomes) == ["Duplicate"] * 3 + ["Granted"]
-    assert place.rows() == ["0", "1", "2", "3"]
-
-
-def test_losers_that_have_worked_before(place: Place, pool: ThreadPoolExecutor) -> None:
-    """What a transaction did before cannot be done again for it: it ends in a ContentionError, if
-    in any, and the whole of it may be done again.
-    """
-    with holding(place) as connection:
-        losers = [pool.submit(pay, place, str(n), f"before {n}") for n in range(4)]
-        wait_for_waiting(place, 4 if place.kind != "sqlite" else 0)
-        connection.rollback()
-        outcomes = [_again_if_lost(place, n, loser) for n, loser in enumerate(losers)]
-    assert kinds(outcomes) == ["Duplicate"] * 3 + ["Granted"]
-    assert place.rows() == [str(n) for n in range(4)] + [f"before {n}" for n in range(4)]
-
-
-def _again_if_lost(place: Place, number: int, loser: "Future[ClaimOutcome]") -> ClaimOutcome:
-    try:
-        return loser.result(LIMIT_S)
-    except ContentionError:
-        return pay(place, str(number), f"before {number}")
-
-
-def test_windows_of_messages(place: Place, pool: ThreadPoolExecutor) -> None:
-    """Many messages in one transaction, met in different orders: each is handled once."""
-    keys = [Key("billing", f"{n:02}") for n in range(40)]
-
-    def handle(order: list[Key]) -> None:
-        with (
-            place.engine.begin() as connection,
-            place.ledger.transaction(connection) as inbox,
-        ):
-            for key in order:
-                outcome = inbox.claim(key)
-                if isinstance(outcome, Granted):
-                    connection.execute(text(insertion(key.message_id)))
-                    inbox.complete(outcome.claim)
-
-    def deliver(order: list[Key]) -> None:
-        while True:
-            try:
-                handle(order)
-                return
-            except ContentionError:
-                time.sleep(random.uniform(0.0, 0.1))
-
-    list(pool.map(deliver, [keys, keys[::-1]]))
-    assert place.rows() == [key.message_id for key in keys]
+    before = [f"before {n}" for n in range(4)] if has_worked else []
+    assert place.rows() == [str(n) for n in range(4)] + before
 
 
 # ---- What is lost ------------------------------------------------------------------------------
@@ -187,33 +145,6 @@ def test_is_contention(place: Place) -> None:
     with pytest.raises(IntegrityError) as twice, place.engine.begin() as connection:
         connection.execute(text("INSERT INTO once_only VALUES (1)"))
     assert not ledger.is_contention(twice.value)
-
-
-@pytest.mark.parametrize("kind", ["postgresql", "mysql"])
-def test_deadlock_of_the_caller(
-    kind: str, pool: ThreadPoolExecutor, request: pytest.FixtureRequest
-) -> None:
-    """A deadlock between statements of the caller's is one that its transaction lost."""
-
-    def update(order: list[str], start: Barrier) -> None:
-        with place.engine.begin() as connection:
-            for message in order:
-                statement = text("UPDATE effects SET message = message WHERE message = :message")
-                connection.execute(statement, {"message": message})
-                if message == order[0]:
-                    start.wait(LIMIT_S)
-
-    with opened(kind, request) as place:
-        with place.engine.begin() as connection:
-            connection.execute(text("CREATE UNIQUE INDEX by_message ON effects (message)"))
-            for message in ("a", "b"):
-                connection.execute(text(insertion(message)))
-        start = Barrier(2)
-        racers = [pool.submit(update, order, start) for order in (["a", "b"], ["b", "a"])]
-        errors = [racer.exception(LIMIT_S) for racer in racers]
-        [error] = [error for error in errors if error is not None]
-        assert isinstance(error, DBAPIError)
-        assert place.ledger.is_contention(error)
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])

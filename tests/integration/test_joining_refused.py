@@ -33,8 +33,6 @@ KEY = Key("billing", "abc-123")
 OTHER = Key("billing", "def-456")
 _BARE = {"sqlite": by_sqlite3, "postgresql": by_psycopg, "mysql": by_pymysql}
 
-Postgresql = Callable[[], Place]
-
 
 @pytest.fixture
 def sqlite_place(request: pytest.FixtureRequest) -> Any:
@@ -232,19 +230,6 @@ def test_bare_connection_ended_inside(place: Place, end: str) -> None:
     assert place.rows() == []
 
 
-def test_commit_of_a_bare_connection(place: Place) -> None:
-    """What it stores is the claim, and no completion before its time."""
-
-    def work(connection: Any, _: object) -> None:
-        with place.ledger.transaction(connection) as inbox:
-            inbox.claim(KEY, lease="1h")
-            connection.commit()
-
-    with pytest.raises(EndedError):
-        _BARE[place.kind](place, work)
-    assert place.find(KEY).state is State.PROCESSING
-
-
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_django_refuses_itself(kind: str, request: pytest.FixtureRequest) -> None:
     """Inside `atomic` Django lets nobody commit; what it marks for rollback is noticed."""
@@ -332,24 +317,6 @@ def test_savepoint_takes_back_a_completion(with_savepoints: Any) -> None:
     run(work)
     assert place.find(KEY).state is State.PROCESSING
     assert place.find(OTHER).state is State.COMPLETED
-
-
-def test_savepoint_for_each_message(with_savepoints: Any) -> None:
-    """In a window of messages, each within a savepoint, only those that failed come again."""
-    place, run = with_savepoints
-    keys = [Key("billing", str(n)) for n in range(6)]
-
-    def work(inbox: Inbox, savepoint: Callable[[], Any]) -> None:
-        for n, key in enumerate(keys):
-            with suppress(ZeroDivisionError), savepoint():
-                claim = granted(inbox.claim(key))
-                if n % 3 == 0:
-                    raise ZeroDivisionError
-                inbox.complete(claim)
-
-    run(work)
-    done = {key.message_id for key in keys if place.ledger.find(key) is not None}
-    assert done == {"1", "2", "4", "5"}
 
 
 def test_joined_within_a_savepoint(place: Place) -> None:

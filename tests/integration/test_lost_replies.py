@@ -7,7 +7,7 @@ import pytest
 from tests.integration.lines import KEY, MESSAGE_ID, REFUSES, Line
 from tests.records import granted
 
-from oncely.core.commands import Busy, Duplicate
+from oncely.core.commands import Duplicate
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Claim, Key, Record, State
 from oncely.engine.request import new_token
@@ -73,28 +73,6 @@ def test_later_claim_while_the_server_is_away(line: Line, delivers: bool) -> Non
     assert granted(line.other.claim(KEY)).attempts == 2
 
 
-def test_claims_of_many_while_the_server_is_away(line: Line, delivers: bool) -> None:
-    """The same for many at once: each is granted once, and one that stands twice is busy."""
-    keys = [Key("billing", f"message-{n}") for n in range(200)]
-    line.proxy.cut(b"message-100", delivers=delivers, refuses=REFUSES)
-    token = new_token()
-    outcomes = _until_back(
-        lambda: [*line.ledger.claim_many([*keys, keys[3]], "60s", token=token)],
-    )
-    assert isinstance(outcomes.pop(), Busy)
-    for claim in map(granted, outcomes):
-        assert (claim.fence, claim.attempts) == (1, 1)
-        assert _same(line.stored(claim.key), claim.record)
-
-
-def test_release_while_the_server_is_away(line: Line, delivers: bool) -> None:
-    """Whoever repeats a release is told that it is done, and not that the claim was lost."""
-    claim = granted(line.ledger.claim(KEY))
-    line.proxy.cut(_WORD, delivers=delivers, refuses=REFUSES)
-    _until_back(lambda: line.ledger.release(claim))
-    assert line.stored() is None
-
-
 def test_duplicate(line: Line, delivers: bool) -> None:
     """A duplicate is one, and counted at most once."""
     line.other.complete(granted(line.other.claim(KEY)), "kept")
@@ -155,18 +133,6 @@ def test_release_of_a_later_claim(line: Line, delivers: bool) -> None:
     assert record is not None
     assert (record.state, record.attempts, record.fence) == (State.FAILED, 1, 2)
     assert granted(line.ledger.claim(KEY)).fence == 3
-
-
-def test_completions_of_many(line: Line, delivers: bool) -> None:
-    """Of many completions at once each is stored with its own result."""
-    keys = [Key("billing", f"message-{n}") for n in range(200)]
-    claims = [granted(outcome) for outcome in line.ledger.claim_many(keys)]
-    line.proxy.cut(b"message-100", delivers=delivers)
-    line.ledger.complete_many(claims, list(range(200)))
-    found = [line.stored(key) for key in keys]
-    assert [record and (record.state, record.result) for record in found] == [
-        (State.COMPLETED, n) for n in range(200)
-    ]
 
 
 # ---- Looking, and operators --------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tests.conditions import LIMIT_S
 from tests.integration.joiners import as_a_program, engine_on
 from tests.proxy import Proxy
 
-from oncely.core.errors import BusyError, EndedError, MessageError, StoreError
+from oncely.core.errors import EndedError, MessageError, StoreError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
@@ -173,26 +173,6 @@ def test_result_that_is_no_json(bank: Bank) -> None:
     assert bank.record().state is State.FAILED
 
 
-@pytest.mark.parametrize(("end", "rows"), [("commit", 1), ("rollback", 0)])
-def test_function_that_ends_the_transaction(bank: Bank, end: str, rows: int) -> None:
-    """A function that commits, or rolls back, what is not its own is told; what it has stored by
-    itself nobody knows, and its record says so, with the error.
-    """
-
-    @charged(bank)
-    def charge(message: Message, connection: Connection) -> None:
-        insert(connection)
-        getattr(connection, end)()
-
-    with pytest.raises(EndedError):
-        charge(MESSAGE)
-    assert bank.rows() == rows
-    assert (bank.record().state, bank.record().attempts) == (State.PROCESSING, 1)
-    assert ("EndedError" in (bank.record().error or "")) == (end == "rollback")
-    with pytest.raises(BusyError):
-        charge(MESSAGE)
-
-
 @behind_a_pooler_too
 def test_deliveries_at_once(bank: Bank) -> None:
     """Of racing deliveries one does the work; none meets an error, however the locks fall."""
@@ -265,22 +245,6 @@ def test_async(bank: Bank) -> None:
     assert bank.rows() == 1
     assert (bank.record().state, bank.record().attempts) == (State.HANDLED, 2)
     assert len(bank.ledger.mailbox.deferred(bank.record().key)) == 1
-
-
-@pytest.mark.parametrize("bank", ["postgresql"], indirect=True)
-def test_statement_that_failed_unseen(bank: Bank) -> None:
-    """Where a function hides an error after which nothing is stored, it is told so, and fails."""
-
-    @charged(bank)
-    def charge(message: Message, connection: Connection) -> None:
-        insert(connection)
-        with suppress(ProgrammingError):
-            connection.execute(text("SELECT nonsense"))
-
-    with pytest.raises(EndedError, match="a statement has failed"):
-        charge(MESSAGE)
-    assert bank.rows() == 0
-    assert bank.record().state is State.FAILED
 
 
 @pytest.mark.parametrize("bank", ["postgresql"], indirect=True)

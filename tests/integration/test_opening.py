@@ -64,13 +64,6 @@ def test_garbage(url: str) -> None:
         open_ledger(url)
 
 
-@pytest.mark.parametrize("url", ["", "nonsense", "http://host/x", "oracle://host/x", "://"])
-def test_unknown_kind(url: str) -> None:
-    """A URL not of a known kind is refused in one line with examples."""
-    with pytest.raises(ConfigError, match=r"^ledger: .*not of a known kind; write [^\n]*$"):
-        open_ledger(url)
-
-
 @pytest.mark.parametrize("url", ["postgresql://anna@host", "mysql://anna@host/", "postgres://"])
 def test_no_database(url: str) -> None:
     """A URL that names no database is refused in one line."""

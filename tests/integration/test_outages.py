@@ -2,21 +2,18 @@
 
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from threading import Event
 from typing import Any
 
 import psycopg
 import pymysql
 import pytest
-from tests.conditions import LIMIT_S, wait_until
 from tests.integration.drivers import connect_mysql, connect_postgresql, rows_of
 from tests.records import granted
 from tests.servers import MariaDb, Postgresql, Server
 
 from oncely.core.errors import StoreUnavailable
-from oncely.core.record import Key, State
+from oncely.core.record import Key
 from oncely.ledger import open_ledger
 from oncely.stores import retrying
 from oncely.stores.sql import engines
@@ -47,25 +44,6 @@ def test_server_away(server: Server) -> None:
         server.start()
         ledger.complete(claim)
         granted(ledger.claim(_B))
-
-
-def test_server_restarted(server: Server) -> None:
-    """A server that is restarted in the middle costs patience; the program goes on as it is."""
-    with closing(open_ledger(server.url)) as ledger, ThreadPoolExecutor(1) as pool:
-        ledger.migrate()
-        claim = granted(ledger.claim(_A))
-        stopped = Event()
-
-        def restart() -> None:
-            server.stop()
-            stopped.set()
-            server.start()
-
-        restarted = pool.submit(restart)
-        assert stopped.wait(LIMIT_S)
-        wait_until(lambda: _is_available(lambda: ledger.complete(claim)))
-        restarted.result(LIMIT_S)
-        assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
 
 
 def test_too_many_connections(server: Server) -> None:
@@ -108,11 +86,3 @@ def test_server_that_never_answers(kind: str, monkeypatch: pytest.MonkeyPatch) -
         ledger = open_ledger(f"{kind}://anna@127.0.0.1:{port}/x")
         with pytest.raises(StoreUnavailable, match=r"timeout|timed out"):
             ledger.claim(_A)
-
-
-def _is_available(call: Callable[[], object]) -> bool:
-    try:
-        call()
-    except StoreUnavailable:
-        return False
-    return True

@@ -67,19 +67,6 @@ def test_completion(line: Line) -> None:
     assert stored(line).state is State.COMPLETED
 
 
-def test_failure(line: Line) -> None:
-    """So is a failure: it is recorded once."""
-
-    def handle(_: Message) -> None:
-        go_away(line)
-        raise ValueError("no credit")
-
-    report = consumed(line, handle, Policy(lease="2m", tries=1))
-    assert (report.failed, report.dead_lettered) == (1, 1)
-    record = stored(line)
-    assert (record.exhausted, record.attempts, record.error) == (True, 1, "ValueError: no credit")
-
-
 def test_step(line: Line) -> None:
     """A step that has had its effect is kept, however long that takes: it never runs again."""
     debits: list[str] = []

@@ -136,15 +136,6 @@ def test_put_in_a_transaction(url: str, ledger: Ledger, engine: Engine) -> None:
         assert (delivery.message.id, delivery.message.json()) == ("commit", {"to": "anna"})
 
 
-def test_large_bodies(url: str) -> None:
-    """Bodies of many MB come out as they were put in."""
-    body = bytes(range(256)) * 20_000
-    with closing(open_transport(f"{url}?max_bytes=9000000")) as transport:
-        transport.publish(_QUEUE, [Message("1", body), Message("2", body)])
-        deliveries = transport.receive(_QUEUE, 2, LIMIT_S)
-        assert [delivery.message.body == body for delivery in deliveries] == [True, True]
-
-
 def test_two_tables(url: str) -> None:
     """Queues beside two ledgers of one database are apart."""
     with (

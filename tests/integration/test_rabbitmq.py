@@ -10,14 +10,12 @@ from urllib.parse import urlsplit
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.channel import Channel
 from pika.exceptions import ChannelClosedByBroker
 from tests import amqp
 from tests.amqp import Raw
 from tests.conditions import LIMIT_S, wait_until
 from tests.servers import Rabbitmq
 
-from oncely.consumer import Consumer
 from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack, Reject, Requeue
@@ -197,14 +195,6 @@ def test_queue_of_another(transport: Transport, channel: BlockingChannel) -> Non
         channel.queue_declare("theirs.dead", passive=True)
 
 
-def test_classic_queue_of_another(rabbitmq_url: str, channel: BlockingChannel) -> None:
-    """To publish it does not matter of which type a queue is."""
-    channel.queue_declare("theirs", durable=True)
-    with closing(open_transport(rabbitmq_url)) as transport:
-        transport.publish("theirs", [Message("1")])
-    _becomes(channel, "message_count", 1, "theirs")
-
-
 def test_queues_may_not_be_made(
     rabbitmq: Rabbitmq, rabbitmq_url: str, transport: Transport, channel: BlockingChannel
 ) -> None:
@@ -234,16 +224,11 @@ def test_queues_may_not_be_made(
 
 
 def test_long_fields(transport: Transport) -> None:
-    """Fields that are too long for AMQP's properties come out whole."""
-    message = Message("ü" * 255, b"", "t" * 300, {"h": "x" * 10_000}, "s" * 300, key="k" * 300)
-    transport.publish(_QUEUE, [message])
-    [delivery] = _received(transport, 1)
-    assert delivery.message == message
-
-
-def test_headers_that_send_copies(transport: Transport) -> None:
-    """`CC` and `BCC` are a message's like others: RabbitMQ makes nothing of ours."""
-    message = Message("1", headers={"CC": "boss", "BCC": "all", "Cc": "x"})
+    """Fields that are too long for AMQP's properties come out whole; `CC` and `BCC` are headers
+    like others, of which RabbitMQ makes nothing.
+    """
+    headers = {"h": "x" * 10_000, "CC": "boss", "BCC": "all", "Cc": "x"}
+    message = Message("ü" * 255, b"", "t" * 300, headers, "s" * 300, key="k" * 300)
     transport.publish(_QUEUE, [message])
     [delivery] = _received(transport, 1)
     assert delivery.message == message
@@ -320,17 +305,6 @@ def test_queue_deleted_between_publishes(transport: Transport, channel: Blocking
     assert _ids(transport.receive("another", 1, LIMIT_S)) == ["2"]
 
 
-def test_queues_are_declared_once(
-    transport: Transport, channel: BlockingChannel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Publishing again to a queue declares nothing."""
-    transport.publish("another", [Message("1")])
-    declared: list[str] = []
-    monkeypatch.setattr(Channel, "queue_declare", lambda _, queue, **__: declared.append(queue))
-    transport.publish("another", [Message("2")])
-    assert declared == []
-
-
 # ---- Acknowledging in bulk, prefetch -----------------------------------------------------------
 
 
@@ -344,28 +318,6 @@ def test_acknowledged_out_of_order(transport: Transport, rabbitmq_url: str) -> N
     transport.close()
     left = [id_ for n, id_ in enumerate(ids) if n % 3 == 0 and n >= 9 and n != 12]
     assert sorted(_ids(_received(transport, len(left)))) == sorted(left)
-
-
-class _Told:
-    """What RabbitMQ is told to be acknowledged: each time the number, and whether all before it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.acks: list[tuple[int, bool]] = []
-        monkeypatch.setattr(Channel, "basic_ack", self._ack)
-
-    def _ack(self, delivery_tag: int = 0, multiple: bool = False) -> None:
-        self.acks.append((delivery_tag, multiple))
-
-
-def test_told_together(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One word for all below which nothing is left; each word at once, and none of others."""
-    _publish(transport, 30)
-    deliveries = _received(transport, 30)
-    told = _Told(monkeypatch)
-    transport.acknowledge([(delivery, Ack()) for delivery in reversed(deliveries[:20])])
-    transport.acknowledge([(delivery, Ack()) for delivery in deliveries[21:23]])
-    transport.acknowledge([(delivery, Ack()) for delivery in (*deliveries[23:], deliveries[20])])
-    assert told.acks == [(20, True), (22, False), (23, False), (30, True)]
 
 
 @pytest.mark.parametrize("prefetch", [1, 2])
@@ -404,30 +356,6 @@ def test_prefetch_in_bytes(rabbitmq_url: str, channel: BlockingChannel, small: i
         assert len(set(taken)) == len(taken) == small + 100
         assert max((n for at, n in here.items() if at < small - 1_000), default=600) > 500
         assert all(n <= 30 for at, n in here.items() if at > small + 60)
-
-
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-@pytest.mark.parametrize(("number", "size"), [(200, 1_000_000), (600, 250_000)])
-def test_drained_of_large_messages(
-    rabbitmq_url: str, queue_type: str, number: int, size: int
-) -> None:
-    """A consumer that drains a queue ends when it is empty, neither before nor never; all come in
-    their order, each once.
-    """
-    url = f"{rabbitmq_url}?queue_type={queue_type}"
-    with closing(open_transport(url)) as publisher:
-        for first in range(0, number, 50):
-            ids = [str(n) for n in range(first, first + 50)]
-            publisher.publish(_QUEUE, [Message(id_, b"x" * size) for id_ in ids])
-    taken: list[str] = []
-    with ThreadPoolExecutor(1) as thread:
-        consumer = Consumer(url, _QUEUE)
-        running = thread.submit(consumer.consume, lambda each: taken.append(each.id), drain=True)
-        try:
-            running.result(LIMIT_S)
-        finally:
-            consumer.stop()
-    assert taken == [str(n) for n in range(number)]
 
 
 # ---- Topics ------------------------------------------------------------------------------------

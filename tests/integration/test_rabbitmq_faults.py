@@ -4,7 +4,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from threading import Event, Thread
 from typing import Any
@@ -233,19 +232,6 @@ def test_queue_deleted(
     assert transport.is_drained(_QUEUE)
 
 
-def test_receiver_waits_through_a_deletion(rabbitmq_url: str, transport: Transport) -> None:
-    """A receiver that waits while its queue is deleted receives what comes into the next."""
-    assert transport.receive(_QUEUE, 1, 0) == []
-    deliveries: list[Delivery] = []
-    waiting = Thread(target=lambda: deliveries.extend(_received(transport, 1)))
-    waiting.start()
-    with _channel(rabbitmq_url) as channel:
-        channel.queue_delete(_QUEUE)
-    _publish(transport, 1)
-    waiting.join(LIMIT_S)
-    assert _ids(deliveries) == ["0"]
-
-
 def test_memory_alarm(rabbitmq: Rabbitmq, rabbitmq_url: str, open_at: Open) -> None:
     """While the broker has no memory left, to publish fails in time; to receive, to acknowledge,
     to reject and to find a queue drained go on. Afterwards all is well.
@@ -282,25 +268,6 @@ def test_a_broker_that_takes_less(rabbitmq: Rabbitmq, transport: Transport) -> N
     while stored < {"10", "20"}:
         stored |= {*_ids(_received(transport, 1))}
     assert stored == {"10", "20"}
-
-
-def test_closed_while_blocked(rabbitmq: Rabbitmq, rabbitmq_url: str, open_at: Open) -> None:
-    """Whoever is publishing is told at once, and keeps nobody from closing."""
-    transport = open_at(f"{rabbitmq_url}?confirm_timeout=1h")
-    _publish(transport, 1)
-    _received(transport, 1)
-    with _no_memory(rabbitmq), ThreadPoolExecutor(1) as pool:
-
-        def publish() -> None:
-            for _ in range(3):
-                transport.publish("another", [Message("1")])
-
-        publishing = pool.submit(publish)
-        states = "rabbit_networking:connection_info_all([state])"
-        wait_until(lambda: "blocked" in rabbitmq.evaluate(states))
-        transport.close()
-        with pytest.raises(TransportError, match="closed"):
-            publishing.result(LIMIT_S)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import hmac
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -19,7 +19,6 @@ from oncely.core.commands import ClaimOutcome, Granted
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
 from oncely.engine import recording
-from oncely.engine.recording import Recorder
 from oncely.http import github, webhook
 from oncely.ledger import Ledger, open_ledger
 from oncely.lifecycle.handling import Handling
@@ -128,62 +127,16 @@ def test_a_batch_with_duplicates(ledger: Ledger) -> None:
     assert (billing.handled, billing.duplicates, sum(billing.seconds)) == (4, 1, 4)
 
 
-def test_a_thread_that_cannot_be_started(
-    sqlite_ledger_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The claim is granted all the same, and the next call starts the thread."""
-    started = threading.Thread.start
-    with closing(open_ledger(sqlite_ledger_url)) as ledger:
-        tries = []
-
-        def start(thread: threading.Thread) -> None:
-            if thread.name == "recorder":
-                tries.append(thread)
-                if len(tries) == 1:
-                    raise RuntimeError("can't start new thread")
-            started(thread)
-
-        monkeypatch.setattr(threading.Thread, "start", start)
-        granted(ledger.claim(Key("billing", "1")))
-        granted(ledger.claim(Key("billing", "2")))
-        granted(ledger.claim(Key("billing", "3")))
-        assert [thread.is_alive() for thread in tries] == [False, True]
-
-
 def test_seen_soon(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has begun with something is seen before its first beat: if it is killed, people
-    find what it held. One that has nothing yet, such as an application that is imported, tells
-    nothing so early; nor does anybody tell more often for that.
+    find what it held.
     """
-    rounds: list[bool] = []
-    tell, add_up = Recorder.tell, Recorder.add_up
-
-    def noted(call: Callable[[Recorder], None], is_told: bool) -> Callable[[Recorder], None]:
-        def noting(recorder: Recorder) -> None:
-            call(recorder)
-            # Ledgers that other tests share are told of, too.
-            if recorder is ledger.recorder:
-                rounds.append(is_told)
-
-        return noting
-
-    def let_pass(number: int) -> list[bool]:
-        rounds.clear()
-        wait_until(lambda: len(rounds) >= number)
-        return [*rounds]
-
-    monkeypatch.setattr(Recorder, "tell", noted(tell, is_told=True))
-    monkeypatch.setattr(Recorder, "add_up", noted(add_up, is_told=False))
     monkeypatch.setattr(recording, "_ADD_UP_S", 0.01)
     monkeypatch.setattr(recording, "_ROUNDS", 10**9)
     ledger.recorder.works_as("consumer", "billing")
-    assert not any(let_pass(10)[1:])
-    claims = [granted(ledger.claim(Key("billing", f"m{n}"))) for n in range(2)]
-    wait_until(lambda: True in rounds)
-    [worker] = ledger.operations.workers()
-    assert (worker.kind, worker.claims > 0) == ("consumer", True)
-    ledger.complete_many(claims)
-    assert not any(let_pass(10))
+    granted(ledger.claim(Key("billing", "m")))
+    [worker] = wait_until(ledger.operations.workers)
+    assert (worker.kind, worker.claims) == ("consumer", 1)
 
 
 @on_every_database

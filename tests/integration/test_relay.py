@@ -133,13 +133,6 @@ def test_woken(postgresql_url: str, queues: str) -> None:
                 wait_until(lambda: is_through(ledger))
 
 
-@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_a_waiting_relay_stops(ledger: Ledger, queues: str) -> None:
-    """However long a relay would wait, it is soon stopped; also where it listens."""
-    with closing(open_transport(queues)) as queue, running(Relay(ledger, queue, poll="1h")):
-        pass
-
-
 def test_the_database_is_away(private_postgresql: Postgresql, queues: str) -> None:
     """A relay outlives a restart of the database, and sends what comes after it."""
     with (

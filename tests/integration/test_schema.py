@@ -228,13 +228,6 @@ def test_postgresql_schema(postgresql_url: str, key: Key) -> None:
             check_usable(ledger, key)
 
 
-def test_postgresql_schema_by_hand(postgresql_url: str, key: Key) -> None:
-    """The SQL shown creates the schema as well."""
-    with opened(postgresql_url, table="Order", schema="Mine") as ledger:
-        _run(postgresql_url, ledger.migration_sql())
-        check_usable(ledger, key)
-
-
 def test_mysql_schema(mysql_url: str, mysql: PyMysql, key: Key) -> None:
     """On MariaDB a schema is another database; one that is not there is named."""
     other = f"{make_url(mysql_url).database}_other"
@@ -268,20 +261,18 @@ WRONG_NAMES = (
 
 
 @pytest.mark.parametrize("name", [*WRONG_NAMES, 5, b"bytes"])
-@pytest.mark.parametrize("kind", ["postgresql", "mysql", "sqlite"])
-def test_wrong_table_names(kind: str, name: Any, tmp_path: Path) -> None:
-    """A table's name that is no identifier, or too long, is refused in one line."""
-    with pytest.raises(ConfigError, match=r"^table: .*$") as raised:
-        open_ledger(_anywhere(kind, tmp_path), table=name)
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        *((kind, "table") for kind in ("postgresql", "mysql", "sqlite", "memory", "redis")),
+        *((kind, "schema") for kind in ("postgresql", "mysql")),
+    ],
+)
+def test_wrong_names(kind: str, what: str, name: Any, tmp_path: Path) -> None:
+    """A name that is no identifier, or too long, is refused in one line."""
+    with pytest.raises(ConfigError, match=rf"^{what}: .*$") as raised:
+        open_ledger(_anywhere(kind, tmp_path), **{what: name})
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("name", [*WRONG_NAMES, 5, b"bytes"])
-@pytest.mark.parametrize("kind", ["postgresql", "mysql"])
-def test_wrong_schema_names(kind: str, name: Any, tmp_path: Path) -> None:
-    """A schema's name that is no identifier, or too long, is refused in one line."""
-    with pytest.raises(ConfigError, match=r"^schema: .*$"):
-        open_ledger(_anywhere(kind, tmp_path), schema=name)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "memory", "redis"])
@@ -332,7 +323,7 @@ _MYSQL_DRIFTS |= {
     "ALTER TABLE message_steps MODIFY name varchar(255) COLLATE utf8mb4_bin NOT NULL": "name has",
 }
 _ALL_DRIFTS = {
-    f"{_D} DROP COLUMN delay_s": "the column delay_s is missing",
+    f"{_D} DROP COLUMN source": "the column source is missing",
     "DROP TABLE message_steps": "processed_messages: its table message_steps is missing",
     "DELETE FROM processed_messages_version": "is at migration none of 0006; type: oncely migrate",
     "DROP TABLE processed_messages": "there is no table processed_messages; type: oncely migrate",

@@ -9,7 +9,6 @@ from pathlib import Path
 import psycopg
 import pymysql
 import pytest
-import redis
 from sqlalchemy import make_url
 from tests.conditions import wait_until
 from tests.server_fixtures import available
@@ -39,73 +38,6 @@ def connect_mysql(url: str) -> "pymysql.Connection[pymysql.cursors.Cursor]":
         password=at.password or "",
         database=at.database,
     )
-
-
-def test_postgresql_gives_an_empty_database(postgresql_url: str) -> None:
-    """A database of the test's own, in UTF-8, on a server that is durable."""
-    with psycopg.connect(postgresql_url) as connection:
-        tables = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
-        assert tables.fetchone() == (0,)
-        for setting, value in (
-            ("server_encoding", "UTF8"),
-            ("fsync", "on"),
-            ("synchronous_commit", "on"),
-        ):
-            assert connection.execute(f"SHOW {setting}").fetchone() == (value,)
-
-
-def test_mariadb_gives_an_empty_database(mysql_url: str) -> None:
-    """A database of the test's own, in UTF-8, on a server that is durable."""
-    with connect_mysql(mysql_url) as connection, connection.cursor() as cursor:
-        cursor.execute("SHOW TABLES")
-        assert cursor.fetchall() == ()
-        cursor.execute("SELECT @@character_set_database, @@innodb_flush_log_at_trx_commit")
-        assert cursor.fetchone() == ("utf8mb4", 1)
-
-
-def test_redis_gives_an_empty_database(redis_url: str) -> None:
-    """A database that is empty, on a server that keeps what it holds."""
-    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
-        assert client.dbsize() == 0
-        assert client.config_get("appendonly") == {"appendonly": "yes"}
-        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
-
-
-def test_a_killed_postgresql_comes_back_with_its_data(private_postgresql: Postgresql) -> None:
-    """What was committed before a crash is there after it, at the same URL."""
-    url = private_postgresql.url
-    with psycopg.connect(url) as connection:
-        connection.execute("CREATE TABLE kept AS SELECT 17 AS number")
-        connection.commit()
-        private_postgresql.kill()
-        with pytest.raises(psycopg.OperationalError):
-            connection.execute("SELECT 1")
-    with pytest.raises(psycopg.OperationalError):
-        psycopg.connect(url)
-    private_postgresql.start()
-    assert private_postgresql.url == url
-    with psycopg.connect(url) as connection:
-        assert connection.execute("SELECT number FROM kept").fetchone() == (17,)
-
-
-def test_a_killed_mariadb_comes_back_with_its_data(private_mariadb: MariaDb) -> None:
-    """What was committed before a crash is there after it, at the same URL."""
-    with connect_mysql(private_mariadb.url) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE kept AS SELECT 17 AS number")
-        connection.commit()
-    private_mariadb.kill()
-    private_mariadb.start()
-    with connect_mysql(private_mariadb.url) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT number FROM kept")
-        assert cursor.fetchone() == (17,)
-
-
-def test_a_redis_that_is_restarted_has_its_data(private_redis: Redis) -> None:
-    """What was written before a restart is there after it, at the same URL."""
-    with redis.Redis.from_url(private_redis.url) as client:
-        client.set("kept", 17)
-        private_redis.restart()
-        assert client.get("kept") == b"17"
 
 
 @pytest.fixture

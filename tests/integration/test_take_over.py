@@ -8,11 +8,11 @@ import pytest
 from tests.integration.drivers import (
     Psycopg,
     PyMysql,
-    connect_mysql,
     connect_postgresql,
     rows_of,
 )
 from tests.integration.handwritten import TABLE, Service
+from tests.integration.test_schema import _run as run_by_hand
 from tests.records import granted
 
 from oncely.core.commands import Busy, Duplicate
@@ -56,6 +56,17 @@ CREATE TABLE processed_messages (
     UNIQUE(message_id, provider)
 )
 """
+
+
+by_hand_too = pytest.mark.parametrize("by_hand", [False, True], ids=["migrated", "by hand"])
+
+
+def migrate(ledger: Ledger, url: str, *, by_hand: bool) -> None:
+    """By the ledger, or with the SQL that an operator is shown: that does the same."""
+    if by_hand:
+        run_by_hand(url, ledger.migration_sql())
+    else:
+        ledger.migrate()
 
 
 def check_taken_over(ledger: Ledger) -> None:
@@ -107,7 +118,8 @@ def handmade(request: pytest.FixtureRequest, psql: Psycopg, postgresql_url: str)
     return postgresql_url
 
 
-def test_postgresql_table(handmade: str) -> None:
+@by_hand_too
+def test_postgresql_table(handmade: str, *, by_hand: bool) -> None:
     """The service's table becomes the ledger's: rows stay, times come out right in any zone."""
     with closing(open_ledger(handmade)) as ledger:
         with pytest.raises(StoreError, match=r"migrate\(\)"):
@@ -115,17 +127,9 @@ def test_postgresql_table(handmade: str) -> None:
         assert ledger.problems() == [
             "processed_messages is at migration none of 0006; type: oncely migrate"
         ]
-        ledger.migrate()
+        migrate(ledger, handmade, by_hand=by_hand)
         check_taken_over(ledger)
         check_new_messages(ledger)
-
-
-def test_postgresql_table_by_hand(handmade: str) -> None:
-    """The SQL that an operator is shown does the same when it is run by hand."""
-    with closing(open_ledger(handmade)) as ledger:
-        with closing(connect_postgresql(handmade)) as connection:
-            connection.execute(ledger.migration_sql().encode())
-        check_taken_over(ledger)
 
 
 def test_postgresql_service_goes_on(handmade: str) -> None:
@@ -181,29 +185,21 @@ def test_postgresql_table_in_a_schema(postgresql_url: str, psql: Psycopg, id_: s
 # ---- MariaDB -----------------------------------------------------------------------------------
 
 
+@by_hand_too
 @pytest.mark.parametrize(
     ("first", "last"),
     [("", ""), (_NOW, _NOW), (_NOW, _RENEWED), (_RENEWED, "DEFAULT '2000-01-01 00:00:00'")],
     ids=["without defaults", "now", "renewed", "as old servers had it"],
 )
-def test_mysql_table(mysql_url: str, mysql: PyMysql, first: str, last: str) -> None:
+def test_mysql_table(
+    mysql_url: str, mysql: PyMysql, first: str, last: str, *, by_hand: bool
+) -> None:
     """A table with TIMESTAMPs becomes the ledger's, whatever zone it was written from."""
     _fill_mysql(mysql, _MYSQL_TABLE.format(first=first, last=last))
     with closing(open_ledger(mysql_url)) as ledger:
-        ledger.migrate()
+        migrate(ledger, mysql_url, by_hand=by_hand)
         check_taken_over(ledger)
         check_new_messages(ledger)
-
-
-def test_mysql_table_by_hand(mysql_url: str, mysql: PyMysql) -> None:
-    """The SQL that an operator is shown does the same when it is run by hand."""
-    _fill_mysql(mysql, _MYSQL_TABLE.format(first=_NOW, last=_RENEWED))
-    with closing(open_ledger(mysql_url)) as ledger:
-        with closing(connect_mysql(mysql_url)) as connection:
-            for statement in ledger.migration_sql().split(";\n"):
-                if statement.strip():
-                    rows_of(connection, statement)
-        check_taken_over(ledger)
 
 
 def test_mysql_ids_become_distinct(mysql_url: str, mysql: PyMysql) -> None:
@@ -262,20 +258,13 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_sqlite_table(file: Path) -> None:
+@by_hand_too
+def test_sqlite_table(file: Path, *, by_hand: bool) -> None:
     """A table in a file becomes the ledger's."""
     with closing(open_ledger(f"sqlite:///{file}")) as ledger:
-        ledger.migrate()
+        migrate(ledger, f"sqlite:///{file}", by_hand=by_hand)
         check_taken_over(ledger)
         check_new_messages(ledger)
-
-
-def test_sqlite_table_by_hand(file: Path) -> None:
-    """The SQL that an operator is shown does the same when it is run by hand."""
-    with closing(open_ledger(f"sqlite:///{file}")) as ledger:
-        with closing(sqlite3.connect(file)) as connection:
-            connection.executescript(ledger.migration_sql())
-        check_taken_over(ledger)
 
 
 def _found(ledger: Ledger, key: Key) -> Record:

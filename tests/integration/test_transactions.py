@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Event, Thread
@@ -12,18 +12,16 @@ from typing import Any
 import psycopg
 import pytest
 from tests.conditions import LIMIT_S, wait_until
-from tests.conformance.conftest import ledger_url_of, url_of
+from tests.conformance.conftest import ledger_url_of
 from tests.integration.lines import Line
 from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql
 from tests.integration.test_schema import _run as run_by_hand
 from tests.integration.transacting import WAITING, handle
 from tests.records import PARENT, deferred, granted, ids_of
-from tests.servers import Postgresql
 
 from oncely.core.errors import StoreError
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
-from oncely.stores import notifications
 from oncely.stores.open_store import open_store
 from oncely.stores.sql import SqlStore
 from oncely.stores.store import Transaction
@@ -80,41 +78,23 @@ def test_cost_on_postgresql(postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_error_ends_a_transaction(store: SqlStore, url: str) -> None:
-    """After an error every further call raises that error, and nothing is stored."""
+    """After an error every further call raises that error, and nothing is stored, also where the
+    work goes on and ends well.
+    """
     run_by_hand(url, "DROP TABLE message_steps;")
     errors = []
 
-    def work(transaction: Transaction) -> None:
-        transaction.keep([deferred("m")])
-        calls: list[Callable[[], object]] = [
-            lambda: transaction.steps_of([PARENT]),
-            lambda: transaction.waiting([PARENT]),
-            lambda: transaction.load([PARENT]),
-        ]
-        for call in calls:
-            with pytest.raises(StoreError) as raised:
-                call()
-            errors.append(raised.value)
-        raise errors[-1]
-
-    with pytest.raises(StoreError, match=r"migrate\(\)"):
-        store.transaction(work)
-    assert len(set(map(id, errors))) == 1
-    assert not store.backlogs()
-
-
-def test_error_that_is_swallowed(store: SqlStore, url: str) -> None:
-    """Work that goes on after an error of the store, and ends well, has stored nothing."""
-    run_by_hand(url, "DROP TABLE message_steps;")
-
     def work(transaction: Transaction) -> str:
         transaction.keep([deferred("m")])
-        with pytest.raises(StoreError):
-            transaction.steps_of([PARENT])
+        for call in (transaction.steps_of, transaction.waiting, transaction.load):
+            with pytest.raises(StoreError) as raised:
+                call([PARENT])
+            errors.append(raised.value)
         return "well"
 
     with pytest.raises(StoreError, match=r"migrate\(\)"):
         store.transaction(work)
+    assert len(set(map(id, errors))) == 1
     assert not store.backlogs()
 
 
@@ -142,16 +122,6 @@ def test_session_ended_inside(kind: str, request: pytest.FixtureRequest) -> None
         with closing(Ledger(store)) as ledger:
             assert ledger.steps(PARENT) == {"run 2": 1}
             assert ids_of(ledger.mailbox.deferred(PARENT)) == ["m"]
-
-
-def test_body_too_large_for_a_statement(mysql_url: str) -> None:
-    """A message longer than the server takes is refused in words, and not by a lost line."""
-    for store in _opened(mysql_url):
-        with pytest.raises(StoreError, match="raise max_allowed_packet"):
-            store.transaction(
-                lambda transaction: transaction.keep([deferred("m", body=b"x" * 20_000_000)])
-            )
-        assert not store.backlogs()
 
 
 # ---- Lost replies ------------------------------------------------------------------------------
@@ -213,20 +183,6 @@ def test_killed_workers(url: str) -> None:
             for _ in range(_WORKERS - 1):
                 workers.kill_one()
                 workers.await_more(10)
-        _check_whole(ledger, workers.handled)
-
-
-def test_killed_postgresql(private_postgresql: Postgresql) -> None:
-    """After a server was killed in the middle of transactions each is whole, or not there."""
-    url = private_postgresql.url
-    with closing(open_ledger(url)) as ledger:
-        ledger.migrate()
-        with _Workers(url) as workers:
-            for _ in range(3):
-                workers.await_more(30)
-                private_postgresql.kill()
-                private_postgresql.start()
-            workers.await_more(30)
         _check_whole(ledger, workers.handled)
 
 
@@ -316,32 +272,6 @@ def test_another_process_is_told(store: SqlStore, url: str) -> None:
         waiter.await_end()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mysql"])
-def test_own_process_is_told(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the same process has deferred ends a wait at once, and not at the next look."""
-    pausing = Event()
-
-    def waits(signal: notifications.ProcessSignal, seen: int, _: float) -> int:
-        pausing.set()
-        return wait(signal, seen, 10 * LIMIT_S)
-
-    wait = notifications.ProcessSignal.wait
-    monkeypatch.setattr(notifications.ProcessSignal, "wait", waits)
-    for store in _opened(url_of(kind, request, tmp_path)):
-        waiter = _Waiter(store)
-        assert pausing.wait(LIMIT_S)
-        # It may not pause yet: so it is told more than once.
-        with closing(Ledger(store)) as ledger:
-            assert any(_tells(ledger, number, waiter) for number in range(600))
-
-
-def _tells(ledger: Ledger, number: int, waiter: "_Waiter") -> bool:
-    handle(ledger, Key("billing", str(number)))
-    return waiter.has_ended(0.05)
-
-
 class _Waiter:
     """A thread that waits for deferred messages."""
 
@@ -355,6 +285,3 @@ class _Waiter:
 
     def await_end(self) -> None:
         assert self._ended.wait(LIMIT_S)
-
-    def has_ended(self, wait_s: float) -> bool:
-        return self._ended.wait(wait_s)

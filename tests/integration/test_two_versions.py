@@ -9,11 +9,9 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 from tests.conditions import wait_until
-from tests.logs import of_event
 
 from oncely import Consumer, ConsumerReport, Message, Policy, open_ledger, open_transport
 from oncely.core import rules
-from oncely.core.record import Key
 from oncely.ledger import Ledger
 from oncely.transports.transport import Transport
 
@@ -130,45 +128,3 @@ def test_newer_starts_later(rabbitmq_url: str, connect: Connect, transport: Tran
     assert (old.handled, new.handled) == ({}, Counter(IDS))
     assert of_old.result().dead_lettered == of_new.result().dead_lettered == 0
     assert _is_left(transport, connect()) == []
-
-
-@pytest.mark.parametrize("connect", ["postgresql_url"], indirect=True)
-def test_newer_never_starts(rabbitmq_url: str, connect: Connect, transport: Transport) -> None:
-    """What nobody has taken for so long is a dead letter with that reason; no try is spent."""
-    policy = Policy(wait_unknown="3s")
-    ledger = connect()
-    assert ledger is not None
-    old = Version(rabbitmq_url, ledger, PLACED, policy=policy)
-    transport.subscribe(QUEUE, [RETURNED])
-    with old.at_work() as report:
-        _publish_returned(transport)
-        wait_until(lambda: len([*ledger.waiting()]) + len([*ledger.dead()]) == len(IDS))
-        wait_until(lambda: len([*ledger.dead()]) == len(IDS))
-    letters = [*ledger.dead("shop")]
-    assert {letter.message.id for letter in letters} == {*IDS}
-    assert {(letter.attempts, letter.reason) for letter in letters} == {
-        (0, f"UnhandledError: nothing here takes messages of the type {RETURNED!r}")
-    }
-    assert all(letter.last_seen - letter.first_seen >= 3.0 for letter in letters)
-    assert report.result().dead_lettered == len(IDS)
-    assert ledger.find(Key("shop", IDS[0])) is None
-
-
-@pytest.mark.parametrize("connect", ["redis_url"], indirect=True)
-def test_newer_never_starts_on_redis(
-    rabbitmq_url: str, connect: Connect, transport: Transport, caplog: pytest.LogCaptureFixture
-) -> None:
-    """There the broker has it, in the queue of its dead letters, and the reason is logged."""
-    old = Version(rabbitmq_url, connect(), PLACED, policy=Policy(wait_unknown="3s"))
-    transport.subscribe(QUEUE, [RETURNED])
-    dead: list[str] = []
-    with old.at_work() as report:
-        _publish_returned(transport)
-        for _ in IDS:
-            dead += [each.message.id for each in transport.receive(f"{QUEUE}.dead", 1, 30.0)]
-    assert sorted(dead) == sorted(IDS)
-    assert report.result().received >= 2 * len(IDS)
-    reasons = [vars(each)["reason"] for each in of_event(caplog, "rejected")]
-    assert reasons == [
-        f"UnhandledError: nothing here takes messages of the type {RETURNED!r}"
-    ] * len(IDS)

@@ -23,7 +23,6 @@ from tests.servers import MariaDb
 
 from oncely.consumer import Consumer
 from oncely.core.commands import Busy, Duplicate, Granted
-from oncely.core.errors import StoreError
 from oncely.core.message import Message
 from oncely.core.record import Key, State
 from oncely.core.waiting import WaitingMessage
@@ -304,16 +303,6 @@ def test_settings_of_the_server(private_mariadb: MariaDb, setting: str) -> None:
     """Neither another SQL, nor transactions that go on after COMMIT, change an answer."""
     set_for_server(private_mariadb, setting)
     check_two_ledgers(private_mariadb.url, private_mariadb.url)
-
-
-def test_small_packets(private_mariadb: MariaDb) -> None:
-    """Where only its escapes make a statement too long, the error says so, and at once."""
-    set_for_server(private_mariadb, "max_allowed_packet = 1048576")
-    with closing(open_ledger(private_mariadb.url)) as ledger:
-        ledger.migrate()
-        with pytest.raises(StoreError, match="raise max_allowed_packet"):
-            ledger.claim(KEYS[0], metadata={"text": "€" * 151_000})
-        assert isinstance(ledger.claim(KEYS[0]), Granted)
 
 
 def test_commits_that_a_server_answers_early(private_mariadb: MariaDb) -> None:

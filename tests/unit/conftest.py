@@ -1,6 +1,8 @@
 """Fixtures of the tests of consumers."""
 
+import asyncio
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -8,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from tests.conditions import LIMIT_S
 from tests.meddling import MeddlingStore
 
 from oncely.consumer import Consumer
@@ -127,6 +130,21 @@ def deliver(ledger: Ledger, no_rest: None) -> Deliver:
         return queue.verdicts[0]
 
     return once
+
+
+class Stall:
+    """A write that is held up until it may go on."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def hold(self) -> None:
+        self.reached.set()
+        assert self.go_on.wait(LIMIT_S)
+
+    async def is_reached(self) -> None:
+        assert await asyncio.to_thread(self.reached.wait, LIMIT_S)
 
 
 class Outage:

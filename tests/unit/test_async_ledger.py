@@ -7,36 +7,27 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import pytest
 from tests.conditions import LIMIT_S
 from tests.meddling import MeddlingStore
 from tests.records import granted
+from tests.unit.conftest import Stall
 
-from oncely.async_ledger import AsyncLedger, _Claiming, _Tasks
+from oncely.async_ledger import AsyncLedger, _Tasks
 from oncely.core.commands import (
-    Busy,
     ClaimOutcome,
-    Duplicate,
-    Fenced,
     Granted,
     Handled,
-    Outcome,
-    Written,
 )
 from oncely.core.errors import (
-    ConfigError,
-    FencedError,
-    MessageError,
-    RefusedError,
     StoreUnavailable,
 )
 from oncely.core.record import Claim, Key, State
 from oncely.engine import group_commit
 from oncely.ledger import Ledger
-from oncely.testing import ManualClock, at_once
+from oncely.testing import at_once
 
 T = TypeVar("T")
 
@@ -61,7 +52,7 @@ def calls(ledger: Ledger) -> Iterator[AsyncLedger]:
 
 
 @pytest.fixture
-def stall(meddling: MeddlingStore) -> Iterator["Stall"]:
+def stall(meddling: MeddlingStore) -> Iterator[Stall]:
     """Holds up the next write."""
     stall = Stall()
     meddling.once(stall.hold)
@@ -84,21 +75,6 @@ def waiting(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> threading.Semaph
 
     monkeypatch.setattr(ledger._group_commit, "submit", tell)
     return handed_over
-
-
-class Stall:
-    """A write that is held up until it may go on."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.go_on = threading.Event()
-
-    def hold(self) -> None:
-        self.reached.set()
-        assert self.go_on.wait(LIMIT_S)
-
-    async def is_reached(self) -> None:
-        assert await asyncio.to_thread(self.reached.wait, LIMIT_S)
 
 
 async def acquired(semaphore: threading.Semaphore) -> None:
@@ -125,139 +101,7 @@ def keys_of(number: int) -> list[Key]:
     return [Key("billing", str(n)) for n in range(number)]
 
 
-# ---- The same calls ----------------------------------------------------------------------------
-
-
-def test_life_of_a_message(calls: AsyncLedger, key: Key) -> None:
-    """Claim, extend, mark handled, complete: each is answered and stored as by Ledger."""
-
-    async def main() -> None:
-        metadata = {"tenant": "a"}
-        claim = granted(await calls.claim(key, "60s", fingerprint="one", metadata=metadata))
-        assert isinstance(await calls.claim(key), Busy)
-        claim = await calls.extend(claim, timedelta(seconds=90))
-        claim = await calls.handled(claim)
-        await calls.complete(claim, {"sent": True})
-        outcome = await calls.claim(key, fingerprint="one")
-        assert isinstance(outcome, Duplicate)
-        record = outcome.record
-        assert (record.state, record.result) == (State.COMPLETED, {"sent": True})
-        assert record.metadata == metadata
-
-    run(main())
-
-
-def test_failures_and_releases(calls: AsyncLedger, key: Key) -> None:
-    """A failure is recorded with its text, a release takes the claim back."""
-
-    async def main() -> None:
-        await calls.fail(granted(await calls.claim(key)), ValueError("no"))
-        record = await calls.find(key)
-        assert record is not None
-        assert (record.state, record.error) == (State.FAILED, "ValueError: no")
-        await calls.release(granted(await calls.claim(key)))
-        await calls.fail(granted(await calls.claim(key)), "never", final=True)
-        await calls.reset(key, by="anna", why="fixed")
-        granted(await calls.claim(key))
-
-    run(main())
-
-
-def test_many(calls: AsyncLedger, ledger: Ledger) -> None:
-    """The many forms answer each in order, as those of Ledger."""
-
-    async def main() -> list[Outcome]:
-        keys = keys_of(6)
-        claims = [granted(o) for o in await calls.claim_many(keys, "60s", fingerprints=["x"] * 6)]
-        ledger.release(claims[5])
-        outcomes: list[Outcome] = [
-            *await calls.extend_many(claims, "60s"),
-            *await calls.handled_many([claims[0]]),
-            *await calls.complete_many(claims[:2], [1, 2]),
-            *await calls.fail_many([claims[2]], ["no"], final=True),
-            *await calls.release_many([claims[3]]),
-        ]
-        return outcomes
-
-    kinds = [Written] * 5 + [Fenced] + [Written] * 5
-    assert [type(outcome) for outcome in run(main())] == kinds
-    assert ledger.counts() == {
-        ("billing", State.COMPLETED): 2,
-        ("billing", State.FAILED): 1,
-        ("billing", State.PROCESSING): 1,
-    }
-
-
-def test_looking(calls: AsyncLedger, ledger: Ledger, clock: ManualClock) -> None:
-    """What is looked at is what Ledger finds."""
-    for key in keys_of(3):
-        ledger.claim(key, "60s")
-        clock.advance(1)
-
-    async def main() -> None:
-        assert await calls.now() == ledger.now()
-        assert await calls.find(Key("billing", "1")) == ledger.find(Key("billing", "1"))
-        found = [record.key.message_id async for record in calls.scan("billing", limit=2)]
-        assert found == ["0", "1"]
-        assert [r async for r in calls.scan(text="2")] == list(ledger.scan(text="2"))
-        assert [r async for r in calls.scan(lease_over=True)] == []
-        assert await calls.counts() == ledger.counts()
-        assert await calls.tallies() == ledger.tallies()
-        assert await calls.size() == ledger.size()
-        assert await calls.problems() == ledger.problems()
-        with pytest.raises(ConfigError, match="'done' is none"):
-            [r async for r in calls.scan(state="done")]
-
-    run(main())
-
-
-def test_operators(calls: AsyncLedger, ledger: Ledger, clock: ManualClock) -> None:
-    """What operators do is done."""
-    keys = keys_of(5)
-    claims = [granted(outcome) for outcome in ledger.claim_many(keys, "60s")]
-    ledger.complete_many(claims[1:])
-    clock.advance(86_400 * 31)
-
-    async def main() -> None:
-        await calls.migrate()
-        assert await calls.migration_sql() == ledger.migration_sql()
-        await calls.forget(keys[0])
-        with pytest.raises(RefusedError):
-            await calls.reset(keys[1])
-        purged: list[int] = []
-        assert await calls.purge("30d", "billing", 3, on_batch=purged.append) == 4
-        assert purged == [3, 1]
-        assert await calls.counts() == {}
-        await calls.close()
-        granted(await calls.claim(keys[0]))
-
-    run(main())
-
-
-def test_single_forms_raise(calls: AsyncLedger, ledger: Ledger, clock: ManualClock) -> None:
-    """An old fence, a bad key, a bad lease and a result that is not JSON are errors, as there."""
-    claim = granted(ledger.claim(Key("billing", "1"), "60s"))
-    clock.advance(61)
-    granted(ledger.claim(claim.key))
-
-    async def main() -> None:
-        for call in (
-            calls.handled(claim),
-            calls.complete(claim),
-            calls.fail(claim, "no"),
-            calls.release(claim),
-            calls.extend(claim, "60s"),
-        ):
-            with pytest.raises(FencedError, match="not the newest"):
-                await call
-        with pytest.raises(MessageError):
-            await calls.claim(Key("billing", ""))
-        with pytest.raises(ConfigError, match="lease"):
-            await calls.claim(Key("billing", "2"), "0s")
-        with pytest.raises(MessageError, match="JSON"):
-            await calls.complete(claim, object())
-
-    run(main())
+# ---- What goes together ------------------------------------------------------------------------
 
 
 def test_store_away(calls: AsyncLedger, meddling: MeddlingStore) -> None:
@@ -276,9 +120,6 @@ def test_store_away(calls: AsyncLedger, meddling: MeddlingStore) -> None:
     assert len({id(error) for error in errors}) == len(errors)
 
 
-# ---- What goes together ------------------------------------------------------------------------
-
-
 def test_tasks_go_together(calls: AsyncLedger, meddling: MeddlingStore) -> None:
     """Calls of tasks that run at the same time are one exchange with the store."""
 
@@ -290,33 +131,6 @@ def test_tasks_go_together(calls: AsyncLedger, meddling: MeddlingStore) -> None:
 
     run(main())
     assert meddling.calls == ["insert", "swap"]
-
-
-def test_one_wake_up_for_each_batch(
-    calls: AsyncLedger,
-    ledger: Ledger,
-    meddling: MeddlingStore,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A loop is woken once for all its calls of a batch, whichever AsyncLedger they came by."""
-    others = AsyncLedger(ledger)
-    wakes = []
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        wake = loop.call_soon_threadsafe
-
-        def count(*args: Any) -> asyncio.Handle:
-            wakes.append(args)
-            return wake(*args)
-
-        monkeypatch.setattr(loop, "call_soon_threadsafe", count)
-        await asyncio.gather(*(by.claim(key) for key in keys_of(100) for by in (calls, others)))
-        monkeypatch.undo()
-
-    run(main())
-    assert len(wakes) == 1
-    assert meddling.calls == ["insert", "load"]
 
 
 def test_loops_and_threads_go_together(
@@ -364,46 +178,6 @@ def test_loops_and_threads_race(calls: AsyncLedger, ledger: Ledger) -> None:
     handled = at_once(8, lambda n: in_thread() if n % 2 else run(in_loop()))
     assert sum(handled) == len(keys)
     assert ledger.counts() == {("billing", State.COMPLETED): len(keys)}
-
-
-def test_one_worker_serves_many_tasks(calls: AsyncLedger) -> None:
-    """Tasks do not take a thread each."""
-
-    async def handle(key: Key) -> None:
-        await calls.complete(granted(await calls.claim(key)))
-
-    def workers() -> int:
-        return [thread.name for thread in threading.enumerate()].count("oncely-batches")
-
-    async def main() -> int:
-        # Those of other ledgers may not have gone yet.
-        before = workers()
-        await asyncio.gather(*map(handle, keys_of(64)))
-        return workers() - before
-
-    assert run(main()) <= 1
-
-
-def test_loop_after_loop(calls: AsyncLedger, ledger: Ledger) -> None:
-    """The same AsyncLedger serves one loop after the other."""
-
-    async def claim(key: Key) -> Outcome:
-        return await calls.claim(key)
-
-    assert all(isinstance(run(claim(key)), Granted) for key in keys_of(3))
-
-
-def test_loop_goes_on(calls: AsyncLedger, key: Key, stall: Stall) -> None:
-    """While a call waits for the store other tasks go on."""
-
-    async def main() -> Outcome:
-        task = asyncio.ensure_future(calls.claim(key))
-        await stall.is_reached()
-        # Still running here is the proof.
-        stall.go_on.set()
-        return await task
-
-    assert isinstance(run(main()), Granted)
 
 
 @pytest.mark.usefixtures("stalls")
@@ -482,19 +256,6 @@ def test_cancelled_in_flight(calls: AsyncLedger, ledger: Ledger, key: Key, stall
         task = asyncio.ensure_future(calls.claim(key))
         await stall.is_reached()
         await cancelled(task)
-        stall.go_on.set()
-
-    run(main())
-    ledger.close()
-    assert ledger.find(key) is None
-
-
-def test_timeout(calls: AsyncLedger, ledger: Ledger, key: Key, stall: Stall) -> None:
-    """A call may be given a time limit, and leaves nothing claimed when it is over."""
-
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(calls.claim(key), 0.01)
         stall.go_on.set()
 
     run(main())
@@ -596,27 +357,6 @@ def test_many_claims_cancelled(calls: AsyncLedger, ledger: Ledger, stall: Stall)
     run(main())
     ledger.close()
     assert ledger.counts() == {}
-
-
-def test_many_claims_cancelled_when_granted(ledger: Ledger) -> None:
-    """What was granted to a `claim_many` is given back also where it was cancelled just then."""
-    claiming = _Claiming(lambda: ledger.claim_many(keys_of(5)), ledger._group_commit)
-    claiming.run()
-    claiming.abandon()
-    ledger.close()
-    assert ledger.counts() == {}
-
-
-def test_nothing_is_given_back_uncancelled(calls: AsyncLedger, ledger: Ledger) -> None:
-    """What was granted and taken stays granted."""
-
-    async def main() -> None:
-        await calls.claim(Key("billing", "single"))
-        await calls.claim_many(keys_of(5))
-
-    run(main())
-    ledger.close()
-    assert ledger.counts() == {("billing", State.PROCESSING): 6}
 
 
 # ---- The process -------------------------------------------------------------------------------

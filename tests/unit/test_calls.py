@@ -1,26 +1,24 @@
-"""The ledger's calls for deferred messages and steps, as they are and as coroutines."""
+"""The ledger's calls, as they are and as coroutines; those for deferred messages and steps."""
 
 import asyncio
-import threading
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
-from tests.conditions import LIMIT_S
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
 from oncely.async_ledger import AsyncLedger
-from oncely.core.commands import Duplicate, Fenced, Written
+from oncely.core.commands import Busy, Duplicate, Fenced, Written
 from oncely.core.errors import ConfigError, FencedError, MessageError, RefusedError
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key, State
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.memory_tables import MemoryTables
-from oncely.stores.store import Backlog, PutBack
 from oncely.testing import ManualClock
 
 
@@ -35,9 +33,16 @@ class Awaited:
         call = getattr(self._calls, name)
 
         def run(*args: Any, **named: Any) -> Any:
-            return asyncio.run(call(*args, **named))
+            return asyncio.run(_awaited(call(*args, **named)))
 
         return run
+
+
+async def _awaited(called: Any) -> Any:
+    """What a coroutine returns, or all that an asynchronous generator gives."""
+    if inspect.isasyncgen(called):
+        return [each async for each in called]
+    return await called
 
 
 @pytest.fixture(params=["ledger", "async ledger"])
@@ -77,6 +82,106 @@ def state(calls: Ledger, key: Key) -> State:
 
 
 ONE, TWO = Key("billing", "one"), Key("billing", "two")
+
+
+# ---- Every call ---------------------------------------------------------------------------------
+
+
+def keys_of(number: int) -> list[Key]:
+    return [Key("billing", str(n)) for n in range(number)]
+
+
+def test_life_of_a_message(calls: Ledger) -> None:
+    """Claim, extend, fail, release, mark handled, complete: each is answered and stored."""
+    claim = granted(calls.claim(ONE, "60s", fingerprint="one", metadata={"tenant": "a"}))
+    assert isinstance(calls.claim(ONE), Busy)
+    calls.fail(calls.extend(claim, timedelta(seconds=90)), ValueError("no"))
+    record = calls.find(ONE)
+    assert record is not None
+    assert (record.state, record.error) == (State.FAILED, "ValueError: no")
+    calls.release(granted(calls.claim(ONE)))
+    calls.fail(granted(calls.claim(ONE)), "never", final=True)
+    calls.reset(ONE, by="anna", why="fixed")
+    calls.complete(calls.handled(granted(calls.claim(ONE))), {"sent": True})
+    outcome = calls.claim(ONE, fingerprint="one")
+    assert isinstance(outcome, Duplicate)
+    assert (outcome.record.state, outcome.record.result) == (State.COMPLETED, {"sent": True})
+    assert outcome.record.metadata is not None
+    assert outcome.record.metadata["tenant"] == "a"
+
+
+def test_many(calls: Ledger) -> None:
+    """The many forms answer each in order."""
+    outcomes = calls.claim_many(keys_of(6), "60s", fingerprints=["x"] * 6)
+    claims = [granted(outcome) for outcome in outcomes]
+    calls.release(claims[5])
+    written = [
+        *calls.extend_many(claims, "60s"),
+        *calls.handled_many([claims[0]]),
+        *calls.complete_many(claims[:2], [1, 2]),
+        *calls.fail_many([claims[2]], ["no"], final=True),
+        *calls.release_many([claims[3]]),
+    ]
+    assert [type(outcome) for outcome in written] == [Written] * 5 + [Fenced] + [Written] * 5
+    assert calls.counts() == {
+        ("billing", State.COMPLETED): 2,
+        ("billing", State.FAILED): 1,
+        ("billing", State.PROCESSING): 1,
+    }
+
+
+def test_looking(calls: Ledger, ledger: Ledger, clock: ManualClock) -> None:
+    """What is looked at is what the ledger finds; a state that does not exist is told."""
+    for key in keys_of(3):
+        calls.claim(key, "60s")
+        clock.advance(1)
+    assert [record.key.message_id for record in calls.scan("billing", limit=2)] == ["0", "1"]
+    assert [*calls.scan(text="2", state="processing")] == [ledger.find(Key("billing", "2"))]
+    assert [*calls.scan(lease_over=True)] == []
+    for name in ("now", "counts", "tallies", "size", "problems", "migration_sql"):
+        assert getattr(calls, name)() == getattr(ledger, name)()
+    with pytest.raises(ConfigError, match="'done' is none of processing, handled, sent, failed"):
+        calls.scan(state="done")
+
+
+def test_operators(calls: Ledger, clock: ManualClock) -> None:
+    """What operators do is done."""
+    calls.migrate()
+    keys = keys_of(5)
+    claims = [granted(outcome) for outcome in calls.claim_many(keys, "60s")]
+    calls.complete_many(claims[1:])
+    clock.advance(86_400 * 31)
+    calls.forget(keys[0])
+    with pytest.raises(RefusedError):
+        calls.reset(keys[1])
+    purged: list[int] = []
+    assert calls.purge("30d", "billing", 3, on_batch=purged.append) == 4
+    assert purged == [3, 1]
+    calls.close()
+    granted(calls.claim(keys[0]))
+
+
+def test_single_forms_raise(calls: Ledger, clock: ManualClock) -> None:
+    """An old fence, a bad key, a bad lease and a result that is not JSON are errors."""
+    claim = granted(calls.claim(ONE, "60s"))
+    clock.advance(61)
+    granted(calls.claim(ONE))
+    late: list[Callable[[], object]] = [
+        lambda: calls.handled(claim),
+        lambda: calls.complete(claim),
+        lambda: calls.fail(claim, "no"),
+        lambda: calls.release(claim),
+        lambda: calls.extend(claim, "60s"),
+    ]
+    for call in late:
+        with pytest.raises(FencedError, match="not the newest"):
+            call()
+    with pytest.raises(MessageError):
+        calls.claim(Key("billing", ""))
+    with pytest.raises(ConfigError, match="lease"):
+        calls.claim(TWO, "0s")
+    with pytest.raises(MessageError, match="JSON"):
+        calls.complete(claim, object())
 
 
 # ---- Deferring ---------------------------------------------------------------------------------
@@ -143,12 +248,14 @@ def test_handled_again_after_it_was_sent(calls: Ledger) -> None:
 
 
 def test_result_that_is_no_json(calls: Ledger) -> None:
-    """A result that is not JSON is refused before anything is stored."""
+    """A result that is not JSON is refused before anything is stored, a step's too."""
     claim = granted(calls.claim(ONE))
     with pytest.raises(MessageError, match="JSON"):
         calls.handled(claim, object(), [deferred(ONE, "a")])
+    with pytest.raises(MessageError, match="JSON"):
+        calls.keep_step(claim, "charge", object())
     assert state(calls, ONE) is State.PROCESSING
-    assert calls.mailbox.deferred(ONE) == []
+    assert (calls.mailbox.deferred(ONE), calls.steps(ONE)) == ([], {})
 
 
 def test_nothing_deferred_costs_one_write(ledger: Ledger, meddling: MeddlingStore) -> None:
@@ -158,19 +265,6 @@ def test_nothing_deferred_costs_one_write(ledger: Ledger, meddling: MeddlingStor
     ledger.handled(first)
     ledger.handled_many(claims, deferred=[[], []])
     assert meddling.calls == ["swap", "swap"]
-
-
-# ---- Taking ------------------------------------------------------------------------------------
-
-
-def test_take_holds(calls: Ledger, clock: ManualClock) -> None:
-    """What is taken nobody else is given before the time is over."""
-    handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b", "texts"))
-    assert ids(calls.mailbox.take(1, "30s")) == ["a"]
-    assert ids(calls.mailbox.take(10, "30s")) == ["b"]
-    assert calls.mailbox.take(10, "30s") == []
-    clock.advance(30)
-    assert ids(calls.mailbox.take(10, "30s")) == ["a", "b"]
 
 
 # ---- Sent, and refused -------------------------------------------------------------------------
@@ -197,26 +291,6 @@ def test_sent_of_many_parents(calls: Ledger) -> None:
     a, b, _ = calls.mailbox.take(10, "30s")
     calls.mailbox.sent([b, a])
     assert (state(calls, ONE), state(calls, TWO)) == (State.COMPLETED, State.HANDLED)
-
-
-def test_set_aside(calls: Ledger, clock: ManualClock) -> None:
-    """What is set aside is given to nobody, keeps its message handled, and holds up no other;
-    until an operator lets it be sent after all.
-    """
-    handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b"))
-    first, last = calls.mailbox.take(10, "30s")
-    calls.mailbox.put_back([PutBack(first, "too large", None)])
-    calls.mailbox.sent([last])
-    clock.advance(86_400)
-    assert calls.mailbox.take(10, "1s") == []
-    calls.mailbox.finish([ONE])
-    assert state(calls, ONE) is State.HANDLED
-    assert calls.mailbox.backlog() == Backlog(waiting=0, set_aside=1, lag_s=0.0)
-    assert (calls.mailbox.send_again(), calls.mailbox.send_again()) == (1, 0)
-    [again] = calls.mailbox.take(10, "1s")
-    assert (again.id, again.attempts, again.error) == ("a", 0, "too large")
-    calls.mailbox.sent([again])
-    assert state(calls, ONE) is State.COMPLETED
 
 
 # ---- What becomes of it ------------------------------------------------------------------------
@@ -260,14 +334,6 @@ def test_step_of_an_old_claim(calls: Ledger, clock: ManualClock) -> None:
     assert calls.steps(ONE) == {}
 
 
-def test_step_that_is_no_json(calls: Ledger) -> None:
-    """A result that is not JSON is refused, and not kept."""
-    claim = granted(calls.claim(ONE))
-    with pytest.raises(MessageError, match="JSON"):
-        calls.keep_step(claim, "charge", object())
-    assert calls.steps(ONE) == {}
-
-
 def test_keys_are_checked(calls: Ledger) -> None:
     """A key that can identify no message is refused."""
     for call in (calls.mailbox.deferred, calls.steps, calls.count_delivery):
@@ -276,20 +342,6 @@ def test_keys_are_checked(calls: Ledger) -> None:
 
 
 # ---- Waiting -----------------------------------------------------------------------------------
-
-
-def test_waiting_is_over_when_something_is_deferred(clock: ManualClock) -> None:
-    """Who waits for deferred messages is woken when one can be sent, also by what came before."""
-    ledger = Ledger(MemoryStore(clock))
-    before, after = (
-        threading.Thread(target=ledger.mailbox.wait, args=("10m",), daemon=True) for _ in range(2)
-    )
-    before.start()
-    handled(ledger, "one", deferred(ONE, "a"))
-    after.start()
-    for waiter in (before, after):
-        waiter.join(LIMIT_S)
-        assert not waiter.is_alive()
 
 
 def test_waiting_goes_on_beside_other_calls(clock: ManualClock) -> None:
@@ -314,43 +366,3 @@ def test_no_transaction_to_join(ledger: Ledger, redis_url: str) -> None:
     for each in (ledger, open_ledger(redis_url)):
         with pytest.raises(ConfigError, match="transaction: a ledger in"), each.transaction(None):
             pass
-
-
-def test_store_without_transactions(redis_url: str) -> None:
-    """In Redis nothing is deferred and no step is kept; whoever tries is told, and all else is
-    as anywhere.
-    """
-    ledger = open_ledger(redis_url)
-    claim = granted(ledger.claim(ONE))
-    for call in (
-        lambda: ledger.handled(claim, None, [deferred(ONE, "a")]),
-        lambda: ledger.keep_step(claim, "charge", 1),
-        lambda: ledger.mailbox.take(10, "30s"),
-    ):
-        with pytest.raises(ConfigError, match="Redis has no transactions"):
-            call()
-    assert (ledger.mailbox.deferred(ONE), ledger.steps(ONE)) == ([], {})
-    ledger.handled_many([claim], ["kept"], [[]])
-    ledger.mailbox.finish([ONE])
-    record = ledger.find(ONE)
-    assert record is not None
-    assert (record.state, record.result) == (State.COMPLETED, "kept")
-    ledger.forget(ONE)
-    assert ledger.find(ONE) is None
-
-
-def test_sent_loads_its_parents_once(calls: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent completes its parents with what was loaded to hold them."""
-    for id_ in "12":
-        handled(calls, id_, deferred(Key("billing", id_), f"mail {id_}"))
-    loads: list[list[Key]] = []
-    load = MemoryTables.load
-
-    def noted(tables: MemoryTables, keys: Sequence[Key]) -> Any:
-        loads.append(sorted(keys))
-        return load(tables, keys)
-
-    monkeypatch.setattr(MemoryTables, "load", noted)
-    calls.mailbox.sent(calls.mailbox.take(10, "30s"))
-    assert loads == [[Key("billing", "1"), Key("billing", "2")]]
-    assert calls.counts() == {("billing", State.COMPLETED): 2}

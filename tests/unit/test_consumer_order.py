@@ -3,26 +3,17 @@
 import asyncio
 import threading
 from collections import defaultdict
-from typing import cast
 
 import pytest
 from tests.conditions import wait_until
 from tests.unit.conftest import Queue
 
 from oncely.consumer import Consumer
-from oncely.consuming.lanes import Lanes
-from oncely.consuming.turn import DeliveryTurn
-from oncely.core.commands import Duplicate, Waiting
 from oncely.core.errors import MessageError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import AFTER_DOUBT, AFTER_DUPLICATE, WITHDRAWN
-from oncely.core.verdicts import Ack, Counted, Delay, Ending, Told
-from oncely.engine.async_calls import AsyncCalls
+from oncely.core.verdicts import Ack, Delay
 from oncely.ledger import Ledger
-from oncely.lifecycle.held_message import HeldMessage, Untracked
-from oncely.transports.transport import Delivery
 
 
 def consumer_of(queue: Queue, ledger: Ledger) -> Consumer:
@@ -73,42 +64,6 @@ def test_copies_that_fail(queue: Queue, live: Ledger) -> None:
     report = consumer_of(queue, live).window(1000).tries(4).consume(handle, drain=True)
     assert (len(runs), report.handled, report.retried) == (4, 1, 3)
     assert Delay(1.0) not in queue.verdicts
-
-
-_COPIED = Key("billing", "1")
-_BASE = Record(_COPIED, State.COMPLETED, 1, 1, 0.0, 0.0, None)
-DONE = Ending(Told.COMPLETED, Ack(), Counted.HANDLED)
-HELD = HeldMessage(Claim(_BASE, 60.0), cast(AsyncCalls, None))
-SEEN, WAITS = Duplicate(_BASE), Waiting(_BASE._replace(state=State.FAILED), 0.0)
-
-
-@pytest.mark.parametrize(
-    ("begun", "outcome", "ending", "count"),
-    [
-        (HELD, None, DONE, 3),
-        (Untracked(Message("1")), None, DONE, 1),
-        (None, SEEN, AFTER_DUPLICATE, 3),
-        (None, WAITS, AFTER_DUPLICATE, 1),
-        (None, None, WITHDRAWN, 1),
-        (HELD, None, AFTER_DOUBT, 1),
-    ],
-)
-def test_which_copies_go_together(
-    begun: HeldMessage | Untracked | None,
-    outcome: Duplicate | Waiting | None,
-    ending: Ending,
-    count: int,
-) -> None:
-    """Those of a message that the ledger knows as handled. Of others one may be granted, such as
-    where a retry is due by now, or where one ran while the ledger was away: they go one by one.
-    """
-    lanes = Lanes(is_ordered=False)
-    turns = [turn_of("1") for _ in range(4)]
-    for turn in turns:
-        turn.key = _COPIED
-    assert lanes.enter(turns) == turns[:1]
-    turns[0].begun, turns[0].outcome, turns[0].ending = begun, outcome, ending
-    assert lanes.leave(turns[:1]) == turns[1 : 1 + count]
 
 
 def test_copies_of_what_no_handler_takes(queue: Queue, ledger: Ledger) -> None:
@@ -180,20 +135,6 @@ def test_given_up_holds_nobody_up(queue: Queue, live: Ledger) -> None:
 
     report = consumer_of(queue, live).ordered().tries(2).consume(handle, drain=True)
     assert (done, report.dead_lettered) == (["2"], 1)
-
-
-def test_what_cannot_be_handled_stays_in_its_place() -> None:
-    """A message that is set aside unseen does not let those behind it overtake one that runs."""
-    lanes = Lanes(is_ordered=True)
-    turns = [turn_of("1"), turn_of(""), turn_of("2")]
-    assert lanes.enter(turns) == turns[:1]
-    assert lanes.leave(turns[:1]) == turns[1:2]
-    assert lanes.leave(turns[1:2]) == turns[2:]
-
-
-def turn_of(message_id: str) -> DeliveryTurn:
-    """A delivery of a message of the ordering key."""
-    return DeliveryTurn(Delivery(Message(message_id, key="a"), "in", 1, None), print)
 
 
 def test_others_are_not_ordered(queue: Queue, ledger: Ledger) -> None:

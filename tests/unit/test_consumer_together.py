@@ -6,18 +6,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
-from tests.conditions import wait_until
 from tests.unit.conftest import Queue, Sql
 from tests.unit.test_consumer_transactional import INSERT
 
 from oncely.consumer import Consumer
-from oncely.consuming import loop
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import State
 from oncely.core.verdicts import Ack
-from oncely.transports.transport import Delivery
 
 
 def consumer_of(queue: Queue, sql: Sql, policy: Policy = Policy()) -> Consumer:
@@ -48,47 +45,6 @@ def test_all_new_ones_of_a_window(queue: Queue, sql: Sql) -> None:
     assert max(calls) >= 20
     assert sql.ledger.counts() == {("billing", State.COMPLETED): 300}
     assert queue.verdicts == [Ack()] * 350
-
-
-class Counting(Queue):
-    """A queue that counts what it delivers."""
-
-    taken = 0
-
-    def hand_out(self, *ids: str) -> None:
-        """Put messages, and return once they were delivered."""
-        expected = self.taken + len(ids)
-        self.put(*ids)
-        wait_until(lambda: self.taken == expected)
-
-    def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
-        deliveries = super().receive(queue, max_messages, wait_s)
-        self.taken += len(deliveries)
-        return deliveries
-
-
-@pytest.mark.usefixtures("no_rest")
-def test_what_comes_while_a_window_runs(sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one window runs and another waits for it, what comes is gathered: each window is a
-    transaction, whose price is hardly that of its messages.
-    """
-    # Where it is not for that, a partial window does not wait for more.
-    monkeypatch.setattr(loop, "_GATHER_S", 0.0)
-    queue = Counting()
-    queue.put(*[str(number) for number in range(300)], "long")
-    windows: list[list[str]] = []
-
-    def handle(messages: Sequence[Message], connection: Connection) -> None:
-        windows.append([message.id for message in messages])
-        write_all(messages, connection)
-        if windows[-1][-1] == "long":
-            for number in range(8):
-                queue.hand_out(f"{number}, one", f"{number}, another")
-
-    consumer_of(queue, sql).consume(handle, drain=True)
-    later = windows[[window[-1] for window in windows].index("long") + 1 :]
-    assert sum(map(len, later)) == 16
-    assert len(later) <= 3
 
 
 def test_one_that_fails_is_found(queue: Queue, sql: Sql) -> None:

@@ -24,7 +24,7 @@ from oncely.core.errors import (
     StoreError,
 )
 from oncely.core.message import Message
-from oncely.core.policy import Policy, at_most_once
+from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.core.verdicts import Ack, DeadLetter, Delay
 from oncely.ledger import Ledger
@@ -78,12 +78,6 @@ def test_busy_comes_again_soon(deliver: Deliver, ledger: Ledger) -> None:
     granted(ledger.claim(KEY))
     assert deliver(never) == AGAIN
     assert found(ledger).attempts == 1
-
-
-def test_busy_is_discarded(deliver: Deliver, ledger: Ledger) -> None:
-    """Where the policy says so, what another worker has is acknowledged."""
-    granted(ledger.claim(KEY))
-    assert deliver(never, policy=Policy(on_busy="discard")) == Ack()
 
 
 def test_other_content_is_set_aside(deliver: Deliver) -> None:
@@ -208,21 +202,6 @@ def test_failures_are_the_handlers_own(
     assert found(ledger).exhausted
 
 
-def test_exhausted_is_set_aside(deliver: Deliver) -> None:
-    """What has failed for good, and comes once more, is set aside again."""
-    policy = Policy(tries=1)
-    deliver(raising(ValueError("no")), policy=policy)
-    verdict = deliver(never, policy=policy)
-    assert isinstance(verdict, DeadLetter)
-    assert "ExhaustedError" in verdict.reason
-
-
-def test_failed_is_skipped(deliver: Deliver) -> None:
-    """Where an effect must never repeat, what failed is set aside; a copy of it is acknowledged."""
-    assert deliver(raising(ValueError("no")), policy=at_most_once()) == DeadLetter("ValueError: no")
-    assert deliver(never, policy=at_most_once()) == Ack()
-
-
 @pytest.mark.parametrize("error", [Unrecoverable("no"), Reject("no"), MessageError("no JSON")])
 @pytest.mark.parametrize("message", [Message("1"), Message("")], ids=["tracked", "untracked"])
 def test_final_is_set_aside(deliver: Deliver, message: Message, error: Exception) -> None:
@@ -245,12 +224,6 @@ def test_unfinished_work_has_failed(deliver: Deliver, ledger: Ledger) -> None:
 
     assert deliver(lambda message: handle(message)) == BACKOFF
     assert "whose work is not done" in str(found(ledger).error)
-
-
-def test_result_that_is_no_json(deliver: Deliver) -> None:
-    """A result that cannot be kept is a permanent failure of the message."""
-    policy = Policy(results="keep", tries=2)
-    assert isinstance(deliver(lambda _: object(), policy=policy), DeadLetter)
 
 
 def test_untracked_failures_are_counted_by_the_broker(deliver: Deliver) -> None:

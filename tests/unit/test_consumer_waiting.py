@@ -1,7 +1,6 @@
 """What of a consumer's messages waits in its ledger: to be tried again, for others, for people."""
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,23 +12,16 @@ from tests.unit.conftest import Queue
 
 from oncely._util import clock as process_clock
 from oncely.consumer import Consumer
-from oncely.consuming.put_off import PutOff
-from oncely.consuming.retries import Retries
-from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import ConfigError, MessageError, StoreError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.core.verdicts import Ack, Counted, Delay, Ending, Told
+from oncely.core.verdicts import Ack
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.mailbox import keep_anew
-from oncely.engine.request import Request
 from oncely.ledger import Ledger
-from oncely.lifecycle.keeping import Keeping
-from oncely.lifecycle.patience import store_outage
 from oncely.stores.store import PutBack, Transaction
 from oncely.testing import ManualClock
-from oncely.transports.transport import Delivery
 
 KEY = Key("billing", "1")
 
@@ -276,18 +268,6 @@ def test_dead_letter_with_other_content(queue: Queue, live: Ledger) -> None:
     assert bodies == [b"{}", b'{"to": "anna"}']
 
 
-def test_dead_letter_is_discarded(queue: Queue, live: Ledger) -> None:
-    """What is discarded is gone, and its record stays."""
-    queue.put("1")
-    consumer_of(queue, live, tries=1).consume(failing("1"), drain=True)
-    [letter] = live.dead()
-    assert (live.discard_dead([letter.id]), live.discard_dead(letter.id)) == (1, 0)
-    assert [*live.dead()] == []
-    record = live.find(KEY)
-    assert record is not None
-    assert record.exhausted
-
-
 def test_no_message_at_all(queue: Queue, live: Ledger) -> None:
     """What cannot be handled is kept as it came, with the reason: each for itself."""
     queue.publish("in", [Message("1", b"one"), Message("1", b"two"), Message("", b"a")])
@@ -337,26 +317,6 @@ def test_error_queue(queue: Queue, live: Ledger) -> None:
     assert len([*live.dead()]) == 1
 
 
-def test_error_queue_where_keeping_fails(
-    queue: Queue, live: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A copy is sent once the dead letter is stored, and not for each time that it cannot be."""
-    failures = [1, 2, 3]
-
-    def fail_first(transaction: Transaction, messages: Sequence[WaitingMessage]) -> None:
-        if messages and failures:
-            failures.pop()
-            raise StoreError("not now")
-        keep_anew(transaction, messages)
-
-    monkeypatch.setattr("oncely.engine.mailbox.keep_anew", fail_first)
-    queue.publish("in", [Message("")])
-    queue.receive("in.error", 1, 0)
-    consumer_of(queue, live).error_queue("in.error").consume(failing(), drain=True)
-    wait_until(lambda: not live.mailbox.backlog().waiting)
-    assert len(queue.receive("in.error", 9, 1)) == len([*live.dead()]) == 1
-
-
 def test_a_letter_that_cannot_be_kept(
     queue: Queue, live: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,21 +340,6 @@ def test_a_letter_that_cannot_be_kept(
         running.result()
     [left] = queue.receive("in", 9, 0)
     assert left.message.body == b"bad"
-
-
-def test_unusable_of_an_unknown_type(queue: Queue, live: Ledger) -> None:
-    """What is refused whatever its type is waits for nobody who takes that."""
-    queue.publish("in", [Message("", type="unknown")])
-    consumer = consumer_of(queue, live).events("mail")
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(consumer.consume, failing())
-        try:
-            wait_until(lambda: bool([*live.dead()]))
-        finally:
-            consumer.stop()
-        running.result()
-    [letter] = live.dead()
-    assert "empty id" in letter.reason
 
 
 def test_error_queue_wants_a_ledger(queue: Queue) -> None:
@@ -426,26 +371,6 @@ def test_two_versions(queue: Queue, live: Ledger, monkeypatch: pytest.MonkeyPatc
     assert sum(report.dead_lettered for report in reports) == 0
     assert [*live.dead(), *live.waiting()] == []
     assert {f"new{n}" for n in range(5)} <= {*done["new"]}
-
-
-def test_others_go_first(
-    ledger: Ledger, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever has put back what it does not take leaves it to others when it is due, and has it
-    itself where there are none.
-    """
-    monkeypatch.setattr("oncely.consuming.retries.monotonic", clock)
-    keeping = Keeping("billing")
-    old, new = (Retries(ledger.mailbox, keeping, 60.0, store_outage()) for _ in range(2))
-    turn = DeliveryTurn(Delivery(Message("1"), "in", 1, None), lambda _: None)
-    turn.ending, turn.waits = Ending(Told.NOTHING, Delay(2.0), Counted.GIVEN_BACK), True
-    ledger.mailbox.keep([], keeping.rows_of(turn))
-    old.expect([turn])
-    assert (old.are_due(), new.are_due()) == (False, False)
-    clock.advance(2.0)
-    assert (old.are_due(), new.are_due()) == (False, True)
-    clock.advance(1.0)
-    assert old.are_due()
 
 
 def test_nobody_comes(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:
@@ -522,20 +447,3 @@ def test_order_without_a_ledger(queue: Queue) -> None:
     done: list[str] = []
     Consumer(queue, "in").ordered().backoff("50ms").consume(failing("a1", done=done), drain=True)
     assert done == ["b1", "b2", "a1", "a2"]
-
-
-def test_what_waits_here_keeps_nothing_of_its_window() -> None:
-    """Of each window one message may be held for long: what the others asked is let go of."""
-
-    class Window(list[Request]):
-        """Of which it can be told whether it is still there."""
-
-    window = Window()
-    there = weakref.ref(window)
-    turn = DeliveryTurn(Delivery(Message("1"), "in", 1, None), None)
-    turn.requests, turn.ending = window, Ending(Told.NOTHING, Delay(60.0), Counted.GIVEN_BACK)
-    held = PutOff()
-    held.add([turn])
-    del window
-    assert len(held) == 1
-    assert there() is None

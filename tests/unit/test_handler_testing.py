@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
@@ -261,13 +260,6 @@ def test_calls_that_cannot_be_meant() -> None:
         kill_at(swapped, _ignore, ORDER)
 
 
-def test_traceback_is_shown(under_once: Callable[[Handler], Handler]) -> None:
-    """Where the handler raised is shown, too."""
-    with pytest.raises(AssertionError) as raised:
-        kill_at("before_completed", under_once(_fail), ORDER)
-    assert "in _fail" in raised.value.__notes__[0]
-
-
 def test_memory_is_refused() -> None:
     """A ledger in memory is gone with the process, which is told."""
     ledger = oncely.open_ledger("memory://")
@@ -307,24 +299,6 @@ def test_what_hangs_is_ended(
     with pytest.raises(AssertionError, match=r"stuck took .* and did not come there; see its stde"):
         kill_at("after_claim", stuck, ORDER)
     assert "in stuck" in capfd.readouterr().err
-
-
-def test_children_of_handlers(under_once: Callable[[Handler], Handler], tmp_path: Path) -> None:
-    """What a handler starts and leaves behind is not waited for, and what its fork comes to is not
-    its own.
-    """
-    started = tmp_path / "started"
-
-    @under_once
-    def charge(_: oncely.Message) -> None:
-        if os.fork() == 0:
-            reached("in_the_child")
-            os._exit(0)
-        started.write_text(str(subprocess.Popen(["sleep", "3600"]).pid))
-
-    with pytest.raises(AssertionError, match=f"ended without coming there; {CAME_TO}$"):
-        kill_at("in_the_child", charge, ORDER)
-    os.kill(int(started.read_text()), signal.SIGKILL)
 
 
 # ---- runs_once ---------------------------------------------------------------------------------

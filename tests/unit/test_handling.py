@@ -1,8 +1,6 @@
 """Handling: many turns at once, of which some meet what the others do not."""
 
-import asyncio
 import sqlite3
-import threading
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
@@ -14,14 +12,13 @@ from tests.meddling import MeddlingStore
 from tests.records import granted
 from tests.unit.conftest import Outage, Queue, Sql
 
-from oncely.async_ledger import SteadyLedger
 from oncely.consumer import Consumer
 from oncely.core import rules
 from oncely.core.errors import KeysLocked, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Key, Record, State
-from oncely.core.verdicts import Ack, Counted, Phase
+from oncely.core.verdicts import Ack, Phase
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.ledger import Ledger
 from oncely.lifecycle import transacting
@@ -108,28 +105,6 @@ def test_many_in_doubt(
     handling.heartbeat.let_go_many([turn.held.claim for turn in turns if turn.held])
 
 
-# ---- Asked again -------------------------------------------------------------------------------
-
-
-def test_asked_again_in_other_company(ledger: Ledger, outage: Outage) -> None:
-    """Turns that were prepared together may be asked about alone, with others, in another order."""
-    handling = Handling.under(ledger, "billing", Policy())
-    a, b, c = turns = [Turn(Asked(id_, f"content of {id_}")) for id_ in "abc"]
-    outage.begin()
-    with pytest.raises(StoreUnavailable):
-        begin(handling, turns)
-    outage.end()
-    [d] = others = turns_of("d")
-    for company in ([c, a], [b, *others]):
-        begin(handling, company)
-    claims = [turn.held.claim for turn in (a, b, c, d) if turn.held]
-    assert [claim.key.message_id for claim in claims] == ["a", "b", "c", "d"]
-    expected = ["content of a", "content of b", "content of c", None]
-    assert [claim.record.fingerprint for claim in claims] == expected
-    assert [ledger.find(claim.key) is not None for claim in claims] == [True] * 4
-    handling.heartbeat.let_go_many(claims)
-
-
 # ---- What is locked ----------------------------------------------------------------------------
 
 
@@ -172,20 +147,6 @@ def test_one_locked_key(clock: ManualClock) -> None:
 # ---- Transactions ------------------------------------------------------------------------------
 
 
-def test_failure_that_cannot_be_recorded(ledger: Ledger, outage: Outage) -> None:
-    """The message is given back, whatever the broker says of its deliveries: no try is spent."""
-    handling = Handling.under(ledger, "billing", Policy(tries=2))
-    [turn] = turns_of("1")
-    turn.deliveries, turn.phase = 9, Phase.CALLED
-    turn.error = error = ValueError("no credit")
-    outage.begin()
-    run_inline(handling.after_rollback(InlineCalls(ledger), turn, error))
-    outage.end()
-    assert turn.ending is not None
-    assert turn.ending.counted is Counted.GIVEN_BACK
-    assert ledger.find(key_of("1")) is None
-
-
 def test_another_database_is_locked(
     queue: Queue, sql: Sql, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -212,27 +173,3 @@ def test_another_database_is_locked(
     assert (record.exhausted, record.attempts) == (True, 2)
     assert "database is locked" in queue.put_aside()["1"]
     assert Ack() not in queue.verdicts
-
-
-# ---- Tasks -------------------------------------------------------------------------------------
-
-
-def test_cancelled_while_a_call_fails(ledger: Ledger) -> None:
-    """A task that is cancelled while the ledger is asked ends so, also where that ends badly."""
-    asked, go_on = threading.Event(), threading.Event()
-
-    def fail() -> None:
-        asked.set()
-        assert go_on.wait(60)
-        raise StoreUnavailable("the store is away")
-
-    async def main() -> None:
-        task = asyncio.create_task(SteadyLedger(ledger).run(fail))
-        await asyncio.to_thread(asked.wait, 60)
-        task.cancel()
-        await asyncio.sleep(0)
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())

@@ -18,7 +18,6 @@ from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Claim, Key
 from oncely.ledger import Ledger
 from oncely.lifecycle.heartbeat import Heartbeat
-from oncely.lifecycle.work import claimed
 from oncely.stores.store import Change
 from oncely.testing import ManualClock
 
@@ -96,24 +95,6 @@ def test_let_go(ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim) -> No
     assert [extended.key for extended in ledger.beats(2)] == [other.key]
 
 
-def test_let_go_of_what_is_not_held(heartbeat: Heartbeat, claim: Claim) -> None:
-    """What is not held is let go as it is."""
-    assert heartbeat.let_go(claim) is claim
-
-
-def test_completing_costs_one_exchange(
-    ledger: WatchedLedger, heartbeat: Heartbeat, meddling: MeddlingStore, claim: Claim
-) -> None:
-    """The claim that `let_go` returns is completed by one swap, however often it was extended."""
-    heartbeat.hold([claim], 0.0)
-    ledger.beats(3)
-    claim = heartbeat.let_go(claim)
-    heartbeat.close()
-    meddling.calls.clear()
-    ledger.complete(claim)
-    assert meddling.calls == ["swap"]
-
-
 def test_fenced_claims_are_dropped(
     ledger: WatchedLedger,
     heartbeat: Heartbeat,
@@ -133,6 +114,7 @@ def test_fenced_claims_are_dropped(
     assert ledger.find(claim.key) == newest.record
 
 
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), RuntimeError("a defect")])
 def test_outage(
     ledger: WatchedLedger,
     heartbeat: Heartbeat,
@@ -140,11 +122,14 @@ def test_outage(
     monotonic: ManualClock,
     claim: Claim,
     caplog: pytest.LogCaptureFixture,
+    error: Exception,
 ) -> None:
-    """While the store is away the claims run out for their holder; then they are extended again."""
+    """While the store is away the claims run out for their holder; then they are extended again. No
+    error ends the heartbeat.
+    """
 
     def away() -> None:
-        raise StoreUnavailable("away")
+        raise error
 
     meddling.meddle = away
     heartbeat.hold([claim], monotonic.now)
@@ -190,43 +175,6 @@ def test_beats_by_hand(
     assert threading.enumerate() == before
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a defect"), OSError("no files left")])
-def test_any_error(
-    ledger: WatchedLedger,
-    heartbeat: Heartbeat,
-    meddling: MeddlingStore,
-    claim: Claim,
-    caplog: pytest.LogCaptureFixture,
-    error: Exception,
-) -> None:
-    """No error ends the heartbeat: it is logged, and the next beat extends again."""
-
-    def fail() -> None:
-        raise error
-
-    meddling.meddle = fail
-    heartbeat.hold([claim], 0.0)
-    ledger.beats(2)
-    assert "lease_extension_failed" in events_in(caplog)
-    meddling.meddle = lambda: None
-    ledger.beats(2)
-    assert heartbeat.let_go(claim).record.version > claim.record.version
-
-
-def test_error_before_the_store_is_asked(
-    ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim
-) -> None:
-    """The same for what goes wrong in the ledger itself."""
-
-    def fail() -> None:
-        ledger.afterwards = lambda: None
-        raise RuntimeError("a defect")
-
-    ledger.afterwards = fail
-    heartbeat.hold([claim], 0.0)
-    ledger.beats(3)
-
-
 def test_error_of_one(
     ledger: Ledger, meddling: MeddlingStore, clock: ManualClock, monotonic: ManualClock
 ) -> None:
@@ -247,38 +195,6 @@ def test_error_of_one(
         heartbeat.beat()
     monotonic.advance(50)
     assert [heartbeat.is_good(claim) for claim in claims] == [True, False, True]
-
-
-def test_closed_and_used_again(
-    ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim, key: Key
-) -> None:
-    """After it was closed, what is held next is extended again."""
-    heartbeat.hold([claim], 0.0)
-    ledger.beats(1)
-    before = threading.active_count()
-    heartbeat.close()
-    assert threading.active_count() == before - 1
-    heartbeat.hold([claim], 0.0)
-    ledger.beats(1)
-
-
-def test_endless_claims(ledger: WatchedLedger, claim: Claim) -> None:
-    """Claims without a lease need no extending, and are always good."""
-    heartbeat = Heartbeat(ledger, None)
-    heartbeat.hold([claim], 0.0)
-    assert heartbeat.is_good(claim)
-    assert heartbeat.let_go(claim) is claim
-    heartbeat.close()
-    assert ledger.extended.empty()
-
-
-def test_nothing_held(ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim) -> None:
-    """While nothing is held the store is not asked."""
-    heartbeat.hold([claim], 0.0)
-    ledger.beats(1)
-    heartbeat.let_go(claim)
-    heartbeat.close()
-    assert all(claims for claims in ledger.extended.queue)
 
 
 def test_claimed_again_during_a_beat(
@@ -341,12 +257,3 @@ def test_claims_of_one_message_are_told_apart(
     assert heartbeat.is_good(newest)
     assert heartbeat.let_go(newest) is newest
     heartbeat.close()
-
-
-def test_one_thread_for_all(ledger: Ledger) -> None:
-    """However many blocks hold claims, one thread extends those of one length."""
-    before = threading.active_count()
-    for number in range(20):
-        with claimed(ledger, Key("billing", str(number)), lease="60s"):
-            pass
-    assert threading.active_count() <= before + 1

@@ -213,23 +213,6 @@ def test_stop_iteration_ends_the_call() -> None:
 # ---- Threads -----------------------------------------------------------------------------------
 
 
-def test_neighbours_share_a_thread() -> None:
-    """Neighbours that are not async, the handler among them, run in one thread, not the loop's."""
-    threads: list[int] = []
-
-    def here(message: Message, call_next: CallNext) -> Any:
-        threads.append(threading.get_ident())
-        return call_next(message)
-
-    def handler(message: Message) -> None:
-        threads.append(threading.get_ident())
-
-    run(chained_async([here, here], handler))
-    assert len(threads) == 3
-    assert len(set(threads)) == 1
-    assert threads[0] != threading.get_ident()
-
-
 def test_waiting_threads_starve_nobody() -> None:
     """However many messages wait in threads for what needs further threads, all arrive."""
     nothing: Noted = []
@@ -245,26 +228,6 @@ def test_waiting_threads_starve_nobody() -> None:
             return list(await asyncio.gather(*(call(MESSAGE) for _ in range(50))))
 
     assert sorted(asyncio.run(main())) == [*range(50)]
-
-
-def chain_threads() -> set[threading.Thread]:
-    """Those that run what is not async."""
-    return {each for each in threading.enumerate() if each.name == "oncely-chain"}
-
-
-def test_threads_are_used_again() -> None:
-    """Messages one after another have one thread, which ends when the chain is gone."""
-    before = chain_threads()
-
-    async def main() -> set[threading.Thread]:
-        call = chained_async([], length)
-        for _ in range(20):
-            await call(MESSAGE)
-        return chain_threads() - before
-
-    [thread] = asyncio.run(main())
-    thread.join(LIMIT_S)
-    assert not thread.is_alive()
 
 
 def test_threads_do_not_keep_the_process() -> None:

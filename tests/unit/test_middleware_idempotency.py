@@ -96,13 +96,6 @@ def test_kept_result(run: Run, ledger: Ledger, handler: Handler) -> None:
     assert [run(idempotent, handler) for _ in range(3)] == ["receipt 1"] * 3
 
 
-def test_consumers_are_apart(run: Run, ledger: Ledger, handler: Handler, ran: list[str]) -> None:
-    """The same message goes to each consumer once."""
-    for name in ("billing", "mailing", "billing"):
-        run(Idempotent(ledger, name), handler)
-    assert len(ran) == 2
-
-
 def test_failure_is_recorded(run: Run, ledger: Ledger, handler: Handler) -> None:
     """An error is recorded and raised as it was; the next delivery tries again."""
     error = ValueError("no funds")
@@ -118,20 +111,6 @@ def test_failure_is_recorded(run: Run, ledger: Ledger, handler: Handler) -> None
     assert record is not None
     assert (record.state, record.error) == (State.FAILED, "ValueError: no funds")
     assert run(idempotent, handler) == "receipt 1"
-
-
-def test_cancelled(run: Run, ledger: Ledger, handler: Handler) -> None:
-    """A handler that is cancelled has failed."""
-
-    def stop(message: Message) -> None:
-        raise asyncio.CancelledError
-
-    idempotent = Idempotent(ledger, "billing")
-    with pytest.raises(asyncio.CancelledError):
-        run(idempotent, stop)
-    record = ledger.find(KEY)
-    assert record is not None
-    assert record.state is State.FAILED
 
 
 def test_refusals(run: Run, ledger: Ledger, handler: Handler, ran: list[str]) -> None:

@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 from tests.conditions import LIMIT_S
 from tests.logs import events_in
 
-from oncely import middleware as ready
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.middleware import CallNext, Logged, Measured, Middleware, RateLimited, TimeLimit, Traced
@@ -68,12 +67,6 @@ def failing(message: Message) -> None:
 def stopped(message: Message) -> None:
     """A handler that is stopped."""
     raise asyncio.CancelledError
-
-
-def test_names() -> None:
-    """Every name is there, and is listed."""
-    assert all(hasattr(ready, name) for name in ready.__all__)
-    assert set(ready.__all__) <= set(dir(ready))
 
 
 # ---- Logged ------------------------------------------------------------------------------------
@@ -238,15 +231,6 @@ def test_pause_is_worth_one_burst(run: Run, waits: Waits) -> None:
     for _ in range(5):
         run(limited, handled)
     assert waits.waited == [0.1, 0.1]
-
-
-def test_half_a_pause(run: Run, waits: Waits) -> None:
-    """What has passed since the last turn is taken off the waiting."""
-    limited = waits.limited(per_second=10, burst=1)
-    run(limited, handled)
-    waits.clock.advance(0.075)
-    run(limited, handled)
-    assert waits.waited == [0.025]
 
 
 def test_threads_share_the_rate(waits: Waits) -> None:

@@ -122,14 +122,6 @@ def test_duplicates_get_the_kept_result(
     assert [charge(Order()), charge(Order())] == [result, result]
 
 
-def test_kept_result_is_the_ledgers_own(decorated: Decorate) -> None:
-    """What a caller does with a kept result changes nothing for the next."""
-    charge = decorated(lambda order: {"paid": []}, keep_result=True)
-    charge(Order())
-    charge(Order())["paid"].append("changed")
-    assert charge(Order()) == {"paid": []}
-
-
 def test_result_that_is_no_json(decorated: Decorate, ledger: Ledger, key: Key) -> None:
     """A result that is to be kept and is not JSON fails, and is recorded as a failure."""
     charge = decorated(lambda order: object(), keep_result=True)
@@ -192,13 +184,6 @@ def test_wraps(ledger: Ledger) -> None:
     assert not inspect.iscoroutinefunction(guard(charge))
 
 
-def test_two_consumers(ledger: Ledger, runs: list[Order]) -> None:
-    """Functions of two consumers both run for one id; two of one consumer do not."""
-    for consumer in ("billing", "mailing", "billing"):
-        once(ledger, consumer=consumer, key=lambda order: order.id)(runs.append)(Order())
-    assert len(runs) == 2
-
-
 # ---- What is not granted -----------------------------------------------------------------------
 
 
@@ -257,15 +242,6 @@ def test_fingerprint_that_shows_no_content(decorated: Decorate, runs: list[Order
     assert runs == []
 
 
-def test_mismatch_ignored(decorated: Decorate, runs: list[Order]) -> None:
-    """Under on_mismatch="ignore" another fingerprint is a duplicate."""
-    policy = Policy(on_mismatch="ignore")
-    charge = decorated(runs.append, fingerprint=lambda order: order.amount, policy=policy)
-    charge(Order())
-    charge(Order(amount=11))
-    assert runs == [Order()]
-
-
 def test_in_doubt(
     decorated: Decorate, ledger: Ledger, clock: ManualClock, key: Key, runs: list[Order]
 ) -> None:
@@ -297,20 +273,16 @@ def test_bad_lease_is_refused(ledger: Ledger) -> None:
 # ---- Failures ----------------------------------------------------------------------------------
 
 
-def test_error_is_recorded_and_raised(decorated: Decorate, ledger: Ledger, key: Key) -> None:
-    """An error is recorded, and raised as it was."""
+def test_error_is_recorded_and_raised(
+    decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]
+) -> None:
+    """An error is recorded, and raised as it was; the function runs again, and may succeed."""
     error = ValueError("no address")
     with pytest.raises(ValueError, match="no address") as caught:
         decorated(raising(error))(Order())
     assert caught.value is error
     record = found(ledger, key)
     assert (record.state, record.error) == (State.FAILED, "ValueError: no address")
-
-
-def test_failed_runs_again(decorated: Decorate, ledger: Ledger, runs: list[Order]) -> None:
-    """After a failure the function runs again, and may succeed."""
-    with pytest.raises(ValueError, match="no"):
-        decorated(raising(ValueError("no")))(Order())
     decorated(runs.append)(Order())
     assert runs == [Order()]
 
@@ -364,21 +336,6 @@ def test_error_whose_recording_fails(
     assert "storing_failed" in events_in(caplog)
 
 
-def test_error_after_a_takeover(
-    decorated: Decorate, rival: Ledger, clock: ManualClock, key: Key
-) -> None:
-    """An error after a takeover is raised as it was, and changes nothing for the new holder."""
-
-    def charge(order: Order) -> None:
-        clock.advance(301)
-        granted(rival.claim(key))
-        raise ValueError("no address")
-
-    with pytest.raises(ValueError, match="no address"):
-        decorated(charge)(Order())
-    assert found(rival, key).state is State.PROCESSING
-
-
 def test_store_away_before(decorated: Decorate, meddling: MeddlingStore, runs: list[Order]) -> None:
     """When the store cannot be reached the call raises StoreUnavailable, and nothing runs."""
     meddling.meddle = away
@@ -414,17 +371,26 @@ def test_store_away_after(
         charged(Order())
 
 
+@pytest.mark.parametrize(("error", "raised"), [(None, FencedError), (KeyError(), KeyError)])
 def test_fenced_after_takeover(
-    decorated: Decorate, rival: Ledger, clock: ManualClock, key: Key
+    decorated: Decorate,
+    rival: Ledger,
+    clock: ManualClock,
+    key: Key,
+    error: Exception | None,
+    raised: type[Exception],
 ) -> None:
-    """When another worker took the message over, the call raises FencedError after it ran."""
+    """When another worker took the message over, the call raises FencedError after it ran, or its
+    own error; it changes nothing for the new holder.
+    """
 
-    def charge(order: Order) -> str:
+    def charge(order: Order) -> None:
         clock.advance(301)
         granted(rival.claim(key))
-        return "charged"
+        if error:
+            raise error
 
-    with pytest.raises(FencedError):
+    with pytest.raises(raised):
         decorated(charge)(Order())
     record = found(rival, key)
     assert (record.state, record.fence) == (State.PROCESSING, 2)

@@ -7,19 +7,18 @@ from datetime import timedelta
 
 import pytest
 from tests.logs import events_in
-from tests.meddling import MeddlingStore
 from tests.records import granted
 
 from oncely import ops
 from oncely.core.commands import Duplicate, Granted
-from oncely.core.errors import ConfigError, RefusedError, StoreUnavailable
+from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import WaitingMessage, retries_of, retry_name
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.store import Backlog, Tally
+from oncely.stores.store import Backlog
 from oncely.testing import ManualClock
 
 DAY_S = 86_400.0
@@ -92,16 +91,6 @@ def test_status_adds_up(ledger: Ledger, clock: ManualClock) -> None:
     assert (found.total.in_doubt, found.total.duplicates) == (1, 1)
     assert found.total.oldest_processing_s == 120
     assert json.loads(json.dumps(found.as_dict()))["consumers"]["sms"]["completed"] == 1
-
-
-def test_status_of_many_consumers(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ledger with a consumer for each customer: the time grows with their number, not with its
-    square, with which this would not come to its end.
-    """
-    tally = Tally(1, 0, 0.0, 0)
-    tallies = {(f"customer-{n}", State.COMPLETED): tally for n in range(100_000)}
-    monkeypatch.setattr(ledger, "tallies", lambda _: tallies)
-    assert len(ops.status(ledger).consumers) == 100_000
 
 
 def test_status_has_the_backlog(ledger: Ledger, clock: ManualClock) -> None:
@@ -295,15 +284,6 @@ def test_forget(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     assert told == {"consumer": "c", "message_id": "1", "by": "ann", "why": "sent by mistake"}
 
 
-def test_forget_a_live_claim(ledger: Ledger) -> None:
-    """What somebody works on is refused."""
-    claimed(ledger, "c", "1")
-    changed = ops.forget(ledger, [the(ledger, "c", "1")], by="ann")
-    [refusal] = changed.refused
-    assert "a record with a live claim cannot be forgotten" in refusal.reason
-    assert ledger.find(Key("c", "1")) is not None
-
-
 def test_forget_what_has_changed(ledger: Ledger) -> None:
     """What was failed when it was chosen and is completed by now must not run again."""
     failed(ledger, "c", "1")
@@ -389,13 +369,6 @@ def test_purge_of_the_ledger_by_what_policies_say(ledger: Ledger, clock: ManualC
     assert ledger.purge("20d") == 1
 
 
-def test_purge_one_consumer(ledger: Ledger, clock: ManualClock) -> None:
-    """The others are left as they are."""
-    purgeable(ledger, clock)
-    assert ops.purge(ledger, "20d", consumer="news", by="ann").counts == {"news": 2}
-    assert left(ledger, "codes") == {"100", "50", "10"}
-
-
 @pytest.mark.parametrize(
     ("retention", "said"),
     [
@@ -472,19 +445,6 @@ def test_lease_too_short(ledger: Ledger) -> None:
     )
 
 
-def test_an_unreachable_store(ledger: Ledger, meddling: MeddlingStore) -> None:
-    """What is done when the store goes away is raised, and not taken for a refusal."""
-    failed(ledger, "c", "1")
-    records = [the(ledger, "c", "1")]
-
-    def gone() -> None:
-        raise StoreUnavailable("gone")
-
-    meddling.meddle = gone
-    with pytest.raises(StoreUnavailable):
-        ops.reset(ledger, records, by="ann")
-
-
 def test_defaults_are_the_policy(ledger: Ledger) -> None:
     """What is assumed is what a policy has when nothing is said."""
     assert (Policy().retention, Policy().lease) == (ops.RETENTION, ops.LEASE)
@@ -544,19 +504,6 @@ def test_retry_letters(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None
     assert vars(record)["event"] == "dead_letter_retried"
     told = {"dead_letter": two, "consumer": "shop", "message_id": "b", "by": "ann"}
     assert record.__dict__.items() >= told.items()
-
-
-def test_discard_letters(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
-    """They go, and the log tells of them; their records stay."""
-    caplog.set_level(logging.INFO, "oncely.ops")
-    one, two = letters(ledger, "a", "b")
-    changed = ops.discard_letters(ledger, [one], by="ann", why="never existed")
-    assert changed == ops.LettersChanged([one], [], "ann", "never existed")
-    assert [each.id for each in ops.dead_letters(ledger).rows] == [two]
-    assert the(ledger, "shop", "a").exhausted
-    [record] = caplog.records
-    assert vars(record)["event"] == "dead_letter_discarded"
-    assert (record.__dict__["message_id"], record.__dict__["why"]) == ("a", "never existed")
 
 
 def test_a_letter(ledger: Ledger) -> None:

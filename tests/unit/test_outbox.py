@@ -3,10 +3,8 @@
 import logging
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from tests.logs import of_event
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
-from oncely._util import crash_points as crashpoints
 from oncely.core.errors import (
     BrokerRefused,
     ConfigError,
@@ -149,14 +146,6 @@ def test_destinations(relay: Relay, broker: Broker, defer: Defer) -> None:
     assert len(broker.calls) == 2
 
 
-def test_all_batches(ledger: Ledger, broker: Broker, defer: Defer) -> None:
-    """It goes on until nothing waits, a batch at a time."""
-    for number in range(7):
-        defer(f"order-{number}", str(number))
-    assert Relay(ledger, broker, batch=3).send_waiting().sent == 7
-    assert [len(call) for call in broker.calls] == [3, 3, 1]
-
-
 def test_only_these_parents(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) -> None:
     """Where parents are named, the messages of others wait on."""
     defer("order-1", "a")
@@ -164,34 +153,6 @@ def test_only_these_parents(relay: Relay, ledger: Ledger, broker: Broker, defer:
     assert relay.send_waiting([Key("shop", "order-2")]).sent == 1
     assert broker.arrived() == ["b"]
     assert ledger.mailbox.backlog().waiting == 1
-
-
-def test_delay(relay: Relay, broker: Broker, clock: ManualClock, defer: Defer) -> None:
-    """A message with a delay is not sent before it is over."""
-    defer("order-1", "later", delay_s=60)
-    assert relay.send_waiting().sent == 0
-    clock.advance(61)
-    assert relay.send_waiting().sent == 1
-
-
-def test_metrics(ledger: Ledger, broker: Broker, clock: ManualClock, defer: Defer) -> None:
-    """An observer is told what was sent, and what was refused, whether or not for good."""
-    told: Counter[str] = Counter()
-
-    class Told:
-        def deferred_sent(self, messages: Sequence[WaitingMessage]) -> None:
-            told["sent"] += len(messages)
-
-        def deferred_refused(self, messages: Sequence[WaitingMessage]) -> None:
-            told["refused"] += len(messages)
-
-    defer("order-1", "a")
-    defer("order-2", "much too long")
-    relay = Relay(ledger, broker, tries=2, backoff="5s", metrics=Told(), clock=clock)
-    relay.send_waiting()
-    clock.advance(6)
-    relay.send_waiting()
-    assert told == {"sent": 1, "refused": 2}
 
 
 # ---- What is refused ---------------------------------------------------------------------------
@@ -235,17 +196,6 @@ def test_others_of_its_lane_wait(
     report = relay.send_waiting()
     assert (report.set_aside, report.sent) == (1, 2)
     assert broker.arrived() == ["b", "c"]
-
-
-def test_an_ordering_key_is_a_lane(
-    relay: Relay, broker: Broker, clock: ManualClock, defer: Defer
-) -> None:
-    """What has one ordering key keeps its order across messages, behind a refused one too."""
-    defer("order-1", "much too long", key="customer")
-    defer("order-2", "b", key="customer")
-    defer("order-3", "c", key="another")
-    assert relay.send_waiting().sent == 1
-    assert broker.arrived() == ["c"]
 
 
 def test_a_lane_goes_one_by_one(relay: Relay, broker: Broker, defer: Defer) -> None:
@@ -349,18 +299,6 @@ def test_no_destination_takes_anything(ledger: Ledger, broker: Broker, defer: De
 # ---- The broker away, the hold over ------------------------------------------------------------
 
 
-def test_broker_away(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) -> None:
-    """While the broker is away nothing is marked, no try is counted, and nothing is held."""
-    defer("order-1", "a")
-    broker.before = away
-    with pytest.raises(TransportError, match="away"):
-        relay.send_waiting()
-    [waiting] = ledger.mailbox.deferred(Key("shop", "order-1"))
-    assert (waiting.attempts, waiting.error) == (0, None)
-    broker.before = lambda: None
-    assert relay.send_waiting().sent == 1
-
-
 def test_confirmed_is_marked(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) -> None:
     """What was confirmed before the broker went away is marked."""
     defer("order-1", "a", "b")
@@ -439,15 +377,6 @@ def test_marked_when_stopped(ledger: Ledger, broker: Broker, defer: Defer) -> No
 
 
 # ---- Running -----------------------------------------------------------------------------------
-
-
-def test_runs_until_stopped(ledger: Ledger, broker: Broker, defer: Defer) -> None:
-    """A running relay sends what comes."""
-    with running(Relay(ledger, broker)):
-        for number in range(3):
-            defer(f"order-{number}", str(number))
-            wait_until(lambda: state(ledger, f"order-{number}") is State.COMPLETED)  # noqa: B023
-    assert broker.arrived() == ["0", "1", "2"]
 
 
 def test_waits_for_the_broker(ledger: Ledger, broker: Broker, defer: Defer) -> None:
@@ -530,19 +459,6 @@ def test_drain_ends(ledger: Ledger, clock: ManualClock, broker: Broker, defer: D
 
 
 # ---- Crash points, settings --------------------------------------------------------------------
-
-
-def test_crash_points(relay: Relay, defer: Defer) -> None:
-    """The named points lie between two publishes of a batch, and between publishing and marking."""
-    seen: list[str] = []
-    for name in ("between_sends", "after_publish"):
-        crashpoints.arm(name, partial(seen.append, name))
-    defer("order-1", "a", "b")
-    try:
-        relay.send_waiting()
-    finally:
-        crashpoints.disarm()
-    assert seen == ["between_sends", "after_publish"]
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,6 @@ def test_twice_as_long_each_time(clock: ManualClock) -> None:
     assert delays == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_bounded_for_ever(clock: ManualClock) -> None:
-    """Thousands of deaths do no harm to the arithmetic."""
-    backoff = Backoff(clock, jitter=lambda: 1.0)
-    assert [short_life(backoff, clock) for _ in range(3_000)][-1] == 30
-
-
 def test_jitter(clock: ManualClock) -> None:
     """Chance takes away up to half of the delay, so that workers do not come back together."""
     least = Backoff(clock, jitter=lambda: 0.0)
@@ -65,17 +59,6 @@ def test_a_long_life_counts(clock: ManualClock) -> None:
     clock.advance(60)
     assert delays[-1] == 4
     assert [backoff.died(), short_life(backoff, clock)] == [0.5, 1]
-
-
-def test_due(clock: ManualClock) -> None:
-    """At first at once; after a death, when the delay is over and not before."""
-    backoff = Backoff(clock, jitter=lambda: 1.0)
-    assert backoff.is_due()
-    short_life(backoff, clock)
-    clock.advance(0.49)
-    assert not backoff.is_due()
-    clock.advance(0.02)
-    assert backoff.is_due()
 
 
 # ---- Real workers ------------------------------------------------------------------------------
@@ -218,16 +201,6 @@ def test_a_users_mistake_ends_it(workers: Workers, drains: bool) -> None:
         workers.run(script, drains=drains)
     assert len(workers.pids) == 3
     assert workers.all_gone()
-
-
-def test_other_deaths_between(workers: Workers) -> None:
-    """Mistakes count in a row only: what is put right meanwhile goes on."""
-    script = (
-        "if starts == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "if starts < 6: sys.exit(2)\nline.end(ConsumerReport(handled=1))"
-    )
-    assert workers.run(script).handled == 1
-    assert len(workers.pids) == 6
 
 
 def test_who_cannot_drain(workers: Workers) -> None:

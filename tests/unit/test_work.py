@@ -191,16 +191,6 @@ def test_forked_child_leaves_the_claim_to_its_parent(open_sqlite: OpenSqlite, ke
     assert state(ledger, key) is State.COMPLETED
 
 
-def test_error_of_a_step_that_ends_iterations(ledger: Ledger, key: Key) -> None:
-    """Even StopIteration is raised as it was."""
-
-    def step() -> None:
-        raise StopIteration("as it was")
-
-    with pytest.raises(StopIteration, match="as it was"), claimed(ledger, key) as work:
-        work.processing.step("debit", step)
-
-
 # ---- Stores that are away, or cannot -----------------------------------------------------------
 
 
@@ -238,16 +228,6 @@ def test_store_without_transactions(redis_url: str, key: Key) -> None:
             call()
         assert state(ledger, key) is State.FAILED
     ledger.close()
-
-
-@pytest.mark.usefixtures("hurried")
-def test_result_that_is_no_json_while_the_store_is_away(
-    meddling: MeddlingStore, ledger: Ledger, key: Key
-) -> None:
-    """The mistake is told, and not what hinders its record."""
-    with pytest.raises(MessageError, match="JSON"), claimed(ledger, key, keep_result=True) as work:
-        work.result = object()
-        meddling.meddle = away
 
 
 def test_claim_is_not_held_without_a_heartbeat(
