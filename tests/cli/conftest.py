@@ -13,6 +13,8 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from tests.records import granted
@@ -95,6 +97,23 @@ def ran_here(*arguments: str) -> Ran:
         except SystemExit as left:
             code = int(left.code or 0)
     return Ran(code, out.getvalue(), err.getvalue())
+
+
+class Got(NamedTuple):
+    """An answer."""
+
+    status: int
+    text: str
+
+
+def got(url: str) -> Got:
+    """What it answers, whatever its status."""
+    try:
+        with urlopen(url, timeout=60) as answer:
+            return Got(answer.status, answer.read().decode())
+    except HTTPError as refused:
+        with refused:
+            return Got(refused.code, refused.read().decode())
 
 
 class Project:
