@@ -236,6 +236,28 @@ def main(command: Command) -> Main:
     return run
 
 
+class Keyboard(StringIO):
+    """Somebody who answers, at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+Answer = Callable[[str], None]
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """Somebody at a terminal answers so."""
+    return lambda text: monkeypatch.setattr(sys, "stdin", Keyboard(text))
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no terminal."""
+    monkeypatch.setattr(sys, "stdin", StringIO())
+
+
 InProcess = Callable[..., subprocess.CompletedProcess[str]]
 
 
